@@ -1,0 +1,139 @@
+"""Configuration: frozen pydantic models, read from YAML or JSON, whose errors name the key and the file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from irkit.errors import ConfigError, StorageError
+
+__all__ = ["Config", "read_json", "read_mapping", "with_overrides"]
+
+
+class Config(BaseModel):
+    """Base of every configuration: immutable; an unknown key is an error that names the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], source: str = "configuration") -> Self:
+        """Validate ``data``.
+
+        Args:
+            data: Keys and values, possibly nested.
+            source: Where they come from, for the message (a file name).
+
+        Raises:
+            ConfigError: A key is unknown or missing, or a value is impossible.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            problems = [_explain(problem, cls) for problem in error.errors()]
+            raise ConfigError(f"{source}: " + "; ".join(problems)) from error
+
+    @classmethod
+    def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
+        """Read a YAML or JSON file, changed by ``overrides`` such as ``"train.learning_rate=2e-5"``."""
+        return cls.parse(with_overrides(read_mapping(path), overrides), str(path))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers: ``1e-5`` is a float, not a string."""
+
+
+_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """Read a YAML or JSON file whose top level has keys.
+
+    Raises:
+        StorageError: The file cannot be read.
+        ConfigError: It is not YAML, or has no keys.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"reading {path}: {error}") from error
+    try:
+        data = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top level, got {type(data).__name__}")
+    return data
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object from a file of a model directory or an index.
+
+    Raises:
+        StorageError: The file cannot be read.
+        ConfigError: It does not hold a JSON object.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"reading {path}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of ``data`` changed by ``"a.b=value"`` strings; values are YAML.
+
+    Raises:
+        ConfigError: A string has no ``=``, or its path runs through a value that has no keys.
+    """
+    result = json.loads(json.dumps(data))
+    for override in overrides:
+        path, equals, value = override.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"override {override!r}: expected key=value, such as train.learning_rate=2e-5")
+        *parents, last = path.strip().split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {override!r}: {parent!r} is a value and has no keys below it")
+        try:
+            node[last] = yaml.load(value, _Loader)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {override!r}: {value!r} is not a YAML value") from error
+    return dict(result)
+
+
+def _explain(problem: Any, model: type[BaseModel]) -> str:
+    key = ".".join(map(str, problem["loc"])) or "(top level)"
+    if problem["type"] == "extra_forbidden":
+        known = sorted(_known_keys(model))
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
+        hint = (
+            f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(model.model_fields))
+        )
+        return f"unknown key {key!r}; {hint}"
+    if problem["type"] == "missing":
+        return f"missing key {key!r}"
+    return f"{key}: {problem['msg']}, got {problem['input']!r:.100}"
+
+
+def _known_keys(model: type[BaseModel]) -> set[str]:
+    schema = model.model_json_schema()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return {key for part in parts for key in part.get("properties", {})}

@@ -1,0 +1,76 @@
+"""Every error irkit raises on purpose: one tree, each also the built-in exception it refines.
+
+A message names the operation, what it got, what it expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = [
+    "BadTypeError",
+    "BadValueError",
+    "ConfigError",
+    "CorruptError",
+    "IrkitError",
+    "LockedError",
+    "MissingDependencyError",
+    "StorageError",
+    "require",
+]
+
+
+class IrkitError(Exception):
+    """Base of all irkit errors; the command line shows these without a traceback."""
+
+
+class BadValueError(IrkitError, ValueError):
+    """An argument or an input file has a value that the operation cannot use."""
+
+
+class BadTypeError(IrkitError, TypeError):
+    """An argument has a type that the operation cannot use."""
+
+
+class ConfigError(BadValueError):
+    """A recipe or configuration file has an unknown key or an impossible value."""
+
+
+class StorageError(IrkitError, OSError):
+    """A file or directory is missing, is in the way, or could not be written."""
+
+
+class CorruptError(StorageError):
+    """Stored data is not what was written: truncated, altered, or of another format."""
+
+
+class LockedError(StorageError):
+    """Another process is writing to the index."""
+
+
+class MissingDependencyError(IrkitError, ImportError):
+    """An optional package is not installed."""
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency, or say which install command brings it.
+
+    Args:
+        module: Import name, such as ``"ir_datasets"``.
+        extra: Extra of irkit that installs it.
+        purpose: What needs it, as the subject of a sentence (``"Reading ir_datasets collections"``).
+
+    Returns:
+        The imported module.
+
+    Raises:
+        MissingDependencyError: The package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{purpose} needs the package {module.split('.')[0]!r}. "
+            f"Install it with: pip install 'irkit[{extra}]'"
+        ) from error

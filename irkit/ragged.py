@@ -1,0 +1,221 @@
+"""Rows of different lengths stored back to back: the only form of token sequences inside irkit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from irkit.errors import BadTypeError, BadValueError
+
+__all__ = ["Ragged"]
+
+_MAX_TOTAL = 2**31 - 1  # offsets are int32: what attention kernels read as cu_seqlens
+
+
+class Ragged:
+    """A batch of ``n`` rows of different lengths without padding.
+
+    Attributes:
+        values: ``(total, ...)``, all rows one after the other.
+        offsets: ``(n + 1,)`` int32 on the device of ``values``; row ``i`` is
+            ``values[offsets[i]:offsets[i + 1]]`` (the field calls it ``cu_seqlens``).
+        lengths: ``(n,)`` int64 on the CPU, so that Python reads it without waiting for a device.
+
+    Example:
+        >>> rows = Ragged.from_rows([[1, 2, 3], [], [4]])
+        >>> rows.lengths.tolist(), rows[2].tolist()
+        ([3, 0, 1], [4])
+    """
+
+    __slots__ = ("lengths", "offsets", "values")
+
+    values: Tensor
+    offsets: Tensor
+    lengths: Tensor
+
+    def __init__(self, values: Tensor, lengths: Tensor) -> None:
+        """Split ``values (total, ...)`` into rows of ``lengths (n,)``.
+
+        Raises:
+            BadValueError: The lengths are negative or do not add up to ``total``.
+        """
+        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        total = int(lengths.sum())
+        if lengths.dim() != 1 or (len(lengths) and int(lengths.min()) < 0):
+            raise BadValueError(
+                f"Ragged: lengths must be a row of numbers >= 0, got {lengths.tolist()!s:.200}"
+            )
+        if values.dim() == 0 or total != values.shape[0]:
+            raise BadValueError(
+                f"Ragged: lengths add up to {total}, but values have shape {tuple(values.shape)}; "
+                "the first dimension must be the sum of the lengths"
+            )
+        if total > _MAX_TOTAL:
+            raise BadValueError(f"Ragged: {total} elements in one batch exceed 2^31 - 1; split the batch")
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        self.values = values
+        self.lengths = lengths
+        self.offsets = offsets.to(values.device, non_blocking=True)
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Tensor | np.ndarray[Any, Any] | Sequence[Any]],
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Ragged:
+        """Pack rows, each ``(length, ...)`` with equal trailing shapes.
+
+        Args:
+            rows: Tensors, arrays or lists. Empty lists take the trailing shape of the others.
+            dtype: Of the values; by default that of the first row that is not empty.
+        """
+        parts = [torch.as_tensor(row) if dtype is None else torch.as_tensor(row, dtype=dtype) for row in rows]
+        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        filled = [part for part in parts if len(part)] or parts[:1]
+        if not filled:
+            return cls(torch.empty(0, dtype=dtype), lengths)
+        shapes = {part.shape[1:] for part in filled}
+        if len(shapes) > 1:
+            raise BadValueError(f"Ragged.from_rows: trailing shapes differ: {sorted(map(tuple, shapes))}")
+        return cls(torch.cat(filled), lengths)
+
+    @classmethod
+    def from_padded(cls, values: Tensor, mask: Tensor) -> Ragged:
+        """Keep what ``mask`` marks.
+
+        Args:
+            values: ``(n, length, ...)``.
+            mask: ``(n, length)``, true (or 1) where a value belongs to the row. It may have holes and
+                padding on either side; the kept values close up.
+        """
+        if mask.dim() != 2 or values.shape[:2] != mask.shape:
+            raise BadValueError(
+                f"Ragged.from_padded: values {tuple(values.shape)} and mask {tuple(mask.shape)} must agree "
+                "in their first two dimensions"
+            )
+        mask = mask.bool()
+        return cls(values[mask], mask.sum(1))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all ``parts``, in order; at least one part."""
+        if not parts:
+            raise BadValueError("Ragged.concat: got no parts, expected at least one")
+        return cls(torch.cat([part.values for part in parts]), torch.cat([part.lengths for part in parts]))
+
+    def to_padded(self, padding: float = 0, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """Pad on the right.
+
+        Args:
+            padding: Value of the added elements.
+            length: Of the padded rows, by default that of the longest; rows must fit in it.
+
+        Returns:
+            ``values (n, length, ...)`` and a boolean ``mask (n, length)``.
+        """
+        length = self.max_length if length is None else length
+        if length < self.max_length:
+            raise BadValueError(
+                f"Ragged.to_padded: length {length} is under the longest row {self.max_length}"
+            )
+        mask = torch.arange(length)[None, :] < self.lengths[:, None]
+        mask = mask.to(self.values.device)
+        padded = self.values.new_full((len(self), length, *self.values.shape[1:]), padding)
+        padded[mask] = self.values
+        return padded, mask
+
+    def with_values(self, values: Tensor) -> Ragged:
+        """The same rows holding other ``values (total, ...)``."""
+        if values.shape[:1] != self.values.shape[:1] or values.device != self.offsets.device:
+            raise BadValueError(
+                f"Ragged.with_values: expected {self.values.shape[0]} elements on {self.offsets.device}, "
+                f"got shape {tuple(values.shape)} on {values.device}"
+            )
+        twin = object.__new__(Ragged)
+        twin.values, twin.lengths, twin.offsets = values, self.lengths, self.offsets
+        return twin
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Ragged:
+        """Move the values to a device and a dtype."""
+        values = self.values.to(device=device, dtype=dtype)
+        return (
+            self.with_values(values) if values.device == self.offsets.device else Ragged(values, self.lengths)
+        )
+
+    @property
+    def max_length(self) -> int:
+        """Length of the longest row; 0 without rows."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.values.device
+
+    def row_ids(self) -> Tensor:
+        """``(total,)`` int64 on the device: the row each element belongs to."""
+        lengths = self.lengths.to(self.device, non_blocking=True)
+        return torch.repeat_interleave(
+            torch.arange(len(self), device=self.device), lengths, output_size=self.values.shape[0]
+        )
+
+    def positions(self) -> Tensor:
+        """``(total,)`` int64 on the device: place of each element in its row, from 0."""
+        places = torch.arange(self.values.shape[0], device=self.device)
+        return places - self.offsets[:-1].long()[self.row_ids()]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.split(self.values, self.lengths.tolist()))
+
+    @overload
+    def __getitem__(self, rows: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, rows: slice | Sequence[int] | Tensor | np.ndarray[Any, Any]) -> Ragged: ...
+
+    def __getitem__(
+        self, rows: int | slice | Sequence[int] | Tensor | np.ndarray[Any, Any]
+    ) -> Tensor | Ragged:
+        """One row as a tensor, or several (slice, indices, boolean mask) as a Ragged."""
+        if isinstance(rows, int | np.integer):
+            index = range(len(self))[rows]  # IndexError and negative indices as for lists
+            start = int(self.lengths[:index].sum())
+            return self.values[start : start + int(self.lengths[index])]
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:  # neighbours are a view
+                stop = max(start, stop)
+                begin = int(self.lengths[:start].sum())
+                lengths = self.lengths[start:stop]
+                return Ragged(self.values[begin : begin + int(lengths.sum())], lengths)
+            chosen = torch.arange(len(self))[torch.arange(start, stop, step)]
+        else:
+            chosen = torch.as_tensor(rows, device="cpu")
+            if chosen.dtype == torch.bool:
+                chosen = chosen.nonzero().squeeze(1)
+            elif chosen.numel() == 0:
+                chosen = chosen.long()
+            elif chosen.is_floating_point():
+                raise BadTypeError(f"Ragged: rows are chosen by integers or booleans, got {chosen.dtype}")
+            chosen = torch.arange(len(self))[chosen]
+        lengths = self.lengths[chosen]
+        starts = (torch.cumsum(self.lengths, 0) - self.lengths)[chosen]
+        ends = torch.cumsum(lengths, 0)
+        gather = torch.arange(int(lengths.sum())) + torch.repeat_interleave(
+            starts - (ends - lengths), lengths
+        )
+        return Ragged(self.values[gather.to(self.device)], lengths)
+
+    def __repr__(self) -> str:
+        return (
+            f"Ragged({len(self)} rows, values {tuple(self.values.shape)} {self.values.dtype} {self.device})"
+        )

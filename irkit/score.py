@@ -1,0 +1,88 @@
+"""The definition of relevance for each kind of representation. Every index implements or approximates it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from irkit.errors import BadTypeError, BadValueError
+from irkit.representation import Dense, MultiVector, Representation, Sparse
+
+__all__ = ["check_comparable", "score", "score_pairs"]
+
+
+def score(queries: Representation, documents: Representation) -> Tensor:
+    """Score every query against every document; higher is better.
+
+    Dense: inner product. MultiVector: MaxSim, the sum over the query's tokens of the largest inner
+    product with a token of the document (Khattab and Zaharia 2020, eq. 3); a document without tokens
+    scores ``-inf``. Sparse: inner product over the vocabulary. Differentiable; computed in float32.
+
+    Args:
+        queries: ``n_q`` representations.
+        documents: ``n_d`` representations of the same kind and width, on the same device.
+
+    Returns:
+        ``(n_q, n_d)`` float32.
+
+    Raises:
+        BadTypeError: The kinds differ.
+        BadValueError: The widths differ.
+
+    Example:
+        >>> import torch
+        >>> score(Dense(torch.eye(2)), Dense(torch.eye(2))).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    check_comparable(queries, documents)
+    if isinstance(queries, Dense) and isinstance(documents, Dense):
+        return queries.values.float() @ documents.values.float().T
+    if isinstance(queries, MultiVector) and isinstance(documents, MultiVector):
+        return _maxsim(queries, documents)
+    assert isinstance(queries, Sparse) and isinstance(documents, Sparse)  # noqa: PT018 (checked above)
+    table = queries.to(dtype=torch.float32).to_dense().T.contiguous()  # (vocabulary, n_q)
+    return torch.nn.functional.embedding_bag(  # row d: the sum of weight x table[term] over its terms
+        documents.terms.values.int(),
+        table,
+        documents.terms.offsets,
+        mode="sum",
+        per_sample_weights=documents.weights.float(),
+        include_last_offset=True,
+    ).T
+
+
+def score_pairs(queries: Representation, documents: Representation) -> Tensor:
+    """Score query ``i`` against document ``i`` only: ``(n,)`` float32, otherwise as `score`."""
+    check_comparable(queries, documents)
+    if len(queries) != len(documents):
+        raise BadValueError(
+            f"score_pairs: got {len(queries)} queries and {len(documents)} documents, expected as many"
+        )
+    if isinstance(queries, Dense) and isinstance(documents, Dense):
+        return (queries.values.float() * documents.values.float()).sum(1)
+    rows = [score(queries[i : i + 1], documents[i : i + 1])[0] for i in range(len(queries))]
+    return torch.cat(rows) if rows else torch.zeros(0)
+
+
+def check_comparable(queries: Representation, documents: Representation) -> None:
+    """Raise unless both are of one kind (BadTypeError) and one width (BadValueError)."""
+    if not isinstance(queries, Dense | MultiVector | Sparse) or type(queries) is not type(documents):
+        raise BadTypeError(
+            f"score: queries are {type(queries).__name__} and documents are {type(documents).__name__}; "
+            "expected two Dense, two MultiVector or two Sparse"
+        )
+    if queries.dim != documents.dim:
+        raise BadValueError(
+            f"score: queries have dimension {queries.dim} and documents {documents.dim}; "
+            "encode both with the same model"
+        )
+
+
+def _maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
+    q, d = queries.tokens, documents.tokens
+    similarity = d.values.float() @ q.values.float().T  # (document tokens, query tokens)
+    best = similarity.new_full((len(d), similarity.shape[1]), float("-inf"))
+    rows = d.row_ids()[:, None].expand_as(similarity)
+    best = best.scatter_reduce(0, rows, similarity, "amax")
+    total = similarity.new_zeros(len(d), len(q))
+    return total.index_add(1, q.row_ids(), best).T
