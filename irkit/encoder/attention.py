@@ -1,0 +1,233 @@
+"""Attention over rows of different lengths: one function, three implementations that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit.errors import BadValueError, MissingDependencyError
+from irkit.ragged import Ragged
+
+__all__ = ["Backend", "attend", "pick_backend", "rotary_table", "rotate"]
+
+Backend = Literal["eager", "sdpa", "flash"]
+
+_QUERY_BLOCK = 128  # rows of a sliding window computed together on the CPU
+
+
+def attend(
+    query: Ragged,
+    key: Ragged,
+    value: Ragged,
+    *,
+    backend: Backend,
+    window: int | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Softmax attention within each row, without attention between rows.
+
+    Args:
+        query: Ragged ``(total_q, heads, head_dim)``; may be shorter than ``key`` when there is no window.
+        key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``.
+        value: As ``key``.
+        backend: ``eager`` writes out the formula on padded rows, ``sdpa`` is torch's fused attention,
+            ``flash`` the unpadded flash attention kernels of CUDA.
+        window: Largest distance at which tokens attend to each other; None is any.
+        dropout: Probability of dropping an attention weight.
+
+    Returns:
+        ``(total_q, heads, head_dim)``, packed as ``query``.
+    """
+    if window is not None and key.max_length <= window + 1:
+        window = None
+    if backend == "flash":
+        return _flash(query, key, value, window, dropout)
+    if backend == "eager":
+        return _padded(query, key, value, window, dropout, _eager)
+    if query.device.type == "cpu":
+        return _cpu(query, key, value, window, dropout)
+    return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
+
+
+def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    """The backend for ``wish``, one of auto, eager, sdpa and flash.
+
+    ``auto`` is flash on CUDA in half precision where a kernel is installed, sdpa elsewhere.
+
+    Raises:
+        BadValueError: The wish is unknown, or flash was wished for where it cannot run.
+        MissingDependencyError: flash was wished for and neither torch nor flash-attn has it.
+    """
+    able = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    if wish == "auto":
+        return "flash" if able and _flash_kernel() is not None else "sdpa"
+    if wish == "flash":
+        if not able:
+            raise BadValueError(
+                f"attention='flash' needs float16 or bfloat16 on CUDA, got {dtype} on {device}"
+            )
+        if _flash_kernel() is None:
+            raise MissingDependencyError(
+                "attention='flash' needs torch>=2.11 with CUDA, or: pip install flash-attn"
+            )
+        return "flash"
+    if wish not in ("eager", "sdpa"):
+        raise BadValueError(f"attention={wish!r} is unknown; expected auto, eager, sdpa or flash")
+    return "eager" if wish == "eager" else "sdpa"
+
+
+def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``(total, 1, head_dim / 2)`` of the rotary angles.
+
+    Args:
+        positions: ``(total,)``; may be fractional.
+        base: Slowest rotation is ``1 / base`` radians a position.
+        head_dim: Width of a head.
+
+    Source: Su et al. 2021 (RoFormer), section 3.2.2.
+    """
+    frequencies = base ** -(torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
+    angles = positions.float()[:, None, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
+    """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`."""
+    cos, sin = (part.to(x.dtype) for part in table)
+    if interleaved:
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def _cpu(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
+    # Masks push torch's CPU attention off its fast path, so neighbours of equal length go together and
+    # nothing is padded: 5-10 times faster than one padded call on rows of mixed lengths.
+    outputs, at_q, at_k = [], 0, 0
+    shapes = zip(query.lengths.tolist(), key.lengths.tolist(), strict=True)
+    for (len_q, len_k), run in groupby(shapes):
+        n = sum(1 for _ in run)
+        end_q, end_k = at_q + n * len_q, at_k + n * len_k
+        if len_q:
+            q = query.values[at_q:end_q].view(n, len_q, *query.values.shape[1:]).transpose(1, 2)
+            k, v = (
+                x.values[at_k:end_k].view(n, len_k, *x.values.shape[1:]).transpose(1, 2) for x in (key, value)
+            )
+            if window is None or len_k <= window + 1:
+                out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+            else:
+                out = _sliding(q, k, v, window, dropout)
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        at_q, at_k = end_q, end_k
+    return torch.cat(outputs) if outputs else torch.zeros_like(query.values)
+
+
+def _sliding(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float) -> Tensor:
+    length, outputs = q.shape[2], []
+    for start in range(0, length, _QUERY_BLOCK):
+        stop = min(start + _QUERY_BLOCK, length)
+        low, high = max(0, start - window), min(length, stop + window)
+        gap = torch.arange(start, stop)[:, None] - torch.arange(low, high)[None, :]
+        outputs.append(
+            F.scaled_dot_product_attention(
+                q[:, :, start:stop],
+                k[:, :, low:high],
+                v[:, :, low:high],
+                attn_mask=gap.abs() <= window,
+                dropout_p=dropout,
+            )
+        )
+    return torch.cat(outputs, dim=2)
+
+
+def _padded(
+    query: Ragged,
+    key: Ragged,
+    value: Ragged,
+    window: int | None,
+    dropout: float,
+    function: Callable[..., Tensor],
+) -> Tensor:
+    q, mask_q = query.to_padded()
+    k, mask_k = key.to_padded()
+    v, _ = value.to_padded()
+    mask = mask_k[:, None, None, :].clone()
+    mask[..., :1] = True  # no softmax over nothing in an empty row: its gradient would be NaN
+    if window is not None:
+        places = torch.arange(k.shape[1], device=k.device)
+        near = (places[:, None] - places[None, :]).abs() <= window
+        mask = (mask & near) | torch.eye(len(places), dtype=torch.bool, device=k.device)  # nor in padding
+    out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, dropout_p=dropout)
+    return out.transpose(1, 2)[mask_q]
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor, dropout_p: float) -> Tensor:
+    weights = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    weights = weights.masked_fill(~attn_mask, float("-inf")).softmax(-1)
+    return F.dropout(weights, dropout_p) @ v
+
+
+def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
+    kernel = _flash_kernel()
+    if kernel is None:
+        raise MissingDependencyError(
+            "attention='flash' needs torch>=2.11 with CUDA, or: pip install flash-attn"
+        )
+    return kernel(query, key, value, window, dropout)
+
+
+@cache
+def _flash_kernel() -> Callable[..., Tensor] | None:
+    """flash-attn where it is installed, else torch's own kernel, which knows no dropout, else None."""
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        return _torch_flash()
+
+    def run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
+        out: Tensor = flash_attn_varlen_func(
+            query.values,
+            key.values,
+            value.values,
+            query.offsets,
+            key.offsets,
+            query.max_length,
+            key.max_length,
+            dropout_p=dropout,
+            window_size=(-1, -1) if window is None else (window, window),
+        )
+        return out
+
+    return run
+
+
+def _torch_flash() -> Callable[..., Tensor] | None:
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return None
+    function: Any = varlen.varlen_attn
+
+    def run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
+        if dropout:
+            return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
+        out: Tensor = function(
+            query.values,
+            key.values,
+            value.values,
+            query.offsets,
+            key.offsets,
+            query.max_length,
+            key.max_length,
+            window_size=(-1, -1) if window is None else (window, window),
+        )
+        return out
+
+    return run

@@ -1,0 +1,168 @@
+"""The shared encoder core: token ids in, hidden states out, nothing padded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from irkit.config import read_json
+from irkit.encoder.attention import pick_backend
+from irkit.encoder.families import FAMILIES
+from irkit.encoder.layers import Embeddings, Layer, make_norm
+from irkit.encoder.weights import export_weights, find_prefix, import_weights, read_weights, write_weights
+from irkit.errors import BadValueError, ConfigError
+from irkit.ragged import Ragged
+
+__all__ = ["Encoder"]
+
+
+class Encoder(nn.Module):
+    """BERT, RoBERTa, DistilBERT, ModernBERT or TITE as one transformer on rows of different lengths.
+
+    Attributes:
+        settings: The keys of ``config.json``, as Hugging Face writes them.
+        config: What they mean.
+        attention: Wished attention backend: auto, eager, sdpa or flash.
+        head_weights: Weights of task heads found beside the encoder, by their names in the checkpoint.
+        prefix: What stood before the encoder's own names there.
+
+    Example:
+        >>> settings = {"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1,
+        ...             "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32,
+        ...             "type_vocab_size": 2}
+        >>> hidden = Encoder(settings)(Ragged.from_rows([[5, 6, 7], [8]]))
+        >>> hidden.values.shape, hidden.lengths.tolist()
+        (torch.Size([4, 8]), [3, 1])
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, attention: str = "auto") -> None:
+        """Build an encoder of random weights.
+
+        Raises:
+            ConfigError: ``settings`` describe something this encoder cannot be.
+        """
+        super().__init__()
+        self.settings = dict(settings)
+        self.family = str(settings.get("model_type"))
+        if self.family not in FAMILIES:
+            raise ConfigError(
+                f"Encoder: model_type {self.family!r} is not one of {', '.join(sorted(FAMILIES))}"
+            )
+        try:
+            self.config = FAMILIES[self.family].config(settings)
+        except KeyError as error:
+            raise ConfigError(
+                f"Encoder: the configuration of a {self.family} lacks the key {error}"
+            ) from error
+        except ConfigError as error:
+            raise ConfigError(f"Encoder: a {self.family} with {error} is not supported") from error
+        pick_backend(attention if attention != "flash" else "auto", torch.device("cpu"), torch.float32)
+        self.attention = attention
+        self.head_weights: dict[str, Tensor] = {}
+        self.prefix = ""
+        self.embeddings = Embeddings(self.config)
+        sizes = [layer.hidden_size for layer in self.config.layers]
+        self.layers = nn.ModuleList(
+            Layer(self.config, layer, size)
+            for layer, size in zip(self.config.layers, [sizes[0], *sizes], strict=False)
+        )
+        pre = self.config.norm_location == "pre"
+        self.final_norm = make_norm(self.config, self.config.hidden_size) if pre else nn.Identity()
+        self._initialise(float(settings.get("initializer_range", 0.02)))
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | Path, *, dtype: torch.dtype = torch.float32, attention: str = "auto"
+    ) -> Encoder:
+        """Load a Hugging Face model directory.
+
+        Args:
+            directory: Holds ``config.json`` and ``model.safetensors`` (or ``pytorch_model.bin``).
+            dtype: Of the weights in memory.
+            attention: auto, eager, sdpa or flash.
+
+        Returns:
+            The encoder in evaluation mode. An architecture outside the five families comes back as a
+            `TransformersEncoder`, which runs transformers' own code.
+
+        Raises:
+            StorageError: A file is missing.
+            CorruptError: The weights do not fit the configuration.
+        """
+        settings = read_json(Path(directory) / "config.json")
+        try:
+            encoder = cls(settings, attention=attention)
+        except ConfigError:
+            from irkit.encoder.adapter import TransformersEncoder
+
+            return TransformersEncoder.from_pretrained(directory, dtype=dtype, attention=attention)
+        family, names, tensors = FAMILIES[encoder.family], encoder.names(), read_weights(directory)
+        encoder.prefix = find_prefix(tensors, names, family)
+        encoder.head_weights = import_weights(encoder, names, family, tensors, str(directory))
+        return encoder.to(dtype).eval()
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors`` as transformers reads them."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        parameters = dict(self.named_parameters())
+        settings = self.settings | {
+            "dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")
+        }
+        write_weights(folder, export_weights(parameters, self.names(), self.prefix) | self.head_weights)
+        (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Map our parameter names to those of the checkpoint format."""
+        return FAMILIES[self.family].names(self.config)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest row that the position embeddings allow; None is any length."""
+        return self.config.max_positions
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the output."""
+        return self.config.hidden_size
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+
+        def __call__(self, tokens: Ragged) -> Ragged: ...  # noqa: D102
+
+    def forward(self, tokens: Ragged) -> Ragged:
+        """Encode token ids.
+
+        Args:
+            tokens: Ragged int64 ``(total,)``.
+
+        Returns:
+            Hidden states of the last layer, Ragged ``(total, hidden_size)``.
+
+        Raises:
+            BadValueError: A row is longer than the position embeddings, or an id outside the vocabulary.
+        """
+        limit = self.max_positions
+        if limit is not None and tokens.max_length > limit:
+            raise BadValueError(
+                f"Encoder: a row of {tokens.max_length} tokens exceeds the {limit} positions of the model; "
+                f"truncate it in the tokenizer"
+            )
+        hidden = self.embeddings(tokens)
+        backend = pick_backend(self.attention, hidden.values.device, hidden.values.dtype)
+        rotary: dict[float, tuple[Tensor, Tensor]] = {}
+        for layer in self.layers:
+            hidden = layer(hidden, backend, rotary)
+        return hidden.with_values(self.final_norm(hidden.values))
+
+    def _initialise(self, deviation: float) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=deviation)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)

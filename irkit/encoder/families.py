@@ -1,0 +1,311 @@
+"""Which encoder a Hugging Face ``config.json`` describes, and where its weights go.
+
+A family is two functions: from the keys of ``config.json`` to an `EncoderConfig`, and from that to the map
+``our name -> names in the checkpoint``. Several names for one of ours are stacked on top of each other:
+query, key and value are one matrix here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from irkit.encoder.config import Activation, EncoderConfig, LayerConfig
+from irkit.errors import ConfigError
+
+__all__ = ["FAMILIES", "Family", "NameMap"]
+
+NameMap = dict[str, tuple[str, ...]]
+Settings = Mapping[str, Any]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Family(NamedTuple):
+    """One family of checkpoints.
+
+    Attributes:
+        config: Reads ``config.json``; raises ConfigError for what the encoder cannot do.
+        names: Gives the name map.
+        prefixes: What may stand before every name of the encoder.
+        heads: Prefixes of weights that belong to task heads; kept and saved again, never an error.
+    """
+
+    config: Callable[[Settings], EncoderConfig]
+    names: Callable[[EncoderConfig], NameMap]
+    prefixes: tuple[str, ...]
+    heads: tuple[str, ...]
+
+
+def _bert_config(settings: Settings) -> EncoderConfig:
+    roberta = settings["model_type"] != "bert"
+    if settings.get("position_embedding_type", "absolute") != "absolute":
+        raise ConfigError(f"position_embedding_type {settings['position_embedding_type']!r}")
+    if settings.get("is_decoder") or settings.get("add_cross_attention"):
+        raise ConfigError("a decoder")
+    layer = LayerConfig(
+        hidden_size=settings["hidden_size"],
+        num_heads=settings["num_attention_heads"],
+        intermediate_size=settings["intermediate_size"],
+    )
+    pad = settings.get("pad_token_id")
+    return EncoderConfig(
+        vocab_size=settings["vocab_size"],
+        layers=(layer,) * settings["num_hidden_layers"],
+        learned_positions=settings["max_position_embeddings"],
+        position_offset=((1 if pad is None else pad) + 1) if roberta else 0,
+        token_types=settings["type_vocab_size"],
+        norm_eps=settings.get("layer_norm_eps", 1e-12),
+        activation=_activation(settings.get("hidden_act", "gelu")),
+        embedding_dropout=settings.get("hidden_dropout_prob", 0.1),
+        attention_dropout=settings.get("attention_probs_dropout_prob", 0.1),
+        hidden_dropout=settings.get("hidden_dropout_prob", 0.1),
+    )
+
+
+def _bert_names(config: EncoderConfig) -> NameMap:
+    names = _embedding_names("embeddings.word_embeddings", "embeddings.LayerNorm")
+    names["embeddings.position.weight"] = ("embeddings.position_embeddings.weight",)
+    names["embeddings.token_type.weight"] = ("embeddings.token_type_embeddings.weight",)
+    for i in range(len(config.layers)):
+        old = f"encoder.layer.{i}"
+        names |= _layer_names(
+            config,
+            i,
+            attention_norm=f"{old}.attention.output.LayerNorm",
+            qkv=tuple(f"{old}.attention.self.{part}" for part in ("query", "key", "value")),
+            out=f"{old}.attention.output.dense",
+            mlp_norm=f"{old}.output.LayerNorm",
+            up=f"{old}.intermediate.dense",
+            down=f"{old}.output.dense",
+        )
+    return names
+
+
+def _distilbert_config(settings: Settings) -> EncoderConfig:
+    layer = LayerConfig(
+        hidden_size=settings["dim"],
+        num_heads=settings["n_heads"],
+        intermediate_size=settings["hidden_dim"],
+    )
+    return EncoderConfig(
+        vocab_size=settings["vocab_size"],
+        layers=(layer,) * settings["n_layers"],
+        learned_positions=settings["max_position_embeddings"],
+        activation=_activation(settings.get("activation", "gelu")),
+        embedding_dropout=settings.get("dropout", 0.1),
+        attention_dropout=settings.get("attention_dropout", 0.1),
+        hidden_dropout=settings.get("dropout", 0.1),
+    )
+
+
+def _distilbert_names(config: EncoderConfig) -> NameMap:
+    names = _embedding_names("embeddings.word_embeddings", "embeddings.LayerNorm")
+    names["embeddings.position.weight"] = ("embeddings.position_embeddings.weight",)
+    for i in range(len(config.layers)):
+        old = f"transformer.layer.{i}"
+        names |= _layer_names(
+            config,
+            i,
+            attention_norm=f"{old}.sa_layer_norm",
+            qkv=tuple(f"{old}.attention.{part}_lin" for part in ("q", "k", "v")),
+            out=f"{old}.attention.out_lin",
+            mlp_norm=f"{old}.output_layer_norm",
+            up=f"{old}.ffn.lin1",
+            down=f"{old}.ffn.lin2",
+        )
+    return names
+
+
+def _modernbert_config(settings: Settings) -> EncoderConfig:
+    count = settings["num_hidden_layers"]
+    every = settings.get("global_attn_every_n_layers", 3)
+    default = ["full_attention" if i % every == 0 else "sliding_attention" for i in range(count)]
+    kinds = settings.get("layer_types") or default
+    ropes = settings.get("rope_parameters") or {}
+    for kind, rope in ropes.items():
+        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
+            raise ConfigError(f"rope_type {rope['rope_type']!r} of {kind}")
+
+    def base(kind: str, old_key: str, fallback: float) -> float:
+        return float((ropes.get(kind) or {}).get("rope_theta") or settings.get(old_key) or fallback)
+
+    bases = {
+        "full_attention": base("full_attention", "global_rope_theta", 160_000.0),
+        "sliding_attention": base("sliding_attention", "local_rope_theta", 10_000.0),
+    }
+    layers = tuple(
+        LayerConfig(
+            hidden_size=settings["hidden_size"],
+            num_heads=settings["num_attention_heads"],
+            intermediate_size=settings["intermediate_size"],
+            attention_norm=i > 0,
+            window=settings.get("local_attention", 128) // 2 if kind == "sliding_attention" else None,
+            rotary_base=bases[kind],
+        )
+        for i, kind in enumerate(kinds)
+    )
+    return EncoderConfig(
+        vocab_size=settings["vocab_size"],
+        layers=layers,
+        norm_location="pre",
+        norm_eps=settings.get("norm_eps", 1e-5),
+        norm_bias=settings.get("norm_bias", False),
+        attention_bias=settings.get("attention_bias", False),
+        mlp_bias=settings.get("mlp_bias", False),
+        activation=_activation(settings.get("hidden_activation", "gelu")),
+        gated=True,
+        embedding_dropout=settings.get("embedding_dropout", 0.0),
+        attention_dropout=settings.get("attention_dropout", 0.0),
+        hidden_dropout=settings.get("mlp_dropout", 0.0),
+    )
+
+
+def _modernbert_names(config: EncoderConfig) -> NameMap:
+    names = _embedding_names("embeddings.tok_embeddings", "embeddings.norm", config.norm_bias)
+    names |= _both("final_norm", ("final_norm",), config.norm_bias)
+    for i in range(len(config.layers)):
+        old = f"layers.{i}"
+        names |= _layer_names(
+            config,
+            i,
+            attention_norm=f"{old}.attn_norm",
+            qkv=(f"{old}.attn.Wqkv",),
+            out=f"{old}.attn.Wo",
+            mlp_norm=f"{old}.mlp_norm",
+            up=f"{old}.mlp.Wi",
+            down=f"{old}.mlp.Wo",
+        )
+    return names
+
+
+def _tite_config(settings: Settings) -> EncoderConfig:
+    count = settings["num_hidden_layers"]
+
+    def each(key: str) -> list[Any]:
+        value = settings.get(key)
+        return list(value) if isinstance(value, list | tuple) else [value] * count
+
+    sizes = each("hidden_sizes")
+    relative = settings.get("relative_positional_embedding_type", "rotary")
+    location = settings.get("norm_location", "pre")
+    if any(stride is not None for stride in each("strides")):
+        raise ConfigError("pooling between layers")
+    if len(set(sizes)) > 1:
+        raise ConfigError("layers of different widths")
+    if relative not in (None, "rotary") or location not in ("pre", "post"):
+        raise ConfigError(f"positions {relative!r} with norm_location {location!r}")
+    shapes = zip(sizes, each("num_attention_heads"), each("intermediate_sizes"), strict=True)
+    layers = tuple(
+        LayerConfig(
+            hidden_size=size,
+            num_heads=heads,
+            intermediate_size=inner,
+            attention_norm=location == "post" or i > 0,
+            rotary_base=10_000.0 if relative else None,
+        )
+        for i, (size, heads, inner) in enumerate(shapes)
+    )
+    learned = settings.get("absolute_positional_embedding_type") == "learned"
+    return EncoderConfig(
+        vocab_size=settings["vocab_size"],
+        layers=layers,
+        learned_positions=settings["max_position_embeddings"] if learned else 0,
+        norm=settings.get("norm_type", "rms"),
+        norm_location=location,
+        norm_eps=settings.get("layer_norm_eps", 1e-12),
+        activation=_activation(settings.get("hidden_act", "gelu_pytorch_tanh")),
+        rotary_interleaved=settings.get("rotary_interleaved", True),
+        embedding_dropout=settings.get("dropout_prob", 0.1),
+        hidden_dropout=settings.get("dropout_prob", 0.1),
+    )
+
+
+def _tite_names(config: EncoderConfig) -> NameMap:
+    bias = config.norm == "layer"
+    names = _embedding_names("embeddings.word_embeddings", "embeddings.norm", bias)
+    if config.learned_positions:
+        names["embeddings.position.weight"] = ("embeddings.position_embeddings.weight",)
+    if config.norm_location == "pre":
+        names |= _both("final_norm", ("encoder.norm",), bias)
+    for i in range(len(config.layers)):
+        old = f"encoder.layers.{i}"
+        names |= _layer_names(
+            config,
+            i,
+            attention_norm=f"{old}.attention.norm",
+            qkv=tuple(f"{old}.attention.{part}" for part in ("query", "key", "value")),
+            out=f"{old}.attention.dense",
+            mlp_norm=f"{old}.mlp.norm",
+            up=f"{old}.mlp.intermediate_dense",
+            down=f"{old}.mlp.out_dense",
+        )
+    return names
+
+
+def _activation(name: str) -> Activation:
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"activation {name!r}")
+    return _ACTIVATIONS[name]
+
+
+def _both(ours: str, theirs: tuple[str, ...], bias: bool) -> NameMap:
+    suffixes = ("weight", "bias") if bias else ("weight",)
+    return {f"{ours}.{suffix}": tuple(f"{name}.{suffix}" for name in theirs) for suffix in suffixes}
+
+
+def _embedding_names(word: str, norm: str, bias: bool = True) -> NameMap:
+    return {"embeddings.word.weight": (f"{word}.weight",), **_both("embeddings.norm", (norm,), bias)}
+
+
+def _layer_names(config: EncoderConfig, i: int, **theirs: str | tuple[str, ...]) -> NameMap:
+    norm_bias = config.norm_bias and config.norm == "layer"
+    biases = {"attention_norm": norm_bias, "mlp_norm": norm_bias}
+    biases |= {"qkv": config.attention_bias, "out": config.attention_bias}
+    biases |= {"up": config.mlp_bias, "down": config.mlp_bias}
+    names: NameMap = {}
+    for part, old in theirs.items():
+        if part == "attention_norm" and not config.layers[i].attention_norm:
+            continue
+        names |= _both(f"layers.{i}.{part}", (old,) if isinstance(old, str) else old, biases[part])
+    return names
+
+
+_BERT = Family(
+    _bert_config, _bert_names, ("bert.",), ("pooler.", "cls.", "classifier.", "dropout.", "qa_outputs.")
+)
+_ROBERTA = Family(
+    _bert_config, _bert_names, ("roberta.",), ("pooler.", "lm_head.", "classifier.", "qa_outputs.")
+)
+
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "distilbert": Family(
+        _distilbert_config,
+        _distilbert_names,
+        ("distilbert.",),
+        (
+            "vocab_transform.",
+            "vocab_layer_norm.",
+            "vocab_projector.",
+            "pre_classifier.",
+            "classifier.",
+            "qa_outputs.",
+        ),
+    ),
+    "modernbert": Family(
+        _modernbert_config, _modernbert_names, ("model.",), ("head.", "decoder.", "classifier.", "drop.")
+    ),
+    "tite": Family(_tite_config, _tite_names, ("tite.",), ("heads.", "pooler.", "cls.")),
+}

@@ -1,0 +1,141 @@
+"""Reading and writing the weight files of a model directory, and moving weights in and out of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from irkit.config import read_json
+from irkit.encoder.families import Family, NameMap
+from irkit.errors import CorruptError, StorageError
+
+__all__ = ["export_weights", "find_prefix", "import_weights", "read_weights", "write_weights"]
+
+_IGNORED = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # buffers of old checkpoints
+_RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
+
+
+def read_weights(directory: str | Path) -> dict[str, Tensor]:
+    """Read all tensors of a model directory: safetensors, or ``pytorch_model.bin`` without running its code.
+
+    Raises:
+        StorageError: There is no weight file.
+        CorruptError: A weight file is damaged.
+    """
+    folder = Path(directory)
+    for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _torch_file)):
+        files = _shards(folder, name)
+        if files:
+            tensors: dict[str, Tensor] = {}
+            for file in files:
+                tensors |= read(file)
+            return tensors
+    raise StorageError(
+        f"loading {folder}: expected model.safetensors or pytorch_model.bin there, found neither"
+    )
+
+
+def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write ``model.safetensors``; tensors are copied to contiguous memory of the CPU."""
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    save_file(plain, Path(directory) / "model.safetensors", metadata={"format": "pt"})
+
+
+def import_weights(
+    module: nn.Module, names: NameMap, family: Family, tensors: Mapping[str, Tensor], source: str
+) -> dict[str, Tensor]:
+    """Fill ``module`` from the tensors of a checkpoint, strictly.
+
+    Args:
+        module: Encoder, its parameters named as in ``names``.
+        names: Our name to the names in the checkpoint.
+        family: Prefixes to strip, and heads that may be there.
+        tensors: The checkpoint.
+        source: Its place, for messages.
+
+    Returns:
+        The tensors of task heads, by their names in the checkpoint.
+
+    Raises:
+        CorruptError: Weights are missing, left over, or of another shape.
+    """
+    prefix = find_prefix(tensors, names, family)
+    found: dict[str, Tensor] = {}
+    heads: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix(prefix)
+        for old, new in _RENAMED:
+            plain = plain.removesuffix(old) + new if plain.endswith(old) else plain
+        if f".{plain}".endswith(_IGNORED):
+            continue
+        if plain.startswith(family.heads):
+            heads[name] = tensor
+        else:
+            found[plain] = tensor
+    wanted = [name for parts in names.values() for name in parts]
+    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or extra:
+        raise CorruptError(
+            f"loading {source}: the weights do not fit config.json: missing {_some(missing)}, "
+            f"left over {_some(extra)}"
+        )
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, parts in names.items():
+            value = torch.cat([found[part] for part in parts]) if len(parts) > 1 else found[parts[0]]
+            if value.shape != parameters[name].shape:
+                raise CorruptError(
+                    f"loading {source}: {parts[0]} gives {tuple(value.shape)} for {name}, "
+                    f"config.json says {tuple(parameters[name].shape)}"
+                )
+            parameters[name].copy_(value)
+    return heads
+
+
+def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
+    """Undo `import_weights`: tensors (weights or gradients) by their names in the checkpoint."""
+    result: dict[str, Tensor] = {}
+    for name, parts in names.items():
+        pieces = parameters[name].chunk(len(parts))
+        result |= {prefix + part: piece for part, piece in zip(parts, pieces, strict=True)}
+    return result
+
+
+def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -> str:
+    """What stands before the names of the encoder in a checkpoint with a task head; often nothing."""
+    first = names["embeddings.word.weight"][0]
+    return next((prefix for prefix in family.prefixes if prefix + first in tensors), "")
+
+
+def _shards(folder: Path, name: str) -> list[Path]:
+    index = folder / f"{name}.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map", {})
+        return [folder / Path(file).name for file in sorted(set(weight_map.values()))]
+    return [folder / name] if (folder / name).is_file() else []
+
+
+def _safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(f"reading {file}: {error}; download or save it again") from error
+
+
+def _torch_file(file: Path) -> dict[str, Tensor]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged or unsafe file
+        raise CorruptError(f"reading {file}: {error}") from error
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "nothing"
