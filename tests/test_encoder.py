@@ -97,4 +97,5 @@ def test_tite_without_pooling_equals_its_authors(data_dir: Path, attention: str)
     parameters = {key: value.grad for key, value in encoder.named_parameters()}
     for key, gradient in export_weights(parameters, encoder.names()).items():
         wanted = expected[f"grad.{key}"]
-        assert (gradient - wanted).abs().max() <= 1e-4 * wanted.abs().max(), key
+        # the gradient of a key's bias is zero in theory: what is left of it is rounding
+        assert (gradient - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-5, key

@@ -158,7 +158,8 @@ class Encoder(nn.Module):
         rotary: dict[float, tuple[Tensor, Tensor]] = {}
         for layer in self.layers:
             hidden = layer(hidden, backend, rotary)
-        return hidden.with_values(self.final_norm(hidden.values))
+        normed: Ragged = hidden.with_values(self.final_norm(hidden.values))
+        return normed
 
     def _initialise(self, deviation: float) -> None:
         for module in self.modules():
