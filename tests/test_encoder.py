@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from irkit.encoder import Encoder
+from irkit.encoder.attention import attend
 from irkit.encoder.weights import export_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.ragged import Ragged
@@ -99,3 +101,219 @@ def test_tite_without_pooling_equals_its_authors(data_dir: Path, attention: str)
         wanted = expected[f"grad.{key}"]
         # the gradient of a key's bias is zero in theory: what is left of it is rounding
         assert (gradient - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-5, key
+
+
+ADAPTED = {
+    "electra": (
+        transformers.ElectraConfig(vocab_size=99, embedding_size=48, max_position_embeddings=64, **SIZES),
+        True,
+    ),
+    "mpnet": (transformers.MPNetConfig(vocab_size=99, max_position_embeddings=66, **SIZES), False),
+    "albert": (
+        transformers.AlbertConfig(vocab_size=99, embedding_size=24, max_position_embeddings=64, **SIZES),
+        True,
+    ),
+    "deberta-v2": (transformers.DebertaV2Config(vocab_size=99, max_position_embeddings=64, **SIZES), False),
+    "t5": (
+        transformers.T5Config(vocab_size=99, d_model=48, d_kv=12, d_ff=80, num_layers=2, num_heads=4),
+        False,
+    ),
+    "llama": (transformers.LlamaConfig(vocab_size=99, max_position_embeddings=64, **SIZES), False),
+    "bert-decoder": (
+        transformers.BertConfig(vocab_size=99, is_decoder=True, max_position_embeddings=64, **SIZES),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_other_architectures_run_through_transformers(name: str, tmp_path: Path) -> None:
+    config, packed = ADAPTED[name]
+    theirs = reference(config)
+    theirs.save_pretrained(tmp_path)
+    ours = Encoder.from_pretrained(tmp_path)
+    assert type(ours).__name__ == "TransformersEncoder"
+    assert ours.packed == packed
+    tokens = batch(LENGTHS)
+    ids, mask = tokens.to_padded(config.pad_token_id or 0)
+    if config.is_encoder_decoder:
+        theirs = theirs.get_encoder()
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask.long()).last_hidden_state[mask]
+        assert (ours(tokens).values - expected).abs().max() <= 2e-5
+        assert ours(batch([])).values.shape == (0, 48)
+    ours.save_pretrained(tmp_path / "again")
+    again = Encoder.from_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        assert torch.equal(again(tokens).values, ours(tokens).values)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bert")
+    reference(FAMILIES["bert"]).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    path = tmp_path_factory.mktemp("modernbert")
+    reference(FAMILIES["modernbert"]).save_pretrained(path)
+    return Encoder.from_pretrained(path)
+
+
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(0, 150), min_size=1, max_size=8), seed=st.integers(0, 9))
+def test_a_row_does_not_depend_on_its_batch_mates(modernbert: Encoder, lengths: list[int], seed: int) -> None:
+    tokens = batch(lengths, seed)
+    with torch.no_grad():
+        together = modernbert(tokens)
+        for i in range(len(lengths)):
+            alone = modernbert(tokens[i : i + 1])
+            torch.testing.assert_close(together[i], alone.values, atol=1e-5, rtol=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), min_size=1, max_size=6),
+    window=st.none() | st.integers(1, 50),
+)
+def test_attention_backends_agree(lengths: list[tuple[int, int]], window: int | None) -> None:
+    len_k = torch.tensor([b for _, b in lengths])
+    len_q = torch.tensor([min(a, b) for a, b in lengths]) if window is None else len_k
+    assume(len_q.sum() > 0)
+
+    def draw(counts: torch.Tensor) -> Ragged:
+        return Ragged(torch.randn(int(counts.sum()), 2, 8, requires_grad=True), counts)
+
+    parts = draw(len_q), draw(len_k), draw(len_k)
+    outputs = [attend(*parts, backend=backend, window=window) for backend in ("eager", "sdpa")]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    upstream = torch.randn_like(outputs[0])
+    gradients = [
+        torch.autograd.grad(output, [part.values for part in parts], upstream, allow_unused=True)
+        for output in outputs
+    ]
+    for one, other in zip(*gradients, strict=True):
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+            assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+def test_task_heads_survive_loading_and_saving(name: str, tmp_path: Path) -> None:
+    whole = reference(FAMILIES[name], head=True)
+    whole.save_pretrained(tmp_path / "a")
+    encoder = Encoder.from_pretrained(tmp_path / "a")
+    encoder.save_pretrained(tmp_path / "b")
+    before, after = (load_file(tmp_path / part / "model.safetensors") for part in "ab")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    again = type(whole).from_pretrained(tmp_path / "b").eval()
+    ids = batch([20]).values[None]
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, whole(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_older_weight_files_load(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((bert / "config.json").read_text())
+    tensors = load_file(bert / "model.safetensors")
+    old = {
+        f"bert.{key.replace('LayerNorm.weight', 'LayerNorm.gamma')}": value for key, value in tensors.items()
+    }
+    old["bert.embeddings.position_ids"] = torch.arange(64)
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    tokens = batch(LENGTHS)
+    expected = Encoder.from_pretrained(bert)(tokens).values
+    assert torch.equal(Encoder.from_pretrained(tmp_path)(tokens).values, expected)
+
+    sharded = tmp_path / "sharded"
+    sharded.mkdir()
+    (sharded / "config.json").write_text((bert / "config.json").read_text())
+    names = sorted(tensors)
+    files = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, sharded / file)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert torch.equal(Encoder.from_pretrained(sharded)(tokens).values, expected)
+
+
+def test_weights_that_do_not_fit_are_refused(bert: Path, tmp_path: Path) -> None:
+    config, tensors = json.loads((bert / "config.json").read_text()), load_file(bert / "model.safetensors")
+
+    def load(tensors: dict[str, torch.Tensor], **changes: object) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        save_file(tensors, tmp_path / "model.safetensors")
+        Encoder.from_pretrained(tmp_path)
+
+    load(tensors)
+    key = "encoder.layer.1.output.dense.weight"
+    with pytest.raises(CorruptError, match=f"missing {key}"):
+        load({name: value for name, value in tensors.items() if name != key})
+    with pytest.raises(CorruptError, match=r"left over surplus\.weight"):
+        load(tensors | {"surplus.weight": torch.zeros(2)})
+    with pytest.raises(CorruptError, match=r"encoder\.layer\.1\.output\.dense\.weight gives \(2, 2\)"):
+        load(tensors | {key: torch.zeros(2, 2)})
+    with pytest.raises(CorruptError, match=r"left over encoder\.layer\.2"):
+        load(tensors, num_hidden_layers=2)
+    file = tmp_path / "model.safetensors"
+    load(tensors)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CorruptError, match=r"model\.safetensors"):
+        Encoder.from_pretrained(tmp_path)
+    file.unlink()
+    with pytest.raises(StorageError, match="found neither"):
+        Encoder.from_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(
+        b"cos\nsystem\n(S'true'\ntR."
+    )  # a pickle that runs a command
+    with pytest.raises(CorruptError, match=r"pytorch_model\.bin"):
+        Encoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(StorageError, match=r"config\.json"):
+        Encoder.from_pretrained(tmp_path)
+
+
+def test_impossible_settings_and_inputs_are_refused(bert: Path) -> None:
+    known = json.loads((bert / "config.json").read_text())
+    for change, message in [
+        ({"model_type": "gpt9"}, "gpt9"),
+        ({"hidden_act": "mish"}, "mish"),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"model_type": "tite", "hidden_sizes": 8, "strides": 2}, "pooling"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            Encoder(known | change)
+    with pytest.raises(ConfigError, match="hidden_size"):
+        Encoder({key: value for key, value in known.items() if key != "hidden_size"})
+    with pytest.raises(BadValueError, match="65 tokens exceeds the 64 positions"):
+        Encoder(known)(batch([65]))
+    with pytest.raises(BadValueError, match="auto, eager, sdpa or flash"):
+        Encoder(known, attention="fast")
+    with pytest.raises(BadValueError, match="CUDA"):
+        Encoder(known, attention="flash")(batch([5]))
+
+
+def test_unpadded_encoding_needs_no_tokens(bert: Path) -> None:
+    encoder = Encoder.from_pretrained(bert)
+    for lengths in ([], [0], [0, 3, 0]):
+        hidden = encoder(batch(lengths))
+        assert hidden.values.shape == (sum(lengths), 48)
+        assert hidden.values.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.parametrize("attention", ["sdpa", "flash"])
+def test_cuda_backends_agree_with_float32(name: str, attention: str, tmp_path: Path) -> None:
+    reference(FAMILIES[name]).save_pretrained(tmp_path)
+    tokens = batch(LENGTHS)
+    with torch.no_grad():
+        exact = Encoder.from_pretrained(tmp_path)(tokens).values
+        plain = Encoder.from_pretrained(tmp_path, dtype=torch.bfloat16, attention="eager").cuda()
+        fused = Encoder.from_pretrained(tmp_path, dtype=torch.bfloat16, attention=attention).cuda()
+        errors = [
+            (model(tokens.to("cuda")).values.cpu().float() - exact).abs().max() for model in (plain, fused)
+        ]
+    assert errors[1] <= 2 * errors[0]

@@ -18,6 +18,9 @@ from irkit.encoder.weights import export_weights, find_prefix, import_weights, r
 from irkit.errors import BadValueError, ConfigError
 from irkit.ragged import Ragged
 
+if TYPE_CHECKING:
+    from irkit.encoder.adapter import TransformersEncoder
+
 __all__ = ["Encoder"]
 
 
@@ -78,7 +81,7 @@ class Encoder(nn.Module):
     @classmethod
     def from_pretrained(
         cls, directory: str | Path, *, dtype: torch.dtype = torch.float32, attention: str = "auto"
-    ) -> Encoder:
+    ) -> Encoder | TransformersEncoder:
         """Load a Hugging Face model directory.
 
         Args:
