@@ -1,0 +1,262 @@
+"""Texts to token ids, straight from the files of a model directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import AddedToken, normalizers, processors
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+
+from irkit.config import read_json
+from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
+from irkit.ragged import Ragged
+
+__all__ = ["Tokenizer"]
+
+_USUAL = {  # role: what BERT calls it, what RoBERTa calls it
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+}
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",  # sentencepiece
+)
+_LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set no limit
+
+
+class Tokenizer:
+    """Text to ids as the model was trained on them: special tokens added, cut to a length, never padded.
+
+    Attributes:
+        backend: The `tokenizers.Tokenizer` that does the work.
+        special_ids: Ids of the special tokens the vocabulary has, by role: cls, sep, mask, pad, unk.
+        do_lower_case: Texts are lower-cased first (a setting of sentence-transformers).
+
+    Example:
+        >>> tokenizer = Tokenizer.from_pretrained(minilm)  # doctest: +SKIP
+        >>> list(tokenizer(["Hello world"]))  # doctest: +SKIP
+        [tensor([ 101, 7592, 2088,  102])]
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, source: Path, settings: Mapping[str, Any]) -> None:
+        """Wrap ``backend``, which comes from the directory ``source`` with this tokenizer_config.json."""
+        self.backend = backend
+        self.source = source
+        self.do_lower_case = False
+        self.special_ids: dict[str, int] = {}
+        for role, usual in _USUAL.items():
+            given = settings.get(f"{role}_token")
+            given = given.get("content") if isinstance(given, dict) else given
+            ids = map(backend.token_to_id, [given] if given else usual)
+            if (number := next((number for number in ids if number is not None), None)) is not None:
+                self.special_ids[role] = number
+        self._side = settings.get("truncation_side", "right")
+        backend.no_padding()
+        backend.no_truncation()
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Tokenizer:
+        """Load the tokenizer of a model directory.
+
+        The longest length is decided as sentence-transformers does: ``max_seq_length`` of its own
+        settings, else the lesser of ``model_max_length`` (tokenizer_config.json) and
+        ``max_position_embeddings`` (config.json).
+
+        Args:
+            directory: Holds tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt
+                (RoBERTa), or files of which transformers makes a tokenizer.
+
+        Raises:
+            StorageError: There is no tokenizer.
+            CorruptError: Its files are damaged.
+        """
+        folder = Path(directory)
+        settings = _optional(folder / "special_tokens_map.json") | _optional(folder / "tokenizer_config.json")
+        own = _optional(next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "none"))
+        tokenizer = cls(_read(folder, settings), folder, settings)
+        if own.get("do_lower_case"):
+            tokenizer.do_lower_case = True
+            parts = [normalizers.Lowercase(), tokenizer.backend.normalizer]
+            tokenizer.backend.normalizer = normalizers.Sequence([part for part in parts if part is not None])
+        limits = [own.get("max_seq_length")]
+        if limits == [None]:
+            limits = [
+                settings.get("model_max_length"),
+                _optional(folder / "config.json").get("max_position_embeddings"),
+            ]
+        known = [int(limit) for limit in limits if limit is not None and 0 < limit < _LENGTH_UNKNOWN]
+        tokenizer.max_length = min(known, default=None)
+        return tokenizer
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens at which a text is cut, special tokens included; None is nowhere."""
+        truncation = self.backend.truncation
+        return None if truncation is None else int(truncation["max_length"])
+
+    @max_length.setter
+    def max_length(self, length: int | None) -> None:
+        special = self.backend.num_special_tokens_to_add(False)
+        if length is None:
+            self.backend.no_truncation()
+        elif length <= special:
+            raise BadValueError(
+                f"Tokenizer: max_length {length} leaves no room beside {special} special tokens"
+            )
+        else:
+            self.backend.enable_truncation(length, direction=self._side)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self.backend.get_vocab_size())
+
+    def __call__(self, texts: Sequence[str], prompt: str = "") -> Ragged:
+        """Turn texts into ids.
+
+        Args:
+            texts: Any strings; half of a surrogate pair, which no encoding can hold, becomes U+FFFD.
+            prompt: Written before each text.
+
+        Returns:
+            Ragged int64 ``(total,)``, a row a text.
+
+        Raises:
+            BadTypeError: Something is not a string.
+        """
+        if isinstance(texts, str):
+            raise BadTypeError("Tokenizer: got one string, expected a list of strings; write [text]")
+        for position, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise BadTypeError(
+                    f"Tokenizer: text {position} is of type {type(text).__name__}, expected a string"
+                )
+        inputs = [prompt + text for text in texts] if prompt else list(texts)
+        try:
+            encodings = self.backend.encode_batch_fast(inputs)
+        except TypeError:  # a lone surrogate
+            encodings = self.backend.encode_batch_fast([_well_formed(text) for text in inputs])
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        values = np.fromiter(ids, np.int64, int(lengths.sum()))
+        return Ragged(torch.from_numpy(values), torch.from_numpy(lengths))
+
+    def prompt_length(self, prompt: str) -> int:
+        """Number of tokens that ``prompt`` and the special tokens before it make at the start of a text."""
+        if not prompt:
+            return 0
+        ids = self([prompt]).values.tolist()
+        ends = bool(ids) and self.backend.get_added_tokens_decoder().get(ids[-1])
+        return len(ids) - bool(ends and ends.special)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the files it was loaded from, and tokenizer.json if there was none."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in chain.from_iterable(self.source.glob(pattern) for pattern in _COPIED):
+            shutil.copyfile(file, folder / file.name)
+        if not (folder / "tokenizer.json").exists():
+            state = json.loads(self.backend.to_str()) | {"truncation": None}
+            (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocab_size} tokens, max_length {self.max_length}, {str(self.source)!r})"
+
+
+def _read(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Build the backend from whichever files are there."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            if isinstance(backend.normalizer, normalizers.BertNormalizer):
+                backend.normalizer = _bert_normalizer(backend.normalizer, settings)
+            return backend
+        if _has_line(folder / "vocab.txt", "[CLS]"):
+            return _wordpiece(folder, settings)
+        if (folder / "merges.txt").is_file() and "<s>" in _optional(folder / "vocab.json"):
+            return _byte_level(folder, settings)
+    except Exception as error:  # the library raises plain Exception for what it cannot parse
+        raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
+    return _from_transformers(folder)
+
+
+def _wordpiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    wrapper = BertWordPieceTokenizer(str(folder / "vocab.txt"))
+    backend: tokenizers.Tokenizer = wrapper._tokenizer
+    backend.normalizer = _bert_normalizer(backend.normalizer, settings)
+    return backend
+
+
+def _bert_normalizer(
+    normalizer: normalizers.BertNormalizer, settings: Mapping[str, Any]
+) -> normalizers.BertNormalizer:
+    """tokenizer_config.json has the last word on these, as in transformers."""
+    return normalizers.BertNormalizer(
+        clean_text=normalizer.clean_text,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", normalizer.handle_chinese_chars),
+        strip_accents=settings.get("strip_accents", normalizer.strip_accents),
+        lowercase=settings.get("do_lower_case", normalizer.lowercase),
+    )
+
+
+def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    space = bool(settings.get("add_prefix_space", False))
+    wrapper = ByteLevelBPETokenizer(
+        str(folder / "vocab.json"), str(folder / "merges.txt"), add_prefix_space=space
+    )
+    backend: tokenizers.Tokenizer = wrapper._tokenizer
+    backend.add_special_tokens(["<s>", "</s>", "<pad>", "<unk>", AddedToken("<mask>", lstrip=True)])
+    sep, cls = ((token, backend.token_to_id(token) or 0) for token in ("</s>", "<s>"))
+    backend.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=space)
+    return backend
+
+
+def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
+    patterns = ("tokenizer_config.json", "vocab*", "*.model")
+    if not any(True for pattern in patterns for _ in folder.glob(pattern)):
+        raise StorageError(
+            f"loading the tokenizer of {folder}: found neither tokenizer.json nor a vocabulary"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # whatever goes wrong inside transformers
+        raise ConfigError(f"loading the tokenizer of {folder} through transformers: {error}") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ConfigError(
+            f"loading the tokenizer of {folder}: {type(tokenizer).__name__} is not made with the tokenizers "
+            "library; convert it to tokenizer.json"
+        )
+    return backend
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _has_line(path: Path, line: str) -> bool:
+    return path.is_file() and line in path.read_text(encoding="utf-8").split("\n")
+
+
+def _well_formed(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
