@@ -1,0 +1,5 @@
+"""Heads: hidden states of tokens in, one `Representation` of each text out."""
+
+from irkit.heads.pooled import Normalize, PooledHead, Projection
+
+__all__ = ["Normalize", "PooledHead", "Projection"]
