@@ -1,0 +1,87 @@
+"""Indexes: exact and approximate search over representations that are kept in one directory.
+
+The directory of an index::
+
+    irkit.json             the manifest: arrays by name (file, dtype, rows, crc32), free values, its own crc32
+    irkit.building.json    the manifest of a build that is not finished; renamed to irkit.json at its end
+    irkit.lock             locked by the process that writes
+    values.g1.bin ...      the arrays: plain little-endian rows one after the other, only ever appended to
+    documents.g4.jsonl     the documents as they came, one JSON object a line (BEIR's corpus.jsonl)
+
+A file that the manifest does not name, and bytes after those it names, do not exist for a reader; the
+next writer removes them. ``g1`` numbers files in order of creation: a rewritten array is a new file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from irkit.errors import BadValueError, StorageError
+from irkit.index.base import Index
+from irkit.index.config import FaissConfig, FlatConfig, IndexConfig, index_config
+from irkit.index.documents import Documents
+from irkit.index.flat import Flat
+from irkit.index.store import Store
+from irkit.index.topk import Hits
+
+__all__ = [
+    "Documents",
+    "FaissConfig",
+    "Flat",
+    "FlatConfig",
+    "Hits",
+    "Index",
+    "IndexConfig",
+    "Store",
+    "create_index",
+    "index_config",
+    "open_index",
+]
+
+
+def create_index(store: Store, config: str | Mapping[str, Any] | FlatConfig | FaissConfig = "flat") -> Index:
+    """An empty index in a store that is being built, or the one that a resumed build has begun.
+
+    Args:
+        store: From `Store.build`.
+        config: A configuration or its short name, see `index_config`.
+
+    Raises:
+        ConfigError: There is no such index.
+        BadValueError: The resumed build is of another index.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from irkit import Dense
+        >>> with Store.build(tempfile.mkdtemp()) as store:
+        ...     index = create_index(store, "flat")
+        ...     rows = index.add(Dense(torch.eye(3)))
+        ...     index.finish()
+        ...     store.publish()
+        >>> index.search(Dense(torch.eye(3)[:1]), k=1).rows.tolist()
+        [[0]]
+    """
+    chosen = index_config(config)
+    saved = chosen.model_dump(mode="json")
+    with store.update():
+        begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})
+        if begun["config"] != saved:
+            raise BadValueError(f"index {store.path}: it is {begun['config']}, not {saved}")
+    return open_index(store)
+
+
+def open_index(store: Store) -> Index:
+    """The index of a store.
+
+    Raises:
+        StorageError: There is none in it.
+    """
+    if "index" not in store.meta:
+        raise StorageError(f"index {store.path}: the directory has no index in it; build one first")
+    config = index_config(store.meta["index"]["config"])
+    if isinstance(config, FaissConfig):
+        from irkit.index.faiss import Faiss  # imports FAISS: a second, where it is not needed
+
+        return Faiss(store, config)
+    return Flat(store, config)

@@ -1,0 +1,236 @@
+"""What every index does: rows in order of addition, tombstones, checks, exact scores on request."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from irkit.errors import BadTypeError, BadValueError
+from irkit.index.config import FaissConfig, FlatConfig
+from irkit.index.files import Array
+from irkit.index.store import Store
+from irkit.index.topk import Hits
+from irkit.representation import Dense, MultiVector, Representation, Sparse
+from irkit.score import score
+
+__all__ = ["Index", "live_rows"]
+
+
+class Index(ABC):
+    """Rows of one kind of representation in a `Store`, to be searched.
+
+    Rows are numbered 0, 1, ... in order of addition. A number is never used again: a removed row leaves a
+    gap. Changes made outside ``store.update()`` are committed one by one.
+
+    Attributes:
+        store: Where everything is kept.
+        config: Its configuration; what only concerns searching may be replaced at any time, as in
+            ``index.config = index.config.model_copy(update={"ef_search": 128})``.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("dense", "multi_vector", "sparse")
+    """Kinds of representation it can hold."""
+
+    def __init__(self, store: Store, config: FlatConfig | FaissConfig) -> None:
+        """Use `create_index` or `open_index`."""
+        self.store = store
+        self.config = config
+
+    @property
+    def representation(self) -> str | None:
+        """Kind of what it holds; None before the first ``add``."""
+        kind: str | None = self.store.meta["index"]["representation"]
+        return kind
+
+    @property
+    def dim(self) -> int:
+        """Width of a vector, or size of the vocabulary; 0 before the first ``add``."""
+        return int(self.store.meta["index"]["dim"])
+
+    def __len__(self) -> int:
+        """Rows ever added, removed ones included."""
+        return int(self.store.meta["index"]["rows"])
+
+    @property
+    def live(self) -> Array:
+        """``(len(self),)`` bool: rows that are not removed."""
+        return live_rows(self.store, len(self))
+
+    def add(self, representation: Representation) -> range:
+        """Add documents.
+
+        Args:
+            representation: Of the kind and width of what is there already.
+
+        Returns:
+            Their rows.
+
+        Raises:
+            BadValueError: Another kind or width, or a value is NaN or infinite; nothing is added.
+            StorageError: They could not be stored; nothing is added.
+        """
+        with self.store.update():
+            self._check("adding documents", representation)
+            start = len(self)
+            self._append(representation)
+            self.store.meta["index"] |= {
+                "representation": representation.kind,
+                "dim": representation.dim,
+                "rows": start + len(representation),
+            }
+            return range(start, len(self))
+
+    def remove(self, rows: Sequence[int] | Array) -> int:
+        """Take rows out of all later searches; their bytes stay until the index is compacted.
+
+        Returns:
+            How many were still there.
+
+        Raises:
+            BadValueError: There is no such row.
+        """
+        with self.store.update():
+            chosen = np.unique(self._check_rows("removing documents", rows))
+            chosen = chosen[self.live[chosen]]
+            if len(chosen):
+                self.store.append("removed.bin", chosen)
+            return len(chosen)
+
+    def finish(self) -> None:  # noqa: B027 (an index that needs nothing of the kind leaves it so)
+        """Build or extend what makes search fast; everything is found without it, too."""
+
+    def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
+        """The k best documents of every query.
+
+        Args:
+            queries: ``n_q`` representations of the kind and width of the documents.
+            k: At least 1; may exceed the number of documents.
+            allowed: ``(len(self),)`` bool; only rows where it is true are found.
+
+        Returns:
+            Rows and scores, ``(n_q, k)`` each. A document that scores -inf (it has no tokens) is no hit.
+
+        Raises:
+            BadValueError: k < 1, queries of another kind or width or with NaN, ``allowed`` of another length.
+        """
+        self._check("searching", queries)
+        try:
+            k = operator.index(k)
+        except TypeError:
+            raise BadTypeError(f"search: k is {k!r}; expected a whole number") from None
+        if k < 1:
+            raise BadValueError(f"search: k is {k}; expected 1 or more")
+        keep = self._keep(allowed)
+        found = len(self) if keep is None else int(keep.sum())
+        rows = np.full((len(queries), k), -1, np.int64)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        wanted = min(k, found)
+        if wanted and len(queries):
+            rows[:, :wanted], scores[:, :wanted] = self._search(queries, wanted, keep)
+        return Hits(rows, scores)
+
+    def rescore(self, queries: Representation, rows: Array) -> Array:
+        """Exact scores of given documents, removed ones included.
+
+        Args:
+            queries: ``n_q`` representations.
+            rows: ``(n_q, k)`` integers; -1 stands for no document.
+
+        Returns:
+            ``(n_q, k)`` float32; -inf where the row is -1.
+        """
+        self._check("rescoring", queries)
+        rows = np.asarray(rows)
+        if rows.ndim != 2 or len(rows) != len(queries):
+            raise BadValueError(
+                f"rescore: rows of shape {rows.shape} for {len(queries)} queries; expected (n_q, k)"
+            )
+        self._check_rows("rescoring", rows[rows != -1])
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        for query, row in enumerate(rows):
+            given = row >= 0
+            if given.any():
+                documents = self.representations(row[given])
+                scores[query, given] = score(queries[query : query + 1], documents)[0].numpy()
+        return scores
+
+    def stats(self) -> dict[str, Any]:
+        """Kind, representation, dim, documents, removed (and its share), bytes."""
+        documents = int(self.live.sum())
+        return {
+            "kind": self.config.kind,
+            "representation": self.representation,
+            "dim": self.dim,
+            "documents": documents,
+            "removed": len(self) - documents,
+            "removed_share": (len(self) - documents) / max(1, len(self)),
+            "bytes": sum(self.store.sizes().values()),
+        }
+
+    @abstractmethod
+    def representations(self, rows: Array) -> Representation:
+        """The stored documents of ``rows (n,)``, in this order."""
+
+    @abstractmethod
+    def _append(self, representation: Representation) -> None:
+        """Store checked rows."""
+
+    @abstractmethod
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        """Search with ``k`` at most the number of rows where ``keep`` is true (None: all)."""
+
+    def _check(self, operation: str, given: Representation) -> None:
+        if not isinstance(given, Dense | MultiVector | Sparse):
+            raise BadTypeError(
+                f"{operation}: got {type(given).__name__}, expected Dense, MultiVector or Sparse"
+            )
+        if given.kind not in self.kinds:
+            raise BadValueError(
+                f"{operation}: an index of kind {self.config.kind!r} holds {', '.join(self.kinds)}, "
+                f"got {given.kind}; choose another kind of index"
+            )
+        if self.representation and (given.kind, given.dim) != (self.representation, self.dim):
+            raise BadValueError(
+                f"{operation}: the index holds {self.representation} of dimension {self.dim}, "
+                f"got {given.kind} of dimension {given.dim}; use the model it was built with"
+            )
+        values = {"dense": "values", "multi_vector": "values", "sparse": "weights"}[given.kind]
+        if not np.isfinite(given.arrays()[values]).all():
+            raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
+
+    def _check_rows(self, operation: str, rows: Sequence[int] | Array) -> Array:
+        chosen = np.asarray(rows)
+        if chosen.size and chosen.dtype.kind not in "iu":
+            raise BadTypeError(f"{operation}: rows are {chosen.dtype}, expected integers")
+        outside = chosen[(chosen < 0) | (chosen >= len(self))]
+        if outside.size:
+            raise BadValueError(f"{operation}: no row {outside.flat[0]}; there are rows 0 to {len(self) - 1}")
+        return chosen.astype(np.int64)
+
+    def _keep(self, allowed: Array | None) -> Array | None:
+        keep = self.live if self.store.rows("removed.bin") else None
+        if allowed is None:
+            return keep
+        allowed = np.asarray(allowed)
+        if allowed.dtype != np.bool_ or allowed.shape != (len(self),):
+            raise BadValueError(
+                f"search: allowed is {allowed.dtype} of shape {allowed.shape}; expected bool ({len(self)},), "
+                "one per row"
+            )
+        return allowed if keep is None else allowed & keep
+
+
+def live_rows(store: Store, count: int) -> Array:
+    """``(count,)`` bool: rows that are not removed; treat it as read-only."""
+
+    def make() -> Array:
+        live = np.ones(count, np.bool_)
+        if store.rows("removed.bin"):
+            live[store.read("removed.bin")] = False
+        return live
+
+    return store.derived(("live", count), make)

@@ -1,0 +1,196 @@
+"""Ids, texts and metadata of the documents of an index, kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from irkit.data.document import Document
+from irkit.errors import BadValueError
+from irkit.index.base import live_rows
+from irkit.index.files import Array
+from irkit.index.filters import parse_filter
+from irkit.index.store import Store
+
+__all__ = ["Documents"]
+
+_BLOBS = ("ids.bin", "documents.jsonl", "metadata.jsonl")
+_BLOCK_ROWS = 1 << 14
+
+
+class Documents:
+    """What belongs to the rows of an index, in the same `Store`; a row that the index removes is gone here.
+
+    Example:
+        >>> import tempfile
+        >>> with Store.build(tempfile.mkdtemp()) as store:
+        ...     documents = Documents(store)
+        ...     rows = documents.add([Document("a", "one"), Document("b", "two", metadata={"year": 2020})])
+        ...     store.publish()
+        >>> documents.find(["b", "c"]).tolist(), documents.filter({"year": {">=": 2000}}).tolist()
+        ([1, -1], [False, True])
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._index = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
+        self._mask = lru_cache(maxsize=16)(self._scan_metadata)
+
+    def __len__(self) -> int:
+        """Rows ever added, removed ones included."""
+        return self.store.rows("hashes.bin")
+
+    def add(self, documents: Iterable[Document]) -> range:
+        """Add documents, all at once: give large collections in chunks.
+
+        Returns:
+            Their rows.
+
+        Raises:
+            BadValueError: An id comes twice or is there already, or metadata is not JSON; nothing is added.
+            StorageError: They could not be stored; nothing is added.
+        """
+        items = list(documents)
+        with self.store.update():
+            ids = [item.id for item in items]
+            self._refuse_duplicates(ids)
+            columns = (
+                [identifier.encode() for identifier in ids],
+                [_line(item) for item in items],
+                [_json(item.metadata, item.id) if item.metadata else b"" for item in items],
+            )
+            start = len(self)
+            ends = np.empty((len(items), len(columns)), np.int64)
+            for number, (name, parts) in enumerate(zip(_BLOBS, columns, strict=True)):
+                ends[:, number] = self.store.rows(name) + np.cumsum(
+                    [len(part) for part in parts], dtype=np.int64
+                )
+                self.store.append(name, np.frombuffer(b"".join(parts), np.uint8))
+            self.store.append("ends.bin", ends)
+            self.store.append("hashes.bin", _hashes(ids))
+            return range(start, len(self))
+
+    def find(self, ids: Sequence[str]) -> Array:
+        """``(n,)`` int64 rows of documents by id; -1 where there is none, or none any more."""
+        found = np.full(len(ids), -1, np.int64)
+        wanted, (hashes, order) = _hashes(ids), self._hash_index()
+        first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
+        live = live_rows(self.store, len(self))
+        for place in np.flatnonzero(last > first).tolist():
+            rows = order[first[place] : last[place]]
+            rows = rows[live[rows]]  # several if the id was used before, or if two ids share a hash
+            same = [
+                row for row, name in zip(rows.tolist(), self.ids(rows), strict=True) if name == ids[place]
+            ]
+            found[place] = max(same, default=-1)
+        return found
+
+    def ids(self, rows: Array) -> list[str]:
+        """Ids of ``rows (n,)``."""
+        blob, starts, ends = self._spans(0, rows)
+        return [str(blob[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
+
+    def fetch(self, rows: Array) -> list[Document]:
+        """Documents of ``rows (n,)``, removed ones included."""
+        blob, starts, ends = self._spans(1, rows)
+        items = [json.loads(bytes(blob[start:end])) for start, end in zip(starts, ends, strict=True)]
+        return [
+            Document(item["_id"], item["text"], item["title"], item.get("metadata", {})) for item in items
+        ]
+
+    def filter(self, where: Mapping[str, Any]) -> Array:
+        """Which rows have metadata that meets all conditions, for ``Index.search(allowed=)``.
+
+        Args:
+            where: A condition for each key. A value: equal to it. A list: equal to one of them. Operators:
+                ``{">=": 2000, "<": 2010}``, of ``== != < <= > >= in``. A stored list meets a condition if
+                one of its elements does. A document without the key does not meet it.
+
+        Returns:
+            ``(len(self),)`` bool; treat it as read-only. Kept for the filters used last.
+
+        Raises:
+            BadValueError: An operator or a value makes no sense.
+        """
+        parse_filter(where)
+        return self._mask(self.store.version, json.dumps(where, sort_keys=True))
+
+    def _scan_metadata(self, version: int, where: str) -> Array:
+        meets = parse_filter(json.loads(where))
+        mask = np.full(len(self), meets({}))
+        for start in range(0, len(self) if self.store.rows("metadata.jsonl") else 0, _BLOCK_ROWS):
+            rows = np.arange(start, min(start + _BLOCK_ROWS, len(self)))
+            blob, starts, ends = self._spans(2, rows)
+            lines = bytes(blob[starts[0] : ends[-1]])
+            values = json.loads(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")  # one call is far faster
+            mask[rows[np.asarray(ends) > np.asarray(starts)]] = [meets(value) for value in values]
+        return mask
+
+    def _refuse_duplicates(self, ids: list[str]) -> None:
+        seen: set[str] = set()
+        twice = [name for name in ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+        there = [name for name, row in zip(ids, self.find(ids).tolist(), strict=True) if row >= 0]
+        for names, problem in ((twice, "more than once"), (there, "in the index already")):
+            if names:
+                raise BadValueError(
+                    f"adding documents: {len(names)} ids come {problem} ({', '.join(map(repr, names[:3]))}"
+                    f"{', ...' if len(names) > 3 else ''}); expected every id once. To replace documents, "
+                    "update them"
+                )
+
+    def _hash_index(self) -> tuple[Array, Array]:
+        """Hashes of all ids in order, and the row of each; new rows are merged into what is there."""
+        epoch, hashes, order = self._index
+        if epoch != self.store.epoch:
+            hashes, order = np.empty(0, np.uint64), np.empty(0, np.int64)
+        if len(hashes) < len(self):
+            new = self.store.read("hashes.bin")[len(hashes) :]
+            ranks = np.argsort(new)
+            places = np.searchsorted(hashes, new[ranks])
+            hashes, order = (
+                np.insert(hashes, places, new[ranks]),
+                np.insert(order, places, len(order) + ranks),
+            )
+        self._index = (self.store.epoch, hashes, order)
+        return hashes, order
+
+    def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:
+        """A blob and where in it each row starts and ends."""
+        rows = np.asarray(rows, np.int64)
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise BadValueError(
+                f"documents: rows {rows.min()} to {rows.max()}, expected 0 to {len(self) - 1}"
+            )
+        if not rows.size:
+            return memoryview(b""), [], []
+        ends = self.store.read("ends.bin")[:, blob]
+        starts = np.where(rows > 0, ends[rows - 1], 0)
+        return self.store.read(_BLOBS[blob]).data, starts.tolist(), ends[rows].tolist()
+
+
+def _hashes(ids: Sequence[str]) -> Array:
+    digests = (hashlib.blake2b(identifier.encode(), digest_size=8).digest() for identifier in ids)
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+def _line(document: Document) -> bytes:
+    """A line of BEIR's corpus.jsonl."""
+    fields: dict[str, Any] = {"_id": document.id, "title": document.title, "text": document.text}
+    if document.metadata:
+        fields["metadata"] = document.metadata
+    return _json(fields, document.id)
+
+
+def _json(value: Mapping[str, Any], identifier: str) -> bytes:
+    try:
+        return json.dumps(dict(value), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    except (TypeError, ValueError) as error:
+        raise BadValueError(
+            f"adding documents: metadata of {identifier!r} is not JSON ({error}); expected numbers, strings, "
+            "booleans, null, lists and dictionaries"
+        ) from error

@@ -1,0 +1,212 @@
+"""What the store is made of: the manifest and its checks, mapped arrays, and writes that reach the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irkit.errors import CorruptError, StorageError
+
+__all__ = [
+    "DATA_FILE",
+    "Array",
+    "Entry",
+    "Manifest",
+    "checksum",
+    "explained",
+    "peek",
+    "read_manifest",
+    "release",
+    "sync",
+    "write_at",
+]
+
+Array = np.ndarray[Any, Any]
+
+DATA_FILE = re.compile(r"[a-z_]+\.g\d+\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3
+_FORMAT = 1
+_KIND = "irkit index"
+_REMEDY = "restore the directory from a copy or rebuild the index"
+_BLOCK_BYTES = 1 << 24
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the manifest says of one array: ``rows`` of ``shape`` and ``dtype``, stored in ``file``."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+    crc32: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file that belong to the array; what comes after is not committed."""
+        return self.rows * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def map(self, directory: Path) -> Array:
+        """The array ``(rows, *shape)``, mapped into memory.
+
+        Raises:
+            CorruptError: The file is missing or too short.
+        """
+        path = directory / self.file
+        with explained(f"reading {path}"):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise CorruptError(f"index file {path}: it is missing; {_REMEDY}") from None
+            try:
+                size = os.fstat(descriptor).st_size
+                if size < self.nbytes:
+                    raise CorruptError(
+                        f"index file {path}: it has {size} bytes, expected {self.nbytes}; {_REMEDY}"
+                    )
+                if not self.nbytes:
+                    return np.empty((self.rows, *self.shape), self.dtype)
+                # private and writable, because torch warns of arrays that are not; nobody writes to them,
+                # and NORESERVE keeps the kernel from setting memory aside as if somebody did
+                pages = mmap.mmap(
+                    descriptor,
+                    self.nbytes,
+                    flags=mmap.MAP_PRIVATE | _NORESERVE,
+                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                )
+            finally:
+                os.close(descriptor)
+        return np.frombuffer(pages, self.dtype).reshape(self.rows, *self.shape)
+
+    def verify(self, directory: Path, array: Array) -> None:
+        """Raise CorruptError unless ``array``, mapped from the file, is what was written."""
+        found = checksum(array)
+        if found != self.crc32:
+            raise CorruptError(
+                f"index file {directory / self.file}: altered; its checksum is {found:08x}, "
+                f"expected {self.crc32:08x}; {_REMEDY}"
+            )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One committed state: the arrays by name, free values, and the number of the newest file."""
+
+    arrays: Mapping[str, Entry]
+    meta: Mapping[str, Any]
+    generation: int = 0
+
+    def serialise(self) -> bytes:
+        """As indented JSON that carries its own checksum."""
+        arrays = {name: asdict(entry) for name, entry in self.arrays.items()}
+        body = {"kind": _KIND, "format": _FORMAT, "generation": self.generation}
+        body |= {"arrays": arrays, "meta": self.meta}
+        return json.dumps(
+            body | {"checksum": zlib.crc32(_canonical(body))}, indent=1, sort_keys=True
+        ).encode()
+
+
+def read_manifest(data: bytes, path: Path) -> Manifest:
+    """Undo ``serialise``; ``path`` is for messages.
+
+    Raises:
+        StorageError: The file belongs to something else.
+        CorruptError: It was altered, or is of an unknown format.
+    """
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise CorruptError(f"index file {path}: not valid JSON ({error}); {_REMEDY}") from None
+    if not isinstance(body, dict) or (body.get("kind") != _KIND and "checksum" not in body):
+        raise StorageError(
+            f"{path}: not the manifest of an index; expected a directory an index was built in"
+        )
+    if body.get("format") != _FORMAT:
+        raise CorruptError(
+            f"index file {path}: format {body.get('format')!r}, expected {_FORMAT}; "
+            f"open it with the version of irkit that wrote it, or {_REMEDY}"
+        )
+    if body.pop("checksum", None) != zlib.crc32(_canonical(body)):
+        raise CorruptError(f"index file {path}: its checksum differs: it was altered; {_REMEDY}")
+    arrays = {
+        name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in body["arrays"].items()
+    }
+    if not all(DATA_FILE.fullmatch(entry.file) for entry in arrays.values()):
+        raise CorruptError(f"index file {path}: it names files that are not of an index; {_REMEDY}")
+    return Manifest(arrays, body["meta"], body["generation"])
+
+
+def peek(path: Path) -> Manifest | None:
+    """The manifest, or None where there is none that is whole."""
+    try:
+        return read_manifest(path.read_bytes(), path)
+    except (FileNotFoundError, StorageError):
+        return None
+
+
+def checksum(array: Array) -> int:
+    """CRC-32 of the bytes of an array, read in blocks; a mapped one does not stay in memory."""
+    content, value = array.reshape(-1).view(np.uint8), 0
+    for start in range(0, len(content), _BLOCK_BYTES):
+        value = zlib.crc32(content[start : start + _BLOCK_BYTES].data, value)
+        release(array)
+    return value
+
+
+def release(array: Array) -> None:
+    """Give mapped pages back: they stay in the kernel's cache, but no longer count as this process's."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    pages = base.obj if isinstance(base, memoryview) else base
+    if isinstance(pages, mmap.mmap):
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def write_at(path: Path, position: int, content: memoryview | bytes) -> None:
+    """Write ``content`` at ``position`` and end the file there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        view = memoryview(content)
+        while len(view):
+            written = os.pwrite(descriptor, view, position)
+            view, position = view[written:], position + written
+        os.ftruncate(descriptor, position)
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def explained(operation: str, outcome: str = "") -> Iterator[None]:
+    """Turn an operating system's error into a StorageError that says what was being done."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"{operation}: {reason}{'; ' if outcome else ''}{outcome}") from error
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()

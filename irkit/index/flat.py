@@ -1,0 +1,113 @@
+"""Exact search: every stored document is scored. The oracle of all other indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from irkit.index.base import Index
+from irkit.index.files import Array
+from irkit.index.topk import Hits, TopK
+from irkit.representation import MultiVector, Representation, representation_from_arrays
+from irkit.score import score
+
+__all__ = ["Flat"]
+
+_QUERIES = {"dense": 512, "multi_vector": 32, "sparse": 64}  # scored together: their side stays in cache
+_SCORES = 1 << 21  # made at a time: 8 MB
+_NUMBERS = 1 << 23  # of documents read, or made in between, at a time: 32 MB
+
+
+class Flat(Index):
+    """Keeps representations as they are, an array for each component, and scores all of them.
+
+    Memory is bounded: documents come from mapped files and are scored in blocks.
+    """
+
+    def representations(self, rows: Array) -> Representation:
+        """The stored documents of ``rows (n,)``, in this order."""
+        arrays, ends = self._arrays(), self._ends()
+        if ends is None:
+            return self._make({name: array[rows] for name, array in arrays.items()})
+        lengths = arrays.pop("lengths")[rows]
+        starts = ends[rows] - lengths
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        return self._make({"lengths": lengths} | {name: array[places] for name, array in arrays.items()})
+
+    def _append(self, representation: Representation) -> None:
+        for name, array in representation.arrays().items():
+            self.store.append(f"{name}.bin", array)
+
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        parts = []
+        for some in _query_blocks(queries):
+            best = TopK(len(some), k)
+            self._scan(some, best, 0, keep)
+            parts.append(best.hits())
+        return Hits(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _scan(self, queries: Representation, best: TopK, first: int, keep: Array | None) -> None:
+        """Push the exact scores of the rows from ``first`` on where ``keep`` is true (None: everywhere)."""
+        n = len(self)
+        if keep is not None and np.count_nonzero(keep[first:]) * 4 < n - first:  # few: read only those
+            rows = first + np.flatnonzero(keep[first:])
+            lengths = self._arrays().get("lengths")
+            for start, stop in _blocks(
+                queries, 0, len(rows), None if lengths is None else lengths[rows].cumsum()
+            ):
+                chosen = rows[start:stop]
+                best.push(score(queries, self.representations(chosen)), torch.from_numpy(chosen))
+            return
+        for start, stop in _blocks(queries, first, n, self._ends()):
+            scores = score(queries, self._slice(start, stop))
+            if keep is not None:
+                scores.masked_fill_(torch.from_numpy(~keep[start:stop]), float("-inf"))
+            best.push(scores, torch.arange(start, stop))
+
+    def _slice(self, start: int, stop: int) -> Representation:
+        """Rows ``start`` to ``stop``, not copied."""
+        arrays, ends = self._arrays(), self._ends()
+        if ends is None:
+            return self._make({name: array[start:stop] for name, array in arrays.items()})
+        lengths = arrays.pop("lengths")[start:stop]
+        begin, end = (int(ends[row - 1]) if row else 0 for row in (start, stop))
+        return self._make({"lengths": lengths} | {name: array[begin:end] for name, array in arrays.items()})
+
+    def _arrays(self) -> dict[str, Array]:
+        names = {"dense": ["values"], "multi_vector": ["values", "lengths"]}
+        wanted = names.get(str(self.representation), ["terms", "weights", "lengths"])
+        return {name: self.store.read(f"{name}.bin") for name in wanted}
+
+    def _ends(self) -> Array | None:
+        """``(n,)`` where the elements of each row end; None for kinds of one element a row."""
+        if self.representation == "dense":
+            return None
+        return self.store.derived("ends", lambda: np.cumsum(self.store.read("lengths.bin")))
+
+    def _make(self, arrays: dict[str, Array]) -> Representation:
+        return representation_from_arrays(str(self.representation), self.dim, arrays)
+
+
+def _query_blocks(queries: Representation) -> Iterator[Representation]:
+    size = _QUERIES[queries.kind]
+    for start in range(0, len(queries), size):
+        yield queries[start : start + size]
+
+
+def _blocks(queries: Representation, start: int, stop: int, ends: Array | None) -> Iterator[tuple[int, int]]:
+    """Cut rows ``start`` to ``stop`` so that neither scores nor documents of a block take much memory."""
+    width = 4 if queries.kind == "sparse" else queries.dim
+    if isinstance(queries, MultiVector):
+        width = max(width, len(queries.tokens.values))
+    rows, elements = max(1, _SCORES // len(queries)), max(1, _NUMBERS // max(1, width))
+    while start < stop:
+        end = min(stop, start + rows)
+        if ends is None:
+            end = min(end, start + elements)
+        else:
+            before = int(ends[start - 1]) if start else 0
+            end = min(end, max(start + 1, int(np.searchsorted(ends, before + elements, "right"))))
+        yield start, end
+        start = end

@@ -1,0 +1,429 @@
+"""One directory of append-only arrays and a manifest that is the only truth about them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import numpy as np
+
+from irkit.errors import BadValueError, CorruptError, LockedError, StorageError
+from irkit.index.files import (
+    DATA_FILE,
+    Array,
+    Entry,
+    Manifest,
+    checksum,
+    explained,
+    peek,
+    read_manifest,
+    release,
+    sync,
+    write_at,
+)
+
+__all__ = ["Store"]
+
+T = TypeVar("T")
+
+_MANIFEST, _BUILDING, _LOCK, _ASIDE = "irkit.json", "irkit.building.json", "irkit.lock", "irkit.json.tmp"
+_BLOCK_BYTES = 1 << 24
+_UNCHANGED = "the stored index is unchanged"
+
+
+class Store:
+    """The files of one index, read by many and changed by one at a time.
+
+    A change happens inside ``with store.update():``. It takes the lock, and its end either commits
+    everything (data first, then the manifest, renamed into place) or, on any exception, leaves the
+    directory as it was. A build commits into a manifest of its own, so that an index it replaces stays
+    in use until ``publish``, and a killed build goes on from its last commit.
+
+    An open store shows one committed state, also while another process writes; ``refresh`` moves to the
+    newest. Arrays are mapped into memory, not read. Several threads may read; one may write.
+
+    Attributes:
+        path: The directory.
+        meta: Free JSON values, kept in the manifest; change them inside ``update``.
+        version: Rises with every change.
+        epoch: Rises when rows may have changed other than by appending (opened, refreshed, rolled back).
+        building: Whether this is a build that is not yet published.
+
+    Example:
+        >>> import tempfile
+        >>> directory = tempfile.mkdtemp()
+        >>> with Store.build(directory) as store:
+        ...     with store.update():
+        ...         store.append("numbers.bin", np.arange(3))
+        ...     store.publish()
+        >>> Store.open(directory).read("numbers.bin").tolist()
+        [0, 1, 2]
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use `Store.open` or `Store.build`."""
+        self.path = path
+        self.meta: dict[str, Any] = {}
+        self.version = self.epoch = 0
+        self.building = False
+        self._entries: dict[str, Entry] = {}
+        self._generation = 0
+        self._saved = b""  # the manifest this state came from
+        self._maps: dict[str, Array] = {}
+        self._derived: dict[Hashable, Any] = {}
+        self._dirty: set[str] = set()  # files written since the last commit
+        self._lock: int | None = None
+        self._depth = 0  # of nested updates
+        self._failed = False
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Store:
+        """Open a finished index; nothing is written, so a read-only directory will do.
+
+        Args:
+            path: Its directory.
+            verify: Compare the checksum of every file (some 2 GB/s); sizes are compared in any case.
+
+        Raises:
+            StorageError: There is no finished index.
+            CorruptError: A file is missing, truncated or altered.
+        """
+        store = cls(Path(path))
+        store._load(verify)
+        return store
+
+    @classmethod
+    def build(cls, path: str | Path, *, key: Any = None, overwrite: bool = False) -> Store:
+        """Start an index or go on with a killed build; the lock is held until ``publish`` or ``close``.
+
+        Args:
+            path: A new or empty directory, or that of an index to replace.
+            key: JSON value that says what is being built. What a killed build of the same key has
+                committed is kept, that of any other is discarded.
+            overwrite: Replace the index that is there. It stays in use until ``publish``.
+
+        Raises:
+            StorageError: The directory holds an index (without ``overwrite``) or something else.
+            LockedError: Another process is writing.
+        """
+        store = cls(Path(path))
+        store.building = True
+        key = json.loads(json.dumps(key))
+        with explained(f"creating {path}"):
+            store.path.mkdir(parents=True, exist_ok=True)
+        store._check_place(overwrite)
+        store._acquire()
+        try:
+            store._check_place(overwrite)  # again, now that nobody else can change it
+            with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
+                store._load(verify=True)
+            if "build" not in store.meta or store.meta["build"] != key:
+                store._begin()
+                store.meta["build"] = key
+                store._commit()
+            store._clean()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def rows(self, name: str) -> int:
+        """Rows of an array; 0 when there is none of this name."""
+        return self._entries[name].rows if name in self._entries else 0
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every array by name."""
+        return {name: entry.nbytes for name, entry in sorted(self._entries.items())}
+
+    def read(self, name: str) -> Array:
+        """The array ``(rows, ...)``, mapped into memory; treat it as read-only."""
+        if name not in self._entries:
+            raise BadValueError(f"index {self.path}: no array {name!r}; it has {sorted(self._entries)}")
+        if name not in self._maps:
+            self._maps[name] = self._entries[name].map(self.path)
+        return self._maps[name]
+
+    def blocks(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Array]:
+        """Copies of rows ``start`` to ``stop``, in order, 16 MB each; the file does not stay in memory."""
+        array = self.read(name)
+        chosen = array[start:stop]
+        size = max(1, _BLOCK_BYTES // max(1, chosen[:1].nbytes))
+        for begin in range(0, len(chosen), size):
+            yield chosen[begin : begin + size].copy()
+            release(array)
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of ``make()``, kept until the store changes."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return cast(T, self._derived[key])
+
+    def append(self, name: str, array: Array) -> None:
+        """Add rows to an array, inside ``update``; the first call settles dtype and row shape.
+
+        Args:
+            name: Letters and ``_`` in lower case and a suffix, such as ``"values.bin"``.
+            array: ``(rows, ...)``.
+
+        Raises:
+            StorageError: The rows could not be written; the update is void.
+        """
+        data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        entry = self._entries.get(name) or Entry(self._new_file(name), data.dtype.str, data.shape[1:], 0, 0)
+        if (data.dtype.str, data.shape[1:]) != (entry.dtype, entry.shape):
+            raise BadValueError(
+                f"index {self.path}: rows of {name} are {entry.shape} {entry.dtype}, "
+                f"got {data.shape[1:]} {data.dtype.str}"
+            )
+        content = data.reshape(-1).view(np.uint8).data
+        with self._writing(entry.file) as path:
+            write_at(path, entry.nbytes, content)
+        self._change(
+            name, replace(entry, rows=entry.rows + len(data), crc32=zlib.crc32(content, entry.crc32))
+        )
+
+    def replace(self, name: str, write: Callable[[Path], object]) -> None:
+        """Put a file that ``write(path)`` makes in the place of an array, as bytes, inside ``update``.
+
+        Args:
+            name: As for `append`.
+            write: Called with the path to write; fails with an OSError.
+        """
+        file = self._new_file(name)
+        with self._writing(file) as path:
+            write(path)
+            entry = Entry(file, "|u1", (), path.stat().st_size, 0)
+            entry = replace(entry, crc32=checksum(entry.map(self.path)))
+        self._change(name, entry)
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[Self]:
+        """Change the index: all of the block or, on an exception, nothing of it.
+
+        Takes the lock and moves to the newest state first. Inside another ``update`` it becomes part of
+        that one. What was appended can be read inside the block.
+
+        Raises:
+            LockedError: Another process is writing.
+            StorageError: The changes could not be written.
+        """
+        if self._depth:
+            self._depth += 1
+            try:
+                yield self
+            except BaseException:
+                self._failed = True
+                raise
+            finally:
+                self._depth -= 1
+            return
+        held = self._lock is not None
+        if not held:
+            self._acquire()
+        try:
+            if not held:
+                self.refresh()
+                self._clean()
+            self._depth, self._failed = 1, False
+            try:
+                yield self
+                if self._failed:
+                    raise StorageError(f"index {self.path}: a step of this update failed; {_UNCHANGED}")
+                self._commit()
+                self._clean()
+            except BaseException:
+                self._load()  # the truth is on disk: the new manifest may already have been renamed
+                self._clean()
+                raise
+            finally:
+                self._depth = 0
+        finally:
+            if not held:
+                self._release_lock()
+
+    def publish(self) -> None:
+        """Finish a build: in one step its index replaces the one that was there, and the lock is free."""
+        if not self.building:
+            raise BadValueError(f"index {self.path}: there is no build to publish")
+        with explained(f"publishing {self.path}", "run the same build again to finish it"):
+            (self.path / _BUILDING).replace(self.path / _MANIFEST)
+            self.building = False
+            sync(self.path)
+        self._clean()
+        self._release_lock()
+
+    def refresh(self) -> bool:
+        """Move to the newest committed state; whether there was a newer one."""
+        with explained(f"reading {self._manifest}"):
+            newer = self._manifest.read_bytes() != self._saved
+        if newer:
+            self._load()
+        return newer
+
+    def verify(self) -> None:
+        """Compare the checksum of every file.
+
+        Raises:
+            CorruptError: A file was altered.
+        """
+        for name, entry in self._entries.items():
+            entry.verify(self.path, self.read(name))
+
+    def close(self) -> None:
+        """Release the lock; a build that was not published stays to be resumed."""
+        self._release_lock()
+        self._maps, self._derived = {}, {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._release_lock()
+
+    @property
+    def _manifest(self) -> Path:
+        return self.path / (_BUILDING if self.building else _MANIFEST)
+
+    def _load(self, verify: bool = False) -> None:
+        """Adopt the manifest on disk and map every file; again when a writer has replaced it meanwhile."""
+        for _ in range(100):
+            with explained(f"opening index {self.path}"):
+                try:
+                    data = self._manifest.read_bytes()
+                except (FileNotFoundError, NotADirectoryError):
+                    raise StorageError(self._absence()) from None
+            manifest = read_manifest(data, self._manifest)
+            try:
+                maps = {name: entry.map(self.path) for name, entry in manifest.arrays.items()}
+                break
+            except CorruptError:
+                if self._manifest.read_bytes() == data:
+                    raise
+        else:
+            raise StorageError(f"opening index {self.path}: it is being rewritten all the time; try again")
+        if verify:
+            for name, entry in manifest.arrays.items():
+                entry.verify(self.path, maps[name])
+        self._saved, self._maps, self._generation = data, maps, manifest.generation
+        self._entries, self.meta = dict(manifest.arrays), dict(manifest.meta)
+        self._dirty.clear()
+        self.epoch += 1
+        self._changed()
+
+    def _begin(self) -> None:
+        """Adopt an empty state, beside an index that may be there."""
+        manifests = [peek(self.path / name) for name in (_MANIFEST, _BUILDING)]
+        self._generation = max((manifest.generation for manifest in manifests if manifest), default=0)
+        self._saved, self._entries, self._maps, self.meta = b"", {}, {}, {}
+        self._changed()
+
+    def _commit(self) -> None:
+        data = Manifest(self._entries, self.meta, self._generation).serialise()
+        if data == self._saved:
+            return
+        with explained(f"writing {self._manifest}", _UNCHANGED):
+            for file in self._dirty:
+                sync(self.path / file)
+            sync(self.path)
+            write_at(self.path / _ASIDE, 0, data)
+            sync(self.path / _ASIDE)
+            (self.path / _ASIDE).replace(self._manifest)
+            sync(self.path)
+        self._saved = data
+        self._dirty.clear()
+
+    def _clean(self) -> None:
+        """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
+        manifests = [peek(self.path / name) for name in (_MANIFEST, _BUILDING)]
+        named = {entry.file for manifest in manifests if manifest for entry in manifest.arrays.values()}
+        with explained(f"cleaning {self.path}"):
+            for path in self.path.iterdir():
+                if path.name == _ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
+                    path.unlink()
+            for entry in self._entries.values():
+                if (self.path / entry.file).stat().st_size > entry.nbytes:
+                    os.truncate(self.path / entry.file, entry.nbytes)
+
+    def _new_file(self, name: str) -> str:
+        self._generation += 1
+        stem, _, suffix = name.partition(".")
+        file = f"{stem}.g{self._generation}.{suffix}"
+        if not DATA_FILE.fullmatch(file):
+            raise BadValueError(f"array name {name!r}: expected letters and _, and a suffix: values.bin")
+        return file
+
+    @contextlib.contextmanager
+    def _writing(self, file: str) -> Iterator[Path]:
+        if not self._depth:
+            raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
+        self._dirty.add(file)
+        try:
+            with explained(f"writing {self.path / file}", _UNCHANGED):
+                yield self.path / file
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _change(self, name: str, entry: Entry) -> None:
+        self._entries[name] = entry
+        self._maps.pop(name, None)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._derived = {}
+
+    def _acquire(self) -> None:
+        with explained(f"locking {self.path}"):
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise LockedError(
+                    f"index {self.path}: somebody else is writing to it (in this process or another); "
+                    "try again when that has finished"
+                ) from None
+        self._lock = descriptor
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_place(self, overwrite: bool) -> None:
+        """Refuse to replace an index without ``overwrite``, and to build among other files at all."""
+        manifest = self.path / _MANIFEST
+        with explained(f"reading {self.path}"):
+            present = {path.name for path in self.path.iterdir()}
+            ours = manifest.exists() and (peek(manifest) or b'"checksum"' in manifest.read_bytes())
+        known = {_BUILDING, _LOCK, _ASIDE} | ({_MANIFEST} if ours else set())
+        other = sorted(file for file in present if file not in known and not DATA_FILE.fullmatch(file))
+        if other and not peek(manifest):
+            raise StorageError(
+                f"building an index in {self.path}: the directory holds other files "
+                f"({', '.join(other[:3])}); choose a new or an empty one"
+            )
+        if ours and not overwrite:
+            raise StorageError(
+                f"building an index in {self.path}: there is one already; "
+                "choose another directory or ask to overwrite it"
+            )
+
+    def _absence(self) -> str:
+        if (self.path / _BUILDING).exists():
+            return (
+                f"opening index {self.path}: its build has not finished; run the same build again to resume"
+            )
+        found = "there is no irkit.json" if self.path.is_dir() else "there is no such directory"
+        return f"opening index {self.path}: {found}; expected a directory that an index was built in"
