@@ -1,0 +1,1 @@
+"""Speed and memory of irkit against its peers: correctness first, ratios within one run."""

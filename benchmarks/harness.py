@@ -1,0 +1,155 @@
+"""What every suite shares: interleaved timing, results with provenance, rendered tables."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["data_dir", "interleave", "matmul_peak", "provenance", "read_results", "render", "write_results"]
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "irkit",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "faiss-cpu",
+    "numba",
+    "triton",
+)
+
+Row = dict[str, Any]
+
+
+def data_dir() -> Path:
+    """The folder of real collections: ``IRKIT_DATA``, by default ``../shared/data`` beside the checkout."""
+    path = Path(os.environ.get("IRKIT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not path.is_dir():
+        raise SystemExit(
+            f"benchmarks: no collections at {path}; set IRKIT_DATA to the folder that holds them"
+        )
+    return path
+
+
+def interleave(contenders: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, list[float]]:
+    """Time every contender once a round, after one unmeasured round; seconds by name.
+
+    What slows the machine for a while then slows all of them, so the ratios hold.
+    """
+    for run in contenders.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        order = list(contenders.items())
+        for name, run in order if number % 2 == 0 else reversed(order):
+            gc.collect()
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], name: str, baseline: str) -> float:
+    """Median over the rounds of ``baseline / name`` within the same round: above 1 is faster."""
+    pairs = zip(seconds[baseline], seconds[name], strict=True)
+    return statistics.median(slow / fast for slow, fast in pairs)
+
+
+def matmul_peak(dtype: str, size: int = 2048, rounds: int = 5) -> float:
+    """Fastest measured square matrix product on all cores (or the GPU), in FLOP/s."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        torch.nn.functional.linear(a, b)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def provenance() -> Row:
+    """When, on what and with which versions a number was measured."""
+    import torch
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _git("rev-parse", "--short", "HEAD")
+        + ("+" if _git("status", "--porcelain", "irkit", "kernels") else ""),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def write_results(suite: str, rows: Iterable[Row]) -> Path:
+    """Replace ``results/SUITE.jsonl``: one line of provenance, then one line a row."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{suite}.jsonl"
+    lines = [json.dumps(provenance()), *(json.dumps(row) for row in rows)]
+    aside = path.with_suffix(".tmp")
+    aside.write_text("\n".join(lines) + "\n")
+    aside.replace(path)
+    return path
+
+
+def read_results(suite: str) -> tuple[Row, list[Row]]:
+    """Provenance and rows of ``results/SUITE.jsonl``."""
+    first, *rest = (RESULTS / f"{suite}.jsonl").read_text().splitlines()
+    return json.loads(first), [json.loads(line) for line in rest]
+
+
+def render(suite: str) -> str:
+    """The results of a suite as a markdown table with a line of provenance under it."""
+    source, rows = read_results(suite)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    versions = ", ".join(f"{name} {version}" for name, version in source["versions"].items())
+    machine = source["gpu"] or f"{source['cpu']}, {source['cores']} cores"
+    return "\n".join([*lines, "", f"{source['date']}, commit {source['commit']}, {machine}, {versions}."])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _git(*arguments: str) -> str:
+    try:
+        result = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent
+        )
+    except OSError:
+        return ""
+    return result.stdout.strip()

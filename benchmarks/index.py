@@ -1,0 +1,95 @@
+"""Suite ``index``: build time, memory and search speed of the dense backends on clustered random vectors.
+
+Every row is a fresh process, at two sizes ten times apart: memory that grows with the documents is what a
+backend must hold, not what its build forgot to let go of. Recall is against exact search of the same store.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Row, write_results
+
+SIZES = (100_000, 1_000_000)
+KINDS = ("flat", "ivf", "ivfpqfs", "hnsw")
+DIM, QUERIES, CHUNK, TOPICS = 128, 100, 8192, 1000
+
+
+def main() -> None:
+    """Measure every backend at both sizes; HNSW, which must hold all vectors, only at the smaller."""
+    rows: list[Row] = []
+    for size in SIZES:
+        for kind in KINDS if size == SIZES[0] else KINDS[:-1]:
+            command = [sys.executable, "-m", "benchmarks.index", kind, str(size)]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode:
+                raise SystemExit(f"index: {kind} with {size} documents failed:\n{result.stderr}")
+            rows.append(json.loads(result.stdout.splitlines()[-1]))
+            print(rows[-1], file=sys.stderr, flush=True)
+    write_results("index", rows)
+
+
+def vectors(size: int, seed: int) -> Iterator[Any]:
+    """Unit vectors around topics, a chunk at a time, never all in memory."""
+    import torch
+
+    topics = torch.randn(TOPICS, DIM, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, size, CHUNK):
+        count = min(CHUNK, size - start)
+        chosen = torch.randint(TOPICS, (count,), generator=generator)
+        noise = torch.randn(count, DIM, generator=generator)
+        yield torch.nn.functional.normalize(topics[chosen] + noise, dim=1)
+
+
+def measure(kind: str, size: int) -> Row:
+    """Build, search one query at a time, compare with exact search."""
+    import numpy as np
+
+    from irkit import Dense
+    from irkit.index import Flat, FlatConfig, Store, create_index, open_index
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        with Store.build(folder) as store:
+            index = create_index(store, kind)
+            for chunk in vectors(size, seed=1):
+                index.add(Dense(chunk))
+            index.finish()
+            store.publish()
+        build = time.perf_counter() - start
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        bytes_on_disk = sum(file.stat().st_size for file in Path(folder).iterdir())
+        store = Store.open(folder)
+        index = open_index(store)
+        queries = Dense(next(vectors(QUERIES, seed=2)))
+        index.search(queries, 10)
+        times, found = [], []
+        for at in range(QUERIES):
+            start = time.perf_counter()
+            found.append(index.search(queries[at : at + 1], 10).rows[0])
+            times.append(time.perf_counter() - start)
+        exact = Flat(store, FlatConfig()).search(queries, 10).rows
+        recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, exact, strict=True)])
+    return {
+        "backend": kind,
+        "documents": size,
+        "build s": build,
+        "memory of the build MB": memory / 1024,
+        "bytes/document": bytes_on_disk / size,
+        "ms/query": 1000 * sorted(times)[len(times) // 2],
+        "recall@10": float(recall),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
