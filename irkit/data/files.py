@@ -1,0 +1,161 @@
+"""Files of records: JSON lines, tab-separated columns or lines of text, also compressed or standard input."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import itertools
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from irkit.errors import BadValueError, StorageError
+
+__all__ = ["Fields", "decode", "parse_json", "read_lines", "read_records"]
+
+_FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}
+
+
+class Fields(NamedTuple):
+    """Where the parts of a record are found.
+
+    Args:
+        ids: Names of the identifier; the first that is there counts.
+        texts: Names of the text, likewise.
+        columns: Names of the columns of a tsv file without a header line, by their number.
+    """
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    columns: Mapping[int, tuple[str, ...]]
+
+
+def read_lines(path: str) -> Iterator[tuple[int, bytes]]:
+    r"""Lines of a file (``.gz`` is decompressed, ``-`` is standard input) that are not blank.
+
+    Only ``\n`` and ``\r\n`` end a line: text may hold the other separators of Unicode.
+
+    Returns:
+        Pairs of the line number, from 1 and counting blank lines, and the line without its end.
+
+    Raises:
+        StorageError: The file cannot be read, or its compressed stream is damaged.
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            for number, line in enumerate(stream, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.strip():
+                    yield number, line.rstrip(b"\r\n")
+    except (OSError, EOFError, zlib.error) as error:
+        where = f", after line {number}" if number else ""
+        raise StorageError(f"reading {path}{where}: {error}") from error
+
+
+def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read a file record by record.
+
+    The extension tells the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.tsv`` or ``.txt``, each also
+    with ``.gz``. Without an extension, as for standard input, the first line tells it.
+
+    Returns:
+        Pairs of line number and record. The record of a plain line has its line number as ``id``.
+
+    Raises:
+        StorageError: The file cannot be read.
+        BadValueError: The format is unknown, or a line is not in it; the message names file and line.
+    """
+    decoded = ((number, decode(line, f"{path}:{number}")) for number, line in read_lines(path))
+    first = next(decoded, None)
+    if first is None:
+        return
+    lines, kind = itertools.chain([first], decoded), _format(path, first[1])
+    if kind == "jsonl":
+        for number, line in lines:
+            yield number, parse_json(line, f"{path}:{number}")
+    elif kind == "tsv":
+        yield from _read_tsv(path, lines, fields)
+    else:
+        for number, line in lines:
+            yield number, {"id": str(number), "text": line}
+
+
+def parse_json(line: str | bytes, where: str) -> dict[str, Any]:
+    """Parse one line of JSON.
+
+    Raises:
+        BadValueError: It is not a JSON object; the message starts with ``where``.
+    """
+    text = decode(line, where) if isinstance(line, bytes) else line
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadValueError(f"{where}: not valid JSON ({error}); expected one object a line") from error
+    if not isinstance(record, dict):
+        raise BadValueError(f"{where}: expected one JSON object a line, got {text[:60]!r}")
+    return record
+
+
+def decode(line: bytes, where: str) -> str:
+    """Decode UTF-8.
+
+    Raises:
+        BadValueError: It is not UTF-8; the message starts with ``where``.
+    """
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadValueError(
+            f"{where}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
+            "convert the file, for example with iconv -f latin1 -t utf-8"
+        ) from error
+
+
+def _open(path: str) -> AbstractContextManager[Iterable[bytes]]:
+    if path == "-":
+        return nullcontext(sys.stdin.buffer)
+    if path.endswith(".gz"):
+        return gzip.open(path)
+    return Path(path).open("rb")
+
+
+def _format(path: str, first: str) -> str:
+    suffix = "" if path == "-" else Path(path.removesuffix(".gz")).suffix.lower()
+    if suffix in _FORMATS:
+        return _FORMATS[suffix]
+    if suffix:
+        raise BadValueError(
+            f"{path}: unknown extension {suffix!r}; expected .jsonl, .tsv or .txt (or with .gz)"
+        )
+    return "jsonl" if first.lstrip().startswith("{") else "tsv" if "\t" in first else "txt"
+
+
+def _header(line: str, fields: Fields) -> list[str] | None:
+    names = [name.strip().lower() for name in line.split("\t")]
+    named = not set(names).isdisjoint(fields.ids) and not set(names).isdisjoint(fields.texts)
+    return names if named else None
+
+
+def _read_tsv(
+    path: str, lines: Iterator[tuple[int, str]], fields: Fields
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    columns: tuple[str, ...] | list[str] | None = None
+    for number, line in lines:
+        values = line.split("\t")
+        if columns is None:
+            columns = _header(line, fields)
+            if columns is not None:
+                continue
+            columns = fields.columns.get(len(values), fields.columns[min(fields.columns)])
+        if len(values) != len(columns):
+            raise BadValueError(
+                f"{path}:{number}: expected {len(columns)} tab-separated columns ({', '.join(columns)}), "
+                f"got {len(values)}: {line[:60]!r}"
+            )
+        yield number, dict(zip(columns, values, strict=True))

@@ -1,0 +1,64 @@
+"""Relevance judgments from TREC and BEIR files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from irkit.data.document import Qrels
+from irkit.data.files import decode, read_lines
+from irkit.errors import BadValueError
+
+__all__ = ["collect_qrels", "read_qrels_file"]
+
+Judgment = tuple[int, str, str, str | int]
+"""Line number, query id, document id, grade."""
+
+_HEADERS = (b"query-id", b"query_id", b"qid")
+
+
+def read_qrels_file(path: str) -> Qrels:
+    """Read TREC's four columns (query, iteration, document, grade) or BEIR's three (query, document, grade).
+
+    BEIR's header line is recognised; columns are separated by tabs or by spaces.
+
+    Raises:
+        StorageError: The file cannot be read.
+        BadValueError: A line is malformed; the message names file and line.
+    """
+    return collect_qrels(path, _judgments(path))
+
+
+def collect_qrels(name: str, judgments: Iterable[Judgment]) -> Qrels:
+    """Gather judgments by query.
+
+    Raises:
+        BadValueError: A grade is no integer, or one document has two grades for one query.
+    """
+    qrels: Qrels = {}
+    for number, query_id, doc_id, grade in judgments:
+        try:
+            value = int(grade)
+        except ValueError as error:
+            raise BadValueError(f"{name}:{number}: expected an integer grade, got {grade!r:.60}") from error
+        if qrels.setdefault(query_id, {}).setdefault(doc_id, value) != value:
+            raise BadValueError(
+                f"{name}:{number}: document {doc_id!r} of query {query_id!r} was judged "
+                f"{qrels[query_id][doc_id]} before and is {value} here; keep one of the lines"
+            )
+    return qrels
+
+
+def _judgments(path: str) -> Iterable[Judgment]:
+    width = None
+    for number, line in read_lines(path):
+        columns = line.split(b"\t") if line.count(b"\t") == 2 else line.split()
+        header = width is None and columns[0].lower() in _HEADERS
+        width = width or len(columns)
+        if len(columns) != width or width not in (3, 4):
+            raise BadValueError(
+                f"{path}:{number}: expected 4 columns (query 0 document grade) or 3 (query document grade), "
+                f"the same on every line; got {len(columns)}: {line[:60]!r}"
+            )
+        if not header:
+            texts = [decode(column, f"{path}:{number}") for column in columns]
+            yield number, texts[0], texts[-2], texts[-1]

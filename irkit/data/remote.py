@@ -1,0 +1,119 @@
+"""Collections of the ir_datasets catalogue and of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from irkit.data.document import Qrels
+from irkit.data.files import Fields
+from irkit.data.qrels import collect_qrels
+from irkit.data.source import Source, build_all
+from irkit.errors import BadValueError, StorageError, require
+
+__all__ = ["PREFIXES", "read_remote_qrels", "remote_source"]
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+PREFIXES = ("ir_datasets:", "hf:")
+
+_BEIR_QRELS = ("query-id", "corpus-id", "score")
+
+
+def remote_source(source: str, part: str, fields: Fields, build: Callable[[Record], T]) -> Source[T]:
+    """Open ``ir_datasets:ID`` or ``hf:NAME[:CONFIG][:SPLIT]``.
+
+    Args:
+        source: What to read. An empty CONFIG is the default one: ``hf:NAME::train``.
+        part: ``"docs"`` or ``"queries"``, which one ID of ir_datasets holds side by side.
+        fields: Names of the id and of the text of a record.
+        build: Makes an item of a record.
+
+    Raises:
+        MissingDependencyError: The package ir_datasets or datasets is not installed.
+        BadValueError: There is no such collection, or it has no such part.
+        StorageError: It could not be loaded.
+    """
+    if source.startswith("hf:"):
+        rows = _load_hf(source)
+        return Source(source, lambda: build_all(source, _numbered(source, map(_plain, rows)), build))
+    read = getattr(_load_ir_datasets(source, part), f"{part}_iter")
+
+    def record(item: Any) -> Record:  # a named tuple whose fields differ by collection
+        values = _plain(item._asdict())
+        if values.keys().isdisjoint(
+            fields.texts
+        ):  # default_text joins the right fields, the title among them
+            values |= {"text": item.default_text(), "title": ""}
+        return values
+
+    return Source(source, lambda: build_all(source, _numbered(source, map(record, read())), build))
+
+
+def read_remote_qrels(source: str) -> Qrels:
+    """Read the judgments of ``ir_datasets:ID``, or of a hub dataset with the three columns of BEIR.
+
+    Raises:
+        MissingDependencyError: The package ir_datasets or datasets is not installed.
+        BadValueError: There is no such collection, or it has no judgments.
+        StorageError: It could not be loaded.
+    """
+    if source.startswith("hf:"):
+        table = _load_hf(source)
+        if not set(_BEIR_QRELS) <= set(table.column_names):
+            raise BadValueError(
+                f"{source}: expected the columns {', '.join(_BEIR_QRELS)}; got {table.column_names}"
+            )
+        rows = ([row[name] for name in _BEIR_QRELS] for row in table)
+    else:
+        found = _load_ir_datasets(source, "qrels").qrels_iter()
+        rows = ([row.query_id, row.doc_id, row.relevance] for row in found)
+    numbered = _numbered(source, rows)
+    return collect_qrels(source, ((n, str(query), str(doc), grade) for n, (query, doc, grade) in numbered))
+
+
+def _load_ir_datasets(source: str, part: str) -> Any:
+    library = require("ir_datasets", "data", "Reading ir_datasets collections")
+    name = source.removeprefix("ir_datasets:")
+    try:
+        dataset = library.load(name)
+    except KeyError as error:
+        raise BadValueError(
+            f"{source}: ir_datasets knows no {name!r}; see https://ir-datasets.com"
+        ) from error
+    if not getattr(dataset, f"has_{part}")():
+        raise BadValueError(f"{source}: this collection has no {part}; see https://ir-datasets.com")
+    return dataset
+
+
+def _load_hf(source: str) -> Any:
+    library = require("datasets", "data", "Reading datasets of the Hugging Face hub")
+    name, config, split, *rest = [*source.removeprefix("hf:").split(":"), "", ""]
+    if any(rest) or not name:
+        raise BadValueError(f"{source}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+    try:
+        loaded = library.load_dataset(name, config or None, split=split or None)
+    except (OSError, RuntimeError, ValueError, library.exceptions.DatasetsError) as error:
+        raise StorageError(f"loading {source}: {error}") from error
+    if split:
+        return loaded
+    if len(loaded) != 1:
+        raise BadValueError(
+            f"{source}: say which split, as in hf:{name}:{config}:SPLIT; it has {', '.join(loaded)}"
+        )
+    return next(iter(loaded.values()))
+
+
+def _numbered(source: str, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    try:
+        yield from enumerate(items, 1)
+    except (OSError, RuntimeError) as error:  # downloads start with the first item
+        raise StorageError(f"reading {source}: {error}") from error
+
+
+def _plain(record: Mapping[str, Any]) -> Record:
+    """Without what JSON cannot hold, such as images and dates."""
+    return {
+        name: value for name, value in record.items() if isinstance(value, str | int | float | list | dict)
+    }

@@ -1,0 +1,166 @@
+"""A collection that is read anew each time it is iterated, and the check that precedes long work on it."""
+
+from __future__ import annotations
+
+import stat
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from irkit.data.document import Document, Query
+from irkit.data.files import Fields, read_records
+from irkit.errors import BadTypeError, BadValueError, StorageError
+
+__all__ = [
+    "DOCUMENT_FIELDS",
+    "QUERY_FIELDS",
+    "Source",
+    "check_documents",
+    "file_source",
+    "to_document",
+    "to_query",
+]
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+DOCUMENT_FIELDS = Fields(
+    ids=("_id", "id", "docid", "doc_id"),
+    texts=("text", "contents", "content", "body", "document_text"),
+    columns={2: ("id", "text"), 3: ("id", "title", "text"), 4: ("id", "url", "title", "text")},
+)
+QUERY_FIELDS = Fields(
+    ids=("_id", "id", "qid", "query_id"),
+    texts=("text", "query", "question", "contents"),
+    columns={2: ("id", "text")},
+)
+
+
+class Source(Generic[T]):
+    """Documents or queries, streamed in bounded memory; iterate as often as needed.
+
+    Args:
+        name: Where they come from, for messages.
+        read: Starts reading: pairs of a number (line or position, from 1) and an item.
+        once: Whether it can be read only once, as standard input.
+    """
+
+    def __init__(self, name: str, read: Callable[[], Iterator[tuple[int, T]]], once: bool = False) -> None:
+        self.name, self.once = name, once
+        self._read, self._used = read, False
+
+    def numbered(self) -> Iterator[tuple[int, T]]:
+        """Iterate over pairs of number and item.
+
+        Raises:
+            BadValueError: A record is malformed; the message names file and line.
+            StorageError: It cannot be read, or not again.
+        """
+        if self.once and self._used:
+            raise StorageError(f"reading {self.name}: it can be read only once; save it to a file")
+        self._used = True
+        return self._read()
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for _, item in self.numbered())
+
+
+def file_source(path: str, fields: Fields, build: Callable[[Record], T]) -> Source[T]:
+    """Open a file, or standard input for ``-``, in a format of `irkit.data.files`.
+
+    Raises:
+        StorageError: There is no such file.
+    """
+    try:
+        once = path == "-" or not stat.S_ISREG(Path(path).stat().st_mode)  # pipes such as /dev/fd/63
+    except OSError as error:
+        raise StorageError(f"reading {path}: {error.strerror}") from error
+    return Source(path, lambda: build_all(path, read_records(path, fields), build), once)
+
+
+def build_all(
+    name: str, records: Iterable[tuple[int, Record]], build: Callable[[Record], T]
+) -> Iterator[tuple[int, T]]:
+    """Build an item of every record.
+
+    Raises:
+        BadValueError: What ``build`` complained about, with the place in front.
+    """
+    for number, record in records:
+        try:
+            item = build(record)
+        except (BadValueError, BadTypeError) as error:
+            raise BadValueError(f"{name}:{number}: {error}") from error
+        yield number, item
+
+
+def to_document(record: Record) -> Document:
+    """Make a document; keys that are neither id, text, title nor metadata become metadata."""
+    identifier, text = _pop(record, DOCUMENT_FIELDS.ids), _pop(record, DOCUMENT_FIELDS.texts)
+    title, metadata = record.pop("title", None), record.pop("metadata", None)
+    if not isinstance(metadata, dict | None):
+        raise BadValueError(f"metadata: expected keys and values, got {metadata!r:.60}")
+    return Document(_name(identifier), text, "" if title is None else title, record | (metadata or {}))
+
+
+def to_query(record: Record) -> Query:
+    """Make a query; other keys are ignored."""
+    return Query(_name(_pop(record, QUERY_FIELDS.ids)), _pop(record, QUERY_FIELDS.texts))
+
+
+def _pop(record: Record, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in record:
+            return record.pop(name)
+    raise BadValueError(
+        f"missing key {names[0]!r} (or {', '.join(names[1:])}); other keys: {', '.join(record) or 'none'}"
+    )
+
+
+def _name(identifier: Any) -> Any:
+    """Numbers, but not truth values, are fine as ids."""
+    return str(identifier) if type(identifier) is int else identifier
+
+
+def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
+    """Read everything once, so that a malformed line or a repeated id fails before hours of encoding.
+
+    Takes 8 bytes of memory per document.
+
+    Args:
+        documents: Can be iterated again, as a `Source` over a file or a list can. Queries work as well.
+
+    Returns:
+        Their number.
+
+    Raises:
+        BadValueError: A record is malformed or an id appears twice; the message names file and lines.
+        StorageError: The source cannot be read.
+
+    Example:
+        >>> check_documents([Document("d1", "one"), Document("d2", "two")])
+        2
+    """
+    name = getattr(documents, "name", "documents")
+    if getattr(documents, "once", False) or iter(documents) is documents:
+        raise BadTypeError(f"checking {name}: it can be read only once; save it to a file or pass a list")
+
+    def numbered() -> Iterator[tuple[int, Document | Query]]:
+        return documents.numbered() if isinstance(documents, Source) else enumerate(documents, 1)
+
+    hashes = array("q", (hash(document.id) for _, document in numbered()))
+    ordered = np.sort(np.frombuffer(hashes, dtype=np.int64))
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    first: dict[str, int] = {}
+    for number, document in numbered() if repeated else ():  # equal hashes need not mean equal ids
+        if hash(document.id) in repeated:
+            if document.id in first:
+                raise BadValueError(
+                    f"{name}:{number}: id {document.id!r} was used before, at {first[document.id]}; "
+                    "ids must be unique"
+                )
+            first[document.id] = number
+    return len(hashes)

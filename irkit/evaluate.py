@@ -1,0 +1,244 @@
+"""Measures of runs, through ir_measures, and paired significance tests between them."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from irkit.data import Qrels, read_qrels
+from irkit.errors import BadTypeError, BadValueError
+from irkit.run import Run
+
+__all__ = ["Comparison", "Evaluation", "compare", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found; the keys are the measures as they were asked for.
+
+    Attributes:
+        mean: Measure -> mean over the queries (of counts such as NumRel: the sum).
+        per_query: Measure -> query id -> value.
+    """
+
+    mean: dict[str, float]
+    per_query: dict[str, dict[str, float]]
+
+
+class Comparison(NamedTuple):
+    """One system against the baseline under one measure: a row of `compare`."""
+
+    system: str
+    measure: str
+    mean: float
+    difference: float
+    p: float
+    corrected_p: float
+    significant: bool
+
+
+def evaluate(
+    run: Run | Mapping[str, Mapping[str, float]] | str | Path,
+    qrels: Qrels | str | Path,
+    measures: str | Iterable[str] = ("nDCG@10",),
+    *,
+    missing: Literal["zero", "skip"] = "zero",
+    drop_identical_ids: bool = False,
+) -> Evaluation:
+    """Score a run.
+
+    Documents with equal scores are ordered as the measure's reference implementation does, trec_eval's by
+    descending document id, whatever their order in the run. Queries without judgments do not count.
+
+    Args:
+        run: A run, a dictionary or a file.
+        qrels: Judgments, or a source of them (`irkit.data.read_qrels`).
+        measures: Names as ir_measures has them, such as ``nDCG@10``, ``RR@10``, ``R@1000`` or
+            ``AP(rel=2)``; in one string they are separated by spaces.
+        missing: Judged queries that the run lacks count as ``"zero"``, as in published results
+            (``trec_eval -c``), or are left out: ``"skip"``, trec_eval's default, which flatters a run
+            that fails on a query.
+        drop_identical_ids: Ignore documents that have the id of the query (BEIR's convention).
+
+    Returns:
+        Means and values per query.
+
+    Raises:
+        BadValueError: A measure is unknown or lacks a parameter, or run and judgments share no query.
+        BadTypeError: A grade is no integer.
+        StorageError: A file cannot be read.
+
+    Example:
+        >>> result = evaluate({"q1": {"d1": 2.0, "d2": 1.0}}, {"q1": {"d2": 1}}, "RR@10 P@1")
+        >>> result.mean
+        {'RR@10': 0.5, 'P@1': 0.0}
+
+    Source: MacAvaney et al. 2022, https://arxiv.org/abs/2111.13466 (ir_measures).
+    """
+    chosen = _parse(measures)
+    if not isinstance(run, Run):
+        run = Run.read(run) if isinstance(run, str | Path) else Run.from_dict(run)
+    if drop_identical_ids:
+        run = run.without_identical_ids()
+    judgments = _judgments(qrels)
+    judged = [query for query in judgments if query in run]
+    if not judged:
+        examples = [next(iter(ids), "none") for ids in (judgments, run.query_ids)]
+        raise BadValueError(
+            f"evaluate: none of the {len(judgments)} judged queries (such as {examples[0]!r}) is among the "
+            f"{len(run)} of the run (such as {examples[1]!r}); do they belong together?"
+        )
+    if missing not in ("zero", "skip"):
+        raise BadValueError(f'evaluate: expected missing="zero" or "skip", got {missing!r}')
+    if missing == "skip":
+        judgments = {query: judgments[query] for query in judged}
+    values = _score(set(chosen.values()), judgments, run)
+    mean = {}
+    for name, measure in chosen.items():
+        total = measure.aggregator()  # in the order of the judgments: equal runs have equal means, bit by bit
+        for value in values[measure].values():
+            total.add(value)
+        mean[name] = float(total.result())
+    return Evaluation(mean, {name: values[measure] for name, measure in chosen.items()})
+
+
+def compare(
+    baseline: Evaluation,
+    systems: Mapping[str, Evaluation],
+    *,
+    correction: Literal["holm", "bonferroni"] | None = "holm",
+    alpha: float = 0.05,
+) -> list[Comparison]:
+    """Test every system against the baseline: paired two-sided t-test over the queries, per measure.
+
+    Args:
+        baseline: Evaluation of the run that the others are held against.
+        systems: Name -> evaluation, with the measures and the queries of the baseline.
+        correction: For testing several systems; the systems under one measure are one family.
+        alpha: Level under which a corrected p is significant.
+
+    Returns:
+        One row for each measure and system. Systems equal to the baseline on all queries have p = 1.
+
+    Raises:
+        BadValueError: Measures or queries differ, or there are fewer than two queries.
+
+    Source: Holm 1979, A Simple Sequentially Rejective Multiple Test Procedure.
+    """
+    rows: list[Comparison] = []
+    for measure, base in baseline.per_query.items():
+        for name, system in systems.items():
+            queries = system.per_query.get(measure, {}).keys()
+            if queries != base.keys() or len(base) < 2:
+                raise BadValueError(
+                    f"compare: {measure} of {name!r} has {len(queries)} queries, the baseline {len(base)}; "
+                    "expected the same queries, two at least: evaluate all runs with the same measures and "
+                    'judgments, and missing="zero"'
+                )
+        ps = [_p_value(base, system.per_query[measure]) for system in systems.values()]
+        for (name, system), p, corrected in zip(systems.items(), ps, _correct(ps, correction), strict=True):
+            mean = system.mean[measure]
+            difference = mean - baseline.mean[measure]
+            rows.append(Comparison(name, measure, mean, difference, p, corrected, corrected < alpha))
+    return rows
+
+
+def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
+    """The measures by the names that were given."""
+    import ir_measures
+
+    if isinstance(measures, str):  # split at spaces and commas outside parentheses
+        measures = re.findall(r"(?:\([^)]*\)|[^\s,(])+", measures)
+    chosen = {}
+    for name in map(str, measures):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of ast.Num, from Python 3.12 on
+                measure = ir_measures.parse_measure(name)
+            measure.validate_params()  # type: ignore[no-untyped-call]
+        except (AssertionError, NameError, ValueError, TypeError) as error:
+            raise BadValueError(f"measure {name!r}: {error or 'not understood'}. {_nearest(name)}") from error
+        for key in {"cutoff", "rel"} & measure.params.keys():
+            if isinstance(measure.params[key], bool) or measure.params[key] < 1:  # trec_eval would abort
+                raise BadValueError(f"measure {name!r}: expected {key} of at least 1")
+        if not ir_measures.DefaultPipeline.supports(measure):  # type: ignore[no-untyped-call]
+            raise BadValueError(
+                f"measure {name!r}: needs a package that is not installed; try "
+                "pip install 'ir-measures[cwl-eval,pyndeval]'"
+            )
+        chosen[name] = measure
+    if not chosen:
+        raise BadValueError("evaluate: got no measures, expected some such as nDCG@10")
+    return chosen
+
+
+def _nearest(name: str) -> str:
+    from ir_measures.measures import registry
+
+    known = {key.lower(): measure.__name__ for key, measure in registry.items()}
+    near = difflib.get_close_matches(re.split(r"[@(]", name)[0].lower(), known, 3)
+    hint = f"Did you mean {' or '.join(dict.fromkeys(known[key] for key in near))}? " if near else ""
+    return f"{hint}Measures look like nDCG@10, RR@10, R@1000, P(rel=2)@5 or AP"
+
+
+def _judgments(qrels: Qrels | str | Path) -> Qrels:
+    if isinstance(qrels, str | Path):
+        return read_qrels(qrels)
+    try:  # plain integers, which trec_eval insists on
+        return {
+            query: {doc: operator.index(grade) for doc, grade in row.items()} for query, row in qrels.items()
+        }
+    except (AttributeError, TypeError) as error:
+        raise BadTypeError(
+            f"evaluate: qrels must be query id -> document id -> integer grade: {error}"
+        ) from error
+
+
+def _score(measures: set[Any], qrels: Qrels, run: Run) -> dict[Any, dict[str, float]]:
+    """Measure -> query -> value, the queries in the order of ``qrels``."""
+    import ir_measures
+
+    results = {query: dict(run[query]) for query in run.query_ids if query in qrels and run[query]}
+    found: dict[Any, dict[str, float]] = {measure: {} for measure in measures}
+    for metric in ir_measures.iter_calc(list(measures), qrels, results):
+        found[metric.measure][metric.query_id] = metric.value
+    for measure in measures:  # what counts the judgments alone must not depend on the run
+        if measure.NAME == "NumQ":
+            found[measure] = dict.fromkeys(qrels, 1.0)
+        elif measure.NAME == "NumRel":
+            found[measure] = {
+                query: sum(grade >= 1 for grade in row.values()) for query, row in qrels.items()
+            }
+    return {m: {query: row[query] for query in qrels if query in row} for m, row in found.items()}
+
+
+def _p_value(base: Mapping[str, float], other: Mapping[str, float]) -> float:
+    from scipy.stats import ttest_rel
+
+    pairs = np.array([(other[query], value) for query, value in base.items()], dtype=np.float64)
+    if (pairs[:, 0] == pairs[:, 1]).all():  # 0 / 0
+        return 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences everywhere: p = 0 is meant
+        return float(ttest_rel(pairs[:, 0], pairs[:, 1]).pvalue)
+
+
+def _correct(ps: list[float], correction: str | None) -> list[float]:
+    if correction is None:
+        return ps
+    if correction not in ("holm", "bonferroni"):
+        raise BadValueError(f"compare: unknown correction {correction!r}; expected holm, bonferroni or None")
+    order = np.argsort(ps, kind="stable")
+    factors = len(ps) - np.arange(len(ps)) if correction == "holm" else np.full(len(ps), len(ps))
+    stepped = np.maximum.accumulate(np.array(ps)[order] * factors) if ps else np.empty(0)
+    corrected = np.empty(len(ps))
+    corrected[order] = np.minimum(stepped, 1)
+    return corrected.tolist()

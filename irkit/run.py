@@ -1,0 +1,255 @@
+"""Runs: the ranked documents of each query, in and out as TREC files, JSON lines and dictionaries."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from irkit.data.files import decode, parse_json, read_lines
+from irkit.errors import BadTypeError, BadValueError, StorageError
+
+__all__ = ["Run", "ScoredDoc"]
+
+Ranking: TypeAlias = tuple[str, Sequence[str], "Sequence[float] | np.ndarray[Any, Any]"]
+"""Query id, document ids and their scores."""
+
+_SPACE = re.compile(r"[ \t\n\r\v\f]")  # what separates the columns of a TREC file; Unicode has more spaces
+
+
+class ScoredDoc(NamedTuple):
+    """One result, in the form that ir_measures reads."""
+
+    query_id: str
+    doc_id: str
+    score: float
+
+
+class Run:
+    """Documents by descending score for every query; equal scores keep the order they came in.
+
+    Iterating gives a `ScoredDoc` for each result, ``len`` is the number of queries and ``run[query_id]``
+    the ranking of one query.
+
+    Args:
+        rankings: Query id, document ids and scores (finite, higher is better) of each query.
+
+    Raises:
+        BadValueError: A query, or a document of one query, appears twice; a score is not a finite number;
+            an id is empty.
+        BadTypeError: An id is not a string.
+
+    Example:
+        >>> run = Run.from_dict({"q1": {"d1": 0.5, "d2": 2.0}})
+        >>> run["q1"]
+        [('d2', 2.0), ('d1', 0.5)]
+    """
+
+    def __init__(self, rankings: Iterable[Ranking] = ()) -> None:
+        self._rows: dict[str, int] = {}  # query id -> position in offsets
+        self._offsets, self._doc_ids, parts = [0], list[str](), [np.empty(0)]
+        for query_id, doc_ids, scores in rankings:
+            if query_id in self._rows:
+                raise BadValueError(f"Run: query {query_id!r} appears twice; expected one ranking per query")
+            values = _check(query_id, doc_ids, scores)
+            order = np.argsort(-values, kind="stable")
+            self._rows[query_id] = len(self._rows)
+            self._doc_ids += [doc_ids[i] for i in order.tolist()]
+            self._offsets.append(len(self._doc_ids))
+            parts.append(values[order])
+        self._scores = np.concatenate(parts)
+
+    @classmethod
+    def from_dict(cls, results: Mapping[str, Mapping[str, float]]) -> Run:
+        """Take query id -> document id -> score, the form of pytrec_eval, ranx and BEIR."""
+        return cls((query_id, list(found), list(found.values())) for query_id, found in results.items())
+
+    @classmethod
+    def read(cls, path: str | Path) -> Run:
+        """Read a TREC run, or JSON lines if the name ends in ``.jsonl``; each also with ``.gz``.
+
+        Lines may come in any order: scores rank. The second column, ranks and tags are not used.
+
+        Raises:
+            StorageError: The file cannot be read.
+            BadValueError: A line is malformed, a score is not a finite number, or a document appears twice
+                for a query; the message names file and line.
+        """
+        name = str(path)
+        parse = _parse_json if _is_jsonl(name) else _parse_trec
+        known: dict[str, str] = {}  # one object for each distinct document id
+        results: dict[str, dict[str, float]] = {}
+        for number, line in read_lines(name):
+            where = f"{name}:{number}"
+            query_id, doc_id, score = parse(line, where)
+            try:
+                value = float(score)
+            except (TypeError, ValueError, OverflowError):
+                value = math.nan
+            if not math.isfinite(value):
+                raise BadValueError(f"{where}: expected a finite number as score, got {score!r}")
+            found = results.setdefault(query_id, {})
+            if doc_id in found:
+                raise BadValueError(
+                    f"{where}: document {doc_id!r} of query {query_id!r} appeared before; "
+                    "a run ranks a document once"
+                )
+            found[known.setdefault(doc_id, doc_id)] = value
+        return cls.from_dict(results)
+
+    def write(self, path: str | Path, tag: str = "irkit") -> None:
+        """Write a TREC run, or JSON lines if the name ends in ``.jsonl``; each also with ``.gz``.
+
+        The file appears whole or not at all, and scores read back exactly. Queries without results leave
+        no line.
+
+        Args:
+            path: A file, or ``"-"`` for standard output (TREC).
+            tag: Name of the system, last column of the TREC format.
+
+        Raises:
+            StorageError: The file cannot be written.
+            BadValueError: An id or the tag has a space, which the TREC format cannot hold.
+        """
+        name = str(path)
+        lines = self._json_lines() if _is_jsonl(name) else self._trec_lines(tag)
+        if name == "-":
+            sys.stdout.writelines(lines)
+            return
+        target = Path(name).resolve()
+        if target.exists() and not target.is_file():
+            raise StorageError(
+                f"writing run {name}: it exists and is no file; use another name, or - for stdout"
+            )
+        aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with aside.open("wb") as raw:
+                packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if name.endswith(".gz") else None
+                with packed or nullcontext(raw) as stream:
+                    stream.writelines(line.encode() for line in lines)
+                raw.flush()
+                os.fsync(raw.fileno())
+            aside.replace(target)
+        except (OSError, UnicodeEncodeError) as error:
+            raise StorageError(f"writing run {name}: {error}") from error
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Query id -> document id -> score, best first."""
+        return {query_id: dict(self[query_id]) for query_id in self._rows}
+
+    def cut(self, k: int) -> Run:
+        """The best ``k`` results of every query."""
+        if k < 1:
+            raise BadValueError(f"Run.cut: expected k of at least 1, got {k}")
+        return Run.from_dict({query_id: dict(self[query_id][:k]) for query_id in self._rows})
+
+    def without_identical_ids(self) -> Run:
+        """Without documents that have the id of their query, the convention of BEIR.
+
+        In ArguAna and Quora the queries are documents of the corpus, and each would find itself first.
+        Source: ``ignore_identical_ids`` of https://github.com/beir-cellar/beir.
+        """
+        return Run.from_dict(
+            {query: {doc: score for doc, score in self[query] if doc != query} for query in self._rows}
+        )
+
+    @property
+    def query_ids(self) -> list[str]:
+        """The queries, in the order they came in."""
+        return list(self._rows)
+
+    def __getitem__(self, query_id: str) -> list[tuple[str, float]]:
+        row = self._rows[query_id]
+        span = slice(self._offsets[row], self._offsets[row + 1])
+        return list(zip(self._doc_ids[span], self._scores[span].tolist(), strict=True))
+
+    def __contains__(self, query_id: object) -> bool:
+        return query_id in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[ScoredDoc]:
+        for query_id in self._rows:
+            for doc_id, score in self[query_id]:
+                yield ScoredDoc(query_id, doc_id, score)
+
+    def __repr__(self) -> str:
+        return f"Run({len(self)} queries, {len(self._doc_ids)} results)"
+
+    def _json_lines(self) -> Iterator[str]:
+        for result in self:
+            yield json.dumps(result._asdict(), ensure_ascii=False) + "\n"
+
+    def _trec_lines(self, tag: str) -> Iterator[str]:
+        for word in (tag, *self._rows, *self._doc_ids):
+            if not word or _SPACE.search(word):
+                raise BadValueError(
+                    f"writing a TREC run: {word!r} has a space, which separates columns there; write .jsonl"
+                )
+        for query_id in self._rows:
+            for rank, (doc_id, score) in enumerate(self[query_id], 1):
+                yield f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
+
+
+def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The scores of one query as float64, which holds float32 exactly."""
+    for word in (query_id, *doc_ids):
+        if not isinstance(word, str):
+            raise BadTypeError(f"Run: expected ids that are strings, got {word!r} ({type(word).__name__})")
+    if not query_id or "" in doc_ids:
+        raise BadValueError(f"Run: query {query_id!r} has an empty id")
+    try:
+        values = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadValueError(f"Run: query {query_id!r}: scores are not numbers ({error})") from error
+    if values.shape != (len(doc_ids),):
+        raise BadValueError(
+            f"Run: query {query_id!r} has {len(doc_ids)} documents and scores of shape {values.shape}; "
+            "expected one score for each"
+        )
+    if not np.isfinite(values).all():
+        worst = int(np.isfinite(values).argmin())
+        raise BadValueError(
+            f"Run: query {query_id!r}, document {doc_ids[worst]!r}: expected a finite score, "
+            f"got {values[worst]}"
+        )
+    if len(set(doc_ids)) < len(doc_ids):
+        twice = next(doc_id for i, doc_id in enumerate(doc_ids) if doc_id in doc_ids[:i])
+        raise BadValueError(f"Run: query {query_id!r} ranks document {twice!r} twice")
+    return values
+
+
+def _is_jsonl(name: str) -> bool:
+    return name.removesuffix(".gz").endswith(".jsonl")
+
+
+def _parse_trec(line: bytes, where: str) -> tuple[str, str, Any]:
+    columns = line.split(None, 5)  # trec_eval too takes any words after the tag
+    if len(columns) < 6:
+        raise BadValueError(
+            f"{where}: expected the 6 columns of a TREC run (query Q0 document rank score tag), "
+            f"got {len(columns)}: {line[:80]!r}"
+        )
+    return decode(columns[0], where), decode(columns[2], where), columns[4]
+
+
+def _parse_json(line: bytes, where: str) -> tuple[str, str, Any]:
+    record = parse_json(line, where)
+    query_id, doc_id, score = (record.get(name) for name in ScoredDoc._fields)
+    if not (isinstance(query_id, str) and query_id and isinstance(doc_id, str) and doc_id):
+        raise BadValueError(
+            f'{where}: expected {{"query_id": "q1", "doc_id": "d1", "score": 1.5}}, got {line[:80]!r}'
+        )
+    return query_id, doc_id, score

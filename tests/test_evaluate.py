@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from irkit.data import read_qrels
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.evaluate import Evaluation, compare, evaluate
+from irkit.run import Run
+
+QRELS = {"1": {"a": 3, "b": 1, "c": 0}, "2": {"a": 1}, "3": {"d": 2}}
+RUN = {"1": {"b": 3.0, "a": 2.0, "x": 1.0}, "2": {"x": 2.0, "a": 1.0}, "9": {"a": 1.0}}
+
+TREC_EVAL = {
+    "num_q": "NumQ",
+    "num_ret": "NumRet",
+    "num_rel": "NumRel",
+    "num_rel_ret": "NumRet(rel=1)",
+    "map": "AP",
+    "Rprec": "Rprec",
+    "bpref": "Bpref",
+    "recip_rank": "RR",
+    "infAP": "infAP",
+    "set_P": "SetP",
+    "set_relative_P": "SetP(relative=True)",
+    "set_recall": "SetR",
+    "set_map": "SetAP",
+    "set_F": "SetF",
+    "ndcg": "nDCG",
+    "ndcg_1=3,2=9,4=4.5": "nDCG(gains={1:3,2:9})",  # of grades that are there
+    r"P_(\d+)": r"P@\1",
+    r"recall_(\d+)": r"R@\1",
+    r"map_cut_(\d+)": r"AP@\1",
+    r"ndcg_cut_(\d+)": r"nDCG@\1",
+    r"success_(\d+)": r"Success@\1",
+    r"iprec_at_recall_([\d.]+)": r"IPrec@\1",
+}
+"""trec_eval's names of the measures that ir_measures computes, and ours. The golden files
+hold more (gm_map, Rprec_mult, utility, 11pt_avg, G, Rndcg, relative_P, rbp, unj) that it does not compute."""
+
+
+def golden(path: Path) -> dict[str, dict[str, str]]:
+    """Our measure -> query (or "all") -> value as trec_eval printed it."""
+    table: dict[str, dict[str, str]] = {}
+    for line in path.read_text().splitlines():
+        name, query, value = line.split("\t")
+        for pattern, ours in TREC_EVAL.items():
+            if match := re.fullmatch(pattern, name.strip()):
+                table.setdefault(match.expand(ours), {})[query] = value
+    return table
+
+
+def with_level_2(name: str) -> str:
+    """The measure with grades from 2 on as relevant, trec_eval's -l2; gains and counts do not change."""
+    if name.startswith(("nDCG", "NumQ")) or name == "NumRet":
+        return name
+    head, *at = name.replace("(rel=1)", "").split("@")
+    relative = "(rel=2,relative=True)"
+    head = head.replace("(relative=True)", relative) if "(" in head else f"{head}(rel=2)"
+    return "@".join([head, *at])
+
+
+def rounds_otherwise(measure: str, relevant: list[int]) -> bool:
+    """Whether trec_eval 10, which made the golden files, takes other numbers of documents for a recall.
+
+    It rounds to the nearest number; trec_eval 9, which pytrec_eval holds, adds 0.9 and truncates.
+    Source: m_iprec_at_recall.c of https://github.com/usnistgov/trec_eval.
+    """
+    if not measure.startswith("IPrec"):
+        return False
+    recall = float(measure.split("@")[1])
+    return any(int(recall * n + 0.9) != int(recall * n + 0.5) for n in relevant)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("expected", "qrels_file", "run_file", "depth", "level", "cells"),
+    [
+        ("out.test", "qrels.test", "results.test", None, 1, 22),
+        ("out.test.a", "qrels.test", "results.test", None, 1, 59),
+        ("out.test.aq", "qrels.test", "results.test", None, 1, 244),
+        ("out.test.aqc", "qrels.test", "results.trunc", None, 1, 244),
+        ("out.test.aqcM", "qrels.test", "results.trunc", 100, 1, 244),
+        ("out.test.aql", "qrels.rel_level", "results.test", None, 2, 234),
+        ("out.test.meas_params", "qrels.test", "results.test", None, 1, 62),
+    ],
+)
+def test_trec_eval_golden_files(data_dir, expected, qrels_file, run_file, depth, level, cells):
+    folder = data_dir / "golden" / "trec_eval"
+    table = golden(folder / expected)
+    if level == 2:
+        del table["NumRel"]  # ir_measures counts grade 1 and more only
+        table = {with_level_2(name): values for name, values in table.items()}
+    run, qrels = Run.read(folder / run_file), read_qrels(folder / qrels_file)
+    evaluation = evaluate(run.cut(depth) if depth else run, qrels, table)
+    relevant = {query: sum(grade >= level for grade in row.values()) for query, row in qrels.items()}
+    relevant_in = {**{query: [number] for query, number in relevant.items()}, "all": list(relevant.values())}
+    checked = 0
+    for name, values in table.items():
+        for query, value in values.items():
+            if not rounds_otherwise(name, relevant_in[query]):
+                got = evaluation.mean[name] if query == "all" else evaluation.per_query[name][query]
+                assert f"{got:.4f}" == f"{float(value):.4f}", (name, query)
+                checked += 1
+    assert checked == cells
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("pool", ["msmarco-dl19-pool", "msmarco-dl21-pool"])
+def test_published_scores_of_released_runs(data_dir, pool):
+    published = json.loads((data_dir / "golden" / "published_run_scores.json").read_text())[pool]
+    for name, value in published.items():
+        folder = data_dir / pool
+        got = evaluate(folder / "runs" / f"{name}.trec", folder / "qrels.full.trec").mean["nDCG@10"]
+        # REP_LLAMA: three digits are published and its released scores are rounded to three digits
+        assert abs(got - value) <= (1e-3 if name == "REP_LLAMA" else 0.5e-4), name
+
+
+def test_graded_ndcg_by_hand():
+    ideal = 3 / np.log2(2) + 1 / np.log2(3)
+    got = 1 / np.log2(2) + 3 / np.log2(3)
+    assert evaluate({"1": RUN["1"]}, QRELS).per_query["nDCG@10"]["1"] == pytest.approx(got / ideal, abs=1e-12)
+
+
+def test_missing_queries_are_zero_unless_skipped():
+    zero, skip = (evaluate(RUN, QRELS, "RR@10 NumQ NumRel", missing=m) for m in ("zero", "skip"))
+    assert zero.per_query["RR@10"] == {"1": 1.0, "2": 0.5, "3": 0.0}
+    assert zero.mean == {"RR@10": 0.5, "NumQ": 3, "NumRel": 4}
+    assert skip.per_query["RR@10"] == {"1": 1.0, "2": 0.5}
+    assert skip.mean == {"RR@10": 0.75, "NumQ": 2, "NumRel": 3}
+
+
+def test_empty_ranking_counts_as_zero_for_every_provider():
+    result = evaluate({**RUN, "3": {}}, QRELS, ["nDCG@10", "Judged@10", "RR@10", "AP"])
+    assert [values["3"] for values in result.per_query.values()] == [0, 0, 0, 0]
+
+
+def test_run_as_object_dictionary_and_file_score_alike(tmp_path):
+    Run.from_dict(RUN).write(tmp_path / "run.trec")
+    (tmp_path / "qrels").write_text(
+        "".join(f"{q} 0 {d} {g}\n" for q, r in QRELS.items() for d, g in r.items())
+    )
+    expected = evaluate(RUN, QRELS, "nDCG@10 AP(rel=2) R@1000")
+    assert evaluate(Run.from_dict(RUN), QRELS, ["nDCG@10", "AP(rel=2)", "R@1000"]) == expected
+    assert evaluate(str(tmp_path / "run.trec"), tmp_path / "qrels", "nDCG@10 AP(rel=2) R@1000") == expected
+
+
+def test_identical_ids_are_dropped_on_request():
+    run, qrels = {"d1": {"d1": 9.0, "d2": 1.0}}, {"d1": {"d2": 1}}
+    assert evaluate(run, qrels, "P@1").mean == {"P@1": 0.0}
+    assert evaluate(run, qrels, "P@1", drop_identical_ids=True).mean == {"P@1": 1.0}
+
+
+def test_names_are_kept_as_given_and_split_outside_parentheses():
+    result = evaluate(RUN, QRELS, "MRR@10,  AP(rel=2, judged_only=True) nDCG(gains={1:1, 3:7})@5")
+    assert list(result.mean) == ["MRR@10", "AP(rel=2, judged_only=True)", "nDCG(gains={1:1, 3:7})@5"]
+
+
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        ("nDGC@10", "Did you mean nDCG"),
+        ("ndcg@10", "Did you mean nDCG"),
+        ("ndcg_cut_10", "nDCG@10"),
+        ("nDCG@0", "cutoff of at least 1"),
+        ("P(rel=0)@5", "rel of at least 1"),
+        ("nDCG@-1", "nDCG@-1"),
+        ("P(cutoff=True)", "cutoff of at least"),
+        ("R", "cutoff"),
+        ("P@1.5", "cutoff"),
+        ("AP(foo=1)", "foo"),
+        ("nDCG@", "not|format"),
+        ("__import__('os')", "format|not"),
+        ("alpha_nDCG@10", "pip install"),
+        ("", "no measures"),
+    ],
+)
+def test_bad_measures(measure, message):
+    with pytest.raises(BadValueError, match=message):
+        evaluate(RUN, QRELS, measure)
+
+
+def test_bad_judgments_and_runs(tmp_path):
+    with pytest.raises(BadValueError, match=r"none of the 3 judged queries.*'1'.*'x'"):
+        evaluate({"x": {"a": 1.0}}, QRELS)
+    with pytest.raises(BadValueError, match="0 judged"):
+        evaluate(RUN, {})
+    with pytest.raises(BadValueError, match="0 of the run"):
+        evaluate({}, QRELS)
+    with pytest.raises(BadTypeError, match="integer grade"):
+        evaluate(RUN, {"1": {"a": 0.5}})
+    with pytest.raises(BadTypeError, match="integer grade"):
+        evaluate(RUN, {"1": ["a"]})
+    with pytest.raises(StorageError, match="nowhere"):
+        evaluate(tmp_path / "nowhere.trec", QRELS)
+    with pytest.raises(BadValueError, match="missing"):
+        evaluate(RUN, QRELS, missing="keep")
+
+
+def test_numpy_grades_and_negative_grades_work():
+    qrels = {"1": {"a": np.int64(1), "b": -1}}
+    assert evaluate(RUN, qrels, "P@1 R@2").mean == {"P@1": 0.0, "R@2": 1.0}
+
+
+def evaluation(**values: list[float]) -> Evaluation:
+    per_query = {name: {str(i): v for i, v in enumerate(row)} for name, row in values.items()}
+    return Evaluation({name: float(np.mean(row)) for name, row in values.items()}, per_query)
+
+
+BASE = [0.1, 0.4, 0.35, 0.8, 0.2, 0.55]
+A = [0.3, 0.5, 0.30, 0.9, 0.6, 0.65]
+B = [0.2, 0.4, 0.45, 0.7, 0.3, 0.50]
+C = [0.4, 0.6, 0.65, 0.9, 0.5, 0.80]
+
+
+def test_holm_by_hand():
+    p = {name: float(ttest_rel(row, BASE).pvalue) for name, row in (("A", A), ("B", B), ("C", C))}
+    assert p["C"] < p["A"] < p["B"]  # so Holm multiplies by 3, 2 and 1
+    by_hand = {"C": 3 * p["C"], "A": max(3 * p["C"], 2 * p["A"]), "B": max(2 * p["A"], p["B"])}
+    rows = compare(evaluation(m=BASE), {"A": evaluation(m=A), "B": evaluation(m=B), "C": evaluation(m=C)})
+    assert [row.system for row in rows] == ["A", "B", "C"]
+    for row in rows:
+        assert row.p == p[row.system]
+        assert row.corrected_p == pytest.approx(by_hand[row.system], rel=1e-12)
+        assert row.significant == (by_hand[row.system] < 0.05)
+    assert rows[0].difference == pytest.approx(np.mean(A) - np.mean(BASE))
+
+
+def test_other_corrections():
+    systems = {"A": evaluation(m=A), "B": evaluation(m=B)}
+    plain = [row.p for row in compare(evaluation(m=BASE), systems, correction=None)]
+    rows = compare(evaluation(m=BASE), systems, correction="bonferroni")
+    assert [row.corrected_p for row in rows] == [min(1, 2 * p) for p in plain]
+    with pytest.raises(BadValueError, match="sidak"):
+        compare(evaluation(m=BASE), systems, correction="sidak")
+    assert compare(evaluation(m=BASE), {}) == []
+
+
+def test_zero_variance():
+    shifted = [
+        value + 0.25 for value in (0.25, 0.5, 0.0, 0.5)
+    ]  # exact in binary: every difference is the same
+    rows = compare(
+        evaluation(m=[0.25, 0.5, 0.0, 0.5]),
+        {"same": evaluation(m=[0.25, 0.5, 0.0, 0.5]), "shifted": evaluation(m=shifted)},
+    )
+    assert [(row.p, row.significant) for row in rows] == [(1.0, False), (0.0, True)]
+
+
+def test_one_family_for_each_measure():
+    rows = compare(evaluation(m=BASE, n=A), {"C": evaluation(m=C, n=C)})
+    assert [row.measure for row in rows] == ["m", "n"]
+    assert all(row.corrected_p == row.p for row in rows)
+
+
+def test_comparing_different_queries_or_too_few():
+    for other in (evaluation(m=A[:-1]), evaluation(n=A)):
+        with pytest.raises(BadValueError, match="same queries"):
+            compare(evaluation(m=BASE), {"A": other})
+    with pytest.raises(BadValueError, match="two at least"):
+        compare(evaluation(m=[0.5]), {"A": evaluation(m=[0.6])})
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=4), min_size=1, max_size=6))
+def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(systems):
+    base = evaluation(m=[0.0, 0.25, 0.5, 1.0])
+    named = {str(i): evaluation(m=row) for i, row in enumerate(systems)}
+    none, holm, bonferroni = (compare(base, named, correction=c) for c in (None, "holm", "bonferroni"))
+    for n, h, b in zip(none, holm, bonferroni, strict=True):
+        assert n.corrected_p <= h.corrected_p <= b.corrected_p <= 1
+    ordered = sorted(holm, key=lambda row: row.p)
+    assert [row.corrected_p for row in ordered] == sorted(row.corrected_p for row in holm)
+
+
+def test_importing_is_light():
+    code = (
+        "import sys, irkit.evaluate; print({'torch', 'scipy', 'ir_measures', 'pydantic'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
