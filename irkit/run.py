@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -126,12 +126,12 @@ class Run:
             sys.stdout.writelines(lines)
             return
         target = Path(name).resolve()
-        if target.exists() and not target.is_file():
-            raise StorageError(
-                f"writing run {name}: it exists and is no file; use another name, or - for stdout"
-            )
-        aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+        aside = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
         try:
+            if target.exists() and not target.is_file():
+                raise FileExistsError(
+                    "it is a folder or a device; use another name, or - for standard output"
+                )
             with aside.open("wb") as raw:
                 packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if name.endswith(".gz") else None
                 with packed or nullcontext(raw) as stream:
@@ -142,7 +142,8 @@ class Run:
         except (OSError, UnicodeEncodeError) as error:
             raise StorageError(f"writing run {name}: {error}") from error
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # it was renamed, or never came to be
+                aside.unlink()
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Query id -> document id -> score, best first."""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,8 +145,14 @@ def test_a_link_stays_a_link(tmp_path):
 
 
 def test_places_that_cannot_be_written(tmp_path):
-    with pytest.raises(StorageError, match="no file"):
+    with pytest.raises(StorageError, match="folder or a device"):
         Run().write(tmp_path)
+    with pytest.raises(StorageError, match="folder or a device"):
+        Run().write("/dev/null")
+    with pytest.raises(StorageError, match="too long"):
+        Run().write(tmp_path / ("x" * 300))
+    with pytest.raises(StorageError, match="Not a directory"):
+        Run().write(Path(__file__) / "run.trec")
     with pytest.raises(StorageError, match="absent"):
         Run().write(tmp_path / "absent" / "run.trec")
     with pytest.raises(StorageError, match="surrogates not allowed"):
