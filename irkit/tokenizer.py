@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from irkit.config import read_json
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.ragged import Ragged
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "sentence_settings", "strings"]
 
 _USUAL = {  # role: what BERT calls it, what RoBERTa calls it
     "cls": ("[CLS]", "<s>"),
@@ -90,7 +90,7 @@ class Tokenizer:
         """
         folder = Path(directory)
         settings = _optional(folder / "special_tokens_map.json") | _optional(folder / "tokenizer_config.json")
-        own = _optional(next(iter(sorted(folder.glob("sentence_*_config.json"))), folder / "none"))
+        own = sentence_settings(folder)
         tokenizer = cls(_read(folder, settings), folder, settings)
         if own.get("do_lower_case"):
             tokenizer.do_lower_case = True
@@ -129,7 +129,7 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self.backend.get_vocab_size())
 
-    def __call__(self, texts: Sequence[str], prompt: str = "") -> Ragged:
+    def __call__(self, texts: Iterable[str], prompt: str = "") -> Ragged:
         """Turn texts into ids.
 
         Args:
@@ -142,14 +142,7 @@ class Tokenizer:
         Raises:
             BadTypeError: Something is not a string.
         """
-        if isinstance(texts, str):
-            raise BadTypeError("Tokenizer: got one string, expected a list of strings; write [text]")
-        for position, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise BadTypeError(
-                    f"Tokenizer: text {position} is of type {type(text).__name__}, expected a string"
-                )
-        inputs = [prompt + text for text in texts] if prompt else list(texts)
+        inputs = [prompt + text for text in strings(texts)]
         try:
             encodings = self.backend.encode_batch_fast(inputs)
         except TypeError:  # a lone surrogate
@@ -179,6 +172,26 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, max_length {self.max_length}, {str(self.source)!r})"
+
+
+def strings(texts: Iterable[str]) -> Iterator[str]:
+    """The texts one by one, each of them checked.
+
+    Raises:
+        BadTypeError: Something is not a string, or ``texts`` is one string or no sequence at all.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        what = "one string; write [text]" if isinstance(texts, str) else f"{type(texts).__name__}"
+        raise BadTypeError(f"tokenizing: expected several strings, got {what}")
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadTypeError(f"tokenizing: text {position} is {type(text).__name__}, expected a string")
+        yield text
+
+
+def sentence_settings(directory: Path) -> dict[str, Any]:
+    """What sentence-transformers keeps beside the encoder: sentence_bert_config.json, or its older names."""
+    return next((read_json(file) for file in sorted(directory.glob("sentence_*_config.json"))), {})
 
 
 def _read(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -68,7 +68,7 @@ class Normalize(nn.Module):
 class PooledHead(nn.Module):
     """One vector a text; a text without tokens becomes the pooling of nothing: zeros.
 
-    Pooling and everything after it run in float32, whatever the encoder runs in.
+    Pooling and everything after it run in float32 (or float64), however low the precision of the encoder.
 
     Attributes:
         pooling: Ways of pooling; the results of several stand side by side.
@@ -143,7 +143,7 @@ class PooledHead(nn.Module):
             Dense ``(n, dim)`` float32.
         """
         skipped = 0 if self.include_prompt else prompt_length
-        hidden = hidden.with_values(hidden.values.float())
+        hidden = hidden.with_values(hidden.values.to(torch.promote_types(hidden.values.dtype, torch.float32)))
         if skipped:
             kept = hidden.values[hidden.positions() >= skipped]
             hidden = Ragged(kept, (hidden.lengths - skipped).clamp(min=0))
@@ -163,7 +163,7 @@ def _pool(mode: str, hidden: Ragged, skipped: int) -> Tensor:
         counts = hidden.lengths.clamp(min=1).to(hidden.device)
         return _bag("sum", hidden) / counts.sqrt()[:, None]
     if mode == "weightedmean":
-        weights = (hidden.positions() + skipped + 1).float()[:, None]
+        weights = (hidden.positions() + skipped + 1).to(hidden.values.dtype)[:, None]
         total = _bag("sum", hidden.with_values(weights))
         return _bag("sum", hidden.with_values(hidden.values * weights)) / total.clamp(min=1)
     if mode in ("cls", "lasttoken"):

@@ -1,0 +1,100 @@
+"""Model directories: which format one has, what is read from it, and what is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from irkit.errors import StorageError
+from irkit.formats import huggingface, sentence_transformers
+from irkit.formats.parts import AnyEncoder, LoadEncoder, Parts
+
+__all__ = ["AnyEncoder", "LoadEncoder", "Parts", "read_model", "write_model"]
+
+FORMATS = (  # file that marks a directory, reader; the first that fits is taken
+    ("modules.json", sentence_transformers.read),
+    ("config.json", huggingface.read),
+)
+_SUFFIXES = (".json", ".txt", ".md", ".model", ".safetensors", ".bin")
+
+
+def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
+    """Read a model directory of any known format.
+
+    Args:
+        directory: Of sentence-transformers, or a bare Hugging Face encoder.
+        load_encoder: Makes the encoder from the directory with its weights.
+
+    Returns:
+        What `irkit.model.Model` is made of.
+
+    Raises:
+        StorageError: It is no model directory.
+        ConfigError: It is one, of a kind that irkit cannot run.
+        CorruptError: Its files do not fit each other.
+    """
+    folder = Path(directory)
+    for mark, read in FORMATS:
+        if (folder / mark).is_file():
+            return read(folder, load_encoder)
+    marks = " nor ".join(mark for mark, _ in FORMATS)
+    raise StorageError(f"loading {folder}: not a model directory, it holds neither {marks}")
+
+
+def write_model(parts: Parts, directory: str | Path) -> None:
+    """Write a directory that sentence-transformers opens with the same outputs.
+
+    It appears whole or not at all. A model directory that is there already is replaced, but for its
+    README.md.
+
+    Raises:
+        StorageError: What is there is no model directory, or holds more than a model.
+    """
+    target = Path(directory).resolve()
+    _check_replaceable(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+            new, old = Path(temporary) / "new", Path(temporary) / "old"
+            sentence_transformers.write(parts, new)
+            if (target / "README.md").is_file():
+                shutil.copyfile(target / "README.md", new / "README.md")
+            _flush(new)
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
+    except OSError as error:
+        raise StorageError(f"saving a model to {target}: {error}") from error
+
+
+def _check_replaceable(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise StorageError(f"saving a model to {target}: a file is in the way")
+    entries = list(target.iterdir()) if target.exists() else []
+    if entries and not any((target / mark).is_file() for mark, _ in FORMATS):
+        raise StorageError(f"saving a model to {target}: the directory is neither empty nor a model's")
+    foreign = sorted(entry.name for entry in entries if not _is_part(entry))
+    if foreign:
+        raise StorageError(
+            f"saving a model to {target}: replacing the model there would delete {', '.join(foreign[:5])}; "
+            "move that away or save elsewhere"
+        )
+
+
+def _is_part(entry: Path) -> bool:
+    """Whether a file or folder can belong to a model directory."""
+    if entry.is_dir():
+        return re.fullmatch(r"\d+_\w+", entry.name) is not None
+    return entry.suffix in _SUFFIXES or entry.name == ".gitattributes"
+
+
+def _flush(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

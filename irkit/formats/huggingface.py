@@ -1,0 +1,35 @@
+"""A bare Hugging Face encoder: weights and a tokenizer, and nothing about how to pool."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from irkit.config import read_json
+from irkit.errors import ConfigError
+from irkit.formats.parts import LoadEncoder, Parts
+from irkit.heads import PooledHead
+from irkit.tokenizer import Tokenizer
+
+__all__ = ["read"]
+
+
+def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
+    """Read config.json, weights and tokenizer; mean pooling, with a warning.
+
+    Raises:
+        ConfigError: The directory holds a PEFT adapter or a model of something else than text.
+    """
+    if "peft_type" in read_json(folder / "config.json") or (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"loading {folder}: a PEFT adapter; merge it into its base model and save that")
+    encoder = load_encoder(folder)
+    warnings.warn(
+        f"{folder} does not say how a text becomes a vector; taking the mean of its tokens. Unless it was "
+        "trained that way, expect poor results.",
+        stacklevel=4,  # whoever called Model.from_pretrained
+    )
+    return {
+        "tokenizer": Tokenizer.from_pretrained(folder),
+        "encoder": encoder,
+        "head": PooledHead(encoder.hidden_size, "mean"),
+    }

@@ -1,0 +1,116 @@
+"""From a stream of texts to representations: steps of a token budget, the next texts tokenised meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from irkit.errors import BadValueError
+from irkit.formats import AnyEncoder
+from irkit.heads import PooledHead
+from irkit.ragged import Ragged
+from irkit.representation import Representation, concat
+
+__all__ = ["Progress", "ahead", "chunks", "encode_tokens", "plan_steps", "run_steps"]
+
+Progress = Callable[[int], object]
+"""Called with the number of texts finished since the last call."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def encode_tokens(
+    encoder: AnyEncoder,
+    head: PooledHead,
+    tokens: Ragged,
+    *,
+    budget: int,
+    prompt_length: int = 0,
+    progress: Progress | None = None,
+) -> Representation:
+    """Encode rows of token ids in steps of similar lengths.
+
+    Args:
+        encoder: Gives hidden states.
+        head: Makes representations of them.
+        tokens: Ragged int64 ids on the CPU.
+        budget: Most tokens in a step; a longer row is a step of its own.
+        prompt_length: Leading tokens of each row that are the prompt.
+        progress: Told of finished rows.
+
+    Returns:
+        A representation of each row, in the order of ``tokens``, float32 on the CPU.
+    """
+    steps = plan_steps(tokens.lengths, budget)
+    parts: list[Representation] = []
+    results = run_steps(encoder, head, [tokens[rows] for rows in steps], prompt_length)
+    for rows, part in zip(steps, results, strict=True):
+        parts.append(part)
+        if progress is not None:
+            progress(len(rows))
+    places = torch.argsort(torch.cat(steps))
+    return concat(parts).to("cpu", torch.float32)[places]
+
+
+def plan_steps(lengths: Tensor, budget: int) -> list[Tensor]:
+    """Cut rows, the longest first, into steps of at most ``budget`` tokens or one row.
+
+    Args:
+        lengths: ``(n,)`` tokens of each row.
+        budget: Most tokens in a step.
+
+    Returns:
+        Row numbers of each step; one empty step if there are no rows.
+    """
+    order = torch.argsort(lengths, descending=True, stable=True)
+    steps, start, used = [], 0, 0
+    for place, length in enumerate(lengths[order].tolist()):
+        if place > start and used + length > budget:
+            steps.append(order[start:place])
+            start, used = place, 0
+        used += length
+    return [*steps, order[start:]]
+
+
+def run_steps(
+    encoder: AnyEncoder, head: PooledHead, steps: Iterable[Ragged], prompt_length: int
+) -> Iterator[Representation]:
+    """Run encoder and head over one step after the other; results stay on the device of the encoder."""
+    device = next(encoder.parameters()).device
+    for step in steps:
+        with torch.inference_mode():
+            tokens = step.to(device)
+            result = head(encoder(tokens), tokens, prompt_length)
+        yield result
+
+
+def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    """Lists of ``size`` items; the last may be shorter.
+
+    Raises:
+        BadValueError: ``size`` is not positive.
+    """
+    if size < 1:
+        raise BadValueError(f"chunk_size must be at least 1, got {size}")
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+    """``function`` of each item in order, computed in a thread while the previous result is in use."""
+    with ThreadPoolExecutor(1, "irkit-tokenizer") as pool:
+        pending = None
+        for item in items:
+            following = pool.submit(function, item)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()

@@ -1,0 +1,117 @@
+"""Devices, and lower precision: what the hardware has, and whether a model keeps its vectors in it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from irkit.errors import BadValueError
+from irkit.formats import AnyEncoder
+from irkit.heads import PooledHead
+from irkit.model.batching import encode_tokens
+from irkit.tokenizer import Tokenizer
+
+__all__ = ["DTYPES", "find_device", "has_bfloat16", "with_dtype"]
+
+DTYPES = ("float32", "bfloat16", "int8", "auto")
+_LEAST_COSINE = 0.999
+_SENTENCES = (
+    "weather in bergen",
+    "what is the boiling point of water at high altitude",
+    "who wrote the origin of species",
+    "Reset a forgotten router password",
+    "The heart pumps blood through the body.",
+    "Aspirin lowers the risk of a second heart attack in many, but not all, patients.",
+    "In 1851 Léon Foucault hung a pendulum from the dome of the Panthéon to show that the earth turns.",
+    "Copper conducts electricity better than any other common metal except silver, which costs far more.",
+    "def mean(values): return sum(values) / len(values)",
+    "The committee met on 14 March 2019, approved the budget of $3.2 million by 7 votes to 2, and adjourned.",
+    "Photosynthesis turns carbon dioxide and water into sugar and oxygen; the energy comes from sunlight, "
+    "which chlorophyll absorbs in the blue and the red part of the spectrum.",
+    "Randomised trials compare a treatment with a placebo. Neither the patients nor their doctors know who "
+    "received which, so that hope and expectation act on both groups alike and only the treatment differs.",
+    "Vitamin D deficiency",
+    "Glaciers move: the ice deforms under its own weight and slides over its bed, a few metres a year in "
+    "cold and dry regions, several kilometres where an outlet drains an ice sheet into the sea. Meltwater "
+    "that reaches the bed makes them faster, so they flow more by day and in summer.",
+    "¿Dónde está la biblioteca más antigua de la ciudad?",
+    "An inverted index lists for each word the documents that contain it. A query reads the lists of its "
+    "words and adds up their weights, so its cost grows with the length of the lists and not with the number "
+    "of documents. Compression keeps the lists short in memory; skipping avoids reading the parts that "
+    "cannot change the ten best results. Most of the work of the last thirty years went into these two.",
+)
+
+
+def find_device(name: str | torch.device | None) -> torch.device:
+    """The device of that name; for None a GPU if there is one, else the CPU.
+
+    Raises:
+        BadValueError: There is none of that name.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadValueError(f"device {name!r}: expected cpu, cuda or cuda:0, cuda:1 and so on") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:
+    """Bring a float32 encoder to the precision asked for; heads stay in float32.
+
+    Args:
+        encoder: Of float32 weights; changed in place.
+        head: Of the same model.
+        tokenizer: Of the same model.
+        dtype: ``"float32"``; ``"bfloat16"``; ``"int8"`` (weights and inputs of linear layers, CPU only);
+            ``"auto"``: bfloat16 where the hardware multiplies it and each of 16 sentences keeps a cosine
+            of 0.999 to its float32 vector, else float32.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        BadValueError: There is no such dtype, or the encoder cannot run in it.
+    """
+    device = next(encoder.parameters()).device
+    if dtype == "auto":
+        if not has_bfloat16(device):
+            return encoder
+        half = copy.deepcopy(encoder).to(torch.bfloat16)
+        exact, rounded = (_vectors(candidate, head, tokenizer) for candidate in (encoder, half))
+        return half if F.cosine_similarity(exact, rounded).min() >= _LEAST_COSINE else encoder
+    if dtype == "bfloat16":
+        if not has_bfloat16(device):
+            warnings.warn(
+                f"bfloat16 on {device}: it has no such instructions, float32 will be faster", stacklevel=3
+            )
+        return encoder.to(torch.bfloat16)
+    if dtype == "int8":
+        quantize: Callable[[], object] | None = getattr(encoder, "quantize_", None)
+        if quantize is None or device.type != "cpu":
+            what = "on " + str(device) if device.type != "cpu" else f"of a {encoder.family}"
+            raise BadValueError(f"int8: not for an encoder {what}; expected one of irkit's own on the CPU")
+        quantize()
+    elif dtype != "float32":
+        raise BadValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    return encoder
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 numbers with instructions of its own."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _vectors(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer) -> torch.Tensor:
+    representation = encode_tokens(encoder, head, tokenizer(_SENTENCES), budget=1024)
+    return torch.from_numpy(representation.arrays()["values"])

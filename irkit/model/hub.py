@@ -1,0 +1,84 @@
+"""Model directories by name: a local path, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from irkit.errors import StorageError
+
+__all__ = ["local_directory", "upload"]
+
+_FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors")
+_PICKLED = "*.bin"  # only where a repository has nothing better
+
+_CARD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, irkit]
+---
+
+# {name}
+
+```python
+from irkit import Model  # or: from sentence_transformers import SentenceTransformer
+
+model = Model.from_pretrained("{name}")
+scores = model.similarity(model.encode_query("a question"), model.encode_document(["a passage", "another"]))
+```
+"""
+
+
+def local_directory(name_or_path: str | Path) -> Path:
+    """The directory ``name_or_path``, or the local copy of the hub repository of that name.
+
+    Raises:
+        StorageError: There is neither.
+    """
+    path = Path(name_or_path)
+    if path.is_dir():
+        return path
+    name = str(name_or_path)
+    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise StorageError(f"loading {name}: no such directory")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(
+            snapshot_download(name, allow_patterns=list(_FORMATS), ignore_patterns=["onnx/*", "openvino/*"])
+        )
+        if not any(folder.rglob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*_FORMATS, _PICKLED]))
+    except Exception as error:  # no network, no such repository, no access, not a valid name
+        reason = str(error).strip().splitlines()[0]
+        raise StorageError(
+            f"loading {name}: no such directory here, and the Hugging Face hub does not give it: {reason}"
+        ) from error
+    return folder
+
+
+def upload(
+    write: Callable[[Path], object],
+    repo_id: str,
+    token: str | None,
+    private: bool | None,
+    revision: str | None,
+    commit_message: str,
+) -> str:
+    """Send what ``write`` writes into a new directory to the hub, see `irkit.Model.push_to_hub`."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        write(folder)
+        if not api.file_exists(repo_id, "README.md", revision=revision):
+            (folder / "README.md").write_text(_CARD.format(name=repo_id), encoding="utf-8")
+        commit = api.upload_folder(
+            repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=revision
+        )
+    return str(commit.commit_url)

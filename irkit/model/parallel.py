@@ -1,0 +1,87 @@
+"""A process per device: texts dealt out in chunks, representations back in order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.multiprocessing
+
+from irkit.errors import IrkitError
+from irkit.representation import Representation, representation_from_arrays
+
+if TYPE_CHECKING:
+    from irkit.model.pipeline import Pipeline
+
+__all__ = ["encode_in_processes"]
+
+_IN_FLIGHT = 3  # chunks a process: one at work, the others on their way, so that none waits
+_Result = tuple[str, int, dict[str, Any]]  # kind, dim, arrays: numpy travels by copy, without shared memory
+
+
+def encode_in_processes(
+    model: Pipeline, devices: Sequence[str | torch.device], chunks: Iterable[list[str]], prompt: str
+) -> Iterator[Representation]:
+    """Encode chunks of texts on several devices at once.
+
+    Processes are spawned: a script that calls this needs the usual ``if __name__ == "__main__":``.
+
+    Args:
+        model: Is moved to the CPU while they run; all processes share one copy of its weights there.
+        devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
+        chunks: Texts; at most a few chunks a process are held at a time.
+        prompt: Written before each text.
+
+    Yields:
+        The representation of each chunk in order, float32 on the CPU.
+
+    Raises:
+        IrkitError: A process died.
+    """
+    home = model.device
+    context = torch.multiprocessing.get_context("spawn")
+    places = context.SimpleQueue()
+    threads = max(1, (os.cpu_count() or 1) // len(devices))
+    for device in devices:
+        places.put(str(device))
+    pool = ProcessPoolExecutor(len(devices), context, _start, (model.to("cpu"), places, threads))
+    waiting: deque[Future[_Result]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(_encode, chunk, prompt))
+            if len(waiting) >= _IN_FLIGHT * len(devices):
+                yield representation_from_arrays(*waiting.popleft().result())
+        while waiting:
+            yield representation_from_arrays(*waiting.popleft().result())
+    except BrokenProcessPool as error:
+        raise IrkitError(
+            "encoding on several devices: a process died, see its message above (out of memory? a script "
+            'without `if __name__ == "__main__":`?)'
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+        model.to(home)
+
+
+# ---- in the processes --------------------------------------------------------------------------
+
+_models: list[Pipeline] = []  # the one of this process
+
+
+def _start(model: Pipeline, places: Any, threads: int) -> None:
+    device = torch.device(places.get())
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    _models.append(model.to(device))
+
+
+def _encode(texts: list[str], prompt: str) -> _Result:
+    model = _models[0]
+    length = model.tokenizer.prompt_length(prompt)
+    representation = model.encode_tokens(model.tokenizer(texts, prompt), prompt_length=length)
+    return representation.kind, representation.dim, representation.arrays()

@@ -1,0 +1,72 @@
+"""The four similarities that a model of one vector a text can ask for; higher is nearer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit.errors import BadValueError
+
+__all__ = ["SIMILARITIES", "Vectors", "compare", "compare_pairs"]
+
+Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+_MATRIX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda a, b: F.normalize(a, dim=1) @ F.normalize(b, dim=1).T,
+    "dot": lambda a, b: a @ b.T,
+    "euclidean": lambda a, b: -torch.cdist(a, b),
+    "manhattan": lambda a, b: -torch.cdist(a, b, p=1),
+}
+_PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda a, b: (F.normalize(a, dim=1) * F.normalize(b, dim=1)).sum(1),
+    "dot": lambda a, b: (a * b).sum(1),
+    "euclidean": lambda a, b: -torch.linalg.vector_norm(a - b, dim=1),
+    "manhattan": lambda a, b: -(a - b).abs().sum(1),
+}
+
+
+def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
+    """Similarity of each vector of ``a (n, dim)`` to each of ``b (m, dim)``: ``(n, m)``.
+
+    Raises:
+        BadValueError: The widths differ.
+    """
+    return _MATRIX[name](*_tensors(a, b))
+
+
+def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
+    """Similarity of vector ``i`` of ``a`` to vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
+
+    Raises:
+        BadValueError: The shapes differ.
+    """
+    left, right = _tensors(a, b)
+    if len(left) != len(right):
+        raise BadValueError(
+            f"similarity_pairwise: got {len(left)} and {len(right)} vectors, expected as many"
+        )
+    return _PAIRS[name](left, right)
+
+
+def _tensors(a: Vectors, b: Vectors) -> tuple[Tensor, Tensor]:
+    left, right = (_rows(vectors) for vectors in (a, b))
+    if left.shape[1] != right.shape[1]:
+        raise BadValueError(f"similarity: vectors have widths {left.shape[1]} and {right.shape[1]}")
+    return left, right
+
+
+def _rows(vectors: Vectors) -> Tensor:
+    """``(n, dim)`` float32; one vector is a row, a list of vectors is stacked."""
+    if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
+        vectors = torch.stack(list(vectors))
+    tensor = torch.as_tensor(np.asarray(vectors) if isinstance(vectors, Sequence) else vectors).float()
+    if tensor.dim() not in (1, 2):
+        raise BadValueError(f"similarity: expected vectors (n, dim), got shape {tuple(tensor.shape)}")
+    return tensor if tensor.dim() == 2 else tensor[None, :]
