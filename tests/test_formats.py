@@ -1,0 +1,425 @@
+"""Model directories, both ways, against sentence-transformers; and directories that must be refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.formats import sentence_transformers as layout
+from irkit.heads import Normalize, PooledHead, Projection
+from irkit.model import Model, hub
+
+TEXTS = ["", "the search index", "a neural model of text?", "vector " * 90, "x", "'in on' the token - 42"]
+
+
+@pytest.fixture(scope="session")
+def peer() -> Any:
+    """The library that defines the format; importing it takes seconds and warns about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library = pytest.importorskip("sentence_transformers")
+        import sentence_transformers.sentence_transformer.modules  # noqa: F401
+    return library
+
+
+def open_peer(peer: Any, path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peer.SentenceTransformer(str(path), device="cpu")
+
+
+def difference(a: Any, b: Any) -> float:
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
+
+
+def write(path: Path, data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+
+
+def agree(model: Model, other: Any) -> None:
+    """All three entry points of both give the same vectors."""
+    assert difference(model.encode(TEXTS), other.encode(TEXTS)) <= 1e-5
+    assert difference(model.encode_query(TEXTS), other.encode_query(TEXTS)) <= 1e-5
+    assert difference(model.encode_document(TEXTS), other.encode_document(TEXTS)) <= 1e-5
+
+
+POOLED = {
+    "mean": {"pooling_mode": "mean"},
+    "cls": {"pooling_mode": "cls"},
+    "max": {"pooling_mode": "max"},
+    "lasttoken": {"pooling_mode": "lasttoken"},
+    "sqrt": {"pooling_mode": "mean_sqrt_len_tokens"},
+    "weighted": {"pooling_mode": "weightedmean", "include_prompt": False},
+    "without prompt": {"pooling_mode": "mean", "include_prompt": False},
+    "cls without prompt": {"pooling_mode": "cls", "include_prompt": False},
+    "two": {"pooling_mode": ("cls", "mean")},
+    "two in another order": {"pooling_mode": ("mean", "cls")},
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_every_pooling_both_ways(peer, tiny_bert, tmp_path, name):
+    modules = peer.sentence_transformer.modules
+    pooling = modules.Pooling(32, **POOLED[name])
+    theirs = peer.SentenceTransformer(
+        modules=[modules.Transformer(str(tiny_bert)), pooling],
+        prompts={"query": "search the index ", "document": "text of "},
+        device="cpu",
+    )
+    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    model = Model.from_pretrained(tmp_path / "theirs", device="cpu")
+    agree(model, theirs)
+    model.save_pretrained(tmp_path / "ours")
+    agree(model, open_peer(peer, tmp_path / "ours"))
+    again = Model.from_pretrained(tmp_path / "ours", device="cpu")
+    assert again.fingerprint == model.fingerprint
+    assert again.prompts == model.prompts
+
+
+def test_projections_normalisation_and_settings_both_ways(peer, tiny_bert, tmp_path):
+    modules = peer.sentence_transformer.modules
+    from sentence_transformers.base.modules import Dense
+    from sentence_transformers.base.modules import Normalize as TheirNormalize
+
+    torch.manual_seed(1)
+    theirs = peer.SentenceTransformer(
+        modules=[
+            modules.Transformer(str(tiny_bert), max_seq_length=20),
+            modules.Pooling(32, "mean"),
+            modules.Dropout(0.5),
+            Dense(32, 48),
+            Dense(48, 48, bias=False, activation_function=torch.nn.GELU(), use_residual=True),
+            Dense(48, 16, activation_function=None, use_residual=True),
+            TheirNormalize(),
+        ],
+        prompts={"query": "search ", "odd": "vector "},
+        default_prompt_name="odd",
+        similarity_fn_name="dot",
+        truncate_dim=12,
+        device="cpu",
+    )
+    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    model = Model.from_pretrained(tmp_path / "theirs", device="cpu")
+    agree(model, theirs)
+    assert model.tokenizer.max_length == 20
+    assert (model.similarity_name, model.dim) == ("dot", 12)
+    assert model.prompts == {"query": "search ", "odd": "vector ", "document": ""}
+    assert difference(model.encode(TEXTS, prompt_name="query"), theirs.encode_query(TEXTS)) <= 1e-5
+    model.save_pretrained(tmp_path / "ours")
+    opened = open_peer(peer, tmp_path / "ours")
+    agree(model, opened)
+    assert (opened.max_seq_length, opened.similarity_fn_name, opened.truncate_dim) == (20, "dot", 12)
+    assert (opened.prompts, opened.default_prompt_name) == (model.prompts, "odd")
+
+
+def legacy(tiny_bert: Path, path: Path) -> Path:
+    """A directory as version 1 wrote them: modules in folders, booleans, pickled weights, no settings."""
+    shutil.copytree(tiny_bert, path / "0_Transformer")
+    write(path / "0_Transformer/sentence_roberta_config.json", {"max_seq_length": 16, "do_lower_case": True})
+    modes = {
+        "pooling_mode_cls_token": False,
+        "pooling_mode_max_tokens": True,
+        "pooling_mode_mean_tokens": True,
+    }
+    write(path / "1_Pooling/config.json", {"word_embedding_dimension": 32, **modes})
+    tanh = "torch.nn.modules.activation.Tanh"
+    write(
+        path / "2_Dense/config.json",
+        {"in_features": 64, "out_features": 8, "bias": True, "activation_function": tanh},
+    )
+    weights = torch.nn.Linear(64, 8, dtype=torch.float16).state_dict()
+    torch.save(
+        {f"linear.{name}": value for name, value in weights.items()}, path / "2_Dense/pytorch_model.bin"
+    )
+    (path / "3_Normalize").mkdir()
+    names = ["0_Transformer", "1_Pooling", "2_Dense", "3_Normalize"]
+    kinds = [f"sentence_transformers.models.{name[2:]}" for name in names]
+    modules = [{"idx": i, "name": str(i), "path": names[i], "type": kinds[i]} for i in range(4)]
+    write(path / "modules.json", modules)
+    return path
+
+
+def test_legacy_layout(peer, tiny_bert, tmp_path):
+    path = legacy(tiny_bert, tmp_path / "old")
+    model = Model.from_pretrained(path, device="cpu")
+    agree(model, open_peer(peer, path))
+    assert model.tokenizer.max_length == 16
+    model.save_pretrained(tmp_path / "new")
+    agree(model, open_peer(peer, tmp_path / "new"))
+
+
+def test_bare_encoder_takes_the_mean_and_says_so(peer, tiny_bert):
+    with pytest.warns(UserWarning, match="taking the mean"):
+        model = Model.from_pretrained(tiny_bert, device="cpu")
+    agree(model, open_peer(peer, tiny_bert))
+
+
+def test_passage_and_corpus_are_names_of_the_document_prompt(peer, tiny_bert, tmp_path):
+    for name in ("passage", "corpus"):
+        path = legacy(tiny_bert, tmp_path / name)
+        write(
+            path / "config_sentence_transformers.json", {"prompts": {"query": "search ", name: "the text "}}
+        )
+        model = Model.from_pretrained(path, device="cpu")
+        assert difference(model.encode_document(TEXTS), model.encode(TEXTS, prompt="the text ")) == 0
+        model.save_pretrained(tmp_path / "saved")
+        agree(model, open_peer(peer, tmp_path / "saved"))
+
+
+# ---- without the peer --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tiny_bert, tmp_path) -> Path:
+    """A complete model directory."""
+    with pytest.warns(UserWarning, match="taking the mean"):
+        model = Model.from_pretrained(tiny_bert, device="cpu")
+    torch.manual_seed(0)
+    model.head = PooledHead(32, "mean", [Projection(32, 8), Normalize()])
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_what_is_written(saved):
+    assert sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()) == [
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "3_Normalize/config.json",
+        "config.json",
+        "config_sentence_transformers.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert json.loads((saved / "1_Pooling/config.json").read_text()) == {
+        "word_embedding_dimension": 32,
+        "include_prompt": True,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+        "pooling_mode_weightedmean_tokens": False,
+        "pooling_mode_lasttoken": False,
+    }
+    assert list(saved.parent.iterdir()) == [saved]  # nothing left beside it
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("sentence_transformers.models.LSTM", "module LSTM"),
+        ("sentence_transformers.models.Pooling", "module Pooling"),
+        ("pylate.models.Dense.Dense", "pylate.models.Dense.Dense is code of its own"),
+    ],
+)
+def test_unknown_modules_are_named(saved, kind, found):
+    modules = json.loads((saved / "modules.json").read_text())
+    modules[2]["type"] = kind
+    write(saved / "modules.json", modules)
+    with pytest.raises(ConfigError, match=found):
+        Model.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("kind", ["MultiVectorEncoder", "SparseEncoder", "CrossEncoder", "ColBERT"])
+def test_other_kinds_of_model_are_named(saved, kind):
+    write(saved / "config_sentence_transformers.json", {"model_type": kind})
+    with pytest.raises(ConfigError, match=f"a {kind}; irkit loads SentenceTransformer"):
+        Model.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        ("2_Dense/config.json", {"activation_function": "os.system"}, "expected one of torch.nn"),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.init.ones_"}, "expected one of torch.nn"),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name is 'token_emb"),
+        ("2_Dense/config.json", {"in_features": 16}, "size mismatch"),
+        ("1_Pooling/config.json", {"word_embedding_dimension": 99}, "expects width 99, the encoder gives 32"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "unknown pooling median"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "does fill-mask"),
+        ("sentence_bert_config.json", {"modality_config": {"image": {}}}, "takes image"),
+        (
+            "config_sentence_transformers.json",
+            {"similarity_fn_name": "maxsim"},
+            "similarity_fn_name 'maxsim'",
+        ),
+        ("config_sentence_transformers.json", {"default_prompt_name": "odd"}, "no prompt is named 'odd'"),
+    ],
+)
+def test_settings_that_cannot_be_honoured(saved, file, change, problem):
+    write(saved / file, json.loads((saved / file).read_text()) | change)
+    with pytest.raises((ConfigError, CorruptError, BadValueError), match=problem):
+        Model.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("path", ["../../etc", "/etc", "2_Dense/../../elsewhere"])
+def test_module_paths_stay_inside(saved, path):
+    modules = json.loads((saved / "modules.json").read_text())
+    modules[2]["path"] = path
+    write(saved / "modules.json", modules)
+    with pytest.raises(ConfigError, match="leads out of the directory"):
+        Model.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "problem"),
+    [
+        ("[", CorruptError, "not a list of modules"),
+        ("{}", ConfigError, "starts with nothing"),
+        ('[{"idx": 0}]', CorruptError, "not a list of modules"),
+        (
+            '[{"type": "sentence_transformers.models.CLIPModel", "path": ""}]',
+            ConfigError,
+            "starts with CLIPModel",
+        ),
+        (
+            '[{"type": "sentence_transformers.models.Transformer", "path": ""}]',
+            ConfigError,
+            "followed by nothing",
+        ),
+    ],
+)
+def test_modules_json_is_not_what_it_should_be(saved, content, error, problem):
+    (saved / "modules.json").write_text(content)
+    with pytest.raises(error, match=problem):
+        Model.from_pretrained(saved)
+
+
+def test_damaged_weights(saved):
+    weights = saved / "2_Dense/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(CorruptError, match=r"2_Dense/model\.safetensors"):
+        Model.from_pretrained(saved)
+
+
+def test_no_model_there(tmp_path):
+    with pytest.raises(StorageError, match="not a model directory"):
+        Model.from_pretrained(tmp_path)
+    with pytest.raises(StorageError, match="no such directory"):
+        Model.from_pretrained(tmp_path / "absent")
+    with pytest.raises(StorageError, match="no such directory"):
+        Model.from_pretrained("./absent")
+
+
+# ---- saving ------------------------------------------------------------------------------------
+
+
+def test_saving_over_a_model_keeps_its_readme(saved):
+    model = Model.from_pretrained(saved, device="cpu")
+    (saved / "README.md").write_text("my card")
+    (saved / "4_Dense").mkdir()
+    (saved / "4_Dense/config.json").write_text("{}")
+    model.save_pretrained(saved)
+    assert (saved / "README.md").read_text() == "my card"
+    assert not (saved / "4_Dense").exists()
+    assert Model.from_pretrained(saved).fingerprint == model.fingerprint
+
+
+def test_saving_destroys_nothing_else(saved, tmp_path):
+    model = Model.from_pretrained(saved, device="cpu")
+    (saved / "checkpoint-500").mkdir()
+    with pytest.raises(StorageError, match="would delete checkpoint-500"):
+        model.save_pretrained(saved)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/data.json").write_text("{}")
+    with pytest.raises(StorageError, match="neither empty nor a model's"):
+        model.save_pretrained(tmp_path / "notes")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="a file is in the way"):
+        model.save_pretrained(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    model.save_pretrained(tmp_path / "empty")
+    model.save_pretrained(tmp_path / "deep/er")
+    assert Model.from_pretrained(tmp_path / "deep/er").fingerprint == model.fingerprint
+
+
+def test_a_save_that_fails_leaves_the_old_model(saved, monkeypatch):
+    model = Model.from_pretrained(saved, device="cpu")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(layout, "write_weights", full)
+    with pytest.raises(StorageError, match="No space left"):
+        model.save_pretrained(saved)
+    assert list(saved.parent.iterdir()) == [saved]
+    assert Model.from_pretrained(saved).fingerprint == model.fingerprint
+
+
+# ---- hub ---------------------------------------------------------------------------------------
+
+
+def test_push_to_hub(saved, monkeypatch):
+    import huggingface_hub
+
+    calls: list[Any] = []
+
+    class Api:
+        def __init__(self, token: str | None) -> None:
+            calls.append(token)
+
+        def create_repo(self, repo_id: str, **options: Any) -> Any:
+            calls.append((repo_id, options))
+            return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+        def create_branch(self, repo_id: str, **options: Any) -> None:
+            calls.append((repo_id, options))
+
+        def file_exists(self, *_: Any, **__: Any) -> bool:
+            return False
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, **options: Any) -> Any:
+            files = {path.name for path in folder_path.iterdir()}
+            calls.append((repo_id, options, Model.from_pretrained(folder_path).fingerprint))
+            assert {"README.md", "model.safetensors", "modules.json"} <= files
+            assert repo_id in (folder_path / "README.md").read_text()
+            return type("Commit", (), {"commit_url": "https://huggingface.co/me/mine/commit/1"})
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    model = Model.from_pretrained(saved, device="cpu")
+    url = model.push_to_hub("me/mine", token="secret", private=True, revision="try")
+    assert url == "https://huggingface.co/me/mine/commit/1"
+    assert calls == [
+        "secret",
+        ("me/mine", {"private": True, "exist_ok": True}),
+        ("me/mine", {"branch": "try", "exist_ok": True}),
+        ("me/mine", {"commit_message": "Upload model", "revision": "try"}, model.fingerprint),
+    ]
+
+
+def test_hub_names_are_fetched(saved, monkeypatch):
+    import huggingface_hub
+
+    asked: list[tuple[str, list[str]]] = []
+
+    def snapshot(name: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((name, allow_patterns))
+        return str(saved)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    model = Model.from_pretrained("someone/model", device="cpu")
+    assert model.name == "someone/model"
+    assert [name for name, _ in asked] == ["someone/model"]
+    assert "*.bin" not in asked[0][1]
+    for weights in list(saved.rglob("*.safetensors")):
+        weights.unlink()
+    with pytest.raises(StorageError, match="found neither"):
+        Model.from_pretrained("someone/model")
+    assert "*.bin" in asked[-1][1]
+
+
+def test_hub_out_of_reach():
+    with pytest.raises(StorageError, match="someone/model: no such directory here, and the Hugging Face hub"):
+        hub.local_directory("someone/model")
