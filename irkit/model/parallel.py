@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -46,7 +45,7 @@ def encode_in_processes(
     home = model.device
     context = torch.multiprocessing.get_context("spawn")
     places = context.SimpleQueue()
-    threads = max(1, (os.cpu_count() or 1) // len(devices))
+    threads = max(1, torch.get_num_threads() // len(devices))
     for device in devices:
         places.put(str(device))
     pool = ProcessPoolExecutor(len(devices), context, _start, (model.to("cpu"), places, threads))

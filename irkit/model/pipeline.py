@@ -29,7 +29,6 @@ Device = str | torch.device | Sequence[str | torch.device]
 
 _CHUNK = 2048  # texts that are sorted by length together
 _BUDGET = {"cpu": 1024, "cuda": 32768}  # tokens a step: what stays in the cache, what fills the device
-_PROBE = "Éléphants & naïve façades: 3,141 tokenizers' #hash-tags, 日本語, Ωmega, emoji 🙂, unaffableness"
 
 
 class Pipeline(nn.Module):
@@ -87,8 +86,7 @@ class Pipeline(nn.Module):
 
         Computed from the weights at each call, 0.1 s for 20 million.
         """
-        ids = self.tokenizer([_PROBE]).values.tolist()
-        digest = hashlib.blake2b(f"{self.head!r} {self.tokenizer.vocab_size} {ids}".encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{self.head!r} {self.tokenizer.signature}".encode(), digest_size=16)
         for name, weight in sorted(self.named_parameters()):
             digest.update(f"{name} {tuple(weight.shape)}".encode())
             rounded = weight.detach().to("cpu", torch.bfloat16).contiguous()
