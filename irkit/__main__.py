@@ -1,0 +1,5 @@
+"""``python -m irkit`` is the command line."""
+
+from irkit.cli import main
+
+main()

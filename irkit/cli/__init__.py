@@ -1,0 +1,104 @@
+"""The command line: one file a verb. What takes time to import is imported inside the verbs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from irkit import __version__
+from irkit.cli.encode import encode
+from irkit.cli.evaluate import evaluate
+from irkit.cli.index import index
+from irkit.cli.info import info
+from irkit.cli.output import note
+from irkit.cli.search import search
+from irkit.errors import IrkitError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="irkit",
+    help="Train, index and search every kind of neural retriever.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (index, search, evaluate, encode, info):
+    app.command()(verb)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"irkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error came from; works anywhere on the line.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 a bug, 2 bad input, 130 interrupted.
+
+    Args:
+        arguments: Words after ``irkit``; by default those of this process.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not take the cores
+    warnings.showwarning = lambda message, *_, **__: note(f"warning: {message}")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    show_traceback = "--traceback" in words
+    words = [word for word in words if word != "--traceback"] or ["--help"]
+    try:
+        try:
+            _invoke(words)
+        finally:
+            sys.stdout.flush()
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except BrokenPipeError:  # the reader has seen enough, as in `irkit ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt as stop:
+        note(" ".join(["interrupted", *map(str, stop.args)]))
+        sys.exit(130)
+    except Exception as error:
+        if show_traceback:
+            traceback.print_exc()
+        sys.exit(_report(error))
+    sys.exit(0)
+
+
+def _invoke(words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    with command.make_context("irkit", words) as context:
+        command.invoke(context)
+
+
+def _report(error: Exception) -> int:
+    if hasattr(error, "format_message"):  # wrong usage, found by the parser
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "irkit"
+        note(f"error: {error.format_message().rstrip('.')}; see {command} --help")
+        return 2
+    if isinstance(error, IrkitError | OSError):
+        note(f"error: {error}")
+        return 2
+    note(
+        f"internal error: {type(error).__name__}: {error}. This is a bug of irkit; "
+        "please report it together with what --traceback shows"
+    )
+    return 1

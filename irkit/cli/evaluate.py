@@ -1,0 +1,81 @@
+"""``irkit evaluate``: measures of runs, and tests between them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from irkit.cli.output import show_table
+
+__all__ = ["evaluate"]
+
+
+class Test(StrEnum):
+    """Significance tests."""
+
+    ttest = "ttest"
+
+
+class Correction(StrEnum):
+    """Corrections for testing several runs."""
+
+    holm = "holm"
+    bonferroni = "bonferroni"
+    none = "none"
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz.")],
+    qrels: Annotated[str, typer.Option(help="Judgments: TREC or BEIR file, BEIR folder, ir_datasets:ID.")],
+    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
+    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Run that the others are tested against.")] = None,
+    test: Annotated[Test, typer.Option(help="Paired, two-sided, over the queries.")] = Test.ttest,
+    correction: Annotated[Correction, typer.Option(help="For testing several runs.")] = Correction.holm,
+    per_query: Annotated[bool, typer.Option("--per-query", help="Show every query, too.")] = False,
+    ignore_identical_ids: Annotated[
+        bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
+    ] = False,
+) -> None:
+    """Score runs, and test them against a baseline.
+
+    Judged queries that a run lacks count as 0.
+    """
+    from irkit.data import read_qrels
+    from irkit.evaluate import compare
+    from irkit.evaluate import evaluate as score
+
+    judgments = read_qrels(qrels, split)
+    results = {
+        str(path): score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
+        for path in dict.fromkeys([*([baseline] if baseline else []), *runs])
+    }
+    names = list(next(iter(results.values())).mean)
+    if per_query:
+        rows = [
+            [run, query, *(result.per_query[name].get(query, "") for name in names)]
+            for run, result in results.items()
+            for query in result.per_query[names[0]]
+        ]
+        show_table(
+            ["run", "query", *names],
+            rows + [[run, "all", *result.mean.values()] for run, result in results.items()],
+        )
+    else:
+        show_table(["run", *names], [[run, *result.mean.values()] for run, result in results.items()])
+    if baseline is not None:
+        family: Literal["holm", "bonferroni"] | None = None
+        if correction is not Correction.none:
+            family = "holm" if correction is Correction.holm else "bonferroni"
+        base = results.pop(str(baseline))
+        typer.echo()
+        show_table(
+            ["run", "measure", "value", "difference", "p", f"p ({correction.value})", "significant"],
+            [
+                [*row[:-1], "yes" if row.significant else "no"]
+                for row in compare(base, results, correction=family)
+            ],
+        )

@@ -1,0 +1,104 @@
+"""``irkit index``: encode a collection and index it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from irkit.cli.output import note, progress
+from irkit.errors import BadValueError, StorageError
+
+if TYPE_CHECKING:
+    from irkit.data import Document, Source
+
+__all__ = ["index"]
+
+
+def index(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Directory or hub name.")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Argument(metavar="CORPUS", help="BEIR folder, .jsonl, .tsv, .txt, .gz, -, ir_datasets:, hf:."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the index.")] = None,
+    choice: Annotated[
+        str, typer.Option("--index", help="flat, hnsw, ivf, pq, ivfpqfs, a FAISS string or a recipe.yaml.")
+    ] = "flat",
+    override: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as ef_search=128.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto (default), float32, bfloat16 or int8.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the index that is there, in the end.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, build nothing.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the whole recipe.")] = False,
+) -> None:
+    """Encode a collection and index it.
+
+    A build that was interrupted goes on where it stopped when the same command is given again. The recipe
+    is kept as DIR/recipe.yaml; irkit index --index DIR/recipe.yaml --out NEW repeats it.
+    """
+    from irkit.cli.recipe import IndexRecipe
+
+    given = {"model": model, "corpus": corpus, "dtype": dtype, "device": device}
+    recipe = IndexRecipe.resolve(choice, given, override or ())
+    if print_config:
+        typer.echo(recipe.to_yaml(), nl=False)
+        return
+    if out is None:
+        raise BadValueError("irkit index: no --out; give the directory that the index shall have")
+    if (out / "irkit.json").exists() and not overwrite:
+        raise StorageError(f"{out} holds an index already; choose another directory or give --overwrite")
+
+    from irkit.data import check_documents, read_documents
+    from irkit.model import Model
+    from irkit.retriever import Retriever
+
+    documents = read_documents(recipe.corpus)
+    total = None
+    if not documents.once:
+        with progress("checking", "documents") as update:
+            total = check_documents(_watched(documents, update))
+    encoder = Model.from_pretrained(recipe.model, device=recipe.device, dtype=recipe.dtype)
+    if dry_run:
+        count = "documents of unknown number" if total is None else f"{total:,} documents"
+        note(f"would index {count} with {recipe.model} ({encoder.kind} {encoder.dim}) into {out}")
+        return
+    start = time.monotonic()
+    with progress("indexing", "documents", total) as update:
+        try:
+            retriever = Retriever.build(
+                encoder,
+                documents,
+                out,
+                index=recipe.index,
+                chunk_size=recipe.chunk_size,
+                overwrite=overwrite,
+                progress=update,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("- give the same command again to go on with this build") from None
+    aside = out / "recipe.yaml.part"
+    aside.write_text(recipe.to_yaml(), encoding="utf-8")
+    aside.replace(out / "recipe.yaml")
+    seconds, size = time.monotonic() - start, retriever.stats()["bytes"] / 1e6
+    note(
+        f"indexed {len(retriever):,} documents in {seconds:,.1f} s ({size:,.1f} MB). Try: irkit search {out}"
+    )
+
+
+def _watched(documents: Source[Document], update: Callable[[int], object]) -> Source[Document]:
+    from irkit.data import Source
+
+    def read() -> Iterator[tuple[int, Document]]:
+        for item in documents.numbered():
+            update(1)
+            yield item
+
+    return Source(documents.name, read, documents.once)

@@ -1,0 +1,66 @@
+"""``irkit info``: what is in a directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from irkit.cli.output import show_table
+
+__all__ = ["info"]
+
+
+def info(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An index, or a model.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the checksum of every file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Describe an index or a model."""
+    is_model = any((directory / name).exists() for name in ("modules.json", "config.json"))
+    facts = _model(directory) if is_model else _index(directory, verify)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        show_table(["", ""], _flat(facts))
+
+
+def _index(directory: Path, verify: bool) -> dict[str, Any]:
+    from irkit.retriever import Retriever
+
+    with Retriever.load(directory, verify=verify) as retriever:
+        return {
+            "index": str(directory),
+            **retriever.stats(),
+            "config": retriever.index.config.model_dump(mode="json"),
+            "files": retriever.store.sizes(),
+            **({"checksums": "verified"} if verify else {}),
+        }
+
+
+def _model(directory: Path) -> dict[str, Any]:
+    from irkit.model import Model
+
+    model = Model.from_pretrained(directory, device="cpu")
+    return {
+        "model": str(directory),
+        "kind": model.kind,
+        "dim": model.dim,
+        "similarity": model.similarity_name,
+        "encoder": model.encoder.family,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "max_length": model.tokenizer.max_length,
+        "prompts": dict(model.prompts),
+        "fingerprint": model.fingerprint,
+    }
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,104 @@
+"""What the command line writes: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from irkit.retriever import Hit
+
+__all__ = ["clean", "note", "progress", "show_hits", "show_table"]
+
+
+def note(message: str) -> None:
+    """Write one line to stderr, whatever the message holds."""
+    typer.echo(f"irkit: {clean(message)}", err=True)
+
+
+def clean(text: object) -> str:
+    """One line without tabs and control characters: fit for a terminal and for a tab-separated file."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))
+
+
+def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table: aligned on a terminal, tab-separated where the output is piped."""
+    lines = [[_cell(value) for value in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in [list(header), *lines]:
+            typer.echo("\t".join(line))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(header):
+        numeric = all(isinstance(row[number], int | float) for row in rows)
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    Console().print(table)
+
+
+def show_hits(hits: Iterable[Hit]) -> None:
+    """Write ranked documents: a paragraph each on a terminal; rank, score, id, title, text where piped."""
+    width = shutil.get_terminal_size().columns
+    for rank, hit in enumerate(hits, 1):
+        title, text = clean(hit.title), clean(hit.text)
+        if not sys.stdout.isatty():
+            typer.echo(f"{rank}\t{hit.score:.6g}\t{clean(hit.id)}\t{title}\t{text}")
+            continue
+        typer.secho(f"{rank:>3}  {hit.score:7.4f}  {clean(hit.id)}  {title}"[:width], bold=True)
+        for line in textwrap.wrap(text, max(20, width - 5), max_lines=3, placeholder=" ..."):
+            typer.echo("     " + line)
+
+
+@contextmanager
+def progress(action: str, unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Show a bar with rate and remaining time while the block runs, if stderr is a terminal.
+
+    Args:
+        action: What is going on, such as ``"indexing"``.
+        unit: What is counted, such as ``"documents"``.
+        total: How many there are, if known.
+
+    Yields:
+        A function to be called with the number of those done since its last call.
+    """
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task(action, total=total, rate="")
+        waiting, last = 0, 0.0
+
+        def advance(count: int) -> None:
+            nonlocal waiting, last
+            waiting, now = waiting + count, time.monotonic()
+            if now - last > 0.1:  # drawing takes longer than reading a line
+                speed = bar.tasks[0].speed
+                bar.update(task, advance=waiting, rate=f"{speed:,.0f} {unit}/s" if speed else "")
+                waiting, last = 0, now
+
+        yield advance
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return clean(value)

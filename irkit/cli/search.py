@@ -1,0 +1,134 @@
+"""``irkit search``: one question, a file of them, or a prompt."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irkit.cli.filters import parse_filters
+from irkit.cli.output import note, progress, show_hits, show_table
+from irkit.errors import BadValueError, StorageError
+
+if TYPE_CHECKING:
+    from irkit.data import Qrels, Query
+    from irkit.retriever import Retriever
+    from irkit.run import Run
+
+__all__ = ["search"]
+
+
+def search(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    queries: Annotated[
+        str | None,
+        typer.Argument(metavar="QUERIES", help="BEIR folder, .jsonl, .tsv, .txt, .gz or -; else a prompt."),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="One query.")] = None,
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Results of a query: 1000 in a run, 10 to be read.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")] = None,
+    qrels: Annotated[
+        str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")
+    ] = None,
+    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
+    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option("--filter", help="On metadata: year>=2000, lang=de or JSON. All must hold."),
+    ] = None,
+    ignore_identical_ids: Annotated[
+        bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+) -> None:
+    """Search an index.
+
+    For one query (--text), for a file of queries or, without either, at a prompt. The queries of a file
+    make a run, which is written to standard output unless --out or --qrels says otherwise.
+    """
+    wanted = parse_filters(condition or ())
+    if queries is None and (out or qrels or split or ignore_identical_ids):
+        raise BadValueError("--out, --qrels, --split and --ignore-identical-ids need QUERIES: a file or -")
+    if queries is not None and text is not None:
+        raise BadValueError("got QUERIES and --text; give one of them")
+    if out == "-" and qrels is not None:
+        raise BadValueError("--out - and --qrels would both write to standard output; give --out FILE")
+    from irkit.retriever import Retriever
+
+    if queries is None:
+        with Retriever.load(directory, model, device=device) as retriever:
+            if text is not None:
+                show_hits(retriever.search(text, k or 10, wanted))
+            else:
+                _answer(retriever, k or 10, wanted)
+        return
+
+    if out is not None and not Path(out).resolve().parent.is_dir():
+        raise StorageError(f"--out {out}: there is no such directory")
+    items, judgments = _read(queries, qrels, split)
+    if judgments is not None:
+        from irkit.evaluate import evaluate
+
+        evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures)  # a misspelt one fails now, not after the work
+    with Retriever.load(directory, model, device=device) as retriever:
+        run = _run(retriever, items, k or 1000, wanted, ignore_identical_ids)
+    if out is not None or judgments is None:
+        run.write(out or "-")
+    if judgments is not None:
+        show_table(["measure", "value"], list(evaluate(run, judgments, measures).mean.items()))
+
+
+def _read(queries: str, qrels: str | None, split: str | None) -> tuple[list[Query], Qrels | None]:
+    from irkit.data import read_qrels, read_queries
+
+    folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
+    if split is not None and not folders:
+        raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
+    items = list(read_queries(queries, split if queries in folders else None))
+    return items, None if qrels is None else read_qrels(qrels, split if qrels in folders else None)
+
+
+def _run(
+    retriever: Retriever, queries: list[Query], k: int, wanted: dict[str, Any] | None, drop_identical: bool
+) -> Run:
+    with progress("searching", "queries", len(queries)) as update:
+        run = retriever.run(queries, k + drop_identical, wanted, progress=update)
+    return run.without_identical_ids().cut(k) if drop_identical else run
+
+
+def _answer(retriever: Retriever, k: int, wanted: dict[str, Any] | None) -> None:
+    """Answer query after query from standard input."""
+    retriever.model  # noqa: B018 (loaded before the first question, not after it)
+    asked = _prompted(len(retriever)) if sys.stdin.isatty() else _piped()
+    for query in asked:
+        start = time.perf_counter()
+        hits = retriever.search(query, k, wanted)
+        milliseconds = 1000 * (time.perf_counter() - start)
+        show_hits(hits)
+        typer.echo()
+        if sys.stdin.isatty():
+            note(f"{len(hits)} of {len(retriever):,} documents in {milliseconds:.0f} ms")
+
+
+def _prompted(documents: int) -> Iterator[str]:
+    import readline  # noqa: F401 (line editing and history for input())
+
+    note(f"{documents:,} documents. Ask; an empty line or Ctrl-D ends.")
+    try:
+        while line := input("query> ").strip():
+            yield line
+    except EOFError:
+        typer.echo()
+
+
+def _piped() -> Iterable[str]:
+    from irkit.data.files import decode, read_lines
+
+    return (decode(line, f"standard input:{number}") for number, line in read_lines("-"))

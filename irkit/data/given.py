@@ -1,0 +1,84 @@
+"""Collections as Python programs hand them over: documents, records, pairs or mere texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from irkit.data.document import Document, Query
+from irkit.data.source import to_document
+from irkit.errors import BadTypeError, BadValueError
+
+__all__ = ["Collection", "Queries", "given_documents", "given_queries"]
+
+Collection: TypeAlias = (
+    str | Path | Mapping[str, Any] | Iterable[Document | Mapping[str, Any] | tuple[str, Any] | str]
+)
+"""A source; id -> text or record; or an iterable of documents, records, pairs of id and text, or texts."""
+
+Queries: TypeAlias = str | Path | Mapping[str, str] | Iterable[Query | tuple[str, str]]
+"""A source; id -> text; or an iterable of queries, or of pairs of id and text."""
+
+
+def given_documents(given: Collection, start: int = 0) -> Iterator[Document]:
+    """Documents of whatever holds them.
+
+    Args:
+        given: A source (see `irkit.data`); id -> text, or id -> record as BEIR holds a corpus; or an
+            iterable of `Document`, records such as ``{"_id": "1", "text": "..."}``, pairs of id and text,
+            or texts, whose ids are their positions.
+        start: Position of the first.
+
+    Raises:
+        BadTypeError: It is none of these.
+        BadValueError: An item is malformed; the message says which.
+
+    Example:
+        >>> [document.id for document in given_documents(["a text", ("x", "another")])]
+        ['0', 'x']
+    """
+    from irkit.data import read_documents
+
+    for position, item in enumerate(_items(given, read_documents), start):
+        try:
+            yield item if isinstance(item, Document) else _document(item, position)
+        except (BadValueError, BadTypeError) as error:
+            raise BadValueError(f"item {position - start} of the documents given: {error}") from error
+
+
+def given_queries(given: Queries) -> Iterator[Query]:
+    """Queries of whatever holds them: a source, id -> text, or an iterable of `Query` or of pairs.
+
+    Raises:
+        BadTypeError: It is none of these.
+
+    Example:
+        >>> list(given_queries({"q1": "a question"}))
+        [Query(id='q1', text='a question')]
+    """
+    from irkit.data import read_queries
+
+    for item in _items(given, read_queries):
+        if not isinstance(item, Query) and not (isinstance(item, tuple) and len(item) == 2):
+            raise BadTypeError(f"queries: expected a Query or (id, text), got {item!r:.60}")
+        yield item if isinstance(item, Query) else Query(*item)
+
+
+def _items(given: Any, read: Callable[[str | Path], Iterable[Any]]) -> Iterable[Any]:
+    if isinstance(given, str | Path):
+        return read(given)
+    if not isinstance(given, Iterable):
+        raise BadTypeError(f"expected the name of a source or an iterable, got {given!r:.60}")
+    return given.items() if isinstance(given, Mapping) else given
+
+
+def _document(item: Any, position: int) -> Document:
+    if isinstance(item, str):
+        return Document(str(position), item)
+    if isinstance(item, tuple) and len(item) == 2:
+        record = item[1] if isinstance(item[1], Mapping) else {"text": item[1]}
+        item = {**record, "_id": item[0]}
+    if not isinstance(item, Mapping):
+        raise BadTypeError(f"expected a Document, a record, (id, text) or a text, got {item!r:.60}")
+    return to_document(dict(item))

@@ -1,0 +1,459 @@
+"""Retriever: a model, an index and the documents in it, as one object."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self, TypeAlias, overload
+
+import numpy as np
+
+from irkit.data import JSON, Document
+from irkit.data.given import Collection, Queries, given_documents, given_queries
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.index import (
+    Documents,
+    FaissConfig,
+    FlatConfig,
+    Hits,
+    Store,
+    create_index,
+    index_config,
+    open_index,
+)
+from irkit.model import Model
+from irkit.representation import Representation
+from irkit.run import Run
+
+__all__ = ["Hit", "Retriever"]
+
+Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
+"""Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
+Progress: TypeAlias = Callable[[int], object]
+"""Told how many more documents or queries are done."""
+Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+_CHUNK = 2048  # documents encoded and stored together
+_QUERIES = 256  # encoded and searched together
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document that a search found; a higher score is better."""
+
+    id: str
+    score: float
+    text: str
+    title: str
+    metadata: Mapping[str, JSON]
+
+
+class Retriever:
+    """Searches documents with the model that encoded them; everything is kept in one directory.
+
+    A reader shows one committed state, also while another process writes; `refresh` moves to the newest.
+    A change is stored whole or, on any error, not at all.
+
+    Attributes:
+        store: The files.
+        index: Representations of the documents, by row.
+        documents: Ids, texts and metadata, by row.
+
+    Example:
+        >>> model = "sentence-transformers/all-MiniLM-L6-v2"
+        >>> texts = {"b": "Bears sleep in winter.", "c": "Copper conducts electricity."}
+        >>> retriever = Retriever.build(model, texts, "animals")  # doctest: +SKIP
+        >>> [hit.id for hit in retriever.search("hibernation", k=1)]  # doctest: +SKIP
+        ['b']
+    """
+
+    def __init__(self, store: Store, load_model: Callable[[], Model]) -> None:
+        """Use `Retriever.build` or `Retriever.load`."""
+        self.store, self.index, self.documents = store, open_index(store), Documents(store)
+        self._load_model, self._build = load_model, store.meta["build"]
+
+    # ---- making and opening ----
+
+    @classmethod
+    def build(
+        cls,
+        model: Model | str | Path,
+        documents: Collection,
+        path: str | Path,
+        *,
+        index: str | Mapping[str, Any] | FlatConfig | FaissConfig = "flat",
+        chunk_size: int = _CHUNK,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Encode documents, streamed, and index them.
+
+        A build that was killed goes on after its last finished chunk when the same call is made again.
+
+        Args:
+            model: A model, or what `Model.from_pretrained` takes.
+            documents: A source (see `irkit.data`); id -> text; or an iterable of `Document`, records
+                such as ``{"_id": "1", "text": "..."}``, pairs of id and text, or texts, whose ids are
+                their positions: "0", "1", ...
+            path: A new or empty directory, or that of an index to replace.
+            index: ``"flat"`` (exact), ``"hnsw"`` or any choice of `irkit.index.index_config`.
+            chunk_size: Documents that are encoded and stored together.
+            overwrite: Replace the index that is there; it stays in use until the new one is complete.
+            progress: Called with the number of documents finished since its last call.
+
+        Raises:
+            StorageError: There is an index or something else at ``path``, or the disk is full.
+            BadValueError: A document is malformed, an id comes twice, or a killed build of other documents
+                is there (``overwrite`` discards it).
+            LockedError: Another process is writing there.
+        """
+        if not isinstance(model, Model):
+            model = Model.from_pretrained(model)
+        config, about = index_config(index), _describe(model)
+        key = {**about, "name": None, "index": config.model_dump(mode="json")}
+        store = Store.build(path, key=key, overwrite=overwrite)
+        try:
+            create_index(store, config)
+            with store.update():
+                store.meta["model"] = about
+            retriever = cls(store, lambda: model)
+            stream = given_documents(documents)
+            if not retriever._resumes(stream, progress):
+                if not overwrite or isinstance(documents, Iterator):
+                    raise BadValueError(
+                        f"building {path}: a build of other documents was begun there; to discard it, ask "
+                        "to overwrite, with documents that can be read again"
+                    )
+                store.close()
+                Store.build(path, overwrite=True).close()  # another key: what was begun is discarded
+                return cls.build(
+                    model,
+                    documents,
+                    path,
+                    index=config,
+                    chunk_size=chunk_size,
+                    overwrite=True,
+                    progress=progress,
+                )
+            for chunk, part in retriever._encode(stream, chunk_size, progress):
+                with store.update():
+                    retriever._append(chunk, part)
+            retriever.index.finish()
+            store.publish()
+        except BaseException:
+            store.close()
+            raise
+        return retriever
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: Model | str | Path | None = None,
+        *,
+        device: str | None = None,
+        dtype: str = "float32",
+        verify: bool = True,
+    ) -> Self:
+        """Open an index.
+
+        Args:
+            path: Its directory.
+            model: The model it was built with; by default the one it names, loaded when first needed.
+            device: Where a model that is loaded here runs.
+            dtype: See `Model.from_pretrained`.
+            verify: Compare the checksum of every file (some 2 GB/s).
+
+        Raises:
+            StorageError: There is no finished index, or no model.
+            CorruptError: A file is missing, truncated or altered.
+            BadValueError: ``model`` is not the one it was built with.
+        """
+        store = Store.open(path, verify=verify)
+        if "model" not in store.meta:
+            raise StorageError(
+                f"opening {path}: no index of a Retriever; expected one with a model and texts"
+            )
+        name = store.meta["model"]["name"] if model is None else model
+        load = partial(Model.from_pretrained, device=device, dtype=dtype)
+        retriever = cls(store, lambda: name if isinstance(name, Model) else load(name))
+        if model is not None:
+            retriever.model  # noqa: B018 (is checked)
+        return retriever
+
+    @cached_property
+    def model(self) -> Model:
+        """The model, loaded when first asked for."""
+        saved, model = self.store.meta["model"], self._load_model()
+        given = _describe(model)
+        if any(given[key] != saved[key] for key in ("fingerprint", "kind", "dim")):
+            raise BadValueError(
+                f"index {self.store.path}: it was built with {_name(saved)}, not with {_name(given)}; "
+                "use that model or build the index again"
+            )
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Copy the index as this object shows it; the copy appears whole or not at all.
+
+        Args:
+            path: A new or empty directory.
+
+        Raises:
+            StorageError: Something is there, or the disk is full.
+        """
+        with Store.build(path) as copy:
+            with copy.update():
+                for name in self.store.sizes():
+                    copy.append(name, self.store.read(name)[:0])
+                    for block in self.store.blocks(name):
+                        copy.append(name, block)
+                copy.meta.update(self.store.meta)
+            copy.publish()
+
+    # ---- searching ----
+
+    @overload
+    def search(self, queries: str, k: int = 10, filter: Filter | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    @overload
+    def search(
+        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None
+    ) -> list[list[Hit]]: ...
+    def search(
+        self, queries: str | Sequence[str], k: int = 10, filter: Filter | None = None
+    ) -> list[Hit] | list[list[Hit]]:
+        """The ``k`` best documents of every query.
+
+        Args:
+            queries: A text or several.
+            k: At least 1; there are fewer results where fewer documents qualify.
+            filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
+                ``{"year": {">=": 2000}, "lang": ["de", "en"]}``, where ``"_id": [...]`` stands for ids.
+                Ids that are not there match nothing.
+
+        Returns:
+            Hits of the text, or of each of several; best first, ties in the order the documents came in.
+
+        Raises:
+            BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
+        """
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        results = [hits for found in self._find(texts, k, filter) for hits in self._hits(found)]
+        return results[0] if isinstance(queries, str) else results
+
+    def run(
+        self,
+        queries: Queries,
+        k: int = 1000,
+        filter: Filter | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> Run:
+        """Rank documents for many queries: as `search`, but ids and scores only.
+
+        Args:
+            queries: A source (see `irkit.data`); id -> text; or an iterable of `Query` or of pairs.
+            k: Results of each query, at most.
+            filter: As for `search`.
+            progress: Called with the number of queries finished since its last call.
+
+        Raises:
+            BadValueError: As for `search`; or a query id comes twice.
+        """
+        named = list(given_queries(queries))
+        names = iter([query.id for query in named])
+
+        def rankings() -> Iterator[tuple[str, list[str], Any]]:
+            for found in self._find([query.text for query in named], k, filter):
+                rows, place = np.unique(found.rows, return_inverse=True)  # each id is read once
+                none = int(np.searchsorted(rows, 0))  # 1 if -1, no hit, is among them
+                ids = np.array([""] * none + self.documents.ids(rows[none:]), dtype=object)
+                hits = (found.rows >= 0).sum(1)  # come first
+                for line, scores, count in zip(place, found.scores, hits, strict=True):
+                    yield next(names), ids[line[:count]].tolist(), scores[:count]
+                if progress is not None:
+                    progress(len(hits))
+
+        return Run(rankings())
+
+    # ---- changing ----
+
+    def add(self, documents: Collection, *, progress: Progress | None = None) -> None:
+        """Add documents.
+
+        Args:
+            documents: As for `build`; ids of mere texts go on from the number of documents ever added.
+            progress: Called with the number of documents finished since its last call.
+
+        Raises:
+            BadValueError: An id comes twice or is there already, or a document is malformed; nothing is
+                added.
+            LockedError: Another process is writing.
+        """
+        with self.store.update():
+            self._check_build()
+            self._add(given_documents(documents, len(self.documents)), progress)
+
+    def remove(self, ids: str | Iterable[str]) -> None:
+        """Remove documents; their bytes stay on disk until the index is built again.
+
+        Raises:
+            BadValueError: There is no document of one of the ids; nothing is removed.
+        """
+        with self.store.update():
+            self._check_build()
+            self.index.remove(self._rows("removing documents", [ids] if isinstance(ids, str) else list(ids)))
+
+    def update(self, documents: Collection) -> None:
+        """Replace documents by others of the same ids in one step: a reader sees all of it or nothing.
+
+        Args:
+            documents: As for `build`; kept in memory meanwhile.
+
+        Raises:
+            BadValueError: There is no document of one of the ids (`add` those), an id comes twice, or a
+                document is malformed; nothing is replaced.
+        """
+        items = list(given_documents(documents))
+        with self.store.update():
+            self._check_build()
+            self.index.remove(self._rows("updating documents", [item.id for item in items]))
+            self._add(items)
+
+    def refresh(self) -> bool:
+        """Move to the newest state that is stored; whether there was a newer one."""
+        return self.store.refresh()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.store.close()
+
+    # ---- what it is ----
+
+    def stats(self) -> dict[str, Any]:
+        """Of `Index.stats` (kind, documents, removed and its share, bytes, ...), and the model it needs."""
+        return self.index.stats() | {"model": self.store.meta["model"]}
+
+    def __len__(self) -> int:
+        """Documents that can be found."""
+        return int(self.index.live.sum())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind, model = self.index.config.kind, self.store.meta["model"]["name"]
+        return f"Retriever({str(self.store.path)!r}, {len(self)} documents, {kind}, {model!r})"
+
+    # ---- inside ----
+
+    def _find(self, texts: list[str], k: int, filter: Filter | None) -> Iterator[Hits]:
+        """Rows and scores of some queries at a time."""
+        self._check_build()
+        allowed = None if filter is None else self._allowed(filter)
+        for start in range(0, len(texts), _QUERIES):
+            queries = self.model.represent(texts[start : start + _QUERIES], "query")
+            yield self.index.search(queries, min(operator.index(k), max(1, len(self.index))), allowed)
+
+    def _allowed(self, filter: Filter) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        if isinstance(filter, str) or not isinstance(filter, Iterable):
+            raise BadTypeError(
+                f"filter: got {filter!r:.100}, expected conditions in a dictionary or a list of ids"
+            )
+        conditions = dict(filter) if isinstance(filter, Mapping) else {"_id": list(filter)}
+        ids = conditions.pop("_id", None)
+        allowed = self.documents.filter(conditions)
+        if ids is None:
+            return allowed
+        names = [ids] if isinstance(ids, str) else ids
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise BadTypeError(f"filter: ids are {ids!r:.100}, expected strings in a list")
+        chosen = np.zeros(len(allowed) + 1, np.bool_)
+        chosen[self.documents.find(names)] = True  # unknown ones are -1: the place after the last row
+        return allowed & chosen[:-1]
+
+    def _hits(self, found: Hits) -> list[list[Hit]]:
+        rows = np.unique(found.rows[found.rows >= 0])
+        known = dict(zip(rows.tolist(), self.documents.fetch(rows), strict=True))
+        return [
+            [
+                Hit(known[row].id, score, known[row].text, known[row].title, known[row].metadata)
+                for row, score in zip(*line, strict=True)
+                if row >= 0
+            ]
+            for line in zip(found.rows.tolist(), found.scores.tolist(), strict=True)
+        ]
+
+    def _check_build(self) -> None:
+        if self.store.meta["build"] != self._build:
+            raise StorageError(
+                f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
+            )
+
+    def _resumes(self, stream: Iterator[Document], progress: Progress | None) -> bool:
+        """Whether ``stream`` starts with what is stored, all of which it is moved past."""
+        for start in range(0, len(self.documents), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(self.documents)))
+            if self.documents.fetch(rows) != list(islice(stream, len(rows))):
+                return False
+        if progress is not None:
+            progress(len(self.documents))
+        return True
+
+    def _encode(
+        self, documents: Iterable[Document], chunk_size: int, progress: Progress | None
+    ) -> Iterator[tuple[list[Document], Representation]]:
+        waiting: deque[Document] = deque()
+
+        def texts() -> Iterator[str]:
+            for document in documents:
+                waiting.append(document)
+                yield document.full_text
+
+        stream = self.model.represent_stream(texts(), "document", chunk_size=chunk_size, progress=progress)
+        for part in stream:
+            yield [waiting.popleft() for _ in range(len(part))], part
+
+    def _add(self, documents: Iterable[Document], progress: Progress | None = None) -> None:
+        for chunk, part in self._encode(documents, _CHUNK, progress):
+            self._append(chunk, part)
+        self.index.finish()
+
+    def _append(self, documents: list[Document], part: Representation) -> None:
+        self.documents.add(documents)
+        self.index.add(part)
+
+    def _rows(self, operation: str, ids: list[str]) -> Rows:
+        rows = self.documents.find(ids)
+        missing = [name for name, row in zip(ids, rows.tolist(), strict=True) if row < 0]
+        if missing:
+            others = f" nor {len(missing) - 1} others given" if len(missing) > 1 else ""
+            raise BadValueError(
+                f"{operation}: there is no document {missing[0]!r}{others}; nothing was changed"
+            )
+        return rows
+
+
+def _describe(model: Model) -> dict[str, Any]:
+    """What the manifest says of the model."""
+    local = Path(model.name)
+    return {
+        "name": str(local.resolve()) if model.name and local.is_dir() else model.name,
+        "fingerprint": model.fingerprint,
+        "kind": model.kind,
+        "dim": model.dim,
+        "similarity": model.similarity_name,
+    }
+
+
+def _name(about: Mapping[str, Any]) -> str:
+    name = about["name"] or "a model without name"
+    return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]})"
