@@ -74,6 +74,11 @@ class TransformersEncoder(nn.Module):
         """Write the model as transformers does."""
         self.whole.save_pretrained(str(directory))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.packed:  # in another process: transformers does not know our attention there yet
+            _register()
+
     @property
     def hidden_size(self) -> int:
         """Width of the output."""

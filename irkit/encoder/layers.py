@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,7 +16,7 @@ __all__ = ["ACTIVATIONS", "Embeddings", "Layer", "make_norm"]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
 }
@@ -66,6 +67,7 @@ class Layer(nn.Module):
         self.out = nn.Linear(size, size, bias=config.attention_bias)
         self.mlp_norm = make_norm(config, size)
         self.up = nn.Linear(size, layer.intermediate_size * (2 if config.gated else 1), bias=config.mlp_bias)
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
         self.down = nn.Linear(layer.intermediate_size, size, bias=config.mlp_bias)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
@@ -102,10 +104,20 @@ class Layer(nn.Module):
         )
         return attended.flatten(1)
 
+    def quantize_(self) -> None:
+        """Replace the linear maps by int8 ones for inference on the CPU."""
+        from irkit_kernels.int8_linear import Int8Linear
+
+        fused = self.config.activation == "gelu" and not self.config.gated
+        if fused:
+            self.activation = nn.Identity()
+        for name in ("qkv", "out", "up", "down"):
+            activation = "gelu" if fused and name == "up" else "none"
+            setattr(self, name, Int8Linear(getattr(self, name), activation=activation))
+
     def _feed_forward(self, x: Tensor) -> Tensor:
-        activation = ACTIVATIONS[self.config.activation]
         x = self.up(x)
         if self.config.gated:
             x, gate = x.chunk(2, dim=-1)
-            return self.down(activation(x) * gate)  # type: ignore[no-any-return]
-        return self.down(activation(x))  # type: ignore[no-any-return]
+            return self.down(self.activation(x) * gate)  # type: ignore[no-any-return]
+        return self.down(self.activation(x))  # type: ignore[no-any-return]
