@@ -39,6 +39,7 @@ _COPIED = (
     "merges.txt",
     "*.model",  # sentencepiece
 )
+_PROBE = "Éléphants & naïve façades: 3,141 tokenizers' #hash-tags, 日本語, Ωmega, emoji 🙂, unaffableness"
 _LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set no limit
 
 
@@ -159,6 +160,18 @@ class Tokenizer:
         ids = self([prompt]).values.tolist()
         ends = bool(ids) and self.backend.get_added_tokens_decoder().get(ids[-1])
         return len(ids) - bool(ends and ends.special)
+
+    @property
+    def signature(self) -> str:
+        """Tells tokenizers apart: vocabulary size, special tokens and the ids of a tricky sentence."""
+        backend, text = self.backend, _PROBE
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        words = [text]
+        if backend.pre_tokenizer is not None:
+            words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        ids = [token.id for word in words for token in backend.model.tokenize(word)]
+        return f"{self.vocab_size} {self.special_ids} {ids}"
 
     def save(self, directory: str | Path) -> None:
         """Write the files it was loaded from, and tokenizer.json if there was none."""

@@ -96,7 +96,7 @@ def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtyp
     if dtype == "int8":
         quantize: Callable[[], object] | None = getattr(encoder, "quantize_", None)
         if quantize is None or device.type != "cpu":
-            what = "on " + str(device) if device.type != "cpu" else f"of a {encoder.family}"
+            what = f"on {device}" if device.type != "cpu" else f"of type {encoder.family}"
             raise BadValueError(f"int8: not for an encoder {what}; expected one of irkit's own on the CPU")
         quantize()
     elif dtype != "float32":
