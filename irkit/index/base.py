@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.config import FaissConfig, FlatConfig
@@ -103,6 +104,7 @@ class Index(ABC):
     def finish(self) -> None:  # noqa: B027 (an index that needs nothing of the kind leaves it so)
         """Build or extend what makes search fast; everything is found without it, too."""
 
+    @torch.no_grad()
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """The k best documents of every query.
 
@@ -118,6 +120,7 @@ class Index(ABC):
             BadValueError: k < 1, queries of another kind or width or with NaN, ``allowed`` of another length.
         """
         self._check("searching", queries)
+        queries = queries.to("cpu", torch.float32)
         try:
             k = operator.index(k)
         except TypeError:
@@ -133,6 +136,7 @@ class Index(ABC):
             rows[:, :wanted], scores[:, :wanted] = self._search(queries, wanted, keep)
         return Hits(rows, scores)
 
+    @torch.no_grad()
     def rescore(self, queries: Representation, rows: Array) -> Array:
         """Exact scores of given documents, removed ones included.
 
@@ -144,6 +148,7 @@ class Index(ABC):
             ``(n_q, k)`` float32; -inf where the row is -1.
         """
         self._check("rescoring", queries)
+        queries = queries.to("cpu", torch.float32)
         rows = np.asarray(rows)
         if rows.ndim != 2 or len(rows) != len(queries):
             raise BadValueError(

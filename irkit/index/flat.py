@@ -58,13 +58,13 @@ class Flat(Index):
                 queries, 0, len(rows), None if lengths is None else lengths[rows].cumsum()
             ):
                 chosen = rows[start:stop]
-                best.push(score(queries, self.representations(chosen)), torch.from_numpy(chosen))
+                best.push(score(queries, self.representations(chosen)).numpy(), chosen)
             return
         for start, stop in _blocks(queries, first, n, self._ends()):
             scores = score(queries, self._slice(start, stop))
             if keep is not None:
                 scores.masked_fill_(torch.from_numpy(~keep[start:stop]), float("-inf"))
-            best.push(scores, torch.arange(start, stop))
+            best.push(scores.numpy(), np.arange(start, stop))
 
     def _slice(self, start: int, stop: int) -> Representation:
         """Rows ``start`` to ``stop``, not copied."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 __all__ = ["Hits", "TopK"]
 
+Array = np.ndarray[Any, Any]
+
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1  # rows are below 2^32 - 1
-_NOTHING = -(1 << 63)
+_NOTHING = (-0x800000 ^ 0x7FFFFFFF) << _ROW_BITS  # a score of -inf, below that of any row
 
 
 class Hits(NamedTuple):
@@ -35,64 +35,69 @@ class TopK:
 
     Example:
         >>> best = TopK(1, 2)
-        >>> best.push(torch.tensor([[1.0, 3.0, 3.0, 3.0]]), torch.arange(4))
+        >>> best.push(np.float32([[1, 3, 3, 3]]), np.arange(4))
         >>> best.hits().rows.tolist()
         [[1, 2]]
     """
 
     def __init__(self, n_q: int, k: int) -> None:
-        self._keys = torch.full((n_q, k), _NOTHING)
+        self._k = k
+        self._keys = np.empty((n_q, 0), np.int64)  # k or fewer a query, in no order
 
-    def push(self, scores: Tensor, rows: Tensor) -> None:
-        """Consider ``scores (n_q, n)`` float32 of ``rows (n,)`` int64, all above the rows pushed before."""
-        n_q, k = self._keys.shape
-        width = scores.shape[1]
-        if width > k:  # few can enter: find those by comparison alone, which is far cheaper than sorting
-            least = self._keys.amin(1)
-            if bool((least == _NOTHING).any()):
-                inside = scores >= scores.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-            else:
-                inside = scores > _score_of(least)[:, None]
-            counts = inside.sum(1)
-            places = torch.from_numpy(np.flatnonzero(inside.numpy()))
-            query, column = places // width, places % width
-            keys = torch.full((n_q, int(counts.max()) if n_q else 0), _NOTHING)
-            first = torch.cumsum(counts, 0) - counts
-            keys[query, torch.arange(len(places)) - first[query]] = _key(
-                scores.reshape(-1)[places], rows[column]
-            )
+    def push(self, scores: Array, rows: Array) -> None:
+        """Consider ``scores (n_q, n)`` float32 of ``rows (n,)``, all above the rows pushed before."""
+        n_q, width = scores.shape
+        if width <= max(self._k, 64):
+            self._merge(_key(scores, rows))
+            return
+        # few can enter: comparing finds them, far cheaper than any sorting of all
+        if self._keys.shape[1] < self._k:
+            limit = np.partition(scores, width - self._k, axis=1)[:, width - self._k, None]
+            places = np.flatnonzero(scores >= limit)
         else:
-            keys = _key(scores, rows)
-        self.push_keys(keys)
+            places = np.flatnonzero(scores > _score_of(self._keys.min(1, keepdims=True)))
+        query, column = np.divmod(places, width)
+        counts = np.bincount(query, minlength=n_q)
+        keys = np.full((n_q, counts.max(initial=0)), _NOTHING)
+        keys[query, np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)] = _key(
+            scores.reshape(-1)[places], rows[column]
+        )
+        self._merge(keys)
 
-    def push_pairs(self, scores: Tensor, rows: Tensor) -> None:
+    def push_pairs(self, scores: Array, rows: Array) -> None:
         """Consider ``scores (n_q, n)`` of ``rows (n_q, n)``, each row at most once; row -1 is none."""
-        self.push_keys(torch.where(rows < 0, _NOTHING, _key(scores, rows)))
-
-    def push_keys(self, keys: Tensor) -> None:
-        """Consider ``keys (n_q, n)`` of another collection."""
-        if keys.shape[1]:
-            both = torch.cat([self._keys, keys], 1)
-            self._keys = both.topk(self._keys.shape[1], dim=1, sorted=False).values
+        self._merge(np.where(rows < 0, _NOTHING, _key(scores, rows)))
 
     def hits(self) -> Hits:
         """What was found so far."""
-        keys = self._keys.sort(1, descending=True).values
-        scores = _score_of(keys)
-        none = (keys == _NOTHING) | (scores == float("-inf"))
-        rows = torch.where(none, -1, _ROW_MASK - (keys & _ROW_MASK))
-        return Hits(rows.numpy(), scores.masked_fill(none, float("-inf")).numpy())
+        keys = np.sort(self._keys, axis=1)[:, ::-1]
+        rows = np.full((len(keys), self._k), -1)
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        found = _score_of(keys)
+        width = keys.shape[1]
+        rows[:, :width] = np.where(found == -np.inf, -1, _ROW_MASK - (keys & _ROW_MASK))
+        scores[:, :width] = found
+        return Hits(rows, scores)
+
+    def _merge(self, keys: Array) -> None:
+        keys = np.concatenate([self._keys, keys], 1)
+        surplus = keys.shape[1] - self._k
+        if surplus > 0:
+            keys = np.partition(keys, surplus, axis=1)[:, surplus:]
+        self._keys = keys
 
 
-def _key(scores: Tensor, rows: Tensor) -> Tensor:
-    bits = (scores + 0.0).contiguous().view(torch.int32)  # adding 0 makes -0.0, which would sort lower, 0.0
-    return (_ordered(bits).long() << _ROW_BITS) | (_ROW_MASK - rows)
+def _key(scores: Array, rows: Array) -> Array:
+    bits = _ordered((scores + np.float32(0)).view(np.int32))  # + 0 makes -0.0, which would sort lower, 0.0
+    keys: Array = (bits.astype(np.int64) << _ROW_BITS) | (_ROW_MASK - rows)
+    return keys
 
 
-def _score_of(keys: Tensor) -> Tensor:
-    return _ordered((keys >> _ROW_BITS).int()).view(torch.float32)
+def _score_of(keys: Array) -> Array:
+    return _ordered((keys >> _ROW_BITS).astype(np.int32)).view(np.float32)
 
 
-def _ordered(bits: Tensor) -> Tensor:
+def _ordered(bits: Array) -> Array:
     """Bits of a float32 to an int32 of the same order, and back."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ordered: Array = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+    return ordered

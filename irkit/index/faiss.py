@@ -1,0 +1,230 @@
+"""Approximate search of dense vectors with FAISS, over vectors that the store keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from irkit.errors import ConfigError, CorruptError, MissingDependencyError
+from irkit.index.config import FaissConfig
+from irkit.index.files import Array
+from irkit.index.flat import Flat
+from irkit.index.topk import Hits, TopK
+from irkit.representation import Representation
+
+__all__ = ["Faiss"]
+
+faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
+
+_FILE = "faiss.index"
+_FEW = 2048  # rows that are scanned sooner than looked up
+_POINTS_PER_CENTROID = 39  # FAISS asks for as many
+
+
+class Faiss(Flat):
+    """A FAISS structure over the first rows; the rows added since are scanned until ``finish``.
+
+    Every score is an exact inner product, and every search gives ``min(k, documents)`` hits: what the
+    structure leaves open is found by scanning, and so is everything under a filter that leaves little.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("dense",)
+    config: FaissConfig
+
+    def finish(self) -> None:
+        """Train the structure or add to it, if the rows that it does not cover are many enough.
+
+        Raises:
+            ConfigError: FAISS cannot build what the configuration asks for.
+        """
+        n, covered, trained = len(self), self._state("covered"), self._state("trained")
+        if n - covered <= max(_FEW, covered // 20):
+            return
+        with self.store.update(), self._threads():
+            if covered and n < 4 * (trained or n):
+                structure = self._place(faiss.deserialize_index(self.store.read(_FILE)))
+            else:
+                structure, covered = self._place(self._new(n)), 0
+                trained = 0 if structure.is_trained else n
+                if trained and not self._train(structure):
+                    return
+            for block in self.store.blocks("values.bin", covered):
+                structure.add(block)
+            self.store.replace(_FILE, lambda path: _write(structure, path))
+            self.store.meta["index"] |= {"covered": n, "trained": trained}
+
+    def stats(self) -> dict[str, Any]:
+        """As of every index, and how many rows the structure covers."""
+        return super().stats() | {"factory": self.config.factory, "covered": self._state("covered")}
+
+    def _append(self, representation: Representation) -> None:
+        if not len(self):
+            self._new(1, representation.dim)  # says that a factory string is wrong before the work is done
+        super()._append(representation)
+
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        covered = self._state("covered")
+        kept = covered if keep is None else int(np.count_nonzero(keep[:covered]))
+        if kept <= max(_FEW, covered // 20):
+            return super()._search(queries, k, keep)
+        best = TopK(len(queries), k)
+        best.push_pairs(*self._candidates(queries, k, keep, kept / covered))
+        self._scan(queries, best, covered, keep)
+        hits = best.hits()
+        short = np.flatnonzero(hits.rows[:, -1] < 0)
+        if len(short):
+            hits.rows[short], hits.scores[short] = super()._search(queries[short], k, keep)
+        return hits
+
+    def _candidates(
+        self, queries: Representation, k: int, keep: Array | None, share: float
+    ) -> tuple[Array, Array]:
+        """Exact scores and rows ``(n_q, k or more)`` of what the structure finds; row -1 is none."""
+        structure, _ = self.store.derived("structure", self._open)
+        lossless = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
+        wanted = k if lossless else min(k * self.config.refine, k + 1000, self._state("covered"))
+        values = queries.arrays()["values"]
+        try:
+            scores, rows = structure.search(
+                values, wanted, params=self._parameters(structure, wanted, keep, share)
+            )
+        except RuntimeError:  # this structure takes no filter: what it finds is filtered below
+            scores, rows = structure.search(
+                values, wanted, params=self._parameters(structure, wanted, None, 1)
+            )
+        if keep is not None:
+            rows[(rows >= 0) & ~keep[rows]] = -1
+        if not lossless:
+            scores = self.rescore(queries, rows)
+        return scores, rows
+
+    def _parameters(self, structure: Any, k: int, keep: Array | None, share: float) -> Any:
+        """FAISS's parameters of a search, which goes wider for a large k and a filter that hides much."""
+        core = _core(structure)
+        options = {}
+        if keep is not None:
+            options["sel"] = faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little"))
+        if hasattr(core, "hnsw"):
+            width = math.ceil(max(self.config.ef_search, k) / share)
+            return faiss.SearchParametersHNSW(efSearch=width, **options)
+        if hasattr(core, "nprobe"):
+            usual = self.config.nprobe or max(8, core.nlist // 16)
+            needed = math.ceil(2 * k / share / structure.ntotal * core.nlist)
+            return faiss.SearchParametersIVF(nprobe=min(core.nlist, max(usual, needed)), **options)
+        return faiss.SearchParameters(**options) if options else None
+
+    def _state(self, name: str) -> int:
+        return int(self.store.meta["index"].get(name, 0))
+
+    def _open(self) -> tuple[Any, Array]:
+        """The stored structure and the mapped file that it reads its large arrays from."""
+        content = self.store.read(_FILE)
+        try:
+            structure = faiss.read_index(faiss.ZeroCopyIOReader(faiss.swig_ptr(content), len(content)))
+        except RuntimeError as error:
+            raise CorruptError(
+                f"index {self.store.path}: FAISS cannot read its structure ({_reason(error)}); "
+                "restore the directory from a copy or rebuild the index"
+            ) from None
+        return self._place(structure), content
+
+    def _new(self, n: int, dim: int = 0) -> Any:
+        """An empty structure for ``n`` rows."""
+        dim = dim or self.dim
+        factory = _factory(self.config, n, dim)
+        try:
+            structure = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"index: FAISS cannot make {factory!r} for {dim} dimensions: {_reason(error)}"
+            ) from None
+        core = _core(structure)
+        if isinstance(core, faiss.IndexRefine | faiss.IndexIDMap):
+            raise ConfigError(
+                f"index: factory {factory!r} refines or renumbers; leave that part out, as candidates are "
+                "ranked by exact score (see the key refine) and rows numbered here"
+            )
+        if hasattr(core, "hnsw"):
+            core.hnsw.efConstruction = self.config.ef_construction
+        return structure
+
+    def _train(self, structure: Any) -> bool:
+        """Train on a sample; False if there are fewer rows than centroids."""
+        core, n = _core(structure), len(self)
+        centroids = getattr(core, "nlist", 1)
+        if n < centroids:
+            return False
+        size = min(n, max(self.config.train_size, centroids * _POINTS_PER_CENTROID))
+        rows = np.random.default_rng(self.config.seed).choice(n, size, replace=False)
+        try:
+            structure.train(self.representations(np.sort(rows)).arrays()["values"])
+        except RuntimeError as error:
+            raise ConfigError(
+                f"index: FAISS cannot train {self.config.factory!r} on {size} documents: {_reason(error)}"
+            ) from None
+        return True
+
+    def _place(self, structure: Any) -> Any:
+        """The structure on the configured device; those that have no GPU version stay on the CPU."""
+        count = faiss.get_num_gpus() if self.config.device != "cpu" else 0
+        if self.config.device == "gpu" and not count:
+            raise MissingDependencyError(
+                "index: device 'gpu' needs a GPU and faiss-gpu. Install it with: pip install 'irkit[gpu]'"
+            )
+        if count:
+            with contextlib.suppress(RuntimeError):
+                return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, structure)
+        return structure
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """One thread where several would make a graph depend on their timing."""
+        threads = faiss.omp_get_max_threads()
+        graph = any(name in _factory(self.config, 1, self.dim) for name in ("HNSW", "NSG"))
+        try:
+            if graph and self.config.seed is not None:
+                faiss.omp_set_num_threads(1)
+            yield
+        finally:
+            faiss.omp_set_num_threads(threads)
+
+
+def _factory(config: FaissConfig, n: int, dim: int) -> str:
+    """The factory string that a configuration stands for, with ``n`` rows."""
+    lists = max(
+        1, min(round(4 * math.sqrt(n)), config.train_size // _POINTS_PER_CENTROID, n // _POINTS_PER_CENTROID)
+    )
+    codes = max(size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0)  # some 4 dimensions each
+    short = {
+        "hnsw": "HNSW32",
+        "ivf": f"IVF{lists},Flat",
+        "pq": f"PQ{codes}x8",
+        "ivfpqfs": f"IVF{lists},PQ{codes}x4fs",
+    }
+    return short.get(config.factory, config.factory)
+
+
+def _core(structure: Any) -> Any:
+    """The part that searches, behind transformations of the vectors."""
+    structure = faiss.downcast_index(structure)
+    return _core(structure.index) if isinstance(structure, faiss.IndexPreTransform) else structure
+
+
+def _write(structure: Any, path: Path) -> None:
+    if isinstance(structure, getattr(faiss, "GpuIndex", ())):
+        structure = faiss.index_gpu_to_cpu(structure)
+    try:
+        faiss.write_index(structure, str(path))
+    except RuntimeError as error:
+        raise OSError(_reason(error)) from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """FAISS's message without the place in its source."""
+    return str(error).rpartition("Error: ")[2].strip()
