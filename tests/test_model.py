@@ -357,6 +357,18 @@ def test_auto_takes_bfloat16_only_where_it_exists_and_is_harmless(tiny_bert, mon
 
 
 @pytest.mark.filterwarnings("ignore:.*taking the mean:UserWarning")
+def test_int8_is_near_and_the_same_model_but_cannot_be_saved(model, tiny_bert, tmp_path):
+    small = Model.from_pretrained(tiny_bert, device="cpu", dtype="int8")
+    assert small.fingerprint == model.fingerprint
+    got, exact = small.encode(WORDS), model.encode(WORDS)
+    assert small.similarity_pairwise(got, exact).min() > 0.98
+    assert not np.array_equal(got, exact)
+    with pytest.raises(BadValueError, match="the weights are int8"):
+        small.save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*taking the mean:UserWarning")
 def test_dtypes_that_cannot_be(tiny_bert):
     with pytest.raises(BadValueError, match="dtype 'float16': expected one of float32, bfloat16, int8, auto"):
         Model.from_pretrained(tiny_bert, device="cpu", dtype="float16")
@@ -476,9 +488,5 @@ def test_other_architectures_travel_to_processes(tiny_bert, tmp_path):
     with pytest.warns(UserWarning, match="taking the mean"):
         model = Model.from_pretrained(path, device="cpu")
     np.testing.assert_allclose(model.encode(WORDS, device=["cpu"]), model.encode(WORDS), atol=1e-6)
-    with (
-        pytest.raises(BadValueError, match="int8: not for an encoder of type electra"),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", UserWarning)
-        Model.from_pretrained(path, device="cpu", dtype="int8")
+    with pytest.raises(BadValueError, match="int8: not for an encoder of type electra"):
+        hardware.with_dtype(model.encoder, model.head, model.tokenizer, "int8")

@@ -119,13 +119,13 @@ def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
 
 
 def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """``function`` of each item in order, computed in a thread while the previous result is in use."""
-    with ThreadPoolExecutor(1, "irkit-tokenizer") as pool:
-        pending = None
-        for item in items:
-            following = pool.submit(function, item)
-            if pending is not None:
-                yield pending.result()
-            pending = following
-        if pending is not None:
-            yield pending.result()
+    """``function`` of each item in order; from the second on, computed in a thread one item ahead."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(1, "irkit-tokenizer") as pool:  # starts its thread when first used
+        for first in iterator:
+            result = function(first)
+            for item in iterator:
+                following = pool.submit(function, item)
+                yield result
+                result = following.result()
+            yield result

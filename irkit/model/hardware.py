@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
 
+from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import PooledHead
@@ -94,11 +94,10 @@ def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtyp
             )
         return encoder.to(torch.bfloat16)
     if dtype == "int8":
-        quantize: Callable[[], object] | None = getattr(encoder, "quantize_", None)
-        if quantize is None or device.type != "cpu":
+        if not isinstance(encoder, Encoder) or device.type != "cpu":
             what = f"on {device}" if device.type != "cpu" else f"of type {encoder.family}"
             raise BadValueError(f"int8: not for an encoder {what}; expected one of irkit's own on the CPU")
-        quantize()
+        encoder.quantize_()
     elif dtype != "float32":
         raise BadValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     return encoder
