@@ -31,8 +31,7 @@ LAYERS = {
     "data": {"data"},
     "index": BASE | {"index", "data"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
-    "parallel": BASE | {"parallel"},
-    "model": BASE | {"encoder", "heads", "tokenizer", "formats", "parallel"},
+    "model": BASE | {"encoder", "heads", "tokenizer", "formats", "model"},
 }
 TOP = {"retriever"}
 
