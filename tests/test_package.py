@@ -82,6 +82,12 @@ def test_public_names_exist_and_are_sorted() -> None:
         assert all(hasattr(module, each) for each in public or []), name
 
 
+def test_functions_are_not_hidden_by_modules_of_their_name() -> None:
+    code = "import irkit.score, irkit.evaluate; from irkit import evaluate, score; print(score, evaluate)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.count("<function") == 2
+
+
 @pytest.mark.parametrize(
     "code", ["import irkit", "import irkit.cli", "import irkit.run, irkit.evaluate, irkit.data"]
 )
