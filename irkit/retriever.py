@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -358,10 +357,13 @@ class Retriever:
     def _find(self, texts: list[str], k: int, filter: Filter | None) -> Iterator[Hits]:
         """Rows and scores of some queries at a time."""
         self._check_build()
+        if not isinstance(k, int | np.integer) or k < 1:
+            raise BadValueError(f"search: k is {k!r}; expected a whole number of 1 or more")
+        k = min(int(k), max(1, len(self.index)))
         allowed = None if filter is None else self._allowed(filter)
         for start in range(0, len(texts), _QUERIES):
             queries = self.model.represent(texts[start : start + _QUERIES], "query")
-            yield self.index.search(queries, min(operator.index(k), max(1, len(self.index))), allowed)
+            yield self.index.search(queries, k, allowed)
 
     def _allowed(self, filter: Filter) -> np.ndarray[Any, np.dtype[np.bool_]]:
         if isinstance(filter, str) or not isinstance(filter, Iterable):

@@ -1,0 +1,504 @@
+"""Retriever: build, search, change, resume and refuse, with a model of random weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from irkit import Model, Retriever, score
+from irkit.data import Document, Query
+from irkit.errors import BadTypeError, BadValueError, CorruptError, LockedError, StorageError
+from irkit.retriever import Hit
+
+WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "cab", "dig", "fez", "gnu", "hip"]
+
+
+def collection(n: int, seed: int = 0) -> list[Document]:
+    """Documents of one to nine words, every other with a title, all with metadata."""
+    random = np.random.default_rng(seed)
+
+    def words(most: int) -> str:
+        return " ".join(random.choice(WORDS, random.integers(1, most)))
+
+    return [
+        Document(
+            f"d{i}", words(10), words(3) if i % 2 else "", {"year": 1990 + i % 30, "tags": ["x", f"t{i % 3}"]}
+        )
+        for i in range(n)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    with pytest.warns(UserWarning, match="mean"):
+        bare = Model.from_pretrained(tiny_bert)
+    bare.prompts = {"query": "search ", "document": "text "}
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    bare.save_pretrained(path)
+    return Model.from_pretrained(path)
+
+
+@pytest.fixture
+def retriever(model: Model, tmp_path: Path) -> Retriever:
+    return Retriever.build(model, collection(50), tmp_path / "index", chunk_size=16)
+
+
+def by_id(hits: Iterable[Hit]) -> dict[str, float]:
+    return {hit.id: hit.score for hit in hits}
+
+
+def assert_close(left: Iterable[Hit], right: Iterable[Hit]) -> None:
+    """The same documents; scores of a text depend on what it is encoded with, by a rounding."""
+    assert by_id(left) == pytest.approx(by_id(right), abs=1e-5)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != "irkit.lock"}
+
+
+# ---- building and searching ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw", {"kind": "faiss", "factory": "Flat"}])
+def test_search_ranks_by_score_of_prompted_texts(model: Model, tmp_path: Path, index: object) -> None:
+    documents, queries = collection(50), ["neural search", "gnu", ""]
+    retriever = Retriever.build(model, documents, tmp_path / "index", index=index, chunk_size=16)
+    q = model.encode([f"search {query}" for query in queries], normalize_embeddings=True, prompt="")
+    d = model.encode(
+        [f"text {document.full_text}" for document in documents], normalize_embeddings=True, prompt=""
+    )
+    for found, expected in zip(retriever.search(queries, k=7), q @ d.T, strict=True):
+        order = np.argsort(-expected, kind="stable")[:7]
+        assert [hit.score for hit in found] == pytest.approx(expected[order], abs=1e-5)
+        for hit in found:
+            document = documents[int(hit.id[1:])]
+            assert hit.score == pytest.approx(expected[int(hit.id[1:])], abs=1e-5)
+            assert (hit.text, hit.title, hit.metadata) == (document.text, document.title, document.metadata)
+    assert_close(retriever.search(queries[0], k=7), retriever.search(queries, k=7)[0])
+
+
+def test_scores_are_those_of_the_definition(retriever: Retriever, model: Model) -> None:
+    expected = score(
+        model.represent(["gnu"], "query"), model.represent([d.full_text for d in collection(50)], "document")
+    )
+    ranking = dict(retriever.run({"q": "gnu"}, k=50)["q"])
+    assert [ranking[f"d{i}"] for i in range(50)] == pytest.approx(expected[0].tolist(), abs=1e-5)
+
+
+def test_run_agrees_with_search(retriever: Retriever) -> None:
+    texts = {f"q{i}": " ".join(WORDS[i : i + 3]) for i in range(9)}
+    run = retriever.run(texts, k=60)
+    assert run.query_ids == list(texts)
+    for name, hits in zip(texts, retriever.search(list(texts.values()), k=60), strict=True):
+        assert run[name] == [(hit.id, hit.score) for hit in hits]
+        assert len(hits) == 50
+    forms = [[Query(name, text) for name, text in texts.items()], list(texts.items()), iter(texts.items())]
+    assert all(list(retriever.run(form, k=60)) == list(run) for form in forms)
+
+
+def test_many_queries_cross_the_borders_of_batches(retriever: Retriever) -> None:
+    done: list[int] = []
+    run = retriever.run([(str(i), WORDS[i % 12]) for i in range(600)], k=50, progress=done.append)
+    assert sum(done) == len(run) == 600
+    for i in (255, 256, 599):
+        assert dict(run[str(i)]) == pytest.approx(dict(run[str(i % 12)]), abs=1e-5)
+
+
+def test_documents_in_every_form(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("a\tneural text\nb\tindex\n")
+    forms = [
+        {"a": "neural text", "b": "index"},
+        {"a": {"title": "neural", "text": "text"}, "b": {"text": "index"}},
+        [("a", "neural text"), ("b", "index")],
+        [{"_id": "a", "text": "neural text"}, {"id": "b", "contents": "index"}],
+        iter([Document("a", "text", "neural"), ("b", "index")]),
+        tmp_path / "c.tsv",
+        str(tmp_path / "c.tsv"),
+    ]
+    built = [Retriever.build(model, form, tmp_path / str(number)) for number, form in enumerate(forms)]
+    for retriever in built:
+        assert_close(retriever.search("gnu"), built[0].search("gnu"))
+        assert by_id(retriever.search("gnu")).keys() == {"a", "b"}
+
+
+def test_texts_are_numbered(model: Model, tmp_path: Path) -> None:
+    retriever = Retriever.build(model, ["neural", "index"], tmp_path / "index")
+    retriever.add(["gnu"])
+    assert sorted(hit.id for hit in retriever.search("text")) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([("a", "x"), ("a", "y")], "'a'"),
+        ([("a", "x"), ("b", "x"), ("c", "x"), ("b", "y")], "'b'"),
+        ([("", "x")], "item 0 .* id"),
+        ([("a", "x"), {"text": "no id"}], "item 1 .*_id"),
+        ([("a", 5)], "item 0 .*string"),
+        ([Document("a", "x", metadata={"when": object()})], "metadata of 'a'"),
+        ([17], "item 0 .*17"),
+        ({"a": {"title": "no text"}}, "item 0 .*text"),
+    ],
+)
+def test_bad_documents_build_nothing(model: Model, tmp_path: Path, documents: object, message: str) -> None:
+    with pytest.raises(BadValueError, match=message):
+        Retriever.build(model, documents, tmp_path / "index", chunk_size=3)
+    with pytest.raises(StorageError, match="not finished"):
+        Retriever.load(tmp_path / "index")
+
+
+def test_no_collection(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(BadTypeError, match="5"):
+        Retriever.build(model, 5, tmp_path / "index")
+    with pytest.raises(StorageError, match="nowhere"):
+        Retriever.build(model, tmp_path / "nowhere.jsonl", tmp_path / "index")
+
+
+def test_empty_collection_and_its_first_documents(model: Model, tmp_path: Path) -> None:
+    retriever = Retriever.build(model, [], tmp_path / "index")
+    assert len(retriever) == 0
+    assert retriever.search("text") == []
+    assert retriever.search([]) == []
+    assert retriever.run({"q": "text"})["q"] == []
+    assert retriever.search("text", filter=["d1"]) == []
+    retriever.add(collection(3))
+    assert len(Retriever.load(tmp_path / "index", model).search("text")) == 3
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, "3"])
+def test_bad_k(retriever: Retriever, k: object) -> None:
+    with pytest.raises((BadValueError, BadTypeError), match="k is"):
+        retriever.search("text", k=k)
+
+
+def test_k_beyond_all_documents(retriever: Retriever) -> None:
+    assert len(retriever.search("text", k=10**12)) == 50
+
+
+# ---- filters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("condition", "qualifies"),
+    [
+        (["d1", "d7", "unknown"], lambda d: d.id in ("d1", "d7")),
+        ({"d3"}, lambda d: d.id == "d3"),
+        ([], lambda d: False),
+        ({"year": {">=": 2000, "<": 2010}}, lambda d: 2000 <= d.metadata["year"] < 2010),
+        ({"tags": ["t1", "t2"]}, lambda d: int(d.id[1:]) % 3 > 0),
+        ({"_id": ["d1", "d2", "d15"], "year": {">": 1991}}, lambda d: d.id in ("d2", "d15")),
+        ({"_id": "d4"}, lambda d: d.id == "d4"),
+        ({"nothing": 1}, lambda d: False),
+        ({}, lambda d: True),
+    ],
+)
+def test_filters(retriever: Retriever, condition: object, qualifies: Callable[[Document], bool]) -> None:
+    everything = retriever.search("neural gnu", k=50)
+    documents = {document.id: document for document in collection(50)}
+    expected = [hit for hit in everything if qualifies(documents[hit.id])]
+    assert_close(retriever.search("neural gnu", k=50, filter=condition), expected)
+    run = retriever.run({"q": "neural gnu"}, filter=condition)
+    assert dict(run["q"]) == pytest.approx(by_id(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["d1", 5, {"year": {"~": 3}}, {"_id": [1, 2]}, {"_id": {">": "d1"}}, [None], {"year": {"in": 3}}],
+)
+def test_bad_filters(retriever: Retriever, condition: object) -> None:
+    with pytest.raises((BadValueError, BadTypeError), match="filter"):
+        retriever.search("text", filter=condition)
+
+
+# ---- changing ------------------------------------------------------------------------------------
+
+
+def same_results(left: Retriever, right: Retriever) -> None:
+    queries = {word: word for word in WORDS}
+    for word in queries:
+        a, b = dict(left.run(queries, k=500)[word]), dict(right.run(queries, k=500)[word])
+        assert a.keys() == b.keys()
+        assert [a[name] for name in b] == pytest.approx(list(b.values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
+def test_changes_equal_a_fresh_build(model: Model, tmp_path: Path, index: str) -> None:
+    documents, others = collection(80), collection(80, seed=1)
+    retriever = Retriever.build(model, documents[:50], tmp_path / "index", index=index)
+    retriever.add(documents[50:])
+    retriever.remove([f"d{i}" for i in range(10, 30)])
+    retriever.remove("d79")
+    retriever.update(others[40:60])
+    retriever.add(others[10:12])
+    final = documents[:10] + others[10:12] + documents[30:40] + others[40:60] + documents[60:79]
+    fresh = Retriever.build(model, final, tmp_path / "fresh", index=index)
+    assert len(retriever) == len(fresh) == 61
+    same_results(retriever, fresh)
+    same_results(Retriever.load(tmp_path / "index", model), fresh)
+    assert retriever.search("gnu", filter={"_id": "d45"})[0].text == others[45].text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.add([("new", "x"), ("d7", "y")]), "'d7'"),
+        (lambda r: r.add([("new", "x"), ("new", "y")]), "'new'"),
+        (lambda r: r.add([*((f"n{i}", "x") for i in range(3000)), ("n0", "again")]), "'n0'"),
+        (lambda r: r.add([("new", "x"), 5]), "item 1"),
+        (lambda r: r.remove(["d1", "d2", "missing"]), "'missing'"),
+        (lambda r: r.remove("d1 "), "'d1 '"),
+        (lambda r: r.update([("d1", "x"), ("missing", "y")]), "'missing'"),
+        (lambda r: r.update([("d1", "x"), ("d1", "y")]), "'d1'"),
+    ],
+)
+def test_bad_changes_change_nothing(
+    retriever: Retriever, tmp_path: Path, change: object, message: str
+) -> None:
+    before, results = contents(tmp_path / "index"), retriever.search(WORDS)
+    with pytest.raises(BadValueError, match=message):
+        change(retriever)
+    assert contents(tmp_path / "index") == before
+    assert retriever.search(WORDS) == results
+    retriever.add([("new", "x")])
+    assert len(retriever) == 51
+
+
+def test_failing_encoder_changes_nothing(
+    retriever: Retriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(tmp_path / "index")
+
+    def fails(*_: object, **__: object) -> Iterator[None]:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retriever.model, "represent_stream", fails)
+        with pytest.raises(MemoryError):
+            retriever.update(collection(3, seed=1))
+    assert contents(tmp_path / "index") == before
+    retriever.update(collection(3, seed=1))
+
+
+def test_reader_sees_the_old_index_until_it_asks(retriever: Retriever, model: Model, tmp_path: Path) -> None:
+    reader = Retriever.load(tmp_path / "index", model)
+    before = reader.search(WORDS, k=60)
+    retriever.update(collection(20, seed=1))
+    retriever.remove(["d40"])
+    assert reader.search(WORDS, k=60) == before
+    assert reader.refresh()
+    assert not reader.refresh()
+    assert reader.search(WORDS, k=60) == retriever.search(WORDS, k=60) != before
+
+
+def test_one_writer_at_a_time(retriever: Retriever, model: Model, tmp_path: Path) -> None:
+    other = Retriever.load(tmp_path / "index", model)
+    with retriever.store.update():
+        for change in (lambda: other.remove("d1"), lambda: other.add([("n", "x")])):
+            with pytest.raises(LockedError, match="somebody"):
+                change()
+    other.remove("d1")
+    assert len(other) == 49
+
+
+def test_writer_that_was_left_behind_catches_up(retriever: Retriever, model: Model, tmp_path: Path) -> None:
+    other = Retriever.load(tmp_path / "index", model)
+    retriever.remove("d1")
+    with pytest.raises(BadValueError, match="d1"):
+        other.remove("d1")
+    other.add([("d1", "text")])
+    assert len(other) == 50
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def test_model_is_loaded_from_where_it_was(model: Model, retriever: Retriever, tmp_path: Path) -> None:
+    loaded = Retriever.load(tmp_path / "index")
+    assert loaded.search("gnu") == retriever.search("gnu")
+    assert loaded.model.name == str(Path(model.name).resolve())
+    assert Retriever.load(tmp_path / "index", model.name).search("gnu") == retriever.search("gnu")
+
+
+def test_another_model_is_refused(model: Model, retriever: Retriever, tmp_path: Path) -> None:
+    other = Model.from_pretrained(model.name)
+    other.name = "the-other"
+    with torch.no_grad():
+        next(other.encoder.parameters()).mul_(2)
+    with pytest.raises(BadValueError, match=rf"{re.escape(model.name)} .*not with the-other"):
+        Retriever.load(tmp_path / "index", other)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(BadValueError, match=r"not with .*/other"):
+        Retriever.load(tmp_path / "index", tmp_path / "other")
+
+
+def test_moved_model(model: Model, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    Retriever.build(tmp_path / "model", collection(5), tmp_path / "index")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    retriever = Retriever.load(tmp_path / "index")
+    assert retriever.stats()["documents"] == 5
+    with pytest.raises(StorageError, match=f"{tmp_path}/model"):
+        retriever.search("gnu")
+    assert len(Retriever.load(tmp_path / "index", tmp_path / "moved").search("gnu")) == 5
+
+
+def test_replaced_by_an_index_of_another_kind(retriever: Retriever, model: Model, tmp_path: Path) -> None:
+    reader = Retriever.load(tmp_path / "index", model)
+    Retriever.build(model, collection(4), tmp_path / "index", index="hnsw", overwrite=True)
+    assert len(reader.search("gnu", k=60)) == 50
+    reader.refresh()
+    for use in (lambda: reader.search("gnu"), lambda: reader.add(["x"]), lambda: retriever.remove("d1")):
+        with pytest.raises(StorageError, match="load it again"):
+            use()
+
+
+def test_directory_that_is_no_index(tmp_path: Path, tiny_bert: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere", tiny_bert):
+        with pytest.raises(StorageError, match=re.escape(str(path))):
+            Retriever.load(path)
+
+
+def test_damaged_index_is_refused(retriever: Retriever, tmp_path: Path) -> None:
+    retriever.close()
+    file = next((tmp_path / "index").glob("documents.*"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    with pytest.raises(CorruptError, match="documents"):
+        Retriever.load(tmp_path / "index")
+    file.write_bytes(whole[:-1])
+    with pytest.raises(CorruptError, match="documents"):
+        Retriever.load(tmp_path / "index", verify=False)
+
+
+# ---- copies, resumed builds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
+def test_save_copies_the_state_that_is_shown(model: Model, tmp_path: Path, index: str) -> None:
+    retriever = Retriever.build(model, collection(50), tmp_path / "index", index=index)
+    retriever.remove("d3")
+    reader = Retriever.load(tmp_path / "index", model)
+    retriever.update(collection(9, seed=1)[4:])
+    reader.save(tmp_path / "copy")
+    copy = Retriever.load(tmp_path / "copy", model)
+    assert copy.search(WORDS, k=60) == reader.search(WORDS, k=60)
+    copy.add([("new", "x")])
+    assert len(copy) == 50
+    with pytest.raises(StorageError, match="there is one already"):
+        reader.save(tmp_path / "copy")
+
+
+def test_existing_index_is_replaced_only_if_asked(retriever: Retriever, model: Model, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="overwrite"):
+        Retriever.build(model, collection(3), tmp_path / "index")
+    with pytest.raises(BadValueError, match="more than once"):
+        Retriever.build(model, [("a", "x"), ("a", "y")], tmp_path / "index", overwrite=True)
+    assert len(Retriever.load(tmp_path / "index", model)) == 50
+    assert len(Retriever.build(model, collection(3), tmp_path / "index", overwrite=True)) == 3
+    assert len(Retriever.load(tmp_path / "index", model)) == 3
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(documents: list[Document], after: int) -> Iterator[Document]:
+    yield from documents[:after]
+    raise Stop
+
+
+def counting(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Documents that are encoded from now on."""
+    seen: list[str] = []
+    stream = model.represent_stream
+
+    def watched(texts: Iterator[str], *args: object, **options: object) -> Iterator[object]:
+        return stream((seen.append(text) or text for text in texts), *args, **options)
+
+    monkeypatch.setattr(model, "represent_stream", watched)
+    return seen
+
+
+@pytest.mark.parametrize("after", [0, 5, 16, 33, 49])
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
+def test_killed_build_goes_on(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, index: str
+) -> None:
+    documents, path = collection(50), tmp_path / "index"
+    with pytest.raises(Stop):
+        Retriever.build(model, stopping(documents, after), path, index=index, chunk_size=8)
+    with pytest.raises(StorageError, match="not finished"):
+        Retriever.load(path)
+    done: list[int] = []
+    encoded = counting(model, monkeypatch)
+    retriever = Retriever.build(model, documents, path, index=index, chunk_size=8, progress=done.append)
+    assert sum(done) == len(retriever) == 50
+    assert len(encoded) <= 50 - max(0, after // 8 - 1) * 8  # the chunk at work when it stopped is done again
+    same_results(retriever, Retriever.build(model, documents, tmp_path / "fresh", index=index))
+
+
+def test_killed_build_of_other_documents(model: Model, tmp_path: Path) -> None:
+    documents, path = collection(50), tmp_path / "index"
+    with pytest.raises(Stop):
+        Retriever.build(model, stopping(documents, 40), path, chunk_size=8)
+    others = [*documents[:3], Document("d3", "changed"), *documents[4:]]
+    for other in (others, documents[:3], documents[1:]):
+        with pytest.raises(BadValueError, match="other documents"):
+            Retriever.build(model, other, path)
+    with pytest.raises(BadValueError, match="other documents"):
+        Retriever.build(model, iter(others), path, overwrite=True)
+    retriever = Retriever.build(model, others, path, overwrite=True)
+    same_results(retriever, Retriever.build(model, others, tmp_path / "fresh"))
+
+
+def test_killed_build_of_another_kind_is_dropped(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    with pytest.raises(Stop):
+        Retriever.build(model, stopping(collection(50), 40), path, chunk_size=8)
+    assert len(Retriever.build(model, collection(9, seed=3), path, index="hnsw")) == 9
+
+
+BUILD = """
+import os, signal, sys
+from irkit import Retriever
+from irkit.data import read_documents
+chunks = int(sys.argv[4])
+def progress(count):
+    global chunks
+    chunks -= 1
+    if chunks == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+Retriever.build(sys.argv[1], sys.argv[2], sys.argv[3], chunk_size=4, progress=progress)
+"""
+
+
+def test_sigkill(model: Model, tmp_path: Path) -> None:
+    documents = collection(40)
+    corpus = tmp_path / "corpus.tsv"
+    corpus.write_text("".join(f"{document.id}\t{document.full_text}\n" for document in documents))
+    command = [sys.executable, "-c", BUILD, model.name, str(corpus), str(tmp_path / "index"), "6"]
+    killed = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(StorageError, match="not finished"):
+        Retriever.load(tmp_path / "index")
+    resumed = Retriever.build(model, corpus, tmp_path / "index", chunk_size=4)
+    same_results(resumed, Retriever.build(model, corpus, tmp_path / "fresh"))
+
+
+def test_what_it_says_of_itself(retriever: Retriever, model: Model) -> None:
+    retriever.remove("d1")
+    stats = retriever.stats()
+    assert (stats["documents"], stats["removed"], stats["kind"]) == (49, 1, "flat")
+    assert stats["model"]["fingerprint"] == model.fingerprint
+    assert "49 documents" in repr(retriever)
+    with retriever as same:
+        assert same is retriever
