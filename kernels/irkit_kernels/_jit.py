@@ -81,6 +81,10 @@ class Code:
         """``a + b`` of 64-bit integers."""
         return self.op(f"add nsw i64 {a}, {b}")
 
+    def sub(self, a: str | int, b: str | int) -> str:
+        """``a - b`` of 64-bit integers."""
+        return self.op(f"sub nsw i64 {a}, {b}")
+
     def mul(self, a: str | int, b: str | int) -> str:
         """``a * b`` of 64-bit integers."""
         return self.op(f"mul nsw i64 {a}, {b}")

@@ -1,0 +1,7 @@
+"""Attention within rows of different lengths on the CPU."""
+
+from __future__ import annotations
+
+from .op import ragged_attention
+
+__all__ = ["ragged_attention"]

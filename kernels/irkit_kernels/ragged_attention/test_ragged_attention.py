@@ -1,0 +1,254 @@
+"""Every way of multiplying against softmax attention written out in float64."""
+
+from __future__ import annotations
+
+import platform
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from irkit_kernels._jit import cpu_features
+from irkit_kernels.ragged_attention import op, ragged_attention
+from irkit_kernels.ragged_attention.cpu_kernel import FAR, Plan, compile_plan, plan_for, scratch_layout
+from irkit_kernels.ragged_attention.reference import attention_reference
+
+X86 = platform.machine() == "x86_64"
+DOT = "avx512bf16" in cpu_features()
+HEAD_DIMS = [8, 16, 32, 40, 48, 64, 96, 128]
+# (lanes, dot, compiled for): this CPU, and code that AVX2 and plain SSE2 can run
+VARIANTS = [(16, False, None), (4, False, None)]
+VARIANTS += [(8, False, "haswell"), (4, False, "x86-64")] if X86 and "avx2" in cpu_features() else []
+VARIANTS += [(16, True, None)] if DOT else []
+
+
+def offsets_of(lengths):
+    return torch.tensor([0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def make(lengths_q, lengths_k, heads, head_dim, dtype=torch.float32, layout="fused", seed=0):
+    """Normal q, k, v in the midst of NaN, which a read beyond a row or a head would bring in."""
+    torch.manual_seed(seed)
+    result = []
+    for i, lengths in enumerate((lengths_q, lengths_k, lengths_k)):
+        total = int(sum(lengths))
+        if layout == "fused":  # (tokens, 3, heads, head_dim), as one projection makes it
+            room = torch.full((total + 2, 3, heads, head_dim), float("nan"), dtype=dtype)
+            view = room[1:-1, i]
+        else:  # heads outermost, and a gap after each token
+            room = torch.full((heads, total + 1, head_dim + 3), float("nan"), dtype=dtype)
+            view = room[:, :-1, :head_dim].transpose(0, 1)
+        result.append(view.copy_(torch.randn(total, heads, head_dim)))
+    return (*result, offsets_of(lengths_q), offsets_of(lengths_k))
+
+
+def exact(query, key, value, *rest):
+    return attention_reference(query.double(), key.double(), value.double(), *rest)
+
+
+def run(variant, query, key, value, query_offsets, key_offsets, window=None):
+    """Call the compiled code on memory full of NaN and check that it stays inside of its output."""
+    lanes, dot, cpu = variant
+    plan = Plan(query.shape[2], query.dtype == torch.bfloat16, dot, lanes)
+    out = torch.full((query.shape[0] + 2, *query.shape[1:]), float("nan"), dtype=query.dtype)
+    scratch = torch.full((scratch_layout(plan)[1],), 255, dtype=torch.uint8)
+    tensors = (out[1:], query, key, value, query_offsets, key_offsets, scratch)
+    strides = [x.element_size() * x.stride(i) for x in (query, key, value) for i in (0, 1)]
+    sizes = (len(query_offsets) - 1, query.shape[1], FAR if window is None else window)
+    compile_plan(plan, cpu)(*(x.data_ptr() for x in tensors), *strides, *sizes, 0, 1)
+    assert out[0].isnan().all()
+    assert out[-1].isnan().all()
+    return out[1:-1]
+
+
+@st.composite
+def problems(draw):
+    length = st.one_of(st.integers(0, 40), st.sampled_from([61, 97, 128, 257, 511, 512, 513, 1031]))
+    lengths_k = draw(st.lists(length, min_size=0, max_size=4))
+    window = draw(st.one_of(st.none(), st.integers(0, 80)))
+    lengths_q = lengths_k
+    if window is None and draw(st.booleans()):  # pooled: fewer queries than keys, or as it comes
+        lengths_q = [draw(st.one_of(st.just(-(-x // 2)), st.integers(0, 20))) for x in lengths_k]
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    return {
+        "window": window,
+        "arguments": make(
+            lengths_q,
+            lengths_k,
+            draw(st.integers(1, 3)),
+            draw(st.sampled_from(HEAD_DIMS)),
+            dtype,
+            draw(st.sampled_from(["fused", "heads first"])),
+            draw(st.integers(0, 2**31)),
+        ),
+    }
+
+
+def assert_close(got, expected, value):
+    """bfloat16 rounds weights and output once each; float32 scores of unit variance are off by 1e-6."""
+    bound = 2**-7 if got.dtype == torch.bfloat16 else 3e-6
+    assert got.isfinite().all()
+    if got.numel() and value.numel():
+        error = (got.double() - expected).abs().max() / value.double().abs().max()
+        assert error <= bound
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@settings(deadline=None, max_examples=40)
+@given(problem=problems())
+def test_matches_float64(variant, problem):
+    arguments, window = problem["arguments"], problem["window"]
+    if variant[1]:  # the dot product takes bfloat16 only
+        arguments = (*(x.to(torch.bfloat16) for x in arguments[:3]), *arguments[3:])
+    got = run(variant, *arguments, window)
+    assert_close(got, exact(*arguments, window), arguments[2])
+
+
+@settings(deadline=None, max_examples=40)
+@given(problem=problems())
+def test_op_matches_float64(problem):
+    arguments, window = problem["arguments"], problem["window"]
+    got = ragged_attention(*arguments, window)
+    assert got.is_contiguous()
+    assert got.dtype == arguments[0].dtype
+    assert_close(got, exact(*arguments, window), arguments[2])
+
+
+def sdpa(query, key, value, query_offsets, key_offsets):
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    for a, b in zip(query_offsets[:-1].tolist(), query_offsets[1:].tolist(), strict=True):
+        q, k, v = (x[a:b].transpose(0, 1)[None] for x in (query, key, value))
+        out[a:b] = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0, 3000.0**0.5], ids="logits x{}".format)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_error_is_at_most_twice_that_of_torch(dtype, head_dim, scale):
+    lengths = [5, 31, 64, 80, 127, 300, 700]
+    q, k, v, *offsets = make(lengths, lengths, 4, head_dim, dtype)
+    q, k = q * scale, k * scale  # the largest logits reach 1e4
+    expected = exact(q, k, v, *offsets)
+    ours, theirs = (
+        (f(q, k, v, *offsets).double() - expected).square().mean().sqrt() for f in (ragged_attention, sdpa)
+    )
+    assert ours <= 2 * theirs
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("logit", [1e3, -1e3, 1e9])
+def test_large_logits_stay_finite(variant, logit):
+    q, k, v, *offsets = make([70], [70], 2, 32, torch.bfloat16)
+    q, k = torch.full_like(q, 1.0), torch.full_like(k, logit / 32**0.5)
+    assert_close(run(variant, q, k, v, *offsets), exact(q, k, v, *offsets), v)  # all weights are equal
+    k[7] = 2 * k[7].abs()  # one key takes all
+    assert_close(run(variant, q, k, v, *offsets), v[7].double().expand_as(q), v)
+
+
+def test_a_nan_stays_in_its_row_and_head():
+    q, k, v, *offsets = make([20, 30], [20, 30], 2, 16)
+    for x in (q, k, v):
+        broken = x.clone()
+        broken[25, 1, 3] = float("nan")
+        out = ragged_attention(*(broken if y is x else y for y in (q, k, v)), *offsets)
+        hit = out.isnan().any(-1)
+        assert hit[20:, 1].any()
+        assert not hit[:20].any()
+        assert not hit[:, 0].any()
+
+
+def test_rows_do_not_depend_on_their_neighbours():
+    lengths = [3, 0, 77, 1, 600]
+    q, k, v, offsets, _ = make(lengths, lengths, 2, 64)
+    whole = ragged_attention(q, k, v, offsets, offsets)
+    for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        ends = torch.tensor([0, b - a], dtype=torch.int32)
+        assert torch.equal(whole[a:b], ragged_attention(q[a:b], k[a:b], v[a:b], ends, ends))
+
+
+def test_long_row():
+    q, k, v, *offsets = make([8192], [8192], 1, 32)
+    near, far = ragged_attention(q, k, v, *offsets, 64), ragged_attention(q, k, v, *offsets)
+    for i in (0, 63, 64, 511, 512, 5000, 8191):
+        for out, keys in ((near, slice(max(0, i - 64), i + 65)), (far, slice(None))):
+            part = (q[i : i + 1], k[keys], v[keys])
+            expected = exact(*part, offsets_of([1]), offsets_of([len(part[1])]))
+            assert_close(out[i : i + 1], expected, v[keys])
+
+
+def test_a_wide_window_is_none():
+    q, k, v, *offsets = make([50, 9], [50, 9], 2, 16)
+    assert torch.equal(ragged_attention(q, k, v, *offsets, 2**40), ragged_attention(q, k, v, *offsets))
+
+
+def test_intra_op_threads_give_the_same(monkeypatch):
+    lengths = [33, 0, 200, 7, 90]
+    arguments = make(lengths, lengths, 3, 32)
+    alone = ragged_attention(*arguments)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(op, "_MIN_WORK", 1)
+    assert torch.equal(ragged_attention(*arguments), alone)
+
+
+def test_callers_in_many_threads():
+    problems = [make([i, 150 + i], [i, 150 + i], 2, HEAD_DIMS[i % 8], seed=i) for i in range(16)]
+    expected = [ragged_attention(*problem) for problem in problems]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for got, want in zip(pool.map(lambda x: ragged_attention(*x), problems), expected, strict=True):
+                assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_without_a_kernel_torch_answers(monkeypatch, window):
+    arguments = make([12, 0, 5], [12, 0, 5], 2, 32)
+    monkeypatch.setattr(op, "_kernel", lambda *_: None)
+    assert_close(ragged_attention(*arguments, window), exact(*arguments, window), arguments[2])
+    monkeypatch.undo()
+    odd = make([12, 0, 5], [12, 3, 0], 2, 20)  # no kernel for this head size; a row without keys
+    assert_close(ragged_attention(*odd), exact(*odd), odd[2])
+    half = tuple(x.double() for x in arguments[:3])
+    assert ragged_attention(*half, *arguments[3:]).dtype == torch.float64
+
+
+def test_plans():
+    assert plan_for(20, False) is None
+    assert plan_for(512, False) is None
+    if X86 and "avx512f" in cpu_features():
+        assert plan_for(64, True) == Plan(64, True, DOT, 16)
+        assert plan_for(64, False) == Plan(64, False, False, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": torch.zeros(9, 2, 16)}, "equal heads"),
+        ({"query": torch.zeros(9, 2, 8, dtype=torch.bfloat16)}, "one dtype"),
+        ({"query_offsets": torch.tensor([0, 4, 9])}, "int32"),
+        ({"query_offsets": torch.tensor([0, 5, 4, 9], dtype=torch.int32)}, "rise from 0 to 9"),
+        ({"key_offsets": torch.tensor([0, 4, 10], dtype=torch.int32)}, "rise from 0 to 9"),
+        ({"key_offsets": torch.tensor([], dtype=torch.int32)}, "rise from 0 to 9"),
+        ({"key_offsets": torch.tensor([0, 9], dtype=torch.int32)}, "rows"),
+        ({"key_offsets": torch.tensor([0, 5, 9], dtype=torch.int32), "window": 3}, "equal length"),
+        ({"window": -1}, "window=-1"),
+        ({"query": torch.zeros(9, 2, 8, requires_grad=True)}, "no gradient"),
+        ({"query": torch.zeros(9, 2, 8, device="meta")}, "CPU"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    names = ("query", "key", "value", "query_offsets", "key_offsets")
+    with pytest.raises(ValueError, match=message):
+        ragged_attention(**(dict(zip(names, make([4, 5], [4, 5], 2, 8), strict=True)) | change))
+
+
+def test_opcheck_and_compile():
+    arguments = make([12, 0, 5], [12, 0, 5], 2, 32)
+    torch.library.opcheck(torch.ops.irkit.ragged_attention, (*arguments, 3))
+    compiled = torch.compile(
+        lambda *x: ragged_attention(*x) * 2, fullgraph=True, dynamic=True, backend="eager"
+    )
+    torch.testing.assert_close(compiled(*arguments), ragged_attention(*arguments) * 2)
