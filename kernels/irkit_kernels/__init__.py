@@ -1,0 +1,1 @@
+"""Kernels of irkit: one folder an operation, each with definition, fast paths, tests and benchmark."""

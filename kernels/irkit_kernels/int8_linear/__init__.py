@@ -1,0 +1,5 @@
+"""Linear maps in int8 on the CPU; see README.md."""
+
+from .op import Int8Linear, has_fast_int8, int8_linear, pack_weight
+
+__all__ = ["Int8Linear", "has_fast_int8", "int8_linear", "pack_weight"]

@@ -1,0 +1,142 @@
+"""int8 linear maps for inference on the CPU: 8-bit weights and activations, float32 in and out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .reference import quantize_weight
+
+__all__ = ["Int8Linear", "has_fast_int8", "int8_linear", "pack_weight"]
+
+_ACTIVATIONS = ("none", "gelu")
+
+
+def has_fast_int8() -> bool:
+    """Whether this CPU multiplies int8 faster than float32 (AVX512-VNNI); without it the op is slow."""
+    from .cpu_kernel import has_vnni
+
+    return has_vnni()
+
+
+def pack_weight(weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Quantise a linear map, output feature by output feature, and lay it out for `int8_linear`.
+
+    Args:
+        weight: ``(n, k)`` floating point, as `torch.nn.Linear` holds it.
+        bias: ``(n,)``, kept in float32.
+
+    Returns:
+        An opaque uint8 tensor of about ``n * k`` bytes.
+
+    Raises:
+        ValueError: The shapes do not fit, a number is not finite, or k is above 66,311.
+    """
+    from .cpu_kernel import MAX_K, pack
+
+    weight = weight.detach().float().cpu()
+    if weight.dim() != 2 or 0 in weight.shape or weight.shape[1] > MAX_K:
+        raise ValueError(
+            f"pack_weight: got a weight of shape {tuple(weight.shape)}, expected (n, k), k <= {MAX_K}"
+        )
+    if bias is not None:
+        bias = bias.detach().float().cpu()
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"pack_weight: got a bias of shape {tuple(bias.shape)}, expected ({len(weight)},)"
+            )
+    if not weight.isfinite().all() or not (bias is None or bias.isfinite().all()):
+        raise ValueError("pack_weight: the weight or the bias holds NaN or infinity")
+    q, scale = quantize_weight(weight)
+    return torch.from_numpy(pack(q.numpy(), scale.numpy(), None if bias is None else bias.numpy()))
+
+
+def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
+    """``activation(x @ weight.T + bias)`` with x rounded to 8 bits row by row, and sums in int32.
+
+    A row's result depends on nothing but the row. A row with NaN or infinity, or whose span from smallest to
+    largest number overflows float32, gives NaN; one whose span is below 1e-30 counts as zeros. Runs on
+    `torch.get_num_threads` threads, releases the interpreter lock and may be called from several threads.
+
+    Args:
+        x: ``(..., k)`` float32.
+        packed: What `pack_weight` made of a weight ``(n, k)`` and a bias.
+        out_features: n.
+        activation: none, or gelu (the one with erf, to an error of 3e-5 + 4e-7 * abs(y)).
+
+    Returns:
+        ``(..., n)`` float32.
+
+    Raises:
+        RuntimeError: A gradient is asked for; there is none.
+        TypeError: ``x`` is not float32 or ``packed`` not uint8.
+        ValueError: The shapes do not fit each other, or the activation is unknown.
+
+    Example:
+        >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> int8_linear(torch.tensor([[1.0, 0.0]]), pack_weight(weight), 2).round(decimals=1)
+        tensor([[1., 3.]])
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError("int8_linear: has no gradient; call it under torch.no_grad() or inference_mode()")
+    y: Tensor = torch.ops.irkit.int8_linear(x, packed, out_features, activation)
+    return y
+
+
+# define + impl is what torch.library.custom_op does, without the 2 s import of torch._dynamo on first use.
+torch.library.define(
+    "irkit::int8_linear", "(Tensor x, Tensor packed, int out_features, str activation='none') -> Tensor"
+)
+
+
+@torch.library.impl("irkit::int8_linear", "cpu")
+def _cpu(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
+    from .cpu_kernel import linear, packed_shape
+
+    if x.dtype != torch.float32 or packed.dtype != torch.uint8:
+        raise TypeError(f"int8_linear: got x {x.dtype}, packed {packed.dtype}; expected float32 and uint8")
+    if x.dim() == 0 or tuple(packed.shape) != packed_shape(out_features, x.shape[-1]):
+        raise ValueError(
+            f"int8_linear: x {tuple(x.shape)} and out_features {out_features} do not fit the packed weight "
+            f"{tuple(packed.shape)}; pass x (..., k) and the n of the weight (n, k) that was packed"
+        )
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"int8_linear: activation {activation!r} is unknown; expected one of {_ACTIVATIONS}")
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = x.new_empty(len(rows), out_features)
+    linear(rows, packed.contiguous(), out, gelu=activation == "gelu", threads=torch.get_num_threads())
+    return out.view(*x.shape[:-1], out_features)
+
+
+@torch.library.register_fake("irkit::int8_linear")  # type: ignore[untyped-decorator]
+def _(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
+class Int8Linear(nn.Module):
+    """`torch.nn.Linear` for inference in int8, optionally followed by GELU.
+
+    Example:
+        >>> layer = Int8Linear(nn.Linear(8, 3), activation="gelu")
+        >>> layer(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 3])
+    """
+
+    packed: Tensor
+
+    def __init__(self, linear: nn.Linear, *, activation: str = "none") -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.activation = (
+            linear.in_features,
+            linear.out_features,
+            activation,
+        )
+        self.register_buffer("packed", pack_weight(linear.weight, linear.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., in_features)`` to ``(..., out_features)``, both float32."""
+        return int8_linear(x, self.packed, self.out_features, self.activation)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"

@@ -1,0 +1,58 @@
+"""What the int8 linear map is, in plain torch: slow, and exact where it should be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["int8_linear_reference", "quantize_rows", "quantize_weight"]
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each row of ``weight (n, k)`` to ``scale * q`` with q in -127..127.
+
+    Returns:
+        ``q (n, k)`` int8 and ``scale (n,)`` float32.
+    """
+    scale = weight.float().abs().amax(1) / 127
+    q = weight.float() / torch.where(scale > 0, scale, 1)[:, None]
+    return q.round().clamp(-127, 127).to(torch.int8), scale
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round each row of ``x (m, k)`` to ``scale * (q - zero)`` with q in 0..255; 0 stays 0 exactly.
+
+    Returns:
+        ``q (m, k)`` uint8, ``scale (m,)`` float32, which is NaN where the row or its span is not finite, and
+        ``zero (m,)`` int32.
+    """
+    low, high = x.amin(1).clamp(max=0), x.amax(1).clamp(min=0)
+    span = torch.where(x.isfinite().all(1), high - low, torch.nan)
+    inverse = torch.where(span > 1e-30, 255 / span, 0)
+    zero = (-low * inverse).nan_to_num().round()
+    q = (x * inverse[:, None]).nan_to_num().round() + zero[:, None]
+    scale = torch.where(span.isfinite(), span / 255, torch.nan)
+    return q.clamp(0, 255).to(torch.uint8), scale, zero.int()
+
+
+def int8_linear_reference(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """``activation(x' @ (scale * weight).T + bias)`` in float64, where ``x'`` is ``x`` after `quantize_rows`.
+
+    Args:
+        x: ``(m, k)`` float32.
+        weight: ``(n, k)`` int8.
+        scale: ``(n,)`` float32.
+        bias: ``(n,)``.
+        activation: none or gelu (the exact one, with erf).
+
+    Returns:
+        ``(m, n)`` float64. The sums over k are exact, being sums of integers below 2^53.
+    """
+    q, row_scale, zero = quantize_rows(x)
+    sums = (q.double() - zero.double()[:, None]) @ weight.double().T
+    y = sums * row_scale.double()[:, None] * scale.double()
+    y = y if bias is None else y + bias.double()
+    return F.gelu(y) if activation == "gelu" else y
