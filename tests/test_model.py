@@ -490,3 +490,14 @@ def test_other_architectures_travel_to_processes(tiny_bert, tmp_path):
     np.testing.assert_allclose(model.encode(WORDS, device=["cpu"]), model.encode(WORDS), atol=1e-6)
     with pytest.raises(BadValueError, match="int8: not for an encoder of type electra"):
         hardware.with_dtype(model.encoder, model.head, model.tokenizer, "int8")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", sorted(POOLING))
+def test_a_gpu_gives_the_vectors_of_the_cpu(model, mode):
+    model.head = PooledHead(32, mode, [Projection(32, 8), Normalize()], include_prompt=False)
+    wanted = model.encode(WORDS, prompt="the ")
+    got = model.encode(WORDS, prompt="the ", device="cuda", convert_to_tensor=True)
+    assert got.device.type == "cuda"
+    np.testing.assert_allclose(got.cpu().numpy(), wanted, atol=1e-4)

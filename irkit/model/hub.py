@@ -51,7 +51,7 @@ def local_directory(name_or_path: str | Path) -> Path:
         if not any(folder.rglob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_FORMATS, _PICKLED]))
     except Exception as error:  # no network, no such repository, no access, not a valid name
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StorageError(
             f"loading {name}: no such directory here, and the Hugging Face hub does not give it: {reason}"
         ) from error
