@@ -189,6 +189,10 @@ def test_attention_backends_agree(lengths: list[tuple[int, int]], window: int | 
     parts = draw(len_q), draw(len_k), draw(len_k)
     outputs = [attend(*parts, backend=backend, window=window) for backend in ("eager", "sdpa")]
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            attend(*parts, backend="sdpa", window=window), outputs[0], atol=1e-5, rtol=0
+        )
     upstream = torch.randn_like(outputs[0])
     gradients = [
         torch.autograd.grad(output, [part.values for part in parts], upstream, allow_unused=True)

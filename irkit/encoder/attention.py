@@ -36,8 +36,9 @@ def attend(
         query: Ragged ``(total_q, heads, head_dim)``; may be shorter than ``key`` when there is no window.
         key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``.
         value: As ``key``.
-        backend: ``eager`` writes out the formula on padded rows, ``sdpa`` is torch's fused attention,
-            ``flash`` the unpadded flash attention kernels of CUDA.
+        backend: ``eager`` writes out the formula on padded rows; ``sdpa`` is fused attention: torch's, or
+            on a CPU without gradients a kernel that is twice as fast; ``flash`` is the unpadded flash
+            attention of CUDA.
         window: Largest distance at which tokens attend to each other; None is any.
         dropout: Probability of dropping an attention weight.
 
@@ -51,7 +52,12 @@ def attend(
     if backend == "eager":
         return _padded(query, key, value, window, dropout, _eager)
     if query.device.type == "cpu":
-        return _cpu(query, key, value, window, dropout)
+        if dropout or torch.is_grad_enabled():
+            return _by_run(query, key, value, window, dropout)
+        from irkit_kernels.ragged_attention import ragged_attention
+
+        packed = (query.values, key.values, value.values)
+        return ragged_attention(*packed, query.offsets, key.offsets, window)
     return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
 
 
@@ -107,7 +113,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def _cpu(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
+def _by_run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
     # Masks push torch's CPU attention off its fast path, so neighbours of equal length go together and
     # nothing is padded: 5-10 times faster than one padded call on rows of mixed lengths.
     outputs, at_q, at_k = [], 0, 0

@@ -157,7 +157,8 @@ class Encoder(nn.Module):
             Hidden states of the last layer, Ragged ``(total, hidden_size)``.
 
         Raises:
-            BadValueError: A row is longer than the position embeddings, or an id outside the vocabulary.
+            BadValueError: A row is longer than the position embeddings.
+            IndexError: An id is outside the vocabulary.
         """
         limit = self.max_positions
         if limit is not None and tokens.max_length > limit:
