@@ -1,0 +1,548 @@
+"""The command line, through `main` and as a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+import irkit.data.files
+from irkit import Model, Retriever, Run, evaluate
+from irkit.cli import main
+from irkit.cli.filters import parse_filters
+from irkit.errors import BadValueError
+
+TEXTS = [
+    "neural search",
+    "index of vectors",
+    "a token model",
+    "text of the gnu",
+    "cab",
+    "fez",
+    "hip model",
+    "dig",
+]
+CORPUS = [
+    {"_id": f"d{i}", "title": "A" if i % 2 else "", "text": text, "metadata": {"year": 2000 + i}}
+    for i, text in enumerate(TEXTS)
+]
+QRELS = {"q1": {"d0": 2, "d1": 1}, "q2": {"d3": 1}, "d4": {"d4": 1}}
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def place(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a BEIR folder, and an index of it."""
+    place = tmp_path_factory.mktemp("cli")
+    with pytest.warns(UserWarning, match="mean"):
+        Model.from_pretrained(tiny_bert).save_pretrained(place / "model")
+    (place / "beir" / "qrels").mkdir(parents=True)
+    queries = [("q1", "neural index"), ("q2", "gnu"), ("d4", "cab"), ("unjudged", "hip")]
+    write_jsonl(place / "beir" / "corpus.jsonl", CORPUS)
+    write_jsonl(place / "beir" / "queries.jsonl", [{"_id": name, "text": text} for name, text in queries])
+    lines = [f"{query}\t{doc}\t{grade}\n" for query, row in QRELS.items() for doc, grade in row.items()]
+    (place / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    Retriever.build(place / "model", place / "beir", place / "index")
+    return place
+
+
+@pytest.fixture
+def call(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in ``place``: exit code, standard output and standard error."""
+    monkeypatch.chdir(place)
+
+    def run(*words: object, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run
+
+
+def write_jsonl(path: Path, records: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def process(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "irkit", *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, text=True, capture_output=True, env=environment, check=False, **options)
+
+
+# ---- as a process --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["-h"], ["--version"], ["serch"], ["search", "DIR", "--k", "many"]]
+    + [[verb, "--help"] for verb in ("index", "search", "evaluate", "encode", "info")],
+)
+def test_help_and_wrong_usage_are_light(words: list[str]) -> None:
+    code = f"""
+import sys
+from irkit.cli import main
+try:
+    main({words})
+finally:
+    heavy = {{"torch", "transformers", "faiss", "scipy", "numba", "ir_measures", "yaml", "numpy"}}
+    print("heavy:", sorted(heavy & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == (2 if words[:1] in (["serch"], ["search"]) and "--help" not in words else 0)
+    assert "heavy: []" in result.stdout
+
+
+def test_one_line_a_problem(place: Path) -> None:
+    result = process("search", "serch-dir", "--text", "x", cwd=place)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("irkit: error: opening index serch-dir: there is no such directory")
+    assert result.stderr.count("\n") == 1
+
+
+def test_search_in_a_process_is_lean(place: Path) -> None:
+    code = f"""
+import sys
+from irkit.cli import main
+try:
+    main(["search", {str(place / "index")!r}, "--text", "gnu"])
+finally:
+    heavy = {{"transformers", "faiss", "scipy", "numba", "ir_measures", "rich"}}
+    print("heavy:", sorted(heavy & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "heavy: []" in result.stdout
+    assert result.stderr == ""
+
+
+def test_reader_that_has_seen_enough() -> None:
+    end, start = os.pipe()
+    os.close(end)
+    command = [sys.executable, "-m", "irkit", "--help"]
+    result = subprocess.run(command, stdout=start, stderr=subprocess.PIPE, check=False)
+    os.close(start)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_prompt_on_a_terminal(place: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "irkit", "search", str(place / "index"), "--k", "2"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=place) as running:
+        os.close(theirs)
+        os.write(ours, b"gnu\n\n")
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # the other side is closed
+            pass
+    os.close(ours)
+    assert running.returncode == 0
+    lines = shown.decode().splitlines()
+    assert any("8 documents" in line for line in lines)
+    assert sum(line.strip().startswith(("1  ", "2  ")) or "  d" in line for line in lines) >= 2
+    assert any("2 of 8 documents in" in line for line in lines)
+
+
+# ---- index ---------------------------------------------------------------------------------------
+
+
+def test_index_then_search(call: Call, place: Path, tmp_path: Path) -> None:
+    code, out, err = call("index", "model", "beir", "--out", tmp_path / "i", "--dtype", "float32")
+    assert (code, out) == (0, "")
+    assert err.startswith("irkit: indexed 8 documents")
+    assert err.count("\n") == 1
+    code, out, err = call("search", tmp_path / "i", "--text", "gnu", "--k", "3")
+    expected = Retriever.load(place / "index").search("gnu", k=3)
+    assert [line.split("\t")[2] for line in out.splitlines()] == [hit.id for hit in expected]
+    assert out.splitlines()[0].split("\t")[0] == "1"
+    assert err == ""
+
+
+def test_index_there_already(call: Call, tmp_path: Path) -> None:
+    first = ("index", "model", "beir", "--out", tmp_path / "i")
+    assert call(*first)[0] == 0
+    write_jsonl(tmp_path / "small.jsonl", CORPUS[:2])
+    code, _, err = call("index", "model", tmp_path / "small.jsonl", "--out", tmp_path / "i")
+    assert code == 2
+    assert "--overwrite" in err
+    assert call("index", "model", tmp_path / "small.jsonl", "--out", tmp_path / "i", "--overwrite")[0] == 0
+    assert json.loads(call("info", tmp_path / "i", "--json")[1])["documents"] == 2
+
+
+def test_recipe(call: Call, tmp_path: Path) -> None:
+    words = ("--index", "hnsw", "--set", "ef_search=99", "--set", "chunk_size=3", "--dtype", "float32")
+    code, out, _ = call("index", "model", "beir", *words, "--print-config")
+    assert code == 0
+    recipe = yaml.safe_load(out)
+    assert recipe["index"] | {"factory": "hnsw", "ef_search": 99} == recipe["index"]
+    assert (recipe["model"], recipe["corpus"], recipe["chunk_size"]) == ("model", "beir", 3)
+    assert call("index", "model", "beir", *words, "--out", tmp_path / "i")[0] == 0
+    assert (tmp_path / "i" / "recipe.yaml").read_text() == out
+    again = ("index", "--index", tmp_path / "i" / "recipe.yaml")
+    assert call(*again, "--print-config")[1] == out
+    changed = yaml.safe_load(call(*again, "--print-config", "--dtype", "int8", "--set", "index.refine=2")[1])
+    assert (changed["dtype"], changed["index"]["refine"]) == ("int8", 2)
+    (tmp_path / "kind.yaml").write_text("kind: faiss\nfactory: IVF4,Flat\n")
+    code, out, _ = call("index", "model", "beir", "--index", tmp_path / "kind.yaml", "--print-config")
+    assert yaml.safe_load(out)["index"]["factory"] == "IVF4,Flat"
+
+
+def test_dry_run_builds_nothing(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("index", "model", "beir", "--out", tmp_path / "i", "--dry-run")
+    assert (code, out) == (0, "")
+    assert "would index 8 documents" in err
+    assert not (tmp_path / "i").exists()
+
+
+def test_corpus_from_standard_input(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("index", "model", "-", "--out", tmp_path / "i", stdin="one text\nanother\n")
+    assert code == 0
+    assert "2 documents" in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["not json"], "c.jsonl:2: not valid JSON"),
+        (['{"_id": "d0", "text": "again"}'], "c.jsonl:2: id 'd0' was used before, at 1"),
+        (['{"_id": "x"}'], "c.jsonl:2: missing key 'text'"),
+    ],
+)
+def test_corpus_is_checked_before_the_model_is_loaded(
+    call: Call, tmp_path: Path, lines: list[str], message: str
+) -> None:
+    (tmp_path / "c.jsonl").write_text("\n".join([json.dumps(CORPUS[0]), *lines]) + "\n")
+    code, _, err = call("index", "no-such-model", tmp_path / "c.jsonl", "--out", tmp_path / "i")
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "i").exists()
+
+
+def test_interrupted_build_goes_on(
+    call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, lines = irkit.data.files.read_lines, []
+
+    def interrupted(path: str) -> Iterator[tuple[int, bytes]]:
+        for line in read(path):
+            lines.append(line)
+            if len(lines) == 8 + 7:  # in the second reading: the first is the check
+                signal.raise_signal(signal.SIGINT)
+            yield line
+
+    words = ("index", "model", "beir", "--out", tmp_path / "i", "--set", "chunk_size=2", "--dtype", "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(irkit.data.files, "read_lines", interrupted)
+        code, _, err = call(*words)
+    assert code == 130
+    assert err == "irkit: interrupted - give the same command again to go on with this build\n"
+    assert "has not finished" in call("search", tmp_path / "i", "--text", "x")[2]
+    assert call(*words)[0] == 0
+    expected = [hit.id for hit in Retriever.load(place / "index").search("gnu")]
+    assert [
+        line.split("\t")[2] for line in call("search", tmp_path / "i", "--text", "gnu")[1].splitlines()
+    ] == expected
+
+
+# ---- search --------------------------------------------------------------------------------------
+
+
+def test_run_file(call: Call, place: Path, tmp_path: Path) -> None:
+    code, out, err = call("search", "index", "beir", "--out", tmp_path / "run.trec", "--k", "5")
+    assert (code, out, err) == (0, "", "")
+    run = Run.read(tmp_path / "run.trec")
+    queries = {"q1": "neural index", "q2": "gnu", "d4": "cab", "unjudged": "hip"}
+    assert list(run) == list(Retriever.load(place / "index").run(queries, k=5))
+    assert (tmp_path / "run.trec").read_text().splitlines()[0].split()[1::4] == ["Q0", "irkit"]
+    assert call("search", "index", "beir", "--k", "5")[1] == (tmp_path / "run.trec").read_text()
+    assert call("search", "index", "beir", "--k", "5", "--out", "-")[1] == (tmp_path / "run.trec").read_text()
+    code, out, _ = call("search", "index", "-", "--k", "5", stdin="q1\tneural index\nq2\tgnu\n")
+    assert [line.split()[0] for line in out.splitlines()] == ["q1"] * 5 + ["q2"] * 5
+    assert {
+        line.split()[0] for line in call("search", "index", "beir", "--split", "test")[1].splitlines()
+    } == set(QRELS)
+
+
+def test_measures(call: Call, place: Path, tmp_path: Path) -> None:
+    words = ("search", "index", "beir", "--split", "test", "--qrels", "beir", "--measures", "nDCG@10 RR@10")
+    code, out, err = call(*words, "--out", tmp_path / "run.trec")
+    assert (code, err) == (0, "")
+    expected = evaluate(tmp_path / "run.trec", QRELS, "nDCG@10 RR@10").mean
+    assert out == "measure\tvalue\n" + "".join(f"{name}\t{value:.4f}\n" for name, value in expected.items())
+    assert call(*words)[1] == out
+
+
+def test_identical_ids_make_room_for_others(call: Call) -> None:
+    run = call("search", "index", "beir", "--k", "3", "--ignore-identical-ids")[1].splitlines()
+    found = [line.split()[2] for line in run if line.startswith("d4 ")]
+    assert len(found) == 3
+    assert "d4" not in found
+
+
+def test_filters(call: Call) -> None:
+    def found(*words: str) -> set[str]:
+        code, out, err = call("search", "index", "--text", "gnu", *words)
+        assert (code, err) == (0, "")
+        return {line.split("\t")[2] for line in out.splitlines()}
+
+    assert found("--filter", "year>=2002", "--filter", "year<2004") == {"d2", "d3"}
+    assert found("--filter", '{"year": {">": 2005}}') == {"d6", "d7"}
+    assert found("--filter", "year=[2000, 2001]") == {"d0", "d1"}
+    assert found("--filter", "_id=d5") == {"d5"}
+    assert found("--filter", "year=1900") == set()
+
+
+def test_prompt_reads_a_pipe(call: Call, place: Path) -> None:
+    code, out, err = call("search", "index", "--k", "2", stdin="gnu\n\n  neural index  \n")
+    assert (code, err) == (0, "")
+    answers = [block.splitlines() for block in out.split("\n\n") if block]
+    retriever = Retriever.load(place / "index")
+    expected = [[hit.id for hit in retriever.search(text, k=2)] for text in ("gnu", "neural index")]
+    assert [[line.split("\t")[2] for line in lines] for lines in answers] == expected
+
+
+def test_output_for_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, _ = call("search", "index", "--text", "gnu", "--k", "1")
+    assert code == 0
+    assert "\t" not in out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = call("search", "index", "beir", "--qrels", "beir")[1]
+    assert "nDCG@10" in out
+    assert "\t" not in out
+
+
+def test_control_characters_do_not_reach_the_terminal(call: Call, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "a", "text": "red \x1b[31m\ttext\nline \x07 ü"}])
+    assert call("index", "model", corpus, "--out", tmp_path / "i")[0] == 0
+    assert call("search", tmp_path / "i", "--text", "x")[1].split("\t")[-1] == "red  [31m text line   ü\n"
+
+
+# ---- evaluate, encode, info ----------------------------------------------------------------------
+
+
+def test_evaluate(call: Call, tmp_path: Path) -> None:
+    good = {query: dict.fromkeys(row, 1.0) for query, row in QRELS.items()}
+    bad = {query: {"d7": 2.0} | row for query, row in good.items()}
+    Run.from_dict(good).write(tmp_path / "good.trec")
+    Run.from_dict(bad).write(tmp_path / "bad.jsonl")
+    runs = (tmp_path / "good.trec", tmp_path / "bad.jsonl")
+    code, out, err = call("evaluate", *runs, "--qrels", "beir", "--measures", "RR@10 P@1")
+    assert (code, err) == (0, "")
+    assert out == f"run\tRR@10\tP@1\n{runs[0]}\t1.0000\t1.0000\n{runs[1]}\t0.5000\t0.0000\n"
+    out = call("evaluate", runs[1], "--qrels", "beir", "--measures", "RR@10", "--per-query")[1]
+    assert [line.split("\t")[1:] for line in out.splitlines()[1:]] == [
+        ["q1", "0.5000"],
+        ["q2", "0.5000"],
+        ["d4", "0.5000"],
+        ["all", "0.5000"],
+    ]
+    words = ("--measures", "RR@10", "--baseline", runs[0], "--test", "ttest", "--correction", "holm")
+    out = call("evaluate", runs[1], "--qrels", "beir", *words)[1]
+    assert out.splitlines()[-2:] == [
+        "run\tmeasure\tvalue\tdifference\tp\tp (holm)\tsignificant",
+        f"{runs[1]}\tRR@10\t0.5000\t-0.5000\t0.0000\t0.0000\tyes",
+    ]
+    words = ("--ignore-identical-ids", "--measures", "P@1")
+    assert call("evaluate", runs[0], "--qrels", "beir", *words)[1].split() == [
+        "run",
+        "P@1",
+        str(runs[0]),
+        "0.6667",
+    ]
+
+
+def test_encode(call: Call, place: Path, tmp_path: Path) -> None:
+    model = Model.from_pretrained(place / "model")
+    expected = model.represent(
+        [f"{record['title']} {record['text']}".strip() for record in CORPUS], "document"
+    )
+    for name in ("v.npy", "v.safetensors", "v.jsonl"):
+        code, out, err = call("encode", "model", "beir", "--out", tmp_path / name, "--dtype", "float32")
+        assert (code, out) == (0, "")
+        assert "8 texts" in err
+    arrays = [
+        np.load(tmp_path / "v.npy"),
+        load_file(tmp_path / "v.safetensors")["values"],
+        np.array([json.loads(line)["vector"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]),
+    ]
+    for array in arrays:
+        np.testing.assert_allclose(array, expected.values.numpy(), atol=1e-6)
+    assert call("encode", "model", "-", "--out", tmp_path / "q.npy", "--side", "query", stdin="gnu\n")[0] == 0
+    assert np.load(tmp_path / "q.npy").shape == (1, 32)
+
+
+def test_info(call: Call, place: Path) -> None:
+    facts = json.loads(call("info", "index", "--json", "--verify")[1])
+    assert (facts["documents"], facts["kind"], facts["config"]["kind"]) == (8, "flat", "flat")
+    assert facts["bytes"] == sum(facts["files"].values())
+    assert facts["checksums"] == "verified"
+    assert "model.name\t" + str(place / "model") in call("info", "index")[1]
+    facts = json.loads(call("info", "model", "--json")[1])
+    assert (facts["kind"], facts["dim"], facts["similarity"]) == ("dense", 32, "cosine")
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("index model beir", "--out"),
+        ("index model --out x", "missing key 'corpus'"),
+        ("index --out x", "missing key 'model'"),
+        ("index model beir --out x --index hsnw", "did you mean 'hnsw'"),
+        ("index model beir --out x --set ef=1", "unknown key"),
+        ("index model beir --out x --set chunk_size=0", "chunk_size: "),
+        ("index model beir --out x --set chunk_size", "expected key=value"),
+        ("index model beir --out x --dtype float", "dtype: "),
+        ("index model beir --out x --index none.yaml", "reading none.yaml"),
+        ("index model nowhere.jsonl --out x", "reading nowhere.jsonl: No such file"),
+        ("index beir beir --out x", "beir"),
+        ("index ./no-model beir --out x", "no-model: no such directory"),
+        ("index model beir --out beir", "other files"),
+        ("index model beir --out index", "--overwrite"),
+        ("search index --text x --k 0", "--k"),
+        ("search index --text x beir", "give one of them"),
+        ("search index --qrels beir", "QUERIES"),
+        ("search index nowhere.tsv", "nowhere.tsv"),
+        ("search index beir --out nowhere/run.trec", "nowhere/run.trec"),
+        ("search index beir --qrels beir --out -", "standard output"),
+        ("search index beir --split dev", "no split 'dev'"),
+        ("search index beir/queries.jsonl --split test", "--split test"),
+        ("search index beir --qrels beir --measures nDGC@10", "nDCG"),
+        ("search index beir --qrels nowhere", "nowhere"),
+        ("search index --text x --filter year", "year>=2000"),
+        ("search index --text x --filter year>1 --filter year>2", "'year'"),
+        ("search index --text x --filter {", "not valid JSON"),
+        ("search index --text x --model beir", "beir"),
+        ("search beir --text x", "irkit.json"),
+        ("evaluate nowhere.trec --qrels beir", "nowhere.trec"),
+        ("evaluate beir/qrels/test.tsv --qrels beir", "test.tsv:1"),
+        ("evaluate x --qrels beir --test anova", "anova"),
+        ("encode model beir --out x.txt", ".npy"),
+        ("encode model beir --out nowhere/x.npy", "nowhere"),
+        ("info nowhere", "nowhere"),
+        ("info beir", "beir"),
+        ("info", "DIR"),
+        ("nothing", "nothing"),
+        ("search index --frobnicate", "--frobnicate"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(call: Call, place: Path, words: str, message: str) -> None:
+    before = sorted(place.rglob("*"))
+    code, out, err = call(*words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("irkit: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert sorted(place.rglob("*")) == before
+
+
+def test_damaged_index(call: Call, tmp_path: Path) -> None:
+    assert call("index", "model", "beir", "--out", tmp_path / "i")[0] == 0
+    file = next((tmp_path / "i").glob("values.*"))
+    whole = file.read_bytes()
+    file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    for words in (("search", tmp_path / "i", "--text", "x"), ("info", tmp_path / "i", "--verify")):
+        code, out, err = call(*words)
+        assert (code, out) == (2, "")
+        assert file.name in err
+        assert "Traceback" not in err
+
+
+def test_traceback_on_request(call: Call) -> None:
+    code, _, err = call("info", "nowhere", "--traceback")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("irkit: error: ")
+
+
+def test_bug_says_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retriever, "load", lambda *_, **__: 1 / 0)
+    code, _, err = call("info", "index")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert err.startswith("irkit: internal error: ZeroDivisionError: division by zero")
+    assert "--traceback" in err
+
+
+def test_interrupt(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retriever, "load", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    assert call("search", "index", "--text", "x") == (130, "", "irkit: interrupted\n")
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_one_line(call: Call, tiny_bert: Path, tmp_path: Path) -> None:
+    code, _, err = call("encode", tiny_bert, "-", "--out", tmp_path / "x.npy", stdin="text\n")
+    assert code == 0
+    assert err.splitlines()[0].startswith("irkit: warning: ")
+    assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ([], None),
+        (["a = b = c"], {"a": "b = c"}),
+        (["a==1", "b!=x", "c <= 1.5"], {"a": 1, "b": {"!=": "x"}, "c": {"<=": 1.5}}),
+        (['a="1"', "b=null", "c=true"], {"a": "1", "b": None, "c": True}),
+        (["_id=42", '{"a": ["x"]}'], {"_id": "42", "a": ["x"]}),
+        (['_id=["42", "43"]'], {"_id": ["42", "43"]}),
+        (["date>=2020-01-01", "date<2021-01-01"], {"date": {">=": "2020-01-01", "<": "2021-01-01"}}),
+    ],
+)
+def test_conditions(conditions: list[str], expected: object) -> None:
+    assert parse_filters(conditions) == expected
+
+
+@pytest.mark.parametrize("conditions", [["a"], [">3"], ["a=1", "a=1"], ["a=1", "a>0"], ["[1]"], ['{"a": }']])
+def test_bad_conditions(conditions: list[str]) -> None:
+    with pytest.raises(BadValueError, match="filter"):
+        parse_filters(conditions)
+
+
+# ---- real data -----------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_scifact_is_as_published(data_dir: Path, minilm: str, tmp_path: Path) -> None:
+    """nDCG@10 of all-MiniLM-L6-v2 on the test queries of SciFact is 0.6451 in the MTEB leaderboard."""
+    corpus = data_dir / "scifact"
+    values = {}
+    for kind in ("flat", "hnsw"):
+        indexed = process(
+            "index", minilm, corpus, "--out", tmp_path / kind, "--index", kind, "--dtype", "float32"
+        )
+        assert (indexed.returncode, indexed.stdout) == (0, "")
+        words = (
+            "--split",
+            "test",
+            "--qrels",
+            corpus,
+            "--measures",
+            "nDCG@10",
+            "--out",
+            tmp_path / "run.trec",
+        )
+        found = process("search", tmp_path / kind, corpus, *words)
+        assert (found.returncode, found.stderr) == (0, "")
+        values[kind] = float(found.stdout.split()[-1])
+    assert values["flat"] == pytest.approx(0.6451, abs=0.004)
+    assert values["hnsw"] == pytest.approx(values["flat"], abs=0.005)
