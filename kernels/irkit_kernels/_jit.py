@@ -128,7 +128,7 @@ class Code:
         self,
         start: str | int,
         stop: str | int,
-        step: int,
+        step: str | int,
         body: Callable[[str, Values], Values | None],
         state: Values = (),
         kind: str = "",

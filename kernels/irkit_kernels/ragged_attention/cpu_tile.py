@@ -263,7 +263,6 @@ def _mix(
     outputs = code.at("%outputs", code.mul(column, 4))
     values = code.at("%values", code.mul(column, 4))
     places = [4 * (plan.width * row + lanes * v) for row in range(rows) for v in range(vectors)]
-    sums = tuple(floats.mul(floats.load(outputs, x), decays[i // vectors]) for i, x in enumerate(places))
 
     def group(start: str, sums: Values) -> Values:
         weights = code.at("%weights", code.mul(start, plan.packed * rows))
@@ -281,9 +280,11 @@ def _mix(
 
         return code.loop(0, code.minimum(lanes, code.sub(stop, start)), step, key, sums, floats.kind)
 
-    sums = code.loop(first, stop, lanes, group, sums, floats.kind)
-    for place, value in zip(places, sums, strict=True):
-        floats.store(value, outputs, place)
+    # from 0 and not from the old outputs: fewer sums are rounded at full size
+    sums = code.loop(first, stop, lanes, group, (floats.constant(0),) * len(places), floats.kind)
+    for i, (place, total) in enumerate(zip(places, sums, strict=True)):
+        old = floats.load(outputs, place)
+        floats.store(floats.mul_add(old, decays[i // vectors], total), outputs, place)
 
 
 def _multiply_add(floats: Floats, plan: Plan, a: str, b: str, total: str) -> str:

@@ -1,0 +1,108 @@
+"""The kernel against torch's attention, one call for each run of rows of equal length, on one core.
+
+Times are CPU time, the best of interleaved rounds, so that neighbours on a shared machine disturb less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit_kernels.ragged_attention import ragged_attention
+from irkit_kernels.ragged_attention.reference import attention_reference
+
+__all__ = ["DEVICES", "run"]
+
+DEVICES = ("cpu",)
+HEADS, TOKENS, ROUNDS = 12, 1024, 15
+EQUAL = (8, 16, 32, 64, 80, 128, 256, 512, 2048)
+
+
+def run(device: str = "cpu") -> list[dict[str, Any]]:
+    """Measure rows of equal lengths and a length-sorted step of mixed lengths, about 1024 tokens each."""
+    if device not in DEVICES:
+        raise ValueError(f"ragged_attention: no kernel for {device!r}, only for {DEVICES}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return [
+                _measure(name, lengths, head_dim, dtype)
+                for dtype in (torch.float32, torch.bfloat16)
+                for head_dim in (32, 64)
+                for name, lengths in _shapes()
+            ]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _shapes() -> list[tuple[str, list[int]]]:
+    equal = [(f"{length}", [length] * max(1, TOKENS // length)) for length in EQUAL]
+    drawn = np.random.default_rng(0).lognormal(np.log(80) - 0.7**2 / 2, 0.7, size=13)  # mean 80
+    return [*equal, ("mixed, mean 80", sorted(int(length) for length in drawn.clip(4, 512)))]
+
+
+def _measure(name: str, lengths: Sequence[int], head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(sum(lengths), 3, HEADS, head_dim).to(dtype).unbind(1)
+    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    exact = attention_reference(q.double(), k.double(), v.double(), offsets, offsets)
+    functions: dict[str, Callable[[], Tensor]] = {
+        "kernel": lambda: ragged_attention(q, k, v, offsets, offsets),
+        "torch": lambda: _torch(q, k, v, lengths),
+    }
+    errors = {name: float((f().double() - exact).square().mean().sqrt()) for name, f in functions.items()}
+    if not errors["kernel"] <= 2 * errors["torch"]:
+        raise RuntimeError(f"wrong result for {name}, {head_dim}, {dtype}: errors {errors}")
+    work = 4 * HEADS * head_dim * sum(length**2 for length in lengths)
+    seconds = _interleaved(functions, max(1, int(1e8 / work)))
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "head_dim": head_dim,
+        "length": name,
+        "tokens": sum(lengths),
+        "kernel_gflops": work / seconds["kernel"] / 1e9,
+        "torch_gflops": work / seconds["torch"] / 1e9,
+        "ratio": seconds["torch"] / seconds["kernel"],
+        "error_ratio": errors["kernel"] / errors["torch"],
+    }
+
+
+def _interleaved(functions: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, float]:
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(ROUNDS):
+        for name, function in functions.items():
+            start = time.thread_time()
+            for _ in range(repeats):
+                function()
+            best[name] = min(best[name], (time.thread_time() - start) / repeats)
+    return best
+
+
+def _torch(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
+    outputs, at = [], 0
+    for length, same in groupby(lengths):
+        n = len(list(same))
+        q, k, v = (
+            x[at : at + n * length].view(n, length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
+        )
+        outputs.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1))
+        at += n * length
+    return torch.cat(outputs)
+
+
+if __name__ == "__main__":
+    print("| dtype | head_dim | length | kernel GFLOP/s | torch GFLOP/s | ratio | error / torch's |")
+    print("|---|---|---|---|---|---|---|")
+    for row in run():
+        print(
+            "| {dtype} | {head_dim} | {length} | {kernel_gflops:.0f} | {torch_gflops:.0f} | {ratio:.1f} "
+            "| {error_ratio:.2f} |".format(**row)
+        )
