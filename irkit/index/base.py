@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from irkit.representation import Dense, MultiVector, Representation, Sparse
 from irkit.score import score
 
 __all__ = ["Index", "live_rows"]
+
+_NUMBERS = 1 << 23  # of documents fetched at a time: 32 MB
 
 
 class Index(ABC):
@@ -155,13 +157,7 @@ class Index(ABC):
                 f"rescore: rows of shape {rows.shape} for {len(queries)} queries; expected (n_q, k)"
             )
         self._check_rows("rescoring", rows[rows != -1])
-        scores = np.full(rows.shape, -np.inf, np.float32)
-        for query, row in enumerate(rows):
-            given = row >= 0
-            if given.any():
-                documents = self.representations(row[given])
-                scores[query, given] = score(queries[query : query + 1], documents)[0].numpy()
-        return scores
+        return self._score_rows(queries, rows)
 
     def stats(self) -> dict[str, Any]:
         """Kind, representation, dim, documents, removed (and its share), bytes."""
@@ -187,6 +183,24 @@ class Index(ABC):
     @abstractmethod
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         """Search with ``k`` at most the number of rows where ``keep`` is true (None: all)."""
+
+    def _score_rows(self, queries: Representation, rows: Array) -> Array:
+        """`rescore` without checks."""
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        given = rows >= 0
+        if isinstance(queries, Dense) and given.any():
+            size = max(1, _NUMBERS // (rows.shape[1] * self.dim))
+            for start in range(0, len(rows), size):
+                part = slice(start, start + size)
+                documents = self.representations(rows[part].clip(0).reshape(-1))
+                values = cast(Dense, documents).values.view(*rows[part].shape, -1)
+                scores[part] = (values @ queries.values[part, :, None])[..., 0]
+            scores[~given] = -np.inf
+            return scores
+        for query in np.flatnonzero(given.any(1)):
+            documents = self.representations(rows[query, given[query]])
+            scores[query, given[query]] = score(queries[query : query + 1], documents)[0]
+        return scores
 
     def _check(self, operation: str, given: Representation) -> None:
         if not isinstance(given, Dense | MultiVector | Sparse):

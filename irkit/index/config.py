@@ -29,8 +29,8 @@ class FaissConfig(Config):
             or any string of FAISS's index factory, such as ``"HNSW48"`` or ``"IVF4096,SQ8"``.
         ef_construction: HNSW: neighbours considered when a vector is added.
         ef_search: HNSW: neighbours considered in a search; more finds more and takes longer.
-        nprobe: IVF: lists visited in a search; by default as many as hold some 6 % of the documents.
-        refine: Candidates fetched for each result and ranked by exact score, where codes lose precision.
+        nprobe: IVF: lists visited in a search; by default 3 times the root of their number.
+        refine: Candidates fetched for each hit, to be ranked by exact score, where codes lose precision.
         train_size: Vectors sampled to train centroids and codes.
         seed: Makes the build reproducible, which for HNSW means one thread; None uses all threads.
         device: ``"gpu"`` trains and searches on a GPU (needs faiss-gpu), ``"auto"`` where there is one.
@@ -41,7 +41,7 @@ class FaissConfig(Config):
     kind: Literal["faiss"] = "faiss"
     factory: str = "hnsw"
     ef_construction: int = Field(200, ge=1)
-    ef_search: int = Field(64, ge=1)
+    ef_search: int = Field(128, ge=1)
     nprobe: int | None = Field(None, ge=1)
     refine: int = Field(10, ge=1)
     train_size: int = Field(100_000, ge=1)

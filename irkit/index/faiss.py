@@ -71,7 +71,7 @@ class Faiss(Flat):
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         covered = self._state("covered")
         kept = covered if keep is None else int(np.count_nonzero(keep[:covered]))
-        if kept <= max(_FEW, covered // 20):
+        if kept <= max(_FEW, covered // 20, 64 * k):
             return super()._search(queries, k, keep)
         best = TopK(len(queries), k)
         best.push_pairs(*self._candidates(queries, k, keep, kept / covered))
@@ -87,8 +87,8 @@ class Faiss(Flat):
     ) -> tuple[Array, Array]:
         """Exact scores and rows ``(n_q, k or more)`` of what the structure finds; row -1 is none."""
         structure, _ = self.store.derived("structure", self._open)
-        lossless = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
-        wanted = k if lossless else min(k * self.config.refine, k + 1000, self._state("covered"))
+        exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
+        wanted = k if _code_bytes(structure) >= 2 * self.dim else min(k * self.config.refine, k + 1000)
         values = queries.arrays()["values"]
         try:
             scores, rows = structure.search(
@@ -100,22 +100,20 @@ class Faiss(Flat):
             )
         if keep is not None:
             rows[(rows >= 0) & ~keep[rows]] = -1
-        if not lossless:
-            scores = self.rescore(queries, rows)
-        return scores, rows
+        return (scores if exact else self._score_rows(queries, rows)), rows
 
-    def _parameters(self, structure: Any, k: int, keep: Array | None, share: float) -> Any:
-        """FAISS's parameters of a search, which goes wider for a large k and a filter that hides much."""
+    def _parameters(self, structure: Any, wanted: int, keep: Array | None, share: float) -> Any:
+        """FAISS's parameters of a search, which goes wider for a filter that hides much and for many hits."""
         core = _core(structure)
         options = {}
         if keep is not None:
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little"))
         if hasattr(core, "hnsw"):
-            width = math.ceil(max(self.config.ef_search, k) / share)
+            width = math.ceil(max(self.config.ef_search, 2 * wanted) / share)
             return faiss.SearchParametersHNSW(efSearch=width, **options)
         if hasattr(core, "nprobe"):
-            usual = self.config.nprobe or max(8, core.nlist // 16)
-            needed = math.ceil(2 * k / share / structure.ntotal * core.nlist)
+            usual = self.config.nprobe or math.ceil(3 * math.sqrt(core.nlist))
+            needed = math.ceil(4 * wanted / share / structure.ntotal * core.nlist)
             return faiss.SearchParametersIVF(nprobe=min(core.nlist, max(usual, needed)), **options)
         return faiss.SearchParameters(**options) if options else None
 
@@ -202,9 +200,9 @@ def _factory(config: FaissConfig, n: int, dim: int) -> str:
     )
     codes = max(size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0)  # some 4 dimensions each
     short = {
-        "hnsw": "HNSW32",
+        "hnsw": "HNSW32_SQfp16",
         "ivf": f"IVF{lists},Flat",
-        "pq": f"PQ{codes}x8",
+        "pq": f"PQ{codes}x4fs",
         "ivfpqfs": f"IVF{lists},PQ{codes}x4fs",
     }
     return short.get(config.factory, config.factory)
@@ -214,6 +212,12 @@ def _core(structure: Any) -> Any:
     """The part that searches, behind transformations of the vectors."""
     structure = faiss.downcast_index(structure)
     return _core(structure.index) if isinstance(structure, faiss.IndexPreTransform) else structure
+
+
+def _code_bytes(structure: Any) -> int:
+    """Bytes that the structure keeps of a vector."""
+    core = _core(structure)
+    return int((faiss.downcast_index(core.storage) if hasattr(core, "storage") else core).sa_code_size())
 
 
 def _write(structure: Any, path: Path) -> None:
