@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -467,31 +466,53 @@ def test_killed_build_of_another_kind_is_dropped(model: Model, tmp_path: Path) -
     assert len(Retriever.build(model, collection(9, seed=3), path, index="hnsw")) == 9
 
 
-BUILD = """
-import os, signal, sys
-from irkit import Retriever
+KILLED = """
+import os, random, signal, sys
+from irkit import Model, Retriever
 from irkit.data import read_documents
-chunks = int(sys.argv[4])
-def progress(count):
-    global chunks
-    chunks -= 1
-    if chunks == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-Retriever.build(sys.argv[1], sys.argv[2], sys.argv[3], chunk_size=4, progress=progress)
+
+model, corpus, place = Model.from_pretrained(sys.argv[1]), sys.argv[2], sys.argv[3]
+model.represent(["what is compiled once is compiled here"], "document")
+
+def build(path, moment=0):
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    seen = 0
+    def watch(event, arguments):
+        nonlocal seen
+        if event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir") and path in repr(arguments):
+            seen += 1
+            if seen == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(watch)
+    Retriever.build(model, corpus, path, chunk_size=4, overwrite=True)
+    with open(place + "/moments", "w") as stream:
+        stream.write(str(seen))
+    os._exit(0)
+
+assert build(place + "/whole") == 0
+moments = int(open(place + "/moments").read())
+for moment in random.Random(0).sample(range(1, moments + 1), 20):
+    path = f"{place}/killed{moment}"
+    assert build(path, moment) == signal.SIGKILL
+    assert build(path) == 0
 """
 
 
-def test_sigkill(model: Model, tmp_path: Path) -> None:
-    documents = collection(40)
+def test_sigkill_at_20_moments(model: Model, tmp_path: Path) -> None:
+    """Processes kill themselves as they are about to open, rename, remove or cut a file of the index."""
     corpus = tmp_path / "corpus.tsv"
-    corpus.write_text("".join(f"{document.id}\t{document.full_text}\n" for document in documents))
-    command = [sys.executable, "-c", BUILD, model.name, str(corpus), str(tmp_path / "index"), "6"]
-    killed = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False, timeout=120)
-    assert killed.returncode == -signal.SIGKILL
-    with pytest.raises(StorageError, match="not finished"):
-        Retriever.load(tmp_path / "index")
-    resumed = Retriever.build(model, corpus, tmp_path / "index", chunk_size=4)
-    same_results(resumed, Retriever.build(model, corpus, tmp_path / "fresh"))
+    corpus.write_text("".join(f"{document.id}\t{document.full_text}\n" for document in collection(24)))
+    command = [sys.executable, "-c", KILLED, model.name, str(corpus), str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    result = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    whole = Retriever.load(tmp_path / "whole", model)
+    killed = sorted(tmp_path.glob("killed*"))
+    assert len(killed) == 20
+    for path in killed:
+        same_results(Retriever.load(path, model), whole)
+        assert sorted(contents(path)) == sorted(contents(tmp_path / "whole"))
 
 
 def test_what_it_says_of_itself(retriever: Retriever, model: Model) -> None:
