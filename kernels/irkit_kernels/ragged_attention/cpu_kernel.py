@@ -65,7 +65,7 @@ def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
         parts.append(f"declare {vector} {name}({vector}, <32 x bfloat>, <32 x bfloat>)")
     parts += [tile(plan, plan.rows), tile(plan, plan.rows // 2)]
     parts += [_pack_keys(plan), _pack_values(plan), _Attend(plan).write()]
-    pointers, numbers = [ctypes.c_void_p] * 7, [ctypes.c_int64] * 11
+    pointers, numbers = [ctypes.c_void_p] * 7, [ctypes.c_int64] * 10
     return compile_ir("\n".join(parts), "attend", [*pointers, *numbers], cpu=cpu)
 
 
@@ -78,12 +78,12 @@ class _Attend:
         self.scratch = {name: self.code.at("%scratch", at) for name, at in scratch_layout(plan)[0].items()}
 
     def write(self) -> str:
-        """The function: every ``%step``-th pair of row and head from ``%item`` on; strides are in bytes."""
-        self.code.loop("%item", self.code.mul("%rows", "%heads"), "%step", self._item)
+        """The function: pairs of row and head from number ``%item`` up to ``%stop``; strides are in bytes."""
+        self.code.loop("%item", "%stop", 1, self._item)
         return self.code.function(
             "define void @attend(ptr %out, ptr %q, ptr %k, ptr %v, ptr %query_offsets, ptr %key_offsets, "
             "ptr %scratch, i64 %q_token, i64 %q_head, i64 %k_token, i64 %k_head, i64 %v_token, i64 %v_head, "
-            "i64 %rows, i64 %heads, i64 %window, i64 %item, i64 %step)"
+            "i64 %heads, i64 %window, i64 %item, i64 %stop)"
         )
 
     def _item(self, index: str, _: Values) -> None:
@@ -115,8 +115,9 @@ class _Attend:
             keys = code.minimum(BLOCK, code.sub(high, start))
             for name, x in (("keys", "k"), ("values", "v")):
                 source = code.at(self.start[x], code.mul(start, f"%{x}_token"))
-                ahead = code.mul("%step", f"%{x}_head")
-                arguments = f"ptr {self.scratch[name]}, ptr {source}, i64 %{x}_token, i64 {ahead}, i64 {keys}"
+                arguments = (
+                    f"ptr {self.scratch[name]}, ptr {source}, i64 %{x}_token, i64 %{x}_head, i64 {keys}"
+                )
                 code.do(f"call void @pack_{name}({arguments})")
             code.loop(0, count, plan.rows, lambda at, _: self._tile(at, first, count, start, keys))
 
@@ -148,7 +149,7 @@ class _Attend:
             for row in range(plan.rows):  # the last query fills up its tile
                 token = code.add(query, code.minimum(row, code.add(left, -1)))
                 source = code.at(self.start["q"], code.mul(token, "%q_token"))
-                _prefetch(code, plan, source, code.mul("%step", "%q_head"))
+                _prefetch(code, plan, source, "%q_head")
                 for word in range(0, plan.words, plan.lanes):
                     vector = _load_words(code, plan, source, word, min(plan.lanes, plan.words - word))
                     code.store(
@@ -172,7 +173,7 @@ class _Attend:
         source = code.at(self.scratch["outputs"], code.mul(at, 4 * plan.width))
         size = plan.stored * plan.head_dim
         target = code.at(self.out, code.mul(code.mul(query, "%heads"), size))
-        _prefetch(code, plan, target, code.mul("%step", size), write=True)
+        _prefetch(code, plan, target, size, write=True)
         for column in range(0, plan.head_dim, plan.lanes):
             value = floats.mul(floats.load(source, 4 * column), inverse)
             count = min(plan.lanes, plan.head_dim - column)
@@ -257,7 +258,7 @@ def _pack_values(plan: Plan) -> str:
     )
 
 
-def _prefetch(code: Code, plan: Plan, row: str, ahead: str, write: bool = False) -> None:
+def _prefetch(code: Code, plan: Plan, row: str, ahead: str | int, write: bool = False) -> None:
     """Fetch the part of a token that the next head needs: the stride between tokens defeats the hardware."""
     place = code.at(row, ahead)
     for line in range(0, plan.stored * plan.head_dim, 64):

@@ -77,13 +77,19 @@ def _attend(
     strides = [size * stride for x in (query, key, value) for stride in x.stride()[:2]]
     limit = FAR if window is None else min(window, FAR)
 
-    def run(part: int, parts: int) -> None:
-        kernel(*pointers, _scratch(scratch_size), *strides, rows, heads, limit, part, parts)
+    work, items = query.numel() * key.shape[0] // max(rows, 1), rows * heads
+    threads = min(torch.get_num_threads(), items, work // _MIN_WORK)
+    parts = 8 * threads if threads > 1 else 1
+    left = iter(range(parts))  # whoever is free takes the next part
 
-    work = query.numel() * key.shape[0] // max(rows, 1)
-    threads = min(torch.get_num_threads(), rows * heads, work // _MIN_WORK)
-    others = [_pool(os.getpid()).submit(run, part, threads) for part in range(1, threads)]
-    run(0, max(threads, 1))
+    def run() -> None:
+        memory = _scratch(scratch_size)
+        for part in left:
+            bounds = items * part // parts, items * (part + 1) // parts
+            kernel(*pointers, memory, *strides, heads, limit, *bounds)
+
+    others = [_pool(os.getpid()).submit(run) for _ in range(1, threads)]
+    run()
     for other in others:
         other.result()
     return out

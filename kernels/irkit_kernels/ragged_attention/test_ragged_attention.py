@@ -57,8 +57,9 @@ def run(variant, query, key, value, query_offsets, key_offsets, window=None):
     scratch = torch.full((scratch_layout(plan)[1],), 255, dtype=torch.uint8)
     tensors = (out[1:], query, key, value, query_offsets, key_offsets, scratch)
     strides = [x.element_size() * x.stride(i) for x in (query, key, value) for i in (0, 1)]
-    sizes = (len(query_offsets) - 1, query.shape[1], FAR if window is None else window)
-    compile_plan(plan, cpu)(*(x.data_ptr() for x in tensors), *strides, *sizes, 0, 1)
+    heads, items = query.shape[1], (len(query_offsets) - 1) * query.shape[1]
+    limits = (FAR if window is None else window, 0, items)
+    compile_plan(plan, cpu)(*(x.data_ptr() for x in tensors), *strides, heads, *limits)
     assert out[0].isnan().all()
     assert out[-1].isnan().all()
     return out[1:-1]
