@@ -19,6 +19,7 @@ from typing import Any
 
 from irkit.errors import BadValueError, StorageError
 from irkit.index.base import Index
+from irkit.index.compact import compact
 from irkit.index.config import FaissConfig, FlatConfig, IndexConfig, index_config
 from irkit.index.documents import Documents
 from irkit.index.flat import Flat
@@ -34,6 +35,7 @@ __all__ = [
     "Index",
     "IndexConfig",
     "Store",
+    "compact",
     "create_index",
     "index_config",
     "open_index",

@@ -24,6 +24,7 @@ faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
 
 _FILE = "faiss.index"
 _FEW = 2048  # rows that are scanned sooner than looked up
+_PER_HIT = 64  # as many rows for each hit wanted are scanned, too
 _POINTS_PER_CENTROID = 39  # FAISS asks for as many
 
 
@@ -71,7 +72,7 @@ class Faiss(Flat):
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         covered = self._state("covered")
         kept = covered if keep is None else int(np.count_nonzero(keep[:covered]))
-        if kept <= max(_FEW, covered // 20, 64 * k):
+        if kept <= max(_FEW, covered // 20, _PER_HIT * k):
             return super()._search(queries, k, keep)
         best = TopK(len(queries), k)
         best.push_pairs(*self._candidates(queries, k, keep, kept / covered))
@@ -153,16 +154,15 @@ class Faiss(Flat):
         return structure
 
     def _train(self, structure: Any) -> bool:
-        """Train on a sample; False if there are fewer rows than centroids."""
-        core, n = _core(structure), len(self)
-        centroids = getattr(core, "nlist", 1)
-        if n < centroids:
-            return False
-        size = min(n, max(self.config.train_size, centroids * _POINTS_PER_CENTROID))
-        rows = np.random.default_rng(self.config.seed).choice(n, size, replace=False)
+        """Train on a sample; False if there are too few rows."""
+        n, lists = len(self), getattr(_core(structure), "nlist", 1)
+        size = min(n, max(self.config.train_size, lists * _POINTS_PER_CENTROID))
+        rows = np.sort(np.random.default_rng(self.config.seed).choice(n, size, replace=False))
         try:
-            structure.train(self.representations(np.sort(rows)).arrays()["values"])
+            structure.train(self.representations(rows).arrays()["values"])
         except RuntimeError as error:
+            if "training points" in str(error):  # fewer than centroids
+                return False
             raise ConfigError(
                 f"index: FAISS cannot train {self.config.factory!r} on {size} documents: {_reason(error)}"
             ) from None

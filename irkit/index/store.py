@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import zlib
@@ -14,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
-from irkit.errors import BadValueError, CorruptError, LockedError, StorageError
+from irkit.errors import BadValueError, CorruptError, StorageError
 from irkit.index.files import (
     DATA_FILE,
     Array,
@@ -28,12 +27,12 @@ from irkit.index.files import (
     sync,
     write_at,
 )
+from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, absence, check_place
 
 __all__ = ["Store"]
 
 T = TypeVar("T")
 
-_MANIFEST, _BUILDING, _LOCK, _ASIDE = "irkit.json", "irkit.building.json", "irkit.lock", "irkit.json.tmp"
 _BLOCK_BYTES = 1 << 24
 _UNCHANGED = "the stored index is unchanged"
 
@@ -79,7 +78,7 @@ class Store:
         self._maps: dict[str, Array] = {}
         self._derived: dict[Hashable, Any] = {}
         self._dirty: set[str] = set()  # files written since the last commit
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._depth = 0  # of nested updates
         self._failed = False
 
@@ -118,10 +117,10 @@ class Store:
         key = json.loads(json.dumps(key))
         with explained(f"creating {path}"):
             store.path.mkdir(parents=True, exist_ok=True)
-        store._check_place(overwrite)
-        store._acquire()
+        check_place(store.path, overwrite)
+        store._lock = Lock(store.path)
         try:
-            store._check_place(overwrite)  # again, now that nobody else can change it
+            check_place(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
                 store._load(verify=True)
             if "build" not in store.meta or store.meta["build"] != key:
@@ -225,8 +224,7 @@ class Store:
                 self._depth -= 1
             return
         held = self._lock is not None
-        if not held:
-            self._acquire()
+        self._lock = self._lock or Lock(self.path)
         try:
             if not held:
                 self.refresh()
@@ -246,18 +244,18 @@ class Store:
                 self._depth = 0
         finally:
             if not held:
-                self._release_lock()
+                self._unlock()
 
     def publish(self) -> None:
         """Finish a build: in one step its index replaces the one that was there, and the lock is free."""
         if not self.building:
             raise BadValueError(f"index {self.path}: there is no build to publish")
         with explained(f"publishing {self.path}", "run the same build again to finish it"):
-            (self.path / _BUILDING).replace(self.path / _MANIFEST)
+            (self.path / BUILDING).replace(self.path / MANIFEST)
             self.building = False
             sync(self.path)
         self._clean()
-        self._release_lock()
+        self._unlock()
 
     def refresh(self) -> bool:
         """Move to the newest committed state; whether there was a newer one."""
@@ -278,7 +276,7 @@ class Store:
 
     def close(self) -> None:
         """Release the lock; a build that was not published stays to be resumed."""
-        self._release_lock()
+        self._unlock()
         self._maps, self._derived = {}, {}
 
     def __enter__(self) -> Self:
@@ -287,12 +285,9 @@ class Store:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self._release_lock()
-
     @property
     def _manifest(self) -> Path:
-        return self.path / (_BUILDING if self.building else _MANIFEST)
+        return self.path / (BUILDING if self.building else MANIFEST)
 
     def _load(self, verify: bool = False) -> None:
         """Adopt the manifest on disk and map every file; again when a writer has replaced it meanwhile."""
@@ -301,7 +296,7 @@ class Store:
                 try:
                     data = self._manifest.read_bytes()
                 except (FileNotFoundError, NotADirectoryError):
-                    raise StorageError(self._absence()) from None
+                    raise absence(self.path) from None
             manifest = read_manifest(data, self._manifest)
             try:
                 maps = {name: entry.map(self.path) for name, entry in manifest.arrays.items()}
@@ -322,7 +317,7 @@ class Store:
 
     def _begin(self) -> None:
         """Adopt an empty state, beside an index that may be there."""
-        manifests = [peek(self.path / name) for name in (_MANIFEST, _BUILDING)]
+        manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
         self._generation = max((manifest.generation for manifest in manifests if manifest), default=0)
         self._saved, self._entries, self._maps, self.meta = b"", {}, {}, {}
         self._changed()
@@ -335,20 +330,20 @@ class Store:
             for file in self._dirty:
                 sync(self.path / file)
             sync(self.path)
-            write_at(self.path / _ASIDE, 0, data)
-            sync(self.path / _ASIDE)
-            (self.path / _ASIDE).replace(self._manifest)
+            write_at(self.path / ASIDE, 0, data)
+            sync(self.path / ASIDE)
+            (self.path / ASIDE).replace(self._manifest)
             sync(self.path)
         self._saved = data
         self._dirty.clear()
 
     def _clean(self) -> None:
         """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
-        manifests = [peek(self.path / name) for name in (_MANIFEST, _BUILDING)]
+        manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
         named = {entry.file for manifest in manifests if manifest for entry in manifest.arrays.values()}
         with explained(f"cleaning {self.path}"):
             for path in self.path.iterdir():
-                if path.name == _ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
+                if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
                     path.unlink()
             for entry in self._entries.values():
                 if (self.path / entry.file).stat().st_size > entry.nbytes:
@@ -383,47 +378,7 @@ class Store:
         self.version += 1
         self._derived = {}
 
-    def _acquire(self) -> None:
-        with explained(f"locking {self.path}"):
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise LockedError(
-                    f"index {self.path}: somebody else is writing to it (in this process or another); "
-                    "try again when that has finished"
-                ) from None
-        self._lock = descriptor
-
-    def _release_lock(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
-
-    def _check_place(self, overwrite: bool) -> None:
-        """Refuse to replace an index without ``overwrite``, and to build among other files at all."""
-        manifest = self.path / _MANIFEST
-        with explained(f"reading {self.path}"):
-            present = {path.name for path in self.path.iterdir()}
-            ours = manifest.exists() and (peek(manifest) or b'"checksum"' in manifest.read_bytes())
-        known = {_BUILDING, _LOCK, _ASIDE} | ({_MANIFEST} if ours else set())
-        other = sorted(file for file in present if file not in known and not DATA_FILE.fullmatch(file))
-        if other and not peek(manifest):
-            raise StorageError(
-                f"building an index in {self.path}: the directory holds other files "
-                f"({', '.join(other[:3])}); choose a new or an empty one"
-            )
-        if ours and not overwrite:
-            raise StorageError(
-                f"building an index in {self.path}: there is one already; "
-                "choose another directory or ask to overwrite it"
-            )
-
-    def _absence(self) -> str:
-        if (self.path / _BUILDING).exists():
-            return (
-                f"opening index {self.path}: its build has not finished; run the same build again to resume"
-            )
-        found = "there is no irkit.json" if self.path.is_dir() else "there is no such directory"
-        return f"opening index {self.path}: {found}; expected a directory that an index was built in"

@@ -1,0 +1,46 @@
+"""Rewriting an index without what was removed from it."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from irkit.errors import StorageError
+from irkit.index.documents import Documents
+from irkit.index.store import Store
+
+__all__ = ["compact"]
+
+_CHUNK_BYTES = 1 << 26
+
+
+def compact(path: str | Path) -> None:
+    """Write the index anew without its removed rows; it stays in use meanwhile. Rows are renumbered.
+
+    Raises:
+        LockedError: Somebody else is writing to it.
+        StorageError: It cannot be read or written; it is as it was.
+    """
+    from irkit.index import create_index, open_index
+
+    old = Store.open(path)
+    state = zlib.crc32((Path(path) / "irkit.json").read_bytes())
+    with Store.build(path, key={"compact": state}, overwrite=True) as new:
+        if old.refresh():
+            raise StorageError(f"compacting {path}: it was changed meanwhile; run it again")
+        source, texts = open_index(old), Documents(old)
+        index, documents = create_index(new, source.config), Documents(new)
+        rows = np.flatnonzero(source.live)
+        size = max(1, _CHUNK_BYTES * max(1, len(source)) // max(1, source.stats()["bytes"]))
+        for start in range(len(index), len(rows), size):
+            chosen = rows[start : start + size]
+            with new.update():
+                index.add(source.representations(chosen))
+                if len(texts):
+                    documents.add(texts.fetch(chosen))
+        index.finish()
+        with new.update():
+            new.meta |= {key: value for key, value in old.meta.items() if key not in ("build", "index")}
+        new.publish()

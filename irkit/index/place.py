@@ -1,0 +1,82 @@
+"""The directory of an index: who may write to it, and whether one may be built there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from irkit.errors import LockedError, StorageError
+from irkit.index.files import DATA_FILE, explained, peek
+
+__all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "check_place"]
+
+MANIFEST = "irkit.json"
+BUILDING = "irkit.building.json"  # the manifest of a build that is not published
+ASIDE = "irkit.json.tmp"  # a manifest on its way
+_LOCK = "irkit.lock"
+
+
+class Lock:
+    """The right to write to a directory, for one holder at a time.
+
+    Raises:
+        LockedError: Somebody else holds it.
+        StorageError: The directory cannot be written to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = -1
+        with explained(f"locking {directory}"):
+            self._descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockedError(
+                    f"index {directory}: somebody else is writing to it (in this process or another); "
+                    "try again when that has finished"
+                ) from None
+
+    def release(self) -> None:
+        """Let others write; does nothing the second time."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def check_place(directory: Path, overwrite: bool) -> None:
+    """Refuse to replace an index without ``overwrite``, and to build among other files at all.
+
+    Raises:
+        StorageError: An index cannot be built there.
+    """
+    manifest = directory / MANIFEST
+    with explained(f"reading {directory}"):
+        present = {path.name for path in directory.iterdir()}
+        whole = peek(manifest) is not None
+        ours = whole or (MANIFEST in present and b'"checksum"' in manifest.read_bytes())
+    known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST} if ours else set())
+    other = sorted(name for name in present if name not in known and not DATA_FILE.fullmatch(name))
+    if other and not whole:
+        raise StorageError(
+            f"building an index in {directory}: the directory holds other files "
+            f"({', '.join(other[:3])}); choose a new or an empty one"
+        )
+    if ours and not overwrite:
+        raise StorageError(
+            f"building an index in {directory}: there is one already; "
+            "choose another directory or ask to overwrite it"
+        )
+
+
+def absence(directory: Path) -> StorageError:
+    """Why there is no index to open."""
+    if (directory / BUILDING).exists():
+        reason = "its build has not finished; run the same build again to resume it"
+    else:
+        found = "no irkit.json in it" if directory.is_dir() else "no such directory"
+        reason = f"{found}; expected a directory that an index was built in"
+    return StorageError(f"opening index {directory}: {reason}")

@@ -1,0 +1,358 @@
+"""What every index promises, for every kind of representation it holds: the oracle is `irkit.score`."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irkit import Dense, MultiVector, Ragged, Sparse, score
+from irkit.errors import BadTypeError, BadValueError
+from irkit.index import Store, compact, create_index, open_index
+from irkit.index.topk import TopK
+from irkit.representation import Representation, concat
+
+DIM = 8
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An index under test. To bring in another one, add it to BACKENDS."""
+
+    config: str | dict[str, Any]
+    kind: str
+    exact: bool = True  # finds exactly the best; the others find most of them, with exact scores
+    modules: dict[str, dict[str, int]] = field(default_factory=dict)  # constants made small, so that
+    # little data is cut into many blocks and looked up rather than scanned
+
+
+SMALL_BLOCKS = {"irkit.index.flat": {"_SCORES": 32, "_NUMBERS": 64}, "irkit.index.base": {"_NUMBERS": 64}}
+NO_SCAN = SMALL_BLOCKS | {"irkit.index.faiss": {"_FEW": 20, "_PER_HIT": 1, "_POINTS_PER_CENTROID": 1}}
+BACKENDS = [
+    *(Backend("flat", kind, modules=SMALL_BLOCKS) for kind in ("dense", "multi_vector", "sparse")),
+    *(
+        Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False, NO_SCAN)
+        for factory in ("hnsw", "ivf", "pq", "ivfpqfs", "Flat", "HNSW8", "IVF4,SQ8", "RR8,IVF4,PQ4x4")
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: f"{backend.kind}-{backend.config}")
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    chosen: Backend = request.param
+    for module, constants in chosen.modules.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(f"{module}.{name}", value)
+    return chosen
+
+
+def whole_numbers(kind: str, n: int, rng: np.random.Generator) -> Representation:
+    """Small integers: all scores are exact in float32, and many are equal."""
+    return make(kind, n, rng, lambda *shape: rng.integers(-2, 3, shape))
+
+
+def reals(kind: str, n: int, rng: np.random.Generator) -> Representation:
+    return make(kind, n, rng, lambda *shape: rng.standard_normal(shape))
+
+
+def make(kind: str, n: int, rng: np.random.Generator, values: Any) -> Representation:
+    if kind == "dense":
+        return Dense(torch.tensor(values(n, DIM), dtype=torch.float32))
+    if kind == "multi_vector":
+        lengths = torch.tensor(rng.integers(0, 4, n))
+        return MultiVector(
+            Ragged(torch.tensor(values(int(lengths.sum()), DIM), dtype=torch.float32), lengths)
+        )
+    kept = rng.random((n, DIM)) < 0.4
+    return Sparse.from_dense(torch.tensor(np.where(kept, values(n, DIM), 0), dtype=torch.float32))
+
+
+def expected(scores: np.ndarray, k: int, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The definition: best first, ties to the lower row, -1 and -inf where nothing is left."""
+    scores = np.where(keep, scores, -np.inf)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    best = np.take_along_axis(scores, order, 1)
+    missing = max(0, k - scores.shape[1])
+    rows = np.pad(np.where(best == -np.inf, -1, order), ((0, 0), (0, missing)), constant_values=-1)
+    return rows, np.pad(best, ((0, 0), (0, missing)), constant_values=-np.inf)
+
+
+def build(backend: Backend, pieces: list[Representation]) -> Path:
+    path = Path(tempfile.mkdtemp())
+    with Store.build(path) as store:
+        index = create_index(store, backend.config)
+        for piece in pieces:
+            index.add(piece)
+        index.finish()
+        store.publish()
+    return path
+
+
+def tolerance(queries: Representation, documents: Representation) -> float:
+    """Rounding of an inner product in float32, at most: terms x unit roundoff x sizes (Higham 2002, 3.1)."""
+    sizes = [
+        np.abs(x.arrays().get("values", x.arrays().get("weights"))).max(initial=0)
+        for x in (queries, documents)
+    ]
+    terms = DIM * (4 if queries.kind == "multi_vector" else 1)
+    return float(2 * terms * 2**-24 * DIM * sizes[0] * sizes[1])
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 60), k=st.integers(1, 70))
+@settings(max_examples=15, deadline=None)
+def check_contract(backend: Backend, seed: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = whole_numbers(backend.kind, n, rng)
+    queries = whole_numbers(backend.kind, 3, rng)
+    cuts = np.sort(rng.integers(0, n + 1, 2))
+    pieces = [data[: cuts[0]], data[cuts[0] : cuts[1]], data[cuts[1] :]]
+    store = Store.open(build(backend, pieces[:2]))
+    index = open_index(store)
+    added = index.add(pieces[2])
+    assert added == range(cuts[1], n)
+    keep = np.ones(n, bool)
+    truth = score(queries, data).numpy()
+    for step in range(4):
+        allowed = [None, np.zeros(n, bool), rng.random(n) < 0.1, rng.random(n) < 0.7][rng.integers(4)]
+        wanted = keep if allowed is None else keep & allowed
+        hits = index.search(queries, k, allowed)
+        rows, scores = expected(truth, k, wanted)
+        if backend.exact:
+            np.testing.assert_array_equal(hits.rows, rows)
+            np.testing.assert_array_equal(hits.scores, scores)
+        else:
+            check_hits(hits, truth, wanted, k)
+        given = np.where(rng.random(rows.shape) < 0.2, -1, rng.integers(0, n, rows.shape))
+        exact = np.where(given < 0, -np.inf, np.take_along_axis(truth, given.clip(0), 1))
+        np.testing.assert_array_equal(index.rescore(queries, given), exact)  # removed ones included
+        gone = rng.integers(0, n, rng.integers(0, 1 + n // 4))
+        assert index.remove(gone) == keep[gone].any() * keep[np.unique(gone)].sum()
+        keep[gone] = False
+        if step == 1:
+            index.finish()
+        if step == 2:
+            index = open_index(Store.open(store.path))
+    stats = index.stats()
+    assert (stats["documents"], stats["removed"], len(index)) == (keep.sum(), n - keep.sum(), n)
+    compact(store.path)
+    hits = open_index(Store.open(store.path)).search(queries, k)
+    truth = truth[:, keep]
+    rows, scores = expected(truth, k, np.ones(keep.sum(), bool))
+    if backend.exact:
+        np.testing.assert_array_equal(hits.rows, rows)
+    else:
+        check_hits(hits, truth, np.ones(keep.sum(), bool), k)
+
+
+def check_hits(hits: Any, truth: np.ndarray, keep: np.ndarray, k: int) -> None:
+    """As many as there are, each once and allowed, in order, with exact scores."""
+    count = min(k, int(keep.sum()))
+    assert (hits.rows[:, count:] == -1).all()
+    assert (hits.scores[:, count:] == -np.inf).all()
+    rows = hits.rows[:, :count]
+    assert rows.min(initial=0) >= 0
+    assert keep[rows].all()
+    assert all(len(set(row)) == count for row in rows.tolist())
+    np.testing.assert_array_equal(hits.scores[:, :count], np.take_along_axis(truth, rows, 1))
+    for row, scores in zip(rows, hits.scores, strict=True):
+        assert (np.lexsort((row, -scores[:count])) == np.arange(count)).all()
+
+
+def test_search_follows_the_definition(backend: Backend) -> None:
+    check_contract(backend)
+
+
+def test_scores_of_real_numbers(backend: Backend) -> None:
+    rng = np.random.default_rng(0)
+    data, queries = reals(backend.kind, 200, rng), reals(backend.kind, 5, rng)
+    hits = open_index(Store.open(build(backend, [data]))).search(queries, 10)
+    truth = score(queries, data).numpy()
+    found = np.take_along_axis(truth, hits.rows, 1)
+    np.testing.assert_allclose(hits.scores, found, rtol=0, atol=tolerance(queries, data))
+    if backend.exact:
+        best = -np.sort(-truth, axis=1)[:, :10]
+        np.testing.assert_allclose(hits.scores, best, rtol=0, atol=tolerance(queries, data))
+
+
+def test_finds_most_of_the_best(backend: Backend) -> None:
+    rng = np.random.default_rng(1)
+    if backend.kind != "dense":
+        pytest.skip("the other kinds have only exact indexes yet")
+    centers = rng.standard_normal((20, DIM))
+    points = centers[rng.integers(0, 20, 1000)] + 0.3 * rng.standard_normal((1000, DIM))
+    data = Dense(torch.nn.functional.normalize(torch.tensor(points, dtype=torch.float32), dim=1))
+    queries = data[:50]
+    index = open_index(Store.open(build(backend, [data])))
+    for allowed in (None, rng.random(1000) < 0.5):
+        truth, _ = expected(
+            score(queries, data).numpy(), 10, np.ones(1000, bool) if allowed is None else allowed
+        )
+        hits = index.search(queries, 10, allowed)
+        recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits.rows, truth, strict=True)])
+        assert recall >= (1 if backend.exact else 0.9)
+
+
+def test_one_build_equals_another(backend: Backend) -> None:
+    rng = np.random.default_rng(2)
+    data, queries = reals(backend.kind, 100, rng), reals(backend.kind, 5, rng)
+    one = build(backend, [data])
+    pieces = build(backend, [data[:30], data[30:30], data[30:99], data[99:]])
+    for path in (build(backend, [data]), pieces):
+        files = sorted(file.name for file in one.iterdir())
+        assert files == sorted(file.name for file in path.iterdir())
+        assert all((one / file).read_bytes() == (path / file).read_bytes() for file in files)
+    hits, again = (open_index(Store.open(path)).search(queries, 7) for path in (one, pieces))
+    np.testing.assert_array_equal(hits.rows, again.rows)
+
+
+def test_a_reader_sees_the_old_index_until_it_refreshes(backend: Backend) -> None:
+    rng = np.random.default_rng(3)
+    data, queries = whole_numbers(backend.kind, 60, rng), whole_numbers(backend.kind, 4, rng)
+    path = build(backend, [data[:30]])
+    reader = Store.open(path)
+    index = open_index(reader)
+    before = index.search(queries, 40)
+    writer = open_index(Store.open(path))
+    with writer.store.update():
+        writer.add(data[30:])
+        writer.remove([0, 5])
+        writer.finish()
+    np.testing.assert_array_equal(index.search(queries, 40).rows, before.rows)
+    assert reader.refresh()
+    assert not reader.refresh()
+    after = index.search(queries, 60)
+    keep = ~np.isin(np.arange(60), [0, 5])
+    truth = score(queries, data).numpy()
+    check_hits(after, truth, keep & (truth.min(0) > -np.inf), 60)
+
+
+def test_nothing_in_it(backend: Backend) -> None:
+    queries = reals(backend.kind, 2, np.random.default_rng(4))
+    index = open_index(Store.open(build(backend, [])))
+    hits = index.search(queries, 3)
+    assert hits.rows.tolist() == [[-1] * 3] * 2
+    assert (hits.scores == -np.inf).all()
+    assert index.rescore(queries, hits.rows).shape == (2, 3)
+    assert index.search(queries[:0], 3).rows.shape == (0, 3)
+    assert index.stats()["documents"] == 0
+    index = open_index(Store.open(build(backend, [queries[:0]])))
+    assert (len(index), index.dim, index.search(queries, 1).rows.tolist()) == (0, DIM, [[-1], [-1]])
+
+
+def with_value(data: Representation, value: float) -> Representation:
+    """The same with one number replaced."""
+    if isinstance(data, Dense):
+        numbers = data.values.clone()
+    else:
+        numbers = (data.tokens.values if isinstance(data, MultiVector) else data.weights).clone()
+    numbers.view(-1)[-1] = value
+    if isinstance(data, Dense):
+        return Dense(numbers)
+    if isinstance(data, MultiVector):
+        return MultiVector(data.tokens.with_values(numbers))
+    return Sparse(data.terms, numbers, data.dim)
+
+
+def wider(kind: str) -> Representation:
+    ones = torch.ones(1, DIM + 1)
+    made = {
+        "dense": Dense,
+        "multi_vector": lambda x: MultiVector(Ragged.from_rows([x])),
+        "sparse": Sparse.from_dense,
+    }
+    return made[kind](ones)
+
+
+def test_bad_representations_change_nothing(backend: Backend) -> None:
+    rng = np.random.default_rng(5)
+    data = reals(backend.kind, 40, rng)
+    index = open_index(Store.open(build(backend, [data])))
+    hits = index.search(data, 5)
+    other = {"dense": "sparse", "multi_vector": "dense", "sparse": "multi_vector"}[backend.kind]
+    for bad in (
+        with_value(data, np.nan),
+        with_value(data, np.inf),
+        wider(backend.kind),
+        reals(other, 3, rng),
+    ):
+        with pytest.raises(BadValueError):
+            index.add(bad)
+        with pytest.raises(BadValueError):
+            index.search(bad, 1)
+        with pytest.raises(BadValueError):
+            index.rescore(bad, np.zeros((len(bad), 1), int))
+    with pytest.raises(BadTypeError):
+        index.add(torch.ones(2, DIM))
+    assert len(index) == index.stats()["documents"] == 40
+    np.testing.assert_array_equal(open_index(Store.open(index.store.path)).search(data, 5).rows, hits.rows)
+
+
+def test_bad_arguments_are_refused(backend: Backend) -> None:
+    data = reals(backend.kind, 40, np.random.default_rng(5))
+    index = open_index(Store.open(build(backend, [data])))
+    for k in (0, -1):
+        with pytest.raises(BadValueError, match="1 or more"):
+            index.search(data, k)
+    for k in (1.5, "3", None):
+        with pytest.raises(BadTypeError):
+            index.search(data, k)
+    for allowed in (np.ones(39, bool), np.ones(40), np.ones((1, 40), bool)):
+        with pytest.raises(BadValueError, match="allowed"):
+            index.search(data, 1, allowed)
+    for rows in ([40], [-1], [3, 400]):
+        with pytest.raises(BadValueError, match="no row"):
+            index.remove(rows)
+    with pytest.raises(BadTypeError):
+        index.remove([0.5])
+    for rows in (np.zeros(40, int), np.zeros((39, 1), int), np.full((40, 1), 40), np.full((40, 1), -2)):
+        with pytest.raises(BadValueError):
+            index.rescore(data, rows)
+    assert index.stats()["documents"] == 40
+
+
+def test_queries_in_other_dtypes_and_with_gradients(backend: Backend) -> None:
+    rng = np.random.default_rng(6)
+    data = whole_numbers(backend.kind, 30, rng)
+    index = open_index(Store.open(build(backend, [data])))
+    queries = data[:4]
+    hits = index.search(queries, 5)
+    assert (index.search(queries.to(dtype=torch.bfloat16), 5).rows == hits.rows).all()
+    if backend.kind == "dense":
+        assert (index.search(Dense(queries.values.clone().requires_grad_()), 5).rows == hits.rows).all()
+
+
+def test_documents_without_tokens_are_no_hits() -> None:
+    data = MultiVector(Ragged.from_rows([torch.ones(2, DIM), torch.ones(0, DIM), -torch.ones(1, DIM)]))
+    index = open_index(Store.open(build(Backend("flat", "multi_vector"), [data])))
+    assert index.search(data[:1], 3).rows.tolist() == [[0, 2, -1]]
+    assert concat([data, data]).tokens.lengths.tolist() == [2, 0, 1] * 2
+
+
+@given(
+    st.lists(st.sampled_from([-np.inf, -1.5, -0.0, 0.0, 1e-40, 2.0, 3e38]), min_size=1, max_size=200),
+    st.integers(1, 90),
+    st.lists(st.integers(0, 200), max_size=5),
+)
+def test_top_k_is_a_stable_sort(values: list[float], k: int, cuts: list[int]) -> None:
+    scores = np.float32([values, values[::-1]])
+    best = TopK(2, k)
+    bounds = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
+    for start, stop in itertools.pairwise(bounds):
+        best.push(scores[:, start:stop], np.arange(start, stop))
+    rows, kept = expected(scores, k, np.ones(len(values), bool))
+    hits = best.hits()
+    np.testing.assert_array_equal(hits.rows, rows)
+    np.testing.assert_array_equal(hits.scores, kept)
