@@ -47,10 +47,11 @@ def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
     if sign not in _SIGNS:
         raise BadValueError(f"filter: {key!r} has the operator {sign!r}, expected one of {' '.join(_SIGNS)}")
     choices = wanted if isinstance(wanted, list | tuple) else [wanted]
-    if (sign == "in") != isinstance(wanted, list | tuple) or not all(map(_is_scalar, choices)):
+    usable = all(_comparable(wanted, wanted) if sign in _ORDER else _is_scalar(choice) for choice in choices)
+    if not usable or (sign == "in") != isinstance(wanted, list | tuple):
+        kinds = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
         raise BadValueError(
-            f"filter: {key!r} {sign} {wanted!r:.100}; expected a number, a string, a boolean or null"
-            + (" in a list" if sign == "in" else "")
+            f"filter: {key!r} {sign} {wanted!r:.100}; expected {'a list of values: ' if sign == 'in' else ''}{kinds}"
         )
     if sign == "!=":
         return lambda value: not any(_same(element, wanted) for element in _elements(value))
