@@ -29,7 +29,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     low, high = x.amin(1).clamp(max=0), x.amax(1).clamp(min=0)
     span = torch.where(x.isfinite().all(1), high - low, torch.nan)
-    inverse = torch.where(span > 1e-30, 255 / span, 0)
+    inverse = torch.where(span > 1e-30, torch.full_like(span, 255) / span, 0)  # 255 / span rounds twice
     zero = (-low * inverse).nan_to_num().round()
     q = (x * inverse[:, None]).nan_to_num().round() + zero[:, None]
     scale = torch.where(span.isfinite(), span / 255, torch.nan)

@@ -46,8 +46,14 @@ def test_sums_are_exact(size, zero):
     x[:, -2:] = torch.tensor([0, 255])  # a span of 255 makes the scale 1 and the zero point `zero`
     weight = torch.randint(-127, 128, (n, k + 2), generator=generator)
     weight[:, 0] = 127
-    y = int8_linear((x - zero).float(), pack_weight(weight.float()), n)
+    packed = pack_weight(weight.float())
+    y = int8_linear((x - zero).float(), packed, n)
     assert torch.equal(y.long(), (x - zero) @ weight.T)
+
+    ties = (x - zero + 0.5).float().clamp(max=255 - zero)
+    ties[:, -2:] = torch.tensor([0.0, 255.0]) - zero
+    expected = int8_linear_reference(ties, *quantize_weight(weight.float()))
+    assert torch.equal(int8_linear(ties, packed, n).double(), expected)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,74 @@
+"""Speed of the int8 linear map against torch's float32, bfloat16 and bare int8 products, on this CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit_kernels.int8_linear import int8_linear, pack_weight
+from irkit_kernels.int8_linear.reference import int8_linear_reference, quantize_weight
+
+__all__ = ["DEVICES", "run"]
+
+DEVICES = ("cpu",)
+ROWS = (64, 256, 1024, 2048)
+SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))  # (k, n) of a layer of MiniLM
+
+
+def run(device: str = "cpu", rounds: int = 15) -> list[dict[str, Any]]:
+    """Time every shape, all ways in turn in each round, on ``torch.get_num_threads()`` threads.
+
+    Returns:
+        One dict per shape: best milliseconds of each way (``int8 product`` is torch's bare matrix product,
+        without quantising, scaling and bias), the op's giga-operations per second (2 per weight and row), and
+        ``x float32``, the median over the rounds of float32's time to the op's.
+
+    Raises:
+        RuntimeError: A result is wrong.
+    """
+    return [_measure(m, k, n, rounds) for m in ROWS for k, n in SHAPES]
+
+
+def _measure(m: int, k: int, n: int, rounds: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(m + k + n)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((m, k), (n, k), (n,)))
+    packed, (q, scale) = pack_weight(weight, bias), quantize_weight(weight)
+    expected = int8_linear_reference(x, q, scale, bias)
+    if (int8_linear(x, packed, n) - expected).abs().max() > 2**-22 * expected.abs().max():
+        raise RuntimeError(f"int8_linear differs from its reference at m={m}, k={k}, n={n}")
+    half = [tensor.bfloat16() for tensor in (x, weight, bias)]
+    x_int = torch.randint(-127, 128, (m, k), generator=generator, dtype=torch.int8)
+    ways: dict[str, Callable[[], Tensor]] = {
+        "float32": lambda: F.linear(x, weight, bias),
+        "bfloat16": lambda: F.linear(*half),
+        "int8 product": lambda: torch._int_mm(x_int, q.T),
+        "int8": lambda: int8_linear(x, packed, n),
+        "int8 gelu": lambda: int8_linear(x, packed, n, "gelu"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    best = {name: min(values) for name, values in times.items()}
+    return {
+        "shape": f"{m} x {k} -> {n}",
+        "threads": torch.get_num_threads(),
+        **{f"{name} ms": round(value, 3) for name, value in best.items()},
+        "GOP/s": round(2e-6 * m * n * k / best["int8"]),
+        "x float32": round(median(a / b for a, b in zip(times["float32"], times["int8"], strict=True)), 2),
+    }
+
+
+if __name__ == "__main__":
+    for threads in (1, torch.get_num_threads()):
+        torch.set_num_threads(threads)
+        for row in run():
+            print("  ".join(f"{key} {value}" for key, value in row.items()))
