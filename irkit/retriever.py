@@ -37,7 +37,7 @@ Progress: TypeAlias = Callable[[int], object]
 """Told how many more documents or queries are done."""
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-_CHUNK = 2048  # documents encoded and stored together
+_CHUNK = 1024  # documents encoded and stored together
 _QUERIES = 256  # encoded and searched together
 
 

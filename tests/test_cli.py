@@ -110,7 +110,7 @@ finally:
 def test_one_line_a_problem(place: Path) -> None:
     result = process("search", "serch-dir", "--text", "x", cwd=place)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("irkit: error: opening index serch-dir: there is no such directory")
+    assert result.stderr.startswith("irkit: error: opening index serch-dir: no such directory")
     assert result.stderr.count("\n") == 1
 
 
@@ -538,6 +538,8 @@ def test_scifact_is_as_published(data_dir: Path, minilm: str, tmp_path: Path) ->
             corpus,
             "--measures",
             "nDCG@10",
+            "--k",
+            10,
             "--out",
             tmp_path / "run.trec",
         )

@@ -25,7 +25,7 @@ def info(
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        show_table(["", ""], _flat(facts))
+        show_table([], _flat(facts))
 
 
 def _index(directory: Path, verify: bool) -> dict[str, Any]:

@@ -29,20 +29,24 @@ def clean(text: object) -> str:
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table: aligned on a terminal, tab-separated where the output is piped."""
-    lines = [[_cell(value) for value in row] for row in rows]
+    """Write a table: aligned on a terminal, tab-separated where the output is piped.
+
+    Args:
+        header: Names of the columns; empty for none.
+        rows: Values, as many each; floats are shown to 4 digits.
+    """
+    lines = [[f"{value:.4f}" if isinstance(value, float) else clean(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
-        for line in [list(header), *lines]:
+        for line in [header, *lines] if header else lines:
             typer.echo("\t".join(line))
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(header):
-        numeric = all(isinstance(row[number], int | float) for row in rows)
-        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(header))
+    for name in header:
+        table.add_column(Text(name), overflow="fold")
     for line in lines:
         table.add_row(*map(Text, line))
     Console().print(table)
@@ -56,7 +60,8 @@ def show_hits(hits: Iterable[Hit]) -> None:
         if not sys.stdout.isatty():
             typer.echo(f"{rank}\t{hit.score:.6g}\t{clean(hit.id)}\t{title}\t{text}")
             continue
-        typer.secho(f"{rank:>3}  {hit.score:7.4f}  {clean(hit.id)}  {title}"[:width], bold=True)
+        first = f"{rank:>3}  {hit.score:7.4f}  {clean(hit.id)}  {title}"
+        typer.secho(first if len(first) <= width else first[: width - 3] + "...", bold=True)
         for line in textwrap.wrap(text, max(20, width - 5), max_lines=3, placeholder=" ..."):
             typer.echo("     " + line)
 
@@ -96,9 +101,3 @@ def progress(action: str, unit: str, total: int | None = None) -> Iterator[Calla
                 waiting, last = 0, now
 
         yield advance
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return clean(value)

@@ -32,7 +32,7 @@ class IndexRecipe(Config):
     index: IndexConfig = FlatConfig()
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     device: str | None = None
-    chunk_size: int = Field(2048, ge=1)
+    chunk_size: int = Field(1024, ge=1)
 
     @classmethod
     def resolve(cls, choice: str, given: Mapping[str, Any], overrides: Iterable[str]) -> IndexRecipe:
