@@ -49,10 +49,10 @@ def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
     choices = wanted if isinstance(wanted, list | tuple) else [wanted]
     usable = all(_comparable(wanted, wanted) if sign in _ORDER else _is_scalar(choice) for choice in choices)
     if not usable or (sign == "in") != isinstance(wanted, list | tuple):
-        kinds = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
-        raise BadValueError(
-            f"filter: {key!r} {sign} {wanted!r:.100}; expected {'a list of values: ' if sign == 'in' else ''}{kinds}"
-        )
+        expected = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
+        if sign == "in":
+            expected = f"a list, each {expected}"
+        raise BadValueError(f"filter: {key!r} {sign} {wanted!r:.100}; expected {expected}")
     if sign == "!=":
         return lambda value: not any(_same(element, wanted) for element in _elements(value))
     if sign in _ORDER:

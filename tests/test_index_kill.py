@@ -1,0 +1,243 @@
+"""Killed at any moment, a build can be resumed and an index is as it was; a reader never sees a mixture.
+
+Run as a script, this file works on an index and kills itself before a given step that reaches the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import irkit.index.faiss
+from irkit import Dense
+from irkit.data.document import Document
+from irkit.index import Documents, Store, create_index, open_index
+
+DIM, CHUNK = 4, 6
+
+
+def texts(n: int, label: str) -> list[Document]:
+    return [Document(f"{label}{i}", label, metadata={"label": label}) for i in range(n)]
+
+
+def vectors(n: int, seed: int) -> Dense:
+    return Dense(torch.from_numpy(np.random.default_rng(seed).standard_normal((n, DIM), dtype=np.float32)))
+
+
+def build(path: Path, seed: int = 1) -> int:
+    """Build an index of 30 documents in chunks, or resume it; where it went on."""
+    data, documents = vectors(30, seed), texts(30, f"s{seed}-")
+    with Store.build(path, key=seed, overwrite=True) as store:
+        index, stored = create_index(store, "IVF4,Flat"), Documents(store)
+        begun = len(stored)
+        assert begun == len(index)
+        for start in range(begun, 30, CHUNK):
+            with store.update():
+                stored.add(documents[start : start + CHUNK])
+                index.add(data[start : start + CHUNK])
+        index.finish()
+        store.publish()
+    return begun
+
+
+def update(path: Path) -> int:
+    """Replace some documents and extend the structure, in one commit."""
+    store = Store.open(path)
+    index, stored = open_index(store), Documents(store)
+    with store.update():
+        if stored.find(["new0"])[0] < 0:
+            index.remove(stored.find(["s0-1", "s0-7", "s0-29"]))
+            stored.add(texts(20, "new"))
+            index.add(vectors(20, 9))
+            index.finish()
+    return 0
+
+
+def signature(path: Path) -> Any:
+    """All that a reader can see."""
+    store = Store.open(path)
+    index, stored = open_index(store), Documents(store)
+    hits = index.search(vectors(5, 99), 8)
+    rows = np.arange(len(stored))
+    return (
+        hits.rows.tolist(),
+        hits.scores.tolist(),
+        stored.ids(rows),
+        index.live.tolist(),
+        stored.filter({"label": "new"}).tolist(),
+        index.stats(),
+    )
+
+
+def kill_before(step: int) -> None:
+    """Kill this process before its ``step``-th step that changes the disk; a write is left half done."""
+    remaining = iter(range(step, -1, -1))
+
+    def wrap(target: Any, name: str, half: Callable[..., object] = lambda *arguments: None) -> None:
+        real = getattr(target, name)
+
+        def function(*arguments: Any, **options: Any) -> Any:
+            if next(remaining) == 0:
+                half(*arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        setattr(target, name, function)
+
+    write = os.pwrite
+    wrap(os, "pwrite", lambda file, content, position: write(file, content[: len(content) // 2], position))
+    wrap(irkit.index.faiss, "_write", lambda structure, path: path.write_bytes(b"half"))
+    for target, name in (
+        (os, "ftruncate"),
+        (os, "truncate"),
+        (os, "fsync"),
+        (Path, "replace"),
+        (Path, "unlink"),
+    ):
+        wrap(target, name)
+
+
+def run_killed(action: str, path: Path, step: int) -> bool:
+    """Do the action in a child that dies at ``step``; whether it did, rather than finish before."""
+    child = os.fork()
+    if not child:
+        try:
+            kill_before(step)
+            ACTIONS[action](path)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def survive(action: str, directory: Path, wanted: int) -> None:
+    """Kill the action at ``wanted`` random steps (0: at every one); check what is left and do it again."""
+    os.fsync = lambda descriptor: None  # a killed process loses nothing that it has written
+    irkit.index.faiss._FEW, irkit.index.faiss._PER_HIT = 8, 1
+    base, path = directory / "base", directory / "index"
+    before = None
+    if action == "build":
+        base.mkdir()
+    else:
+        build(base, 0)
+        before = signature(base)
+
+    def restore() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(base, path)
+
+    restore()
+    ACTIONS[action](path)
+    after, names = signature(path), sorted(file.name.split(".")[0] for file in path.iterdir())
+    restore()
+    total = 1
+    while run_killed(action, path, total):
+        total *= 2
+        restore()
+    low = total // 2
+    while low < total:  # steps in all
+        middle = (low + total) // 2
+        restore()
+        low, total = (middle + 1, total) if run_killed(action, path, middle) else (low, middle)
+    steps = range(total) if not wanted else sorted(random.Random(0).sample(range(total), wanted))
+    resumed = set()
+    for step in steps:
+        restore()
+        assert run_killed(action, path, step), step
+        found = None
+        if (path / "irkit.json").exists():
+            found = signature(path)
+        assert found in (before, after), step
+        resumed.add(ACTIONS[action](path))
+        assert signature(path) == after, step
+        assert sorted(file.name.split(".")[0] for file in path.iterdir()) == names, step
+    sys.stdout.write(json.dumps({"steps": len(steps), "of": total, "resumed": sorted(resumed)}))
+
+
+def churn(path: Path, updates: int) -> None:
+    """Replace everything in the index again and again, partly by building it anew."""
+    for generation in range(1, updates):
+        if generation % 10 == 0:
+            build(path, generation)
+            continue
+        store = Store.open(path)
+        index, stored = open_index(store), Documents(store)
+        with store.update():
+            index.remove(np.flatnonzero(index.live))
+            stored.add(texts(30, f"s{generation}-"))
+            index.add(vectors(30, generation))
+            index.finish()
+
+
+ACTIONS = {"build": build, "overwrite": build, "update": update}
+
+
+def run_script(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def check_survival(action: str, directory: Path, steps: int) -> None:
+    process = run_script("survive", action, directory, steps)
+    output, problems = process.communicate()
+    assert process.returncode == 0, problems
+    result = json.loads(output)
+    assert result["of"] > 20
+    assert result["steps"] == (steps or result["of"])
+    if action != "update":
+        assert set(result["resumed"]) >= {0, 12, 30}  # some went on where others had begun
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_killed_at_twenty_moments(action: str, tmp_path: Path) -> None:
+    check_survival(action, tmp_path, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ACTIONS)
+def test_killed_at_every_moment(action: str, tmp_path: Path) -> None:
+    check_survival(action, tmp_path, 0)
+
+
+def test_readers_of_a_changing_index_see_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    build(path, 0)
+    process = run_script("churn", path, 60)
+    long, seen = Store.open(path), set()
+    queries = vectors(3, 99)
+    while process.poll() is None:
+        long.refresh()
+        for store in (Store.open(path), long):
+            index, stored = open_index(store), Documents(store)
+            rows = np.flatnonzero(index.live)
+            labels = {document.text for document in stored.fetch(rows)}
+            assert (len(rows), len(labels), len(stored)) == (30, 1, len(index))
+            generation = int(labels.pop()[1:-1])
+            truth = queries.values @ vectors(30, generation).values.T
+            hits = index.search(queries, 30)
+            order = np.argsort(-truth.numpy(), axis=1, kind="stable")
+            np.testing.assert_array_equal(hits.rows - rows[0], order)
+            seen.add(generation)
+    assert process.returncode == 0, process.communicate()
+    process.communicate()
+    assert len(seen) > 3
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "survive":
+        survive(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        irkit.index.faiss._FEW = 8
+        churn(Path(sys.argv[2]), int(sys.argv[3]))
