@@ -327,6 +327,15 @@ def test_output_for_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     assert "\t" not in out
 
 
+def test_bar_only_on_a_terminal(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, out, err = call("index", "model", "beir", "--out", tmp_path / "i")
+    assert (code, out) == (0, "")
+    assert "checking" in err
+    assert "indexing" in err
+    assert "indexed 8 documents" in err.splitlines()[-1]
+
+
 def test_control_characters_do_not_reach_the_terminal(call: Call, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "a", "text": "red \x1b[31m\ttext\nline \x07 ü"}])
     assert call("index", "model", corpus, "--out", tmp_path / "i")[0] == 0
