@@ -6,19 +6,17 @@ Names are loaded when first used, so that ``import irkit`` takes milliseconds.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from irkit.encoder import Encoder
-    from irkit.evaluate import evaluate
+    from irkit.evaluation import evaluate
     from irkit.model import Model
     from irkit.ragged import Ragged
     from irkit.representation import Dense, MultiVector, Sparse
     from irkit.retriever import Retriever
     from irkit.run import Run
-    from irkit.score import score
+    from irkit.scoring import score
 
 __version__ = "0.1.0"
 
@@ -44,8 +42,8 @@ _HOME = {
     "Retriever": "retriever",
     "Run": "run",
     "Sparse": "representation",
-    "evaluate": "evaluate",
-    "score": "score",
+    "evaluate": "evaluation",
+    "score": "scoring",
 }
 
 
@@ -59,14 +57,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-class _Package(ModuleType):
-    """Keeps `irkit.score` the function: importing the module of that name would put the module there."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

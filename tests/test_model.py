@@ -23,7 +23,7 @@ from irkit.model import Model, batching, hardware
 from irkit.model.parallel import encode_in_processes
 from irkit.ragged import Ragged
 from irkit.representation import Dense, concat
-from irkit.score import score
+from irkit.scoring import score
 
 WORDS = ["search", "the index", "a model of text", "", "vector " * 30, "neural?", "on the token"]
 

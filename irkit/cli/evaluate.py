@@ -45,8 +45,8 @@ def evaluate(
     Judged queries that a run lacks count as 0.
     """
     from irkit.data import read_qrels
-    from irkit.evaluate import compare
-    from irkit.evaluate import evaluate as score
+    from irkit.evaluation import compare
+    from irkit.evaluation import evaluate as score
 
     judgments = read_qrels(qrels, split)
     results = {

@@ -74,7 +74,7 @@ def search(
         raise StorageError(f"--out {out}: there is no such directory")
     items, judgments = _read(queries, qrels, split)
     if judgments is not None:
-        from irkit.evaluate import evaluate
+        from irkit.evaluation import evaluate
 
         evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures)  # a misspelt one fails now, not after the work
     with Retriever.load(directory, model, device=device) as retriever:

@@ -16,7 +16,7 @@ from irkit.index.files import Array
 from irkit.index.store import Store
 from irkit.index.topk import Hits
 from irkit.representation import Dense, MultiVector, Representation, Sparse
-from irkit.score import score
+from irkit.scoring import score
 
 __all__ = ["Index", "live_rows"]
 

@@ -11,7 +11,7 @@ from irkit.index.base import Index
 from irkit.index.files import Array
 from irkit.index.topk import Hits, TopK
 from irkit.representation import MultiVector, Representation, representation_from_arrays
-from irkit.score import score
+from irkit.scoring import score
 
 __all__ = ["Flat"]
 

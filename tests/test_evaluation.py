@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel
 
 from irkit.data import read_qrels
 from irkit.errors import BadTypeError, BadValueError, StorageError
-from irkit.evaluate import Evaluation, compare, evaluate
+from irkit.evaluation import Evaluation, compare, evaluate
 from irkit.run import Run
 
 QRELS = {"1": {"a": 3, "b": 1, "c": 0}, "2": {"a": 1}, "3": {"d": 2}}
@@ -282,7 +282,5 @@ def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(systems):
 
 
 def test_importing_is_light():
-    code = (
-        "import sys, irkit.evaluate; print({'torch', 'scipy', 'ir_measures', 'pydantic'} & set(sys.modules))"
-    )
+    code = "import sys, irkit.evaluation; print({'torch', 'scipy', 'ir_measures', 'pydantic'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
