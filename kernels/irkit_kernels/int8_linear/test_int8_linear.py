@@ -208,6 +208,8 @@ def test_errors():
         int8_linear(x, packed, 65)
     with pytest.raises(ValueError, match="do not fit"):
         int8_linear(torch.tensor(1.0), packed, 5)
+    with pytest.raises(ValueError, match="runs on the CPU, got x on meta"):
+        int8_linear(x.to("meta"), packed, 5)
     with pytest.raises(ValueError, match="'tanh' is unknown"):
         int8_linear(x, packed, 5, "tanh")
     with pytest.raises(RuntimeError, match="no gradient"):
