@@ -69,7 +69,10 @@ def create_index(store: Store, config: str | Mapping[str, Any] | FlatConfig | Fa
     with store.update():
         begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})
         if begun["config"] != saved:
-            raise BadValueError(f"index {store.path}: it is {begun['config']}, not {saved}")
+            raise BadValueError(
+                f"index {store.path}: the build that is resumed is of {begun['config']}, not of {saved}; "
+                "give them different keys"
+            )
     return open_index(store)
 
 

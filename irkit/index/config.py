@@ -30,7 +30,8 @@ class FaissConfig(Config):
         ef_construction: HNSW: neighbours considered when a vector is added.
         ef_search: HNSW: neighbours considered in a search; more finds more and takes longer.
         nprobe: IVF: lists visited in a search; by default 3 times the root of their number.
-        refine: Candidates fetched for each hit, to be ranked by exact score, where codes lose precision.
+        refine: Candidates fetched for each hit, to be ranked by exact score, where codes are coarse
+            (under two bytes a dimension); 1 fetches no more than the hits.
         train_size: Vectors sampled to train centroids and codes.
         seed: Makes the build reproducible, which for HNSW means one thread; None uses all threads.
         device: ``"gpu"`` trains and searches on a GPU (needs faiss-gpu), ``"auto"`` where there is one.
@@ -79,6 +80,10 @@ def index_config(choice: str | Mapping[str, Any] | FlatConfig | FaissConfig) -> 
             choice = {"kind": "faiss", "factory": choice}
         else:
             raise ConfigError(_unknown(choice))
+    if not isinstance(choice, Mapping):
+        raise ConfigError(
+            f"index: got {choice!r:.100}, expected a name, a configuration or its keys and values"
+        )
     kind = choice.get("kind")
     if kind not in _KINDS:
         raise ConfigError(_unknown(kind))

@@ -66,7 +66,7 @@ class Faiss(Flat):
 
     def _append(self, representation: Representation) -> None:
         if not len(self):
-            self._new(1, representation.dim)  # says that a factory string is wrong before the work is done
+            self._place(self._new(1, representation.dim))  # what is wrong shows before the work is done
         super()._append(representation)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
@@ -89,7 +89,8 @@ class Faiss(Flat):
         """Exact scores and rows ``(n_q, k or more)`` of what the structure finds; row -1 is none."""
         structure, _ = self.store.derived("structure", self._open)
         exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
-        wanted = k if _code_bytes(structure) >= 2 * self.dim else min(k * self.config.refine, k + 1000)
+        coarse = _code_bytes(structure) < 2 * self.dim
+        wanted = k + min(max(k, 10) * (self.config.refine - 1), 1000) if coarse else k
         values = queries.arrays()["values"]
         try:
             scores, rows = structure.search(

@@ -104,8 +104,8 @@ class Store:
 
         Args:
             path: A new or empty directory, or that of an index to replace.
-            key: JSON value that says what is being built. What a killed build of the same key has
-                committed is kept, that of any other is discarded.
+            key: JSON value that says what is being built, from what, and how. What a killed build with
+                the same key has committed is kept, any other is discarded. None: start anew.
             overwrite: Replace the index that is there. It stays in use until ``publish``.
 
         Raises:
@@ -123,7 +123,7 @@ class Store:
             check_place(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
                 store._load(verify=True)
-            if "build" not in store.meta or store.meta["build"] != key:
+            if key is None or store.meta.get("build") != key:
                 store._begin()
                 store.meta["build"] = key
                 store._commit()

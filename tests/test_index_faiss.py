@@ -1,0 +1,255 @@
+"""What is particular to FAISS: structure and tail, filters, growth, configuration."""
+
+# ruff: noqa: PT012 (an update is a block)
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from irkit import Dense, score
+from irkit.config import Config
+from irkit.errors import ConfigError, CorruptError, MissingDependencyError, StorageError
+from irkit.index import FaissConfig, FlatConfig, Index, Store, create_index, index_config, open_index
+
+DIM, N = 16, 3000
+
+
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("irkit.index.faiss._PER_HIT", 1)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dense:
+    rng = np.random.default_rng(0)
+    points = rng.standard_normal((40, DIM))[rng.integers(0, 40, N)] + 0.4 * rng.standard_normal((N, DIM))
+    return Dense(torch.nn.functional.normalize(torch.tensor(points, dtype=torch.float32)))
+
+
+def build(path: Path, config: Any, data: Dense) -> Index:
+    with Store.build(path, overwrite=True) as store:
+        index = create_index(store, config)
+        index.add(data)
+        index.finish()
+        store.publish()
+    return open_index(Store.open(path))
+
+
+def recall(index: Index, queries: Dense, data: Dense, allowed: np.ndarray | None = None) -> float:
+    keep = index.live if allowed is None else index.live & allowed
+    truth = np.where(keep, score(queries, data).numpy(), -np.inf)
+    best = np.argsort(-truth, axis=1, kind="stable")[:, :10]
+    hits = index.search(queries, 10, allowed)
+    assert keep[hits.rows].all()
+    # one rounding step apart, as FAISS sums in another order
+    np.testing.assert_allclose(
+        hits.scores, np.take_along_axis(truth, hits.rows, 1), rtol=0, atol=DIM * 2**-24
+    )
+    return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits.rows, best, strict=True)]))
+
+
+FACTORIES = [
+    "hnsw",
+    "ivf",
+    "pq",
+    "ivfpqfs",
+    "IVF32,RaBitQ",
+    "SQ8",
+    "PCA8,IVF16,SQfp16",
+    "PQ8np",
+    "NSG16",
+    "Flat",
+]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_structure_tail_filters_and_removal(tmp_path: Path, data: Dense, factory: str) -> None:
+    queries = data[::100]
+    index = build(tmp_path / "index", {"kind": "faiss", "factory": factory}, data[:2900])
+    assert index.stats()["covered"] == 2900
+    floor = 0.5 if factory in ("PCA8,IVF16,SQfp16", "NSG16") else 0.9  # too coarse for these data
+    rng = np.random.default_rng(1)
+    assert recall(index, queries, data[:2900]) >= floor
+    index.add(data[2900:])
+    index.finish()
+    assert index.stats()["covered"] == 2900  # a tail this short is scanned
+    assert recall(index, queries[-2:], data) >= floor
+    assert (index.search(queries, 1).rows[:, 0] == np.arange(0, N, 100)).mean() >= floor
+    assert recall(index, queries, data, rng.random(N) < 0.8) >= floor
+    assert recall(index, queries, data, rng.random(N) < 0.01) == 1  # so few are scanned
+    index.remove(np.arange(0, N, 3))
+    assert recall(index, queries, data) >= floor
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_search_is_answered_in_full(tmp_path: Path, data: Dense, factory: str) -> None:
+    """Where the structure finds too little, the rest is found by scanning."""
+    config = {"kind": "faiss", "factory": factory, "nprobe": 1, "ef_search": 1, "refine": 1}
+    index = build(tmp_path / "index", config, data)
+    allowed = np.random.default_rng(2).random(N) < 0.9
+    for k in (1, 50, 500, 2600, 3500):
+        hits = index.search(data[:3], k, allowed)
+        count = min(k, int(allowed.sum()))
+        assert ((hits.rows >= 0).sum(1) == count).all()
+        assert allowed[hits.rows[:, :count]].all()
+        assert all(len(set(row)) == count for row in hits.rows[:, :count].tolist())
+
+
+def test_few_documents_need_no_structure(tmp_path: Path, data: Dense) -> None:
+    for factory in ("hnsw", "IVF4096,Flat", "PQ8x12np"):
+        for n in (1, 2, 40):
+            index = build(tmp_path / "index", factory, data[:n])
+            assert (index.stats()["covered"], recall_of_all(index, data[:n])) == (0, 1)
+    # enough to look things up, too few to train so many centroids
+    index = build(tmp_path / "index", "IVF4096,Flat", data)
+    assert (index.stats()["covered"], recall(index, data[:20], data)) == (0, 1)
+
+
+def recall_of_all(index: Index, data: Dense) -> float:
+    rows = index.search(data, len(data)).rows
+    return float(np.mean([set(row) == set(range(len(data))) for row in rows.tolist()]))
+
+
+def test_growth_extends_or_trains_again(tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irkit.index.faiss._FEW", 50)
+    for factory in ("IVF4,Flat", "HNSW8"):
+        index = build(tmp_path / "index", factory, data[:300])
+        index.add(data[300:340])
+        index.finish()
+        assert index.stats()["covered"] == 300
+        for stop in (600, 1500, N):
+            index.add(data[len(index) : stop])
+            index.finish()
+            assert index.stats()["covered"] == stop
+            assert index.store.meta["index"]["trained"] == (
+                0 if factory == "HNSW8" else 300 if stop < 1200 else 1500
+            )
+            assert recall(index, data[:stop:60], data[:stop]) >= 0.9
+
+
+def test_search_settings_can_be_changed(tmp_path: Path, data: Dense) -> None:
+    index = build(tmp_path / "index", {"kind": "faiss", "factory": "IVF32,Flat", "nprobe": 1}, data)
+    narrow = recall(index, data[::50], data)
+    index.config = index.config.model_copy(update={"nprobe": 32})
+    assert narrow < recall(index, data[::50], data) == 1
+    assert open_index(index.store).config.nprobe == 1  # this changes nothing that is stored
+
+
+def test_the_seed_settles_the_build(tmp_path: Path, data: Dense) -> None:
+    def content(factory: str, seed: int) -> bytes:
+        config = {"kind": "faiss", "factory": factory, "seed": seed, "train_size": 1500}
+        return bytes(build(tmp_path / "index", config, data).store.read("faiss.index"))
+
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        for factory in ("hnsw", "ivf", "ivfpqfs", "IVF16_HNSW8,Flat"):
+            assert content(factory, 0) == content(factory, 0)
+        assert content("ivf", 0) != content("ivf", 1)
+        assert faiss.omp_get_max_threads() == 2  # as it was
+    finally:
+        faiss.omp_set_num_threads(threads)
+
+
+def test_a_wrong_factory_is_known_before_the_work(tmp_path: Path, data: Dense) -> None:
+    for factory, message in (
+        ("HNSWxyz", "cannot make 'HNSWxyz' for 16 dimensions"),
+        ("PQ7x8", "cannot make|cannot train"),
+        ("IVF16,PQ8,RFlat", "refine"),
+        ("IDMap,Flat", "refine"),
+    ):
+        with Store.build(tmp_path / "index", overwrite=True) as store:
+            index = create_index(store, factory)
+            with pytest.raises(ConfigError, match=message):
+                index.add(data[:1])
+            assert len(index) == 0
+
+
+def test_a_failed_write_of_the_structure_leaves_the_index(
+    tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("irkit.index.faiss._FEW", 50)
+    index = build(tmp_path / "index", "HNSW8", data[:300])
+    index.add(data[300:])
+    before = {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()}
+
+    def full(structure: Any, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError(
+            "Error in write: Error: 'ret == size' failed: write error: No space left on device"
+        )
+
+    with monkeypatch.context() as context, pytest.raises(StorageError, match=r"No space left.*unchanged"):
+        context.setattr("faiss.write_index", full)
+        index.finish()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()} == before
+    index.finish()
+    assert open_index(Store.open(tmp_path / "index")).stats()["covered"] == N
+
+
+def test_a_reader_keeps_its_structure(tmp_path: Path, data: Dense) -> None:
+    index = build(tmp_path / "index", "IVF16,SQ8", data)
+    hits = index.search(data[:9], 5)
+    fresh = open_index(Store.open(tmp_path / "index"))  # has not read its structure yet
+    build(tmp_path / "index", "HNSW8", data[:100])
+    for reader in (index, fresh):
+        np.testing.assert_array_equal(reader.search(data[:9], 5).rows, hits.rows)
+
+
+def test_an_unreadable_structure_is_reported(tmp_path: Path, data: Dense) -> None:
+    index = build(tmp_path / "index", "ivf", data)
+    (file,) = (tmp_path / "index").glob("faiss.*")
+    file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(CorruptError, match="faiss"):
+        Store.open(tmp_path / "index")
+    with pytest.raises(CorruptError, match="rebuild"):
+        open_index(Store.open(tmp_path / "index", verify=False)).search(data[:1], 1)
+    assert len(index) == N
+
+
+def test_names_of_indexes() -> None:
+    assert index_config("flat") == index_config({"kind": "flat"}) == FlatConfig()
+    assert index_config("hnsw") == index_config("faiss") == FaissConfig()
+    assert index_config("IVF64,Flat") == FaissConfig(factory="IVF64,Flat")
+    assert index_config({"kind": "faiss", "nprobe": 3, "seed": None}) == FaissConfig(nprobe=3, seed=None)
+    assert isinstance(index_config(FaissConfig()), Config)
+    for wrong, message in (
+        ("hsnw", "did you mean 'hnsw'"),
+        ("annoy", "known: flat"),
+        ({"kind": "faise"}, "did you mean 'faiss'"),
+        ({"factory": "hnsw"}, "unknown kind None"),
+        ({"kind": "faiss", "ef": 3}, "unknown key 'ef'"),
+        ({"kind": "faiss", "nprobe": 0}, "nprobe"),
+        ({"kind": "flat", "nprobe": 1}, "unknown key 'nprobe'"),
+        (3, "expected"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            index_config(wrong)  # type: ignore[arg-type]
+
+
+def test_asking_for_a_gpu_that_is_not_there(tmp_path: Path, data: Dense) -> None:
+    if faiss.get_num_gpus():
+        pytest.skip("there is a GPU")
+    with pytest.raises(MissingDependencyError, match=r"irkit\[gpu\]"):
+        build(tmp_path / "index", {"kind": "faiss", "factory": "ivf", "device": "gpu"}, data)
+    index = build(tmp_path / "index", {"kind": "faiss", "factory": "ivf", "device": "auto"}, data)
+    assert recall(index, data[::50], data) >= 0.9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,PQ8", "hnsw"])
+def test_on_a_gpu(tmp_path: Path, data: Dense, factory: str) -> None:
+    if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
+        pytest.skip("needs faiss-gpu and a GPU")
+    config = {"kind": "faiss", "factory": factory, "device": "gpu", "nprobe": 8}
+    index = build(tmp_path / "index", config, data)
+    assert recall(index, data[::50], data) >= 0.9
+    assert recall(index, data[::50], data, np.random.default_rng(0).random(N) < 0.8) >= 0.9
+    index.config = index.config.model_copy(update={"device": "cpu"})  # the same files without a GPU
+    assert recall(open_index(Store.open(tmp_path / "index")), data[::50], data) >= 0.9
