@@ -76,7 +76,7 @@ def evaluate(
         BadTypeError: A grade is no integer.
         StorageError: A file cannot be read.
 
-    Example:
+    Examples:
         >>> result = evaluate({"q1": {"d1": 2.0, "d2": 1.0}}, {"q1": {"d2": 1}}, "RR@10 P@1")
         >>> result.mean
         {'RR@10': 0.5, 'P@1': 0.0}

@@ -25,7 +25,7 @@ class Ragged:
             ``values[offsets[i]:offsets[i + 1]]`` (the field calls it ``cu_seqlens``).
         lengths: ``(n,)`` int64 on the CPU, so that Python reads it without waiting for a device.
 
-    Example:
+    Examples:
         >>> rows = Ragged.from_rows([[1, 2, 3], [], [4]])
         >>> rows.lengths.tolist(), rows[2].tolist()
         ([3, 0, 1], [4])

@@ -63,7 +63,7 @@ class Retriever:
         index: Representations of the documents, by row.
         documents: Ids, texts and metadata, by row.
 
-    Example:
+    Examples:
         >>> model = "sentence-transformers/all-MiniLM-L6-v2"
         >>> texts = {"b": "Bears sleep in winter.", "c": "Copper conducts electricity."}
         >>> retriever = Retriever.build(model, texts, "animals")  # doctest: +SKIP

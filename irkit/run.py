@@ -48,7 +48,7 @@ class Run:
             an id is empty.
         BadTypeError: An id is not a string.
 
-    Example:
+    Examples:
         >>> run = Run.from_dict({"q1": {"d1": 0.5, "d2": 2.0}})
         >>> run["q1"]
         [('d2', 2.0), ('d1', 0.5)]

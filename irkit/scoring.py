@@ -29,7 +29,7 @@ def score(queries: Representation, documents: Representation) -> Tensor:
         BadTypeError: The kinds differ.
         BadValueError: The widths differ.
 
-    Example:
+    Examples:
         >>> import torch
         >>> score(Dense(torch.eye(2)), Dense(torch.eye(2))).tolist()
         [[1.0, 0.0], [0.0, 1.0]]

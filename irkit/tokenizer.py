@@ -51,7 +51,7 @@ class Tokenizer:
         special_ids: Ids of the special tokens the vocabulary has, by role: cls, sep, mask, pad, unk.
         do_lower_case: Texts are lower-cased first (a setting of sentence-transformers).
 
-    Example:
+    Examples:
         >>> tokenizer = Tokenizer.from_pretrained(minilm)  # doctest: +SKIP
         >>> list(tokenizer(["Hello world"]))  # doctest: +SKIP
         [tensor([ 101, 7592, 2088,  102])]

@@ -24,7 +24,7 @@ def parse_filters(conditions: Iterable[str]) -> dict[str, Any] | None:
     Raises:
         BadValueError: A condition is malformed, or says the same of a key as another.
 
-    Example:
+    Examples:
         >>> parse_filters(["year>=2000", "year<2010", "lang=de", 'kind=["a", "b"]'])
         {'year': {'>=': 2000, '<': 2010}, 'lang': 'de', 'kind': ['a', 'b']}
     """

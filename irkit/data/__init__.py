@@ -8,7 +8,7 @@ A *source* is
 * ``ir_datasets:ID`` of https://ir-datasets.com, or
 * ``hf:NAME[:CONFIG][:SPLIT]`` of the Hugging Face hub.
 
-Example:
+Examples:
     >>> from irkit.data import read_documents, read_qrels, read_queries
     >>> documents = read_documents("scifact")  # doctest: +SKIP
     >>> queries, qrels = read_queries("scifact", split="test"), read_qrels("scifact")  # doctest: +SKIP

@@ -34,7 +34,7 @@ def given_documents(given: Collection, start: int = 0) -> Iterator[Document]:
         BadTypeError: It is none of these.
         BadValueError: An item is malformed; the message says which.
 
-    Example:
+    Examples:
         >>> [document.id for document in given_documents(["a text", ("x", "another")])]
         ['0', 'x']
     """
@@ -53,7 +53,7 @@ def given_queries(given: Queries) -> Iterator[Query]:
     Raises:
         BadTypeError: It is none of these.
 
-    Example:
+    Examples:
         >>> list(given_queries({"q1": "a question"}))
         [Query(id='q1', text='a question')]
     """

@@ -140,7 +140,7 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
         BadValueError: A record is malformed or an id appears twice; the message names file and lines.
         StorageError: The source cannot be read.
 
-    Example:
+    Examples:
         >>> check_documents([Document("d1", "one"), Document("d2", "two")])
         2
     """

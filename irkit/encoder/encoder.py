@@ -34,7 +34,7 @@ class Encoder(nn.Module):
         head_weights: Weights of task heads found beside the encoder, by their names in the checkpoint.
         prefix: What stood before the encoder's own names there.
 
-    Example:
+    Examples:
         >>> settings = {"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1,
         ...             "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32,
         ...             "type_vocab_size": 2}

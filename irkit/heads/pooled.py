@@ -76,7 +76,7 @@ class PooledHead(nn.Module):
         layers: What follows, `Projection` and `Normalize` in any order.
         dim: Width of the result.
 
-    Example:
+    Examples:
         >>> tokens = Ragged.from_rows([[101, 7, 102], [101, 102]])
         >>> hidden = tokens.with_values(torch.ones(5, 4))
         >>> PooledHead(4, "mean", [Normalize()])(hidden, tokens).values.tolist()

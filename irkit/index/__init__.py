@@ -53,7 +53,7 @@ def create_index(store: Store, config: str | Mapping[str, Any] | FlatConfig | Fa
         ConfigError: There is no such index.
         BadValueError: The resumed build is of another index.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> from irkit import Dense
         >>> with Store.build(tempfile.mkdtemp()) as store:

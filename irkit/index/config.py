@@ -67,7 +67,7 @@ def index_config(choice: str | Mapping[str, Any] | FlatConfig | FaissConfig) -> 
     Raises:
         ConfigError: There is no such index, key or value.
 
-    Example:
+    Examples:
         >>> index_config("hnsw").kind, index_config({"kind": "faiss", "factory": "IVF64,Flat"}).factory
         ('faiss', 'IVF64,Flat')
     """

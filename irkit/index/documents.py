@@ -26,7 +26,7 @@ _BLOCK_ROWS = 1 << 14
 class Documents:
     """What belongs to the rows of an index, in the same `Store`; a row that the index removes is gone here.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with Store.build(tempfile.mkdtemp()) as store:
         ...     documents = Documents(store)

@@ -26,7 +26,7 @@ def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], boo
     Raises:
         BadValueError: An operator or a value makes no sense.
 
-    Example:
+    Examples:
         >>> meets = parse_filter({"year": {">=": 2000, "<": 2010}})
         >>> meets({"year": 2005}), meets({"year": 2010}), meets({"year": "2005"}), meets({})
         (True, False, False, False)

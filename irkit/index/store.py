@@ -55,7 +55,7 @@ class Store:
         epoch: Rises when rows may have changed other than by appending (opened, refreshed, rolled back).
         building: Whether this is a build that is not yet published.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> directory = tempfile.mkdtemp()
         >>> with Store.build(directory) as store:

@@ -33,7 +33,7 @@ class TopK:
     A hit is one 64-bit key, order-preserving bits of the score above the complement of the row, so that
     the k largest keys are the k best hits with ties settled. A score of -inf is no hit.
 
-    Example:
+    Examples:
         >>> best = TopK(1, 2)
         >>> best.push(np.float32([[1, 3, 3, 3]]), np.arange(4))
         >>> best.hits().rows.tolist()

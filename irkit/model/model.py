@@ -48,7 +48,7 @@ class Model(Pipeline):
         tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU.
         name: What it was loaded from.
 
-    Example:
+    Examples:
         >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> passages = model.encode_document(["Bears sleep in winter.", "Copper conducts."])  # doctest: +SKIP
         >>> model.similarity(model.encode_query("hibernation"), passages)  # doctest: +SKIP

@@ -72,7 +72,7 @@ def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = 
         TypeError: ``x`` is not float32 or ``packed`` not uint8.
         ValueError: The shapes do not fit, the activation is unknown, or a tensor is not on the CPU.
 
-    Example:
+    Examples:
         >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> int8_linear(torch.tensor([[1.0, 0.0]]), pack_weight(weight), 2).round(decimals=1)
         tensor([[1., 3.]])
@@ -119,7 +119,7 @@ def _(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") ->
 class Int8Linear(nn.Module):
     """`torch.nn.Linear` for inference in int8, optionally followed by GELU.
 
-    Example:
+    Examples:
         >>> layer = Int8Linear(nn.Linear(8, 3), activation="gelu")
         >>> layer(torch.randn(2, 5, 8)).shape
         torch.Size([2, 5, 3])
