@@ -90,7 +90,8 @@ def main() -> None:
         hits = retriever.search(question, k=3)
         print(f"\n{question}  ({1000 * (time.perf_counter() - start):.0f} ms)")
         for hit in hits:
-            print(f"  {hit.score:.3f}  {hit.id}  {textwrap.shorten(hit.text, 90)}")
+            text = textwrap.shorten(hit.text, max(20, 88 - len(hit.id)), placeholder=" ...")
+            print(f"  {hit.score:.3f}  {hit.id}  {text}")
     print(f"\nAsk more: {os.path.relpath(Path(sys.executable).with_name('irkit'))} search {folder}")
 
 

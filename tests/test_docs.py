@@ -1,0 +1,271 @@
+"""What the documentation says is so: examples run, snippets print what is shown, links lead somewhere.
+
+In README.md and docs/ the blocks of one page run in order, in one folder and one namespace: ``python``
+blocks, and in ``console`` blocks the lines after ``$``. What stands under a command, or in a ``text`` block
+right after a ``python`` block, is what it prints: ``...`` stands for anything, durations for any duration,
+and numbers agree to one unit of their last digit. ``<!-- no-run -->`` above a block leaves it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+import yaml
+
+import irkit
+from irkit.index import FaissConfig
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^(?P<skip><!-- no-run -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+TOKEN = re.compile(r"\.\.\.|-?\d+\.\d+|\w+|[^\w\s]")
+
+
+def page_id(page: Path) -> str:
+    return page.name
+
+
+class Step(NamedTuple):
+    """A piece of a page that runs, and what it should print; None is not shown."""
+
+    line: int
+    language: str
+    code: str
+    shown: str | None
+
+
+def steps(page: Path) -> Iterator[Step]:
+    source = page.read_text()
+    blocks = list(BLOCK.finditer(source))
+    for number, block in enumerate(blocks):
+        line, text = source[: block.start()].count("\n") + 1, block["text"]
+        if block["skip"]:
+            continue
+        if block["language"] == "python":
+            after = blocks[number + 1] if number + 1 < len(blocks) else None
+            output = after and after["language"] == "text" and not source[block.end() : after.start()].strip()
+            yield Step(line, "python", text, after["text"] if after and output else None)
+        if block["language"] == "console":
+            for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+                command, _, shown = part.partition("\n")
+                yield Step(line, "console", command, shown)
+
+
+class Screen(io.StringIO):
+    """A terminal 100 columns wide, as far as a program can tell."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run_command(command: str) -> str:
+    """Output and messages of a shell command; a plain irkit command runs in this process."""
+    if not command.startswith("irkit ") or set(command) & set("|<>;&"):
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        result = subprocess.run(
+            ["bash", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PATH": path},
+        )
+        return result.stdout
+    from irkit.cli import main
+
+    screen, messages = Screen(), io.StringIO()
+    messages.write = screen.write  # type: ignore[method-assign] (one stream, but no terminal: no bars)
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(messages), pytest.raises(SystemExit):
+        main(shlex.split(command)[1:])
+    return re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())
+
+
+def run(step: Step, names: dict[str, object]) -> str:
+    """What a step prints."""
+    if step.language == "console":
+        return run_command(step.code)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(step.code, f"line {step.line}", "exec"), names)
+    return printed.getvalue()
+
+
+def tokens(text: str) -> list[str]:
+    return TOKEN.findall(re.sub(r"\d[\d.,]* (?=m?s\b)", "0 ", text))
+
+
+def matches(shown: list[str], got: list[str]) -> bool:
+    for at, token in enumerate(shown):
+        if token == "...":
+            return any(matches(shown[at + 1 :], got[start:]) for start in range(at, len(got) + 1))
+        if at >= len(got) or not agree(token, got[at]):
+            return False
+    return len(shown) == len(got)
+
+
+def agree(shown: str, got: str) -> bool:
+    if shown == got:
+        return True
+    try:
+        unit = 10.0 ** -len(shown.partition(".")[2])
+        return "." in shown and abs(float(shown) - float(got)) <= 1.01 * unit
+    except ValueError:
+        return False
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder with the examples of a checkout, for what a page writes."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for name, value in {"COLUMNS": "100", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def hub(minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the Hugging Face hub that holds the model of the pages, which run in float32 everywhere."""
+    repository = tmp_path / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
+    for folder in ("refs", "snapshots"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots" / ("0" * 40)).symlink_to(minilm)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("irkit.model.hardware.has_bfloat16", lambda device: False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_page_shows_what_happens(page: Path, workplace: None, hub: None) -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    for step in steps(page):
+        printed = run(step, names)
+        if step.shown is not None:
+            place = f"{page.name}, block of line {step.line}"
+            assert matches(tokens(step.shown), tokens(printed)), f"{place}\n{step.code}\n{printed}"
+
+
+def test_checks_of_this_file() -> None:
+    assert matches(tokens("a 0.251 ... in 3 s"), tokens("a  0.252\nb c in 0.2 s"))
+    for shown, printed in [("a", "a b"), ("a b", "a"), ("0.251", "0.253"), ("1 ...", "2 3"), ("1", "1.2")]:
+        assert not matches(tokens(shown), tokens(printed))
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of the headings as GitHub and MkDocs make them."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text())):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    linked = {name for entry in config["nav"] for name in entry.values()}
+    assert linked == {page.name for page in PAGES[1:]}
+
+
+def test_every_option_is_explained() -> None:
+    from irkit.cli import app
+
+    page = (ROOT / "docs" / "cli.md").read_text()
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        section = re.search(rf"^## irkit {name}$(.*?)(?=^## |\Z)", page, re.M | re.S)
+        assert section, name
+        for option in {option for parameter in command.params for option in parameter.opts}:
+            assert not option.startswith("--") or option in section[1] or option == "--help", (name, option)
+
+
+def test_every_setting_is_explained() -> None:
+    page = (ROOT / "docs" / "indexes.md").read_text()
+    for name, field in FaissConfig.model_fields.items():
+        assert name == "kind" or f"| `{name}` | `{field.default!r}` |" in page
+
+
+def test_reference_names_exist() -> None:
+    for dotted in re.findall(r"^::: (\S+)", (ROOT / "docs" / "reference.md").read_text(), re.M):
+        module, _, name = dotted.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), dotted
+
+
+MODULES = [module.name for module in pkgutil.walk_packages(irkit.__path__, "irkit.")]
+
+
+@pytest.mark.parametrize("name", [name for name in ["irkit", *MODULES] if not name.endswith("__main__")])
+def test_docstrings(name: str, workplace: None) -> None:
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("script", "prints"),
+    [
+        ("quickstart.py", "mice      Dormice"),
+        ("python_api.py", "[0 3]"),
+        ("data_formats.py", "twice.tsv:2: id 'd1' was used before, at 1"),
+        ("evaluate_run.py", "nDCG@10: +0.0190, p = 0.343"),
+        ("cli.sh", "nDCG@10\t"),
+    ],
+)
+def test_example(script: str, prints: str, minilm: str, tmp_path: Path) -> None:
+    before = sorted((ROOT / "examples").rglob("[!_]*"))
+    places = [tmp_path / "here", tmp_path / "temporary"]
+    for place in places:
+        place.mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TMPDIR": str(places[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+    runner = sys.executable if script.endswith(".py") else "bash"
+    result = subprocess.run(
+        [runner, ROOT / "examples" / script], cwd=places[0], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert prints in result.stdout
+    assert all(line.startswith("irkit: ") for line in result.stderr.splitlines()), result.stderr
+    assert not [file for place in places for file in place.rglob("*")]
+    assert sorted((ROOT / "examples").rglob("[!_]*")) == before
+
+
+def test_demo_leaves_an_index_to_search(
+    minilm: str, workplace: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    assert spec
+    assert spec.loader
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    monkeypatch.setattr(demo, "PASSAGES", 60)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "demo-index"])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        demo.main()
+    assert all(question in printed.getvalue() for question in demo.QUESTIONS)
+    found = run_command('irkit search demo-index --text "abstract base class" --k 1')
+    assert "abc" in found
