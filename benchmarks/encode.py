@@ -41,8 +41,8 @@ def collections() -> list[tuple[str, list[str], bool]]:
     abstracts = [document.full_text for document in read_documents(data_dir() / "scifact")]
     queries = [query.text for query in read_queries(data_dir() / "scifact")]
     return [
-        ("MS MARCO passages", passages[::14], False),
-        ("SciFact documents", abstracts[::16], False),
+        ("MS MARCO passages", passages[::28], False),
+        ("SciFact documents", abstracts[::32], False),
         ("SciFact queries", queries, True),
     ]
 

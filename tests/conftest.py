@@ -30,7 +30,7 @@ def minilm() -> str:
 
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of random weights, 2 layers x 32, with a WordPiece tokenizer over a few words and all letters."""
+    """A BERT of random weights, 2 layers x 32, and a WordPiece tokenizer of a few words and all letters."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel
