@@ -17,6 +17,9 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/docs.stamp
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
