@@ -45,7 +45,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(header))
-    for name in header:
+    for name in header or [""] * len(lines[0]):  # long values are folded, not cut
         table.add_column(Text(name), overflow="fold")
     for line in lines:
         table.add_row(*map(Text, line))
