@@ -85,6 +85,13 @@ def test_blocks_are_bounded_and_in_order(path: Path, monkeypatch: pytest.MonkeyP
     assert np.concatenate(blocks).tolist() == list(range(5, 30))
 
 
+def test_taken_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irkit.index.store._TAKE_ROWS", 3)
+    rows = np.array([0, 1, 1, 7, 50, 98, 99])
+    assert Store.open(path).take("numbers.bin", rows).tolist() == rows.tolist()
+    assert Store.open(path).take("pairs.bin", rows[:0]).shape == (0, 2)
+
+
 def test_mapped_arrays_do_not_write_through(path: Path) -> None:
     before = files(path)
     Store.open(path).read("numbers.bin")[:] = 7

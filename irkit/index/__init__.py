@@ -7,6 +7,8 @@ The directory of an index::
     irkit.lock             locked by the process that writes
     values.g1.bin ...      the arrays: plain little-endian rows one after the other, only ever appended to
     documents.g4.jsonl     the documents as they came, one JSON object a line (BEIR's corpus.jsonl)
+    removed.g8.bin         rows that were removed
+    faiss.g9.index         what FAISS built, as FAISS writes it
 
 A file that the manifest does not name, and bytes after those it names, do not exist for a reader; the
 next writer removes them. ``g1`` numbers files in order of creation: a rewritten array is a new file.

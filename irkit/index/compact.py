@@ -42,5 +42,5 @@ def compact(path: str | Path) -> None:
                     documents.add(texts.fetch(chosen))
         index.finish()
         with new.update():
-            new.meta |= {key: value for key, value in old.meta.items() if key not in ("build", "index")}
+            new.meta |= {key: value for key, value in old.meta.items() if key != "index"}
         new.publish()

@@ -160,7 +160,7 @@ class Faiss(Flat):
         size = min(n, max(self.config.train_size, lists * _POINTS_PER_CENTROID))
         rows = np.sort(np.random.default_rng(self.config.seed).choice(n, size, replace=False))
         try:
-            structure.train(self.representations(rows).arrays()["values"])
+            structure.train(self.store.take("values.bin", rows))
         except RuntimeError as error:
             if "training points" in str(error):  # fewer than centroids
                 return False

@@ -34,6 +34,7 @@ __all__ = ["Store"]
 T = TypeVar("T")
 
 _BLOCK_BYTES = 1 << 24
+_TAKE_ROWS = 1 << 12
 _UNCHANGED = "the stored index is unchanged"
 
 
@@ -157,6 +158,15 @@ class Store:
         for begin in range(0, len(chosen), size):
             yield chosen[begin : begin + size].copy()
             release(array)
+
+    def take(self, name: str, rows: Array) -> Array:
+        """A copy of ``rows (n,)``, ascending; the file does not stay in memory."""
+        array = self.read(name)
+        taken = np.empty((len(rows), *array.shape[1:]), array.dtype)
+        for start in range(0, len(rows), _TAKE_ROWS):
+            taken[start : start + _TAKE_ROWS] = array[rows[start : start + _TAKE_ROWS]]
+            release(array)
+        return taken
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of ``make()``, kept until the store changes."""
