@@ -120,10 +120,12 @@ def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def _explain(problem: Any, model: type[BaseModel]) -> str:
-    key = ".".join(map(str, problem["loc"])) or "(top level)"
+    known, path = _known_keys(model), list(problem["loc"])
+    # pydantic also puts the kind of a union into the path, which is no key of the file
+    named = [part for part in path[:-1] if part in known or isinstance(part, int)] + path[-1:]
+    key = ".".join(map(str, named)) or "(top level)"
     if problem["type"] == "extra_forbidden":
-        known = sorted(_known_keys(model))
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
+        near = difflib.get_close_matches(str(path[-1]), sorted(known), 1)
         hint = (
             f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(model.model_fields))
         )

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irkit import Dense
 from irkit.data.document import Document
-from irkit.errors import BadValueError
-from irkit.index import Documents, Store, create_index, open_index
+from irkit.errors import BadValueError, StorageError
+from irkit.index import Documents, Store, compact, create_index, open_index
 from irkit.index.filters import parse_filter
 
 
@@ -89,11 +91,11 @@ def test_the_file_is_a_beir_corpus(tmp_path: Path) -> None:
 def test_ids_are_unique_among_what_is_there(tmp_path: Path) -> None:
     documents = build(tmp_path / "index", numbered(10))
     before = {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()}
-    with pytest.raises(BadValueError, match=r"1 ids come in the index already \('d3'\).*update"):
+    with pytest.raises(BadValueError, match=r"1 of the ids in the index already: 'd3'; .*update"):
         documents.add([Document("new", ""), Document("d3", "")])
-    with pytest.raises(BadValueError, match=r"2 ids come more than once \('x', 'y'\)"):
+    with pytest.raises(BadValueError, match="2 of the ids given more than once: 'x', 'y'"):
         documents.add([Document(name, "") for name in "xyzxy"])
-    with pytest.raises(BadValueError, match=r"\('d0', 'd1', 'd2', \.\.\.\)"):
+    with pytest.raises(BadValueError, match=r"'d0', 'd1', 'd2', \.\.\.;"):
         documents.add(numbered(10))
     assert {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()} == before
     assert documents.add([Document("new", "")]) == range(10, 11)
@@ -261,10 +263,6 @@ def test_filters_follow_changes(tmp_path: Path) -> None:
 
 
 def test_filtered_search_and_removal_through_the_index(tmp_path: Path) -> None:
-    import torch
-
-    from irkit import Dense
-
     given = [Document(f"d{i}", "", metadata={"even": i % 2 == 0}) for i in range(8)]
     with Store.build(tmp_path / "index") as store:
         index, documents = create_index(store), Documents(store)
@@ -282,3 +280,51 @@ def test_filtered_search_and_removal_through_the_index(tmp_path: Path) -> None:
     hits = index.search(Dense(torch.ones(1, 2)), 9, documents.filter({"even": True}))
     assert hits.rows.tolist() == [[0, 4, 6, 8, -1, -1, -1, -1, -1]]
     assert documents.ids(hits.rows[0, :4]) == ["d0", "d4", "d6", "d2"]
+
+
+def test_compaction_keeps_what_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irkit.index.compact._CHUNK_BYTES", 400)
+    path = tmp_path / "index"
+    given = [Document(f"d{i}", f"text {i}", metadata={"even": i % 2 == 0}) for i in range(50)]
+    data = torch.arange(100.0).view(50, 2)
+    with Store.build(path, key="what") as store:
+        index = create_index(store)
+        with store.update():
+            Documents(store).add(given)
+            index.add(Dense(data))
+            index.remove(range(10, 40))
+            store.meta["model"] = {"name": "x"}
+        store.publish()
+    before, reader = store.meta, Store.open(path)
+    size = open_index(reader).stats()["bytes"]
+    compact(path)
+    store = Store.open(path)
+    index, documents = open_index(store), Documents(store)
+    kept = [*range(10), *range(40, 50)]
+    assert documents.fetch(np.arange(20)) == [given[i] for i in kept]
+    assert documents.find(["d9", "d10", "d40"]).tolist() == [9, -1, 10]
+    assert torch.equal(index.representations(np.arange(20)).values, data[kept])
+    assert (store.meta["model"], store.meta["build"]) == (before["model"], before["build"])
+    assert index.stats() == open_index(reader).stats() | {
+        "removed": 0,
+        "removed_share": 0.0,
+        "bytes": index.stats()["bytes"],
+    }
+    assert index.stats()["bytes"] < size / 2
+    assert Documents(reader).ids(np.array([10])) == ["d10"]  # who had it open sees no difference
+
+
+def test_compaction_does_not_lose_a_change_made_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = build(tmp_path / "index", numbered(5))
+    real = Store.build
+
+    def late(*arguments: Any, **options: Any) -> Store:
+        documents.add([Document("late", "")])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Store, "build", late)
+    with pytest.raises(StorageError, match="changed meanwhile"):
+        compact(tmp_path / "index")
+    assert Documents(Store.open(tmp_path / "index")).find(["late"]).tolist() == [5]

@@ -135,12 +135,12 @@ class Documents:
         seen: set[str] = set()
         twice = [name for name in ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
         there = [name for name, row in zip(ids, self.find(ids).tolist(), strict=True) if row >= 0]
-        for names, problem in ((twice, "more than once"), (there, "in the index already")):
+        for names, problem in ((twice, "given more than once"), (there, "in the index already")):
             if names:
+                some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
                 raise BadValueError(
-                    f"adding documents: {len(names)} ids come {problem} ({', '.join(map(repr, names[:3]))}"
-                    f"{', ...' if len(names) > 3 else ''}); expected every id once. To replace documents, "
-                    "update them"
+                    f"adding documents: {len(names)} of the ids {problem}: {some}; expected every id once. "
+                    "To replace documents, update them"
                 )
 
     def _hash_index(self) -> tuple[Array, Array]:
