@@ -283,7 +283,7 @@ def test_filtered_search_and_removal_through_the_index(tmp_path: Path) -> None:
 
 
 def test_compaction_keeps_what_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.compact._CHUNK_BYTES", 400)
+    monkeypatch.setattr("irkit.index.compaction._CHUNK_BYTES", 400)
     path = tmp_path / "index"
     given = [Document(f"d{i}", f"text {i}", metadata={"even": i % 2 == 0}) for i in range(50)]
     data = torch.arange(100.0).view(50, 2)

@@ -21,7 +21,7 @@ from typing import Any
 
 from irkit.errors import BadValueError, StorageError
 from irkit.index.base import Index
-from irkit.index.compact import compact
+from irkit.index.compaction import compact
 from irkit.index.config import FaissConfig, FlatConfig, IndexConfig, index_config
 from irkit.index.documents import Documents
 from irkit.index.flat import Flat
