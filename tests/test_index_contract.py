@@ -40,7 +40,7 @@ BACKENDS = [
     *(Backend("flat", kind, modules=SMALL_BLOCKS) for kind in ("dense", "multi_vector", "sparse")),
     *(
         Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False, NO_SCAN)
-        for factory in ("hnsw", "ivf", "pq", "ivfpqfs", "Flat", "HNSW8", "IVF4,SQ8", "RR8,IVF4,PQ4x4")
+        for factory in ("hnsw", "ivf", "pq", "ivfpqfs", "Flat", "HNSW8", "IVF4,SQ8", "RR8,IVF4_HNSW4,PQ4x4fs")
     ),
 ]
 

@@ -116,7 +116,10 @@ class Faiss(Flat):
         if hasattr(core, "nprobe"):
             usual = self.config.nprobe or math.ceil(3 * math.sqrt(core.nlist))
             needed = math.ceil(4 * wanted / share / structure.ntotal * core.nlist)
-            return faiss.SearchParametersIVF(nprobe=min(core.nlist, max(usual, needed)), **options)
+            nprobe = min(core.nlist, max(usual, needed))
+            if hasattr(faiss.downcast_index(core.quantizer), "hnsw"):
+                options["quantizer_params"] = faiss.SearchParametersHNSW(efSearch=2 * nprobe)
+            return faiss.SearchParametersIVF(nprobe=nprobe, **options)
         return faiss.SearchParameters(**options) if options else None
 
     def _state(self, name: str) -> int:
