@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-SUITES = ("encode", "gpu", "index", "kernels")
+SUITES = ("encode", "gpu", "index", "kernels", "memory")
 
 
 def main() -> None:

@@ -7,9 +7,6 @@ against the fastest matrix product of that dtype measured between the rounds.
 
 from __future__ import annotations
 
-import json
-import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,15 +19,8 @@ LAYERS, WIDTH, INNER = 6, 384, 1536  # of all-MiniLM-L6-v2
 
 
 def main() -> None:
-    """Measure speed in this process, memory in one process a contender."""
-    rows: list[Row] = []
-    for name, texts, query in collections():
-        rows += measure(name, texts, query)
-    memory = {name: peak_memory(name) for name in (PEER, *DTYPES)}
-    for row in rows:
-        if row["texts"] == "MS MARCO passages":
-            row["memory MB"] = memory[row["contender"].removeprefix("irkit ")]
-    write_results("encode", rows)
+    """Measure all collections."""
+    write_results("encode", [row for each in collections() for row in measure(*each)])
 
 
 def collections() -> list[tuple[str, list[str], bool]]:
@@ -120,17 +110,3 @@ def operations(texts: list[str]) -> float:
     lengths = Model.from_pretrained(MODEL_DIR).tokenizer(texts).lengths.double()
     dense = 2 * lengths * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
     return LAYERS * float((dense + 4 * lengths**2 * WIDTH).sum())
-
-
-def peak_memory(name: str) -> float:
-    """Largest resident memory in MB of a process that encodes the passages."""
-    command = [sys.executable, "-m", "benchmarks.encode", name]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"encode: {name} failed:\n{result.stderr}")
-    return float(json.loads(result.stdout.splitlines()[-1]))
-
-
-if __name__ == "__main__":
-    load(sys.argv[1], query=False)(collections()[0][1])
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)

@@ -15,7 +15,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["data_dir", "interleave", "matmul_peak", "provenance", "read_results", "render", "write_results"]
+__all__ = [
+    "data_dir",
+    "interleave",
+    "matmul_peak",
+    "peak_memory",
+    "provenance",
+    "read_results",
+    "render",
+    "write_results",
+]
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -80,6 +89,12 @@ def matmul_peak(dtype: str, size: int = 2048, rounds: int = 5) -> float:
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+def peak_memory() -> float:
+    """Most memory this process has held, in MB; unlike ``ru_maxrss`` it starts at zero in a new program."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def provenance() -> Row:

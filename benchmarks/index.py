@@ -7,7 +7,6 @@ backend must hold, not what its build forgot to let go of. Recall is against exa
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, write_results
+from benchmarks.harness import Row, peak_memory, write_results
 
 SIZES = (100_000, 1_000_000)
 KINDS = ("flat", "ivf", "ivfpqfs", "hnsw")
@@ -57,7 +56,7 @@ def measure(kind: str, size: int) -> Row:
     from irkit import Dense
     from irkit.index import Flat, FlatConfig, Store, create_index, open_index
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         with Store.build(folder) as store:
@@ -67,7 +66,7 @@ def measure(kind: str, size: int) -> Row:
             index.finish()
             store.publish()
         build = time.perf_counter() - start
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        memory = peak_memory() - before
         bytes_on_disk = sum(file.stat().st_size for file in Path(folder).iterdir())
         store = Store.open(folder)
         index = open_index(store)
@@ -84,7 +83,7 @@ def measure(kind: str, size: int) -> Row:
         "backend": kind,
         "documents": size,
         "build s": build,
-        "memory of the build MB": memory / 1024,
+        "memory of the build MB": memory,
         "bytes/document": bytes_on_disk / size,
         "ms/query": 1000 * sorted(times)[len(times) // 2],
         "recall@10": float(recall),
