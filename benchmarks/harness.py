@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +138,15 @@ def read_results(suite: str) -> tuple[Row, list[Row]]:
 
 
 def render(suite: str) -> str:
-    """The results of a suite as a markdown table with a line of provenance under it."""
+    """The results of a suite as markdown: a table for each set of columns, and a line of provenance."""
     source, rows = read_results(suite)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    lines: list[str] = []
+    for columns, group in groupby(rows, key=tuple):
+        lines += ["", *(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns)))]
+        lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in group]
     versions = ", ".join(f"{name} {version}" for name, version in source["versions"].items())
     machine = source["gpu"] or f"{source['cpu']}, {source['cores']} cores"
-    return "\n".join([*lines, "", f"{source['date']}, commit {source['commit']}, {machine}, {versions}."])
+    return "\n".join([*lines[1:], "", f"{source['date']}, commit {source['commit']}, {machine}, {versions}."])
 
 
 def _cell(value: Any) -> str:
