@@ -1,4 +1,4 @@
-"""``python -m benchmarks SUITE``: run a suite, write its results, print its table."""
+"""Run a suite, store its results, put them into the pages that show them, and print them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
-    from benchmarks.harness import render
+    from benchmarks.harness import fill_pages, render
 
     if not arguments.show:
         importlib.import_module(f"benchmarks.{arguments.suite}").main()
+        fill_pages()
     print(render(arguments.suite))
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 __all__ = [
     "data_dir",
+    "fill_pages",
     "interleave",
     "matmul_peak",
     "peak_memory",
@@ -40,6 +42,8 @@ PACKAGES = (
 )
 
 Row = dict[str, Any]
+
+_PLACE = re.compile(r"(<!-- results:(\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 
 def data_dir() -> Path:
@@ -147,6 +151,19 @@ def render(suite: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in source["versions"].items())
     machine = source["gpu"] or f"{source['cpu']}, {source['cores']} cores"
     return "\n".join([*lines[1:], "", f"{source['date']}, commit {source['commit']}, {machine}, {versions}."])
+
+
+def fill_pages(write: bool = True) -> list[Path]:
+    """Put stored results between ``<!-- results:SUITE -->`` and ``<!-- end -->``; the pages that differed."""
+    root, changed = Path(__file__).parents[1], []
+    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        old = page.read_text()
+        new = _PLACE.sub(lambda match: f"{match[1]}\n{render(match[2])}\n{match[3]}", old)
+        if new != old:
+            changed.append(page)
+            if write:
+                page.write_text(new)
+    return changed
 
 
 def _cell(value: Any) -> str:

@@ -269,3 +269,11 @@ def test_demo_leaves_an_index_to_search(
     assert all(question in printed.getvalue() for question in demo.QUESTIONS)
     found = run_command('irkit search demo-index --text "abstract base class" --k 1')
     assert "abc" in found
+
+
+def test_tables_of_results_are_those_stored() -> None:
+    code = "from benchmarks.harness import fill_pages; print(fill_pages(write=False))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
