@@ -186,7 +186,8 @@ ACTIONS = {"build": build, "overwrite": build, "update": update}
 
 def run_script(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    single = os.environ | {"OMP_NUM_THREADS": "1"}  # a child that was forked hangs in OpenMP's threads
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=single)
 
 
 def check_survival(action: str, directory: Path, steps: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -501,3 +503,12 @@ def test_a_gpu_gives_the_vectors_of_the_cpu(model, mode):
     got = model.encode(WORDS, prompt="the ", device="cuda", convert_to_tensor=True)
     assert got.device.type == "cuda"
     np.testing.assert_allclose(got.cpu().numpy(), wanted, atol=1e-4)
+
+
+def test_a_script_that_cannot_be_imported_gets_an_error_rather_than_hang(minilm: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # without `if __name__ == "__main__":`; the tokenizer outgrows a pipe
+    script.write_text(
+        f"from irkit import Model\nModel.from_pretrained({minilm!r}).encode(['a'], device=['cpu', 'cpu'])\n"
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert "a process died" in result.stderr.splitlines()[-1]

@@ -44,11 +44,14 @@ def encode_in_processes(
     """
     home = model.device
     context = torch.multiprocessing.get_context("spawn")
-    places = context.SimpleQueue()
     threads = max(1, torch.get_num_threads() // len(devices))
+    # a queue writes from a thread of its own: as an argument, a model larger than a pipe's buffer would
+    # block this process for good when the other dies before it reads it
+    starts = context.Queue()
+    starts.cancel_join_thread()
     for device in devices:
-        places.put(str(device))
-    pool = ProcessPoolExecutor(len(devices), context, _start, (model.to("cpu"), places, threads))
+        starts.put((model.to("cpu"), str(device)))
+    pool = ProcessPoolExecutor(len(devices), context, _start, (starts, threads))
     waiting: deque[Future[_Result]] = deque()
     try:
         for chunk in chunks:
@@ -72,8 +75,9 @@ def encode_in_processes(
 _models: list[Pipeline] = []  # the one of this process
 
 
-def _start(model: Pipeline, places: Any, threads: int) -> None:
-    device = torch.device(places.get())
+def _start(starts: Any, threads: int) -> None:
+    model, name = starts.get()
+    device = torch.device(name)
     if device.type == "cpu":
         torch.set_num_threads(threads)
     _models.append(model.to(device))
