@@ -33,12 +33,14 @@ def main() -> None:
         raise SystemExit(0)
     root = Path(__file__).parents[1]
     tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu"], cwd=root)
-    rows: list[Row] = [
-        {"what": "tests marked gpu", "correct": "passed" if tests.returncode == 0 else "FAILED"}
-    ]
+    passed = tests.returncode == 0
+    rows: list[Row] = [{"what": "tests marked gpu", "correct": "passed" if passed else "FAILED"}]
     for name, shape in SHAPES.items():
         rows += measure_encoder(name, dict(zip(SIZES, shape, strict=True)), "cuda", PASSAGES)
+        write_results("gpu", rows)  # what is measured stays, whatever comes
     write_results("gpu", [*rows, *run_kernels("cuda")])
+    if not passed:
+        raise SystemExit("gpu: tests failed, see above")
 
 
 def measure_encoder(name: str, shape: dict[str, int], device: str, passages: int) -> list[Row]:

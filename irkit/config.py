@@ -105,7 +105,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
     for override in overrides:
         path, equals, value = override.partition("=")
         if not equals or not path:
-            raise ConfigError(f"override {override!r}: expected key=value, such as train.learning_rate=2e-5")
+            raise ConfigError(f"override {override!r}: expected key=value, such as index.ef_search=128")
         *parents, last = path.strip().split(".")
         node = result
         for parent in parents:
@@ -126,9 +126,8 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     key = ".".join(map(str, named)) or "(top level)"
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(path[-1]), sorted(known), 1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(model.model_fields))
-        )
+        here = model.model_fields.keys() if len(path) == 1 else known - model.model_fields.keys()
+        hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(here))
         return f"unknown key {key!r}; {hint}"
     if problem["type"] == "missing":
         return f"missing key {key!r}"

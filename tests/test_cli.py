@@ -557,3 +557,9 @@ def test_scifact_is_as_published(data_dir: Path, minilm: str, tmp_path: Path) ->
         values[kind] = float(found.stdout.split()[-1])
     assert values["flat"] == pytest.approx(0.6451, abs=0.004)
     assert values["hnsw"] == pytest.approx(values["flat"], abs=0.005)
+
+
+@pytest.mark.parametrize("condition", ["year>>1", "year=>1", "lang==!de", "nothing"])
+def test_conditions_with_a_slip_are_refused(condition: str) -> None:
+    with pytest.raises(BadValueError, match="expected something like"):
+        parse_filters([condition])

@@ -47,7 +47,11 @@ def mark_removed(documents: Documents, rows: list[int]) -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)  # no UTF-8 for lone surrogates
 metadata_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
     max_leaves=5,
 )
@@ -328,3 +332,11 @@ def test_compaction_does_not_lose_a_change_made_meanwhile(
     with pytest.raises(StorageError, match="changed meanwhile"):
         compact(tmp_path / "index")
     assert Documents(Store.open(tmp_path / "index")).find(["late"]).tolist() == [5]
+
+
+def test_metadata_that_json_cannot_say_is_refused(tmp_path: Path) -> None:
+    documents = build(tmp_path / "index", numbered(3))
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(BadValueError, match="metadata of 'x' is not JSON"):
+            documents.add([Document("x", "", metadata={"score": number})])
+    assert len(documents) == 3

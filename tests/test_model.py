@@ -512,3 +512,14 @@ def test_a_script_that_cannot_be_imported_gets_an_error_rather_than_hang(minilm:
     )
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert "a process died" in result.stderr.splitlines()[-1]
+
+
+def test_devices_that_are_none(tiny_bert: Path) -> None:
+    for name in ("mps", "meta", "cuda:99", "gpu", 1.5):
+        with pytest.raises(BadValueError, match="device"):
+            Model.from_pretrained(tiny_bert, device=name)
+    with pytest.warns(UserWarning, match="mean"):
+        model = Model.from_pretrained(tiny_bert)
+    with pytest.raises(BadValueError, match="empty list"):
+        model.encode(["a"], device=[])
+    assert model.similarity([], []).shape == (0, 0)

@@ -47,6 +47,8 @@ def encode(
         raise BadValueError(f"--out {out}: expected the extension {', '.join(_WRITERS)}")
     if not out.resolve().parent.is_dir():
         raise StorageError(f"--out {out}: there is no such directory")
+    if out.is_dir():
+        raise StorageError(f"--out {out}: it is a directory; name a file")
     from irkit.data import read_documents, read_queries
     from irkit.model import Model
 
@@ -61,6 +63,8 @@ def encode(
     try:
         _WRITERS[out.suffix](aside, result, [name for name, _ in pairs])
         aside.replace(out)
+    except OSError as error:
+        raise StorageError(f"writing {out}: {error.strerror or error}") from error
     finally:
         aside.unlink(missing_ok=True)
     note(f"encoded {len(pairs):,} texts into {out}")

@@ -11,7 +11,7 @@ from irkit.errors import BadValueError
 
 __all__ = ["parse_filters"]
 
-_CONDITION = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_CONDITION = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|=|<|>)(?![=<>!])\s*(.*?)\s*", re.DOTALL)
 
 
 def parse_filters(conditions: Iterable[str]) -> dict[str, Any] | None:

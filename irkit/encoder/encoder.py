@@ -100,10 +100,13 @@ class Encoder(nn.Module):
         settings = read_json(Path(directory) / "config.json")
         try:
             encoder = cls(settings, attention=attention)
-        except ConfigError:
+        except ConfigError as reason:
             from irkit.encoder.adapter import TransformersEncoder
 
-            return TransformersEncoder.from_pretrained(directory, dtype=dtype, attention=attention)
+            try:
+                return TransformersEncoder.from_pretrained(directory, dtype=dtype, attention=attention)
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({reason})") from error
         family, names, tensors = FAMILIES[encoder.family], encoder.names(), read_weights(directory)
         encoder.prefix = find_prefix(tensors, names, family)
         encoder.head_weights = import_weights(encoder, names, family, tensors, str(directory))
@@ -123,8 +126,7 @@ class Encoder(nn.Module):
     def quantize_(self) -> None:
         """Turn the linear maps of all layers to int8, in place: for inference on the CPU only.
 
-        Weights are rounded per output feature, inputs per token; vectors of MiniLM keep a mean cosine of
-        0.998 to those of float32.
+        Weights are rounded per output feature, inputs per token.
         """
         for layer in self.layers:
             cast(Layer, layer).quantize_()

@@ -188,7 +188,10 @@ def _line(document: Document) -> bytes:
 
 def _json(value: Mapping[str, Any], identifier: str) -> bytes:
     try:
-        return json.dumps(dict(value), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        return (
+            json.dumps(dict(value), ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
+            + b"\n"
+        )
     except (TypeError, ValueError) as error:
         raise BadValueError(
             f"adding documents: metadata of {identifier!r} is not JSON ({error}); expected numbers, strings, "

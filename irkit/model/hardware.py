@@ -56,8 +56,11 @@ def find_device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise BadValueError(f"device {name!r}: expected cpu, cuda or cuda:0, cuda:1 and so on") from error
+        known = device.type in ("cpu", "cuda")
+    except (RuntimeError, TypeError):
+        known = False
+    if not known:
+        raise BadValueError(f"device {name!r}: expected cpu, cuda or cuda:0, cuda:1 and so on")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
     return device

@@ -163,6 +163,8 @@ class Pipeline(nn.Module):
                 empty = False
                 yield self.encode_tokens(tokens, prompt_length=length, progress=progress)
         else:
+            if not device:
+                raise BadValueError("device: got an empty list, expected at least one device")
             for part in encode_in_processes(self, [find_device(place) for place in device], pieces, prompt):
                 empty = False
                 yield part

@@ -69,4 +69,4 @@ def _rows(vectors: Vectors) -> Tensor:
     tensor = torch.as_tensor(np.asarray(vectors) if isinstance(vectors, Sequence) else vectors).float()
     if tensor.dim() not in (1, 2):
         raise BadValueError(f"similarity: expected vectors (n, dim), got shape {tuple(tensor.shape)}")
-    return tensor if tensor.dim() == 2 else tensor[None, :]
+    return tensor if tensor.dim() == 2 else tensor.view(min(1, len(tensor)), -1 if len(tensor) else 0)
