@@ -563,3 +563,13 @@ def test_scifact_is_as_published(data_dir: Path, minilm: str, tmp_path: Path) ->
 def test_conditions_with_a_slip_are_refused(condition: str) -> None:
     with pytest.raises(BadValueError, match="expected something like"):
         parse_filters([condition])
+
+
+def test_a_baseline_needs_a_run_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "run.trec").write_text("q Q0 d 1 1.0 x\n")
+    (tmp_path / "qrels.trec").write_text("q 0 d 1\n")
+    run = str(tmp_path / "run.trec")
+    command = ["evaluate", run, "--qrels", str(tmp_path / "qrels.trec"), "--baseline", run]
+    result = subprocess.run([sys.executable, "-m", "irkit", *command], capture_output=True, text=True)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "no run but the baseline" in result.stderr

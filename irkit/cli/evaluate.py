@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from irkit.cli.output import show_table
+from irkit.errors import BadValueError
 
 __all__ = ["evaluate"]
 
@@ -44,6 +45,8 @@ def evaluate(
 
     Judged queries that a run lacks count as 0.
     """
+    if baseline is not None and set(runs) <= {baseline}:
+        raise BadValueError("irkit evaluate: no run but the baseline; give one to compare it with")
     from irkit.data import read_qrels
     from irkit.evaluation import compare
     from irkit.evaluation import evaluate as score
