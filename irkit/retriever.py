@@ -241,7 +241,7 @@ class Retriever:
         Raises:
             BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
         """
-        texts = [queries] if isinstance(queries, str) else list(queries)
+        texts = _strings("searching", queries)
         results = [hits for found in self._find(texts, k, filter) for hits in self._hits(found)]
         return results[0] if isinstance(queries, str) else results
 
@@ -306,7 +306,7 @@ class Retriever:
         """
         with self.store.update():
             self._check_build()
-            self.index.remove(self._rows("removing documents", [ids] if isinstance(ids, str) else list(ids)))
+            self.index.remove(self._rows("removing documents", _strings("removing documents", ids)))
 
     def update(self, documents: Collection) -> None:
         """Replace documents by others of the same ids in one step: a reader sees all of it or nothing.
@@ -442,6 +442,14 @@ class Retriever:
                 f"{operation}: there is no document {missing[0]!r}{others}; nothing was changed"
             )
         return rows
+
+
+def _strings(operation: str, given: str | Iterable[str]) -> list[str]:
+    items = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    wrong = [item for item in items if not isinstance(item, str)]
+    if wrong:
+        raise BadTypeError(f"{operation}: got {wrong[0]!r:.100}, expected a string or several")
+    return items
 
 
 def _describe(model: Model) -> dict[str, Any]:

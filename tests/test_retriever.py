@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -527,3 +528,12 @@ def test_what_it_says_of_itself(retriever: Retriever, model: Model) -> None:
     assert "49 documents" in repr(retriever)
     with retriever as same:
         assert same is retriever
+
+
+@pytest.mark.parametrize("given", [None, 5, ["a", None], [1]])
+def test_what_is_no_text_is_named(retriever: Retriever, given: Any) -> None:
+    before = len(retriever)
+    for method in (retriever.search, retriever.remove):
+        with pytest.raises(BadTypeError, match="expected a string or several"):
+            method(given)
+    assert len(retriever) == before
