@@ -20,6 +20,7 @@ from irkit.index import (
     FaissConfig,
     FlatConfig,
     Hits,
+    StageProgress,
     Store,
     create_index,
     index_config,
@@ -33,8 +34,6 @@ __all__ = ["Hit", "Retriever"]
 
 Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
 """Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
-Progress: TypeAlias = Callable[[int], object]
-"""Told how many more documents or queries are done."""
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _CHUNK = 1024  # documents encoded and stored together
@@ -88,7 +87,7 @@ class Retriever:
         index: str | Mapping[str, Any] | FlatConfig | FaissConfig = "flat",
         chunk_size: int = _CHUNK,
         overwrite: bool = False,
-        progress: Progress | None = None,
+        progress: StageProgress | None = None,
     ) -> Self:
         """Encode documents, streamed, and index them.
 
@@ -103,7 +102,7 @@ class Retriever:
             index: ``"flat"`` (exact), ``"hnsw"`` or any choice of `irkit.index.index_config`.
             chunk_size: Documents that are encoded and stored together.
             overwrite: Replace the index that is there; it stays in use until the new one is complete.
-            progress: Called with the number of documents finished since its last call.
+            progress: Told of the stages ("encoding", and those of the index), see `StageProgress`.
 
         Raises:
             StorageError: There is an index or something else at ``path``, or the disk is full.
@@ -142,7 +141,7 @@ class Retriever:
             for chunk, part in retriever._encode(stream, chunk_size, progress):
                 with store.update():
                     retriever._append(chunk, part)
-            retriever.index.finish()
+            retriever.index.finish(progress)
             store.publish()
         except BaseException:
             store.close()
@@ -251,7 +250,7 @@ class Retriever:
         k: int = 1000,
         filter: Filter | None = None,
         *,
-        progress: Progress | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Run:
         """Rank documents for many queries: as `search`, but ids and scores only.
 
@@ -282,12 +281,12 @@ class Retriever:
 
     # ---- changing ----
 
-    def add(self, documents: Collection, *, progress: Progress | None = None) -> None:
+    def add(self, documents: Collection, *, progress: StageProgress | None = None) -> None:
         """Add documents.
 
         Args:
             documents: As for `build`; ids of mere texts go on from the number of documents ever added.
-            progress: Called with the number of documents finished since its last call.
+            progress: As for `build`.
 
         Raises:
             BadValueError: An id comes twice or is there already, or a document is malformed; nothing is
@@ -308,11 +307,12 @@ class Retriever:
             self._check_build()
             self.index.remove(self._rows("removing documents", _strings("removing documents", ids)))
 
-    def update(self, documents: Collection) -> None:
+    def update(self, documents: Collection, *, progress: StageProgress | None = None) -> None:
         """Replace documents by others of the same ids in one step: a reader sees all of it or nothing.
 
         Args:
             documents: As for `build`; kept in memory meanwhile.
+            progress: As for `build`.
 
         Raises:
             BadValueError: There is no document of one of the ids (`add` those), an id comes twice, or a
@@ -322,7 +322,7 @@ class Retriever:
         with self.store.update():
             self._check_build()
             self.index.remove(self._rows("updating documents", [item.id for item in items]))
-            self._add(items)
+            self._add(items, progress)
 
     def refresh(self) -> bool:
         """Move to the newest state that is stored; whether there was a newer one."""
@@ -400,18 +400,18 @@ class Retriever:
                 f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
             )
 
-    def _resumes(self, stream: Iterator[Document], progress: Progress | None) -> bool:
+    def _resumes(self, stream: Iterator[Document], progress: StageProgress | None) -> bool:
         """Whether ``stream`` starts with what is stored, all of which it is moved past."""
         for start in range(0, len(self.documents), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(self.documents)))
             if self.documents.fetch(rows) != list(islice(stream, len(rows))):
                 return False
         if progress is not None:
-            progress(len(self.documents))
+            progress("encoding", len(self.documents), None)
         return True
 
     def _encode(
-        self, documents: Iterable[Document], chunk_size: int, progress: Progress | None
+        self, documents: Iterable[Document], chunk_size: int, progress: StageProgress | None
     ) -> Iterator[tuple[list[Document], Representation]]:
         waiting: deque[Document] = deque()
 
@@ -420,14 +420,15 @@ class Retriever:
                 waiting.append(document)
                 yield document.full_text
 
-        stream = self.model.represent_stream(texts(), "document", chunk_size=chunk_size, progress=progress)
+        told = None if progress is None else lambda count: progress("encoding", count, None)
+        stream = self.model.represent_stream(texts(), "document", chunk_size=chunk_size, progress=told)
         for part in stream:
             yield [waiting.popleft() for _ in range(len(part))], part
 
-    def _add(self, documents: Iterable[Document], progress: Progress | None = None) -> None:
+    def _add(self, documents: Iterable[Document], progress: StageProgress | None) -> None:
         for chunk, part in self._encode(documents, _CHUNK, progress):
             self._append(chunk, part)
-        self.index.finish()
+        self.index.finish(progress)
 
     def _append(self, documents: list[Document], part: Representation) -> None:
         self.documents.add(documents)

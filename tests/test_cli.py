@@ -332,7 +332,7 @@ def test_bar_only_on_a_terminal(call: Call, tmp_path: Path, monkeypatch: pytest.
     code, out, err = call("index", "model", "beir", "--out", tmp_path / "i")
     assert (code, out) == (0, "")
     assert "checking" in err
-    assert "indexing" in err
+    assert "encoding" in err
     assert "indexed 8 documents" in err.splitlines()[-1]
 
 

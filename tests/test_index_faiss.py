@@ -54,6 +54,28 @@ def recall(index: Index, queries: Dense, data: Dense, allowed: np.ndarray | None
     return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits.rows, best, strict=True)]))
 
 
+def test_finish_tells_its_stages(tmp_path: Path, data: Dense) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    with Store.build(tmp_path) as store:
+        index = create_index(store, "ivf")
+        index.add(data)
+        index.finish(lambda *given: told.append(given))
+        assert told[:2] == [("training", 0, None), ("adding", 0, N)]
+        assert {stage for stage, _, _ in told[2:]} == {"adding"}
+        assert sum(count for _, count, _ in told[2:]) == N
+        assert len(told) > 3
+
+
+def test_structure_without_growth_is_built_anew(tmp_path: Path, data: Dense) -> None:
+    build(tmp_path, "NSG16", data)
+    with Store.open(tmp_path) as store, store.update():
+        index = open_index(store)
+        index.add(data)
+        index.finish()
+    index = open_index(Store.open(tmp_path))
+    assert index.stats()["covered"] == 2 * N
+
+
 FACTORIES = [
     "hnsw",
     "ivf",

@@ -18,6 +18,7 @@ KERNELS = ROOT.parent / "kernels" / "irkit_kernels"
 # what each part of irkit may import from irkit, beside errors and config
 BASE = {"ragged", "representation", "scoring"}
 LAYERS = {
+    "bars": set(),
     "errors": set(),
     "config": set(),
     "ragged": set(),
@@ -31,7 +32,7 @@ LAYERS = {
     "data": {"data"},
     "index": BASE | {"index", "data"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
-    "model": BASE | {"encoder", "heads", "tokenizer", "formats", "model"},
+    "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
 }
 TOP = {"retriever"}
 

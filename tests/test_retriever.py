@@ -432,6 +432,21 @@ def counting(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+def test_progress_of_a_change_names_the_stages(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("irkit.index.faiss._FEW", 20)
+    monkeypatch.setattr("irkit.index.faiss._ADDED", 16)
+    told: list[tuple[str, int, int | None]] = []
+    retriever = Retriever.build(model, collection(30), tmp_path / "index", index="IVF2,Flat")
+    retriever.add({f"new{i}": f"text {i}" for i in range(40)}, progress=lambda *given: told.append(given))
+    assert told == [("encoding", 40, None), ("adding", 0, 40), *(("adding", n, 40) for n in (16, 16, 8))]
+    told.clear()
+    changed = {f"new{i}": f"model {i}" for i in range(21)}
+    retriever.update(changed, progress=lambda *given: told.append(given))
+    assert told[:2] == [("encoding", 21, None), ("adding", 0, 21)]
+
+
 @pytest.mark.parametrize("after", [0, 5, 16, 33, 49])
 @pytest.mark.parametrize("index", ["flat", "hnsw"])
 def test_killed_build_goes_on(
@@ -442,10 +457,13 @@ def test_killed_build_goes_on(
         Retriever.build(model, stopping(documents, after), path, index=index, chunk_size=8)
     with pytest.raises(StorageError, match="not finished"):
         Retriever.load(path)
-    done: list[int] = []
+    told: list[tuple[str, int, int | None]] = []
     encoded = counting(model, monkeypatch)
-    retriever = Retriever.build(model, documents, path, index=index, chunk_size=8, progress=done.append)
-    assert sum(done) == len(retriever) == 50
+    retriever = Retriever.build(
+        model, documents, path, index=index, chunk_size=8, progress=lambda *given: told.append(given)
+    )
+    assert sum(count for _, count, _ in told) == len(retriever) == 50
+    assert {(stage, total) for stage, _, total in told} == {("encoding", None)}
     assert len(encoded) <= 50 - max(0, after // 8 - 1) * 8  # the chunk at work when it stopped is done again
     same_results(retriever, Retriever.build(model, documents, tmp_path / "fresh", index=index))
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irkit.cli.output import note, progress
+from irkit.bars import bar
+from irkit.cli.output import note
 from irkit.errors import BadValueError, StorageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def encode(
     else:
         pairs = [(document.id, document.full_text) for document in read_documents(texts)]
     encoder = Model.from_pretrained(model, device=device, dtype=dtype)
-    with progress("encoding", "texts", len(pairs)) as update:
+    with bar("encoding", "texts", len(pairs)) as update:
         result = encoder.represent([text for _, text in pairs], side.value, progress=update)
     aside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irkit.cli.output import note, progress
+from irkit.bars import bar, stage_bar
+from irkit.cli.output import note
 from irkit.errors import BadValueError, StorageError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def index(
     documents = read_documents(recipe.corpus)
     total = None
     if not documents.once:
-        with progress("checking", "documents") as update:
+        with bar("checking", "documents") as update:
             total = check_documents(_watched(documents, update))
     encoder = Model.from_pretrained(recipe.model, device=recipe.device, dtype=recipe.dtype)
     if dry_run:
@@ -71,7 +72,7 @@ def index(
         note(f"would index {count} with {recipe.model} ({encoder.kind} {encoder.dim}) into {out}")
         return
     start = time.monotonic()
-    with progress("indexing", "documents", total) as update:
+    with stage_bar("documents", encoding=total) as update:
         try:
             retriever = Retriever.build(
                 encoder,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from irkit.retriever import Hit
 
-__all__ = ["clean", "note", "progress", "show_hits", "show_table"]
+__all__ = ["clean", "note", "show_hits", "show_table"]
 
 
 def note(message: str) -> None:
@@ -64,40 +62,3 @@ def show_hits(hits: Iterable[Hit]) -> None:
         typer.secho(first if len(first) <= width else first[: width - 3] + "...", bold=True)
         for line in textwrap.wrap(text, max(20, width - 5), max_lines=3, placeholder=" ..."):
             typer.echo("     " + line)
-
-
-@contextmanager
-def progress(action: str, unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Show a bar with rate and remaining time while the block runs, if stderr is a terminal.
-
-    Args:
-        action: What is going on, such as ``"indexing"``.
-        unit: What is counted, such as ``"documents"``.
-        total: How many there are, if known.
-
-    Yields:
-        A function to be called with the number of those done since its last call.
-    """
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task(action, total=total, rate="")
-        waiting, last = 0, 0.0
-
-        def advance(count: int) -> None:
-            nonlocal waiting, last
-            waiting, now = waiting + count, time.monotonic()
-            if now - last > 0.1:  # drawing takes longer than reading a line
-                speed = bar.tasks[0].speed
-                bar.update(task, advance=waiting, rate=f"{speed:,.0f} {unit}/s" if speed else "")
-                waiting, last = 0, now
-
-        yield advance

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from irkit.bars import bar
 from irkit.cli.filters import parse_filters
-from irkit.cli.output import note, progress, show_hits, show_table
+from irkit.cli.output import note, show_hits, show_table
 from irkit.errors import BadValueError, StorageError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _read(queries: str, qrels: str | None, split: str | None) -> tuple[list[Quer
 def _run(
     retriever: Retriever, queries: list[Query], k: int, wanted: dict[str, Any] | None, drop_identical: bool
 ) -> Run:
-    with progress("searching", "queries", len(queries)) as update:
+    with bar("searching", "queries", len(queries)) as update:
         run = retriever.run(queries, k + drop_identical, wanted, progress=update)
     return run.without_identical_ids().cut(k) if drop_identical else run
 

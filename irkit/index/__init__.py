@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from irkit.errors import BadValueError, StorageError
-from irkit.index.base import Index
+from irkit.index.base import Index, StageProgress
 from irkit.index.compaction import compact
 from irkit.index.config import FaissConfig, FlatConfig, IndexConfig, index_config
 from irkit.index.documents import Documents
@@ -36,6 +36,7 @@ __all__ = [
     "Hits",
     "Index",
     "IndexConfig",
+    "StageProgress",
     "Store",
     "compact",
     "create_index",

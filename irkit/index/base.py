@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,15 @@ from irkit.index.topk import Hits
 from irkit.representation import Dense, MultiVector, Representation, Sparse
 from irkit.scoring import score
 
-__all__ = ["Index", "live_rows"]
+__all__ = ["Index", "StageProgress", "live_rows"]
+
+StageProgress: TypeAlias = Callable[[str, int, int | None], object]
+"""``progress(stage, count, total)``: of ``stage``, ``count`` more of ``total`` are done.
+
+A stage has a name in the -ing form (``"encoding"``, ``"training"``, ``"adding"``) and begins with its first
+call, whose count may be 0; a call of another name ends it. ``total`` is None where nobody knows it, as
+throughout a stage in which nothing can be counted.
+"""
 
 _NUMBERS = 1 << 23  # of documents fetched at a time: 32 MB
 
@@ -103,8 +111,14 @@ class Index(ABC):
                 self.store.append("removed.bin", chosen)
             return len(chosen)
 
-    def finish(self) -> None:  # noqa: B027 (an index that needs nothing of the kind leaves it so)
-        """Build or extend what makes search fast; everything is found without it, too."""
+    def finish(  # noqa: B027 (an index that needs nothing of the kind leaves it so)
+        self, progress: StageProgress | None = None
+    ) -> None:
+        """Build or extend what makes search fast; everything is found without it, too.
+
+        Args:
+            progress: Told of the stages of the work, see `StageProgress`.
+        """
 
     @torch.no_grad()
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:

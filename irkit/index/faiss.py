@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError
+from irkit.index.base import StageProgress
 from irkit.index.config import FaissConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat
@@ -26,6 +28,7 @@ _FILE = "faiss.index"
 _FEW = 2048  # rows that are scanned sooner than looked up
 _PER_HIT = 64  # as many rows for each hit wanted are scanned, too
 _POINTS_PER_CENTROID = 39  # FAISS asks for as many
+_ADDED = 2048  # rows added at a time: a second's work for a graph
 
 
 class Faiss(Flat):
@@ -38,8 +41,11 @@ class Faiss(Flat):
     kinds: ClassVar[tuple[str, ...]] = ("dense",)
     config: FaissConfig
 
-    def finish(self) -> None:
+    def finish(self, progress: StageProgress | None = None) -> None:
         """Train the structure or add to it, if the rows that it does not cover are many enough.
+
+        Args:
+            progress: Told of the stages "training" and "adding".
 
         Raises:
             ConfigError: FAISS cannot build what the configuration asks for.
@@ -47,16 +53,26 @@ class Faiss(Flat):
         n, covered, trained = len(self), self._state("covered"), self._state("trained")
         if n - covered <= max(_FEW, covered // 20):
             return
+        report = progress or (lambda stage, count, total: None)
         with self.store.update(), self._threads():
-            if covered and n < 4 * (trained or n):
+            grows = "NSG" not in self.config.factory  # which takes all rows in one addition
+            if covered and grows and n < 4 * (trained or n):
                 structure = self._place(faiss.deserialize_index(self.store.read(_FILE)))
             else:
                 structure, covered = self._place(self._new(n)), 0
                 trained = 0 if structure.is_trained else n
-                if trained and not self._train(structure):
-                    return
-            for block in self.store.blocks("values.bin", covered):
-                structure.add(block)
+                if trained:
+                    report("training", 0, None)
+                    if not self._train(structure):
+                        return
+            report("adding", 0, n - covered)
+            if not grows:
+                structure.add(self.store.read("values.bin"))
+            for block in self.store.blocks("values.bin", covered) if grows else ():
+                for start in range(0, len(block), _ADDED):
+                    part = block[start : start + _ADDED]
+                    structure.add(part)
+                    report("adding", len(part), n - covered)
             self.store.replace(_FILE, lambda path: _write(structure, path))
             self.store.meta["index"] |= {"covered": n, "trained": trained}
 
@@ -235,4 +251,4 @@ def _write(structure: Any, path: Path) -> None:
 
 def _reason(error: RuntimeError) -> str:
     """FAISS's message without the place in its source."""
-    return str(error).rpartition("Error: ")[2].strip()
+    return re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).strip()
