@@ -72,7 +72,7 @@ def test_pooling_is_what_its_name_says(sizes, mode, prompt, include_prompt, seed
 def test_gradients_of_heads(mode):
     torch.manual_seed(0)
     head = PooledHead(
-        3, [mode, "mean"], [Projection(6, 4, activation=torch.nn.Tanh(), residual=True), Normalize()]
+        3, [mode, "mean"], [Projection(6, 4, activation=torch.nn.Tanh(), residual="learned"), Normalize()]
     ).double()
     rows = Ragged(torch.zeros(9), torch.tensor([4, 0, 5]))
     values = torch.randn(9, 3, dtype=torch.double, requires_grad=True)

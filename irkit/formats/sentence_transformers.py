@@ -179,7 +179,7 @@ def _dense(place: Path) -> Projection:
         activation=_activation(
             settings.get("activation_function", "torch.nn.modules.activation.Tanh"), place
         ),
-        residual=settings.get("use_residual", False),
+        residual="learned" if settings.get("use_residual") else "none",
     )
     try:
         layer.load_state_dict({name: value.float() for name, value in read_weights(place).items()})

@@ -10,51 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
+from irkit.heads.projection import Projection
 from irkit.ragged import Ragged
 from irkit.representation import Dense
 
-__all__ = ["POOLINGS", "Normalize", "PooledHead", "Projection"]
+__all__ = ["POOLINGS", "Normalize", "PooledHead"]
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-
-
-class Projection(nn.Module):
-    """A linear layer, an activation, and optionally the input added back.
-
-    Source: the Dense module of sentence-transformers, whose parameter names it shares.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = True,
-        activation: nn.Module | None = None,
-        residual: bool = False,
-    ) -> None:
-        """Build a projection of random weights.
-
-        Args:
-            in_features: Width of the input.
-            out_features: Width of the output.
-            bias: Whether the linear layer has one.
-            activation: Applied after it; nothing by default.
-            residual: Add the input, through a linear layer of its own where the widths differ.
-        """
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features, bias)
-        self.activation = activation or nn.Identity()
-        self.use_residual = residual
-        if residual and in_features != out_features:
-            self.residual = nn.Linear(in_features, out_features, bias=False)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """``(n, in_features)`` to ``(n, out_features)``."""
-        projected: Tensor = self.activation(self.linear(vectors))
-        if not self.use_residual:
-            return projected
-        return projected + (self.residual(vectors) if hasattr(self, "residual") else vectors)
 
 
 class Normalize(nn.Module):

@@ -1,0 +1,316 @@
+"""From hidden states to the vectors that are compared: stacks of linear and gated layers, and their folding.
+
+Source: Clavié et al. 2026, "Simple Projection Variants Improve ColBERT Performance", sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from irkit.config import Config
+from irkit.errors import BadValueError, ConfigError
+
+__all__ = [
+    "PRESETS",
+    "Projection",
+    "ProjectionConfig",
+    "dense_layers",
+    "fold",
+    "projection_config",
+    "projection_layers",
+]
+
+Residual = Literal["none", "identity", "learned"]
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+class Projection(nn.Module):
+    """One layer ``f(x)`` of a projection, and optionally the input added back.
+
+    ``f(x)`` is ``activation(x W + b)`` or, gated, ``(x W + b) * activation(x V + c)``. With a residual the
+    result is ``x R + f(x)`` (learned) or ``x R + alpha f(x)`` (identity), where ``R`` is there only if the
+    widths differ.
+
+    Source: the Dense module of sentence-transformers and PyLate, whose parameter names it shares; for
+    gates and alpha, equations 13 and 17 of the paper.
+    """
+
+    alpha: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        activation: nn.Module | None = None,
+        gated: bool = False,
+        residual: Residual = "none",
+    ) -> None:
+        """Build a layer of random weights.
+
+        Args:
+            in_features: Width of the input.
+            out_features: Width of the output.
+            bias: Whether the linear layers have one (that of the residual never has).
+            activation: Applied to the linear layer, or to its gate; nothing by default.
+            gated: Multiply with a second linear layer.
+            residual: ``"learned"``, as in sentence-transformers and PyLate, where R starts at random; or
+                ``"identity"``, as in the paper, where R starts as an identity matrix and alpha, 1 at
+                first, is learned too.
+        """
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features, bias)
+        self.activation = activation or nn.Identity()
+        if gated:
+            self.gate = nn.Linear(in_features, out_features, bias)
+        if residual != "none" and in_features != out_features:
+            self.residual = nn.Linear(in_features, out_features, bias=False)
+            if residual == "identity":
+                nn.init.eye_(self.residual.weight)
+        self.gated, self.use_residual = gated, residual != "none"
+        self.register_parameter("alpha", nn.Parameter(torch.ones(())) if residual == "identity" else None)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the Dense module of sentence-transformers computes the same."""
+        return not self.gated and self.alpha is None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``(n, in_features)`` to ``(n, out_features)``."""
+        projected: Tensor = self.linear(vectors)
+        if self.gated:
+            projected = projected * self.activation(self.gate(vectors))
+        else:
+            projected = self.activation(projected)
+        if not self.use_residual:
+            return projected
+        skip = self.residual(vectors) if hasattr(self, "residual") else vectors
+        result: Tensor = skip + (projected if self.alpha is None else self.alpha * projected)
+        return result
+
+
+class ProjectionConfig(Config):
+    """A projection; by default the single linear layer of ColBERT.
+
+    Layers before the last alternate between widening from the hidden size ``d`` to ``scale * d`` and
+    going back to ``d`` (section 4.1); activation, gate and residual belong to them alone (section 5.1).
+    The last is linear. One exception: a GLU of depth 1 is equation 17.
+
+    Attributes:
+        depth: Number of layers.
+        scale: Width between the layers, rho, in hidden sizes.
+        activation: identity, relu, gelu or silu; of a GLU also sigmoid.
+        glu: Whether layers are gated; the activation is then that of the gate.
+        residual: none; identity (equation 13 and section 4.2.1: the input, widened by a matrix that
+            starts as the identity, plus alpha times the layer); or learned (sentence-transformers,
+            PyLate: a matrix that starts at random, no alpha).
+        dim: Width of the result.
+        bias: Whether linear layers have one.
+
+    Examples:
+        >>> ProjectionConfig(depth=2, residual="identity").scale
+        2.0
+    """
+
+    depth: int = Field(default=1, ge=1, le=4)
+    scale: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    activation: Literal["identity", "relu", "gelu", "silu", "sigmoid"] = "identity"
+    glu: bool = False
+    residual: Residual = "none"
+    dim: int = Field(default=128, ge=1)
+    bias: bool = False
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.activation == "sigmoid" and not self.glu:
+            raise ValueError("sigmoid is a gate: set glu, or take identity, relu, gelu or silu")
+        if self.depth == 1 and self.activation != "identity" and not self.glu:
+            raise ValueError("an activation follows layers before the last: set depth to 2 or more")
+        if self.depth == 1 and self.residual != "none":
+            raise ValueError("a residual skips layers before the last: set depth to 2 or more")
+        return self
+
+
+def _presets() -> dict[str, ProjectionConfig]:
+    ffn, glu = {"glu": False}, {"glu": True}
+    skip = {"residual": "identity"}
+    rows: list[dict[str, Any]] = []
+    for family, canonical in ((ffn, "identity"), (glu, "sigmoid")):  # table 1
+        rows += [{**family, **skip, "activation": canonical, "depth": depth} for depth in (2, 3, 4)]
+    for family, names in ((ffn, list(_ACTIVATIONS)[:4]), (glu, list(_ACTIVATIONS))):  # table 2
+        rows += [{**family, **skip, "activation": name, "depth": 2} for name in names]
+    for family, name in ((ffn, "identity"), (glu, "gelu")):
+        for depth in (2, 3, 4):  # table 3
+            rows += [
+                {**family, **skip, "activation": name, "depth": depth, "scale": scale} for scale in (1, 2)
+            ]
+        for depth in (2, 3):  # table 4, whose rows with residuals are in table 3
+            rows += [{**family, "activation": name, "depth": depth, "scale": scale} for scale in (1, 2)]
+    configs = [ProjectionConfig.parse(row) for row in rows]
+    return {"linear": ProjectionConfig()} | {_preset_name(config): config for config in configs}
+
+
+def _preset_name(config: ProjectionConfig) -> str:
+    family = "glu" if config.glu else "ffn"
+    end = "-residual" if config.residual == "identity" else ""
+    return f"{family}-{config.activation}-depth{config.depth}-scale{config.scale:g}{end}"
+
+
+PRESETS: Mapping[str, ProjectionConfig] = _presets()
+"""Every row of tables 1 to 4, such as ``"ffn-identity-depth2-scale2-residual"``, the best of them."""
+
+
+def projection_config(choice: str | Mapping[str, Any] | ProjectionConfig) -> ProjectionConfig:
+    """The configuration that ``choice`` stands for.
+
+    Args:
+        choice: A configuration; its keys and values; or a name in `PRESETS`.
+
+    Raises:
+        ConfigError: There is no such preset, key or value.
+
+    Examples:
+        >>> projection_config("glu-gelu-depth2-scale1").activation
+        'gelu'
+    """
+    if isinstance(choice, ProjectionConfig):
+        return choice
+    if isinstance(choice, Mapping):
+        return ProjectionConfig.parse(choice, "projection")
+    if choice in PRESETS:
+        return PRESETS[choice]
+    near = difflib.get_close_matches(str(choice), PRESETS, 1, 0.3)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PRESETS)}"
+    raise ConfigError(f"projection: no preset is named {choice!r:.100}; {hint}")
+
+
+def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projection]:
+    """The layers that ``config`` describes, of random weights.
+
+    Args:
+        config: See there.
+        hidden_size: Width of what the encoder gives.
+
+    Examples:
+        >>> layers = projection_layers(ProjectionConfig(depth=4, dim=128), 384)
+        >>> [layer.linear.out_features for layer in layers]
+        [768, 384, 768, 128]
+    """
+    wide = max(1, round(config.scale * hidden_size))
+    inner = [wide if place % 2 == 0 else hidden_size for place in range(config.depth - 1)]
+    layers = []
+    for place, (before, after) in enumerate(pairwise([hidden_size, *inner, config.dim]), start=1):
+        shaped = place < config.depth or config.depth == 1
+        layers.append(
+            Projection(
+                before,
+                after,
+                bias=config.bias,
+                activation=_ACTIVATIONS[config.activation]() if shaped else None,
+                gated=config.glu and shaped,
+                residual=config.residual if shaped else "none",
+            )
+        )
+    return layers
+
+
+def fold(layers: Iterable[nn.Module]) -> Projection:
+    """One linear layer that does what several linear ones do, with and without residuals.
+
+    Multiplied in float64, so that outputs agree to the rounding of float32.
+
+    Args:
+        layers: `Projection` layers in turn, at least one.
+
+    Returns:
+        A layer with a bias only if one of them has one; without residual.
+
+    Raises:
+        BadValueError: A layer is not linear, or no `Projection`.
+
+    Examples:
+        >>> layers = projection_layers(ProjectionConfig(depth=3, residual="identity"), 384)
+        >>> fold(layers).linear
+        Linear(in_features=384, out_features=128, bias=False)
+
+    Source: sections 4.1 and 4.2: matrices multiply, and ``x R + alpha x W`` is ``x (R + alpha W)``.
+    """
+    parts = [_linear(layer, place) for place, layer in enumerate(layers)]
+    if not parts:
+        raise BadValueError("fold: got no layers, expected at least one")
+    matrix, offset = _affine(parts[0])
+    for layer in parts[1:]:
+        after, added = _affine(layer)
+        matrix, offset = after @ matrix, after @ offset + added
+    bias = any(layer.linear.bias is not None for layer in parts)
+    folded = Projection(matrix.shape[1], matrix.shape[0], bias=bias).to(parts[0].linear.weight)
+    with torch.no_grad():
+        folded.linear.weight.copy_(matrix)
+        if bias:
+            folded.linear.bias.copy_(offset)
+    return folded
+
+
+def dense_layers(layers: Iterable[Projection]) -> list[Projection] | None:
+    """The same function written with layers that sentence-transformers and PyLate have, if it can be.
+
+    Alpha of a layer without activation goes into its weights, which keeps the outputs.
+
+    Returns:
+        As many layers, each of which `Projection.is_dense`; None if one is gated or multiplies an
+        activation by alpha.
+    """
+    result = []
+    for layer in layers:
+        if not layer.is_dense and (layer.gated or not isinstance(layer.activation, nn.Identity)):
+            return None
+        result.append(layer if layer.is_dense else _without_alpha(layer))
+    return result
+
+
+def _linear(layer: nn.Module, place: int) -> Projection:
+    if not isinstance(layer, Projection):
+        raise BadValueError(f"fold: layer {place} is {type(layer).__name__}, expected a Projection")
+    if not layer.gated and isinstance(layer.activation, nn.Identity):
+        return layer
+    reason = "is gated" if layer.gated else f"has the activation {type(layer.activation).__name__}"
+    raise BadValueError(f"fold: layer {place} {reason}, so it is no matrix; keep the head as it is")
+
+
+def _affine(layer: Projection) -> tuple[Tensor, Tensor]:
+    """The matrix ``(out, in)`` and the bias ``(out,)`` of a linear layer and its residual, in float64."""
+    with torch.no_grad():
+        scale = 1.0 if layer.alpha is None else layer.alpha.double()
+        matrix = layer.linear.weight.double() * scale
+        bias = matrix.new_zeros(len(matrix)) if layer.linear.bias is None else layer.linear.bias.double()
+        if layer.use_residual and hasattr(layer, "residual"):
+            matrix = matrix + layer.residual.weight.double()
+        elif layer.use_residual:
+            matrix = matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        return matrix, bias * scale
+
+
+def _without_alpha(layer: Projection) -> Projection:
+    linear = layer.linear
+    twin = Projection(
+        linear.in_features, linear.out_features, bias=linear.bias is not None, residual="learned"
+    ).to(linear.weight)
+    state = {name: value for name, value in layer.state_dict().items() if name != "alpha"}
+    twin.load_state_dict(
+        {name: value * layer.alpha if name.startswith("linear") else value for name, value in state.items()}
+    )
+    return twin
