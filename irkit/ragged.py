@@ -148,6 +148,11 @@ class Ragged:
             self.with_values(values) if values.device == self.offsets.device else Ragged(values, self.lengths)
         )
 
+    def where(self, mask: Tensor) -> Ragged:
+        """The elements that ``mask (total,)`` marks, in as many rows."""
+        before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.cumsum(0)])
+        return Ragged(self.values[mask], before[self.offsets.long()].diff())
+
     @property
     def max_length(self) -> int:
         """Length of the longest row; 0 without rows."""

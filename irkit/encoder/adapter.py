@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from irkit.encoder.attention import attend, pick_backend
+from irkit.encoder.attention import attend, leading, pick_backend
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.ragged import Ragged
 
 __all__ = ["TransformersEncoder"]
 
 _BACKEND = "irkit_packed"
-_rows: ContextVar[tuple[Ragged, str]] = ContextVar("rows")  # of the forward pass under way in this thread
+# of the forward pass under way in this thread: rows, places of the keys if not all, attention backend
+_rows: ContextVar[tuple[Ragged, Ragged | None, str]] = ContextVar("rows")
 
 
 class TransformersEncoder(nn.Module):
@@ -91,9 +92,9 @@ class TransformersEncoder(nn.Module):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
-        def __call__(self, tokens: Ragged) -> Ragged: ...  # noqa: D102
+        def __call__(self, tokens: Ragged, attended: Tensor | None = None) -> Ragged: ...  # noqa: D102
 
-    def forward(self, tokens: Ragged) -> Ragged:
+    def forward(self, tokens: Ragged, attended: Tensor | None = None) -> Ragged:
         """Encode token ids ``(total,)`` to hidden states ``(total, hidden_size)``, as `Encoder` does.
 
         Raises:
@@ -107,13 +108,17 @@ class TransformersEncoder(nn.Module):
         if not len(tokens.values):
             return tokens.with_values(torch.zeros(0, self.hidden_size, device=tokens.device))
         if self.packed:
-            return tokens.with_values(self._run_packed(tokens))
+            return tokens.with_values(self._run_packed(tokens, attended))
         ids, mask = tokens.to_padded(self.settings.pad_token_id or 0)
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        seen = mask
+        if attended is not None:
+            seen = torch.arange(ids.shape[1], device=ids.device) < attended.to(ids.device)[:, None]
+        hidden: Tensor = self.model(input_ids=ids, attention_mask=seen.long()).last_hidden_state
         return tokens.with_values(hidden[mask])
 
-    def _run_packed(self, tokens: Ragged) -> Tensor:
-        token = _rows.set((tokens, self.attention))
+    def _run_packed(self, tokens: Ragged, attended: Tensor | None = None) -> Tensor:
+        keys = None if attended is None else leading(tokens, attended)
+        token = _rows.set((tokens, keys, self.attention))
         try:
             output = self.model(input_ids=tokens.values[None], position_ids=tokens.positions()[None])
         finally:
@@ -171,13 +176,16 @@ def _attention(
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if other.get(name) is not None]
     if attention_mask is not None or unknown or getattr(module, "is_causal", False):
         raise NotImplementedError(f"packed attention of {type(module).__name__} {unknown}")
-    rows, wish = _rows.get()
+    rows, keys, wish = _rows.get()
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     if k.shape[1] != q.shape[1]:  # grouped queries
         k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
     if scaling is not None:
         q = q * (scaling * q.shape[-1] ** 0.5)
     backend = pick_backend(wish, q.device, q.dtype)
-    packed = (rows.with_values(part) for part in (q, k, v))
+    queries = rows.with_values(q)
+    if keys is not None:
+        rows, k, v = keys, k[keys.values], v[keys.values]
+    packed = (queries, rows.with_values(k), rows.with_values(v))
     out = attend(*packed, backend=backend, window=sliding_window, dropout=dropout)
     return out[None], None

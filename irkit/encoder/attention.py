@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from irkit.errors import BadValueError, MissingDependencyError
 from irkit.ragged import Ragged
 
-__all__ = ["Backend", "attend", "pick_backend", "rotary_table", "rotate"]
+__all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rotate"]
 
 Backend = Literal["eager", "sdpa", "flash"]
 
@@ -34,7 +34,8 @@ def attend(
 
     Args:
         query: Ragged ``(total_q, heads, head_dim)``; may be shorter than ``key`` when there is no window.
-        key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``.
+        key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``; where rows are shorter, they
+            lack the last tokens.
         value: As ``key``.
         backend: ``eager`` writes out the formula on padded rows; ``sdpa`` is fused attention: torch's, or
             on a CPU without gradients a kernel that is twice as fast; ``flash`` is the unpadded flash
@@ -45,8 +46,10 @@ def attend(
     Returns:
         ``(total_q, heads, head_dim)``, packed as ``query``.
     """
-    if window is not None and key.max_length <= window + 1:
+    if window is not None and max(query.max_length, key.max_length) <= window + 1:
         window = None
+    if window is not None and not torch.equal(query.lengths, key.lengths):
+        return _padded(query, key, value, window, dropout, _eager)
     if backend == "flash":
         return _flash(query, key, value, window, dropout)
     if backend == "eager":
@@ -59,6 +62,12 @@ def attend(
         packed = (query.values, key.values, value.values)
         return ragged_attention(*packed, query.offsets, key.offsets, window)
     return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
+
+
+def leading(tokens: Ragged, lengths: Tensor) -> Ragged:
+    """Places in ``tokens.values`` of the first ``lengths (n,)`` of each row."""
+    positions, ends = tokens.positions(), lengths.to(tokens.device)[tokens.row_ids()]
+    return tokens.with_values(torch.arange(len(positions), device=tokens.device)).where(positions < ends)
 
 
 def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend:
@@ -167,9 +176,10 @@ def _padded(
     mask = mask_k[:, None, None, :].clone()
     mask[..., :1] = True  # no softmax over nothing in an empty row: its gradient would be NaN
     if window is not None:
-        places = torch.arange(k.shape[1], device=k.device)
-        near = (places[:, None] - places[None, :]).abs() <= window
-        mask = (mask & near) | torch.eye(len(places), dtype=torch.bool, device=k.device)  # nor in padding
+        rows, places = (torch.arange(x.shape[1], device=k.device) for x in (q, k))
+        near = (rows[:, None] - places[None, :]).abs() <= window
+        mask = mask & near
+        mask[..., :1] |= ~mask.any(-1, keepdim=True)  # nor in padding
     out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, dropout_p=dropout)
     return out.transpose(1, 2)[mask_q]
 

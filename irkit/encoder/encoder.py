@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from irkit.config import read_json
-from irkit.encoder.attention import pick_backend
+from irkit.encoder.attention import leading, pick_backend
 from irkit.encoder.families import FAMILIES
 from irkit.encoder.layers import Embeddings, Layer, make_norm
 from irkit.encoder.weights import export_weights, find_prefix, import_weights, read_weights, write_weights
@@ -147,13 +147,15 @@ class Encoder(nn.Module):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
-        def __call__(self, tokens: Ragged) -> Ragged: ...  # noqa: D102
+        def __call__(self, tokens: Ragged, attended: Tensor | None = None) -> Ragged: ...  # noqa: D102
 
-    def forward(self, tokens: Ragged) -> Ragged:
+    def forward(self, tokens: Ragged, attended: Tensor | None = None) -> Ragged:
         """Encode token ids.
 
         Args:
             tokens: Ragged int64 ``(total,)``.
+            attended: ``(n,)`` leading tokens of each row that its tokens attend to, at least 1; the others
+                see them but are not seen. None is all.
 
         Returns:
             Hidden states of the last layer, Ragged ``(total, hidden_size)``.
@@ -171,8 +173,9 @@ class Encoder(nn.Module):
         hidden = self.embeddings(tokens)
         backend = pick_backend(self.attention, hidden.values.device, hidden.values.dtype)
         rotary: dict[float, tuple[Tensor, Tensor]] = {}
+        keys = None if attended is None else leading(tokens, attended)
         for layer in self.layers:
-            hidden = layer(hidden, backend, rotary)
+            hidden = layer(hidden, backend, rotary, keys)
         normed: Ragged = hidden.with_values(self.final_norm(hidden.values))
         return normed
 

@@ -71,17 +71,24 @@ class Layer(nn.Module):
         self.down = nn.Linear(layer.intermediate_size, size, bias=config.mlp_bias)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden: Ragged, backend: Backend, rotary: dict[float, tuple[Tensor, Tensor]]) -> Ragged:
+    def forward(
+        self,
+        hidden: Ragged,
+        backend: Backend,
+        rotary: dict[float, tuple[Tensor, Tensor]],
+        keys: Ragged | None = None,
+    ) -> Ragged:
         """Transform ``(total, input_size)`` to ``(total, hidden_size)``.
 
         Args:
             hidden: Ragged hidden states.
             backend: Attention implementation.
             rotary: Cosines and sines of the positions in ``hidden``, by base; filled when needed.
+            keys: Places of the tokens that are attended to, a row each; None is all.
         """
         x = hidden.values
         attended = self._attend(
-            hidden.with_values(self.attention_norm(x)) if self.pre else hidden, backend, rotary
+            hidden.with_values(self.attention_norm(x)) if self.pre else hidden, backend, rotary, keys
         )
         x = x + self.dropout(self.out(attended))
         if not self.pre:
@@ -89,15 +96,26 @@ class Layer(nn.Module):
         x = x + self.dropout(self._feed_forward(self.mlp_norm(x) if self.pre else x))
         return hidden.with_values(x if self.pre else self.mlp_norm(x))
 
-    def _attend(self, hidden: Ragged, backend: Backend, rotary: dict[float, tuple[Tensor, Tensor]]) -> Tensor:
+    def _attend(
+        self,
+        hidden: Ragged,
+        backend: Backend,
+        rotary: dict[float, tuple[Tensor, Tensor]],
+        keys: Ragged | None,
+    ) -> Tensor:
         heads, base = self.layer.num_heads, self.layer.rotary_base
         q, k, v = self.qkv(hidden.values).unflatten(-1, (3, heads, -1)).unbind(1)
         if base is not None:
             if base not in rotary:
                 rotary[base] = rotary_table(hidden.positions(), base, q.shape[-1])
             q, k = (rotate(part, rotary[base], self.config.rotary_interleaved) for part in (q, k))
+        rows = hidden
+        if keys is not None:
+            rows, k, v = keys, k[keys.values], v[keys.values]
         attended = attend(
-            *(hidden.with_values(part) for part in (q, k, v)),
+            hidden.with_values(q),
+            rows.with_values(k),
+            rows.with_values(v),
             backend=backend,
             window=self.layer.window,
             dropout=self.config.attention_dropout if self.training else 0.0,
