@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._jit import compile_ir, cpu_features
+from .._threads import share
 from .cpu_tile import BLOCK, HEADER, LANES, PANEL, TILE_ROWS, write_ir
 
 __all__ = ["MAX_K", "has_vnni", "linear", "pack", "packed_shape"]
@@ -64,21 +63,7 @@ def linear(x: Tensor, packed: Tensor, out: Tensor, *, gelu: bool, threads: int) 
         rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
         kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), stop - start, k, n)
 
-    threads = min(threads, m * k * n // _MIN_WORK)
-    if threads <= 1:
-        run(0, m)
-        return
-    step = -(-m // (threads * TILE_ROWS)) * TILE_ROWS
-    pool = _pool(os.getpid(), threads - 1)
-    others = [pool.submit(run, start, min(start + step, m)) for start in range(step, m, step)]
-    run(0, min(step, m))
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:  # one a process: threads do not survive a fork
-    return ThreadPoolExecutor(threads, thread_name_prefix="int8-linear")
+    share(run, m, min(threads, m * k * n // _MIN_WORK), parts=1, multiple=TILE_ROWS)
 
 
 @cache

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._threads import share
 from .cpu_kernel import FAR, compile_plan, plan_for, scratch_layout
 
 __all__ = ["ragged_attention"]
@@ -79,19 +78,11 @@ def _attend(
 
     work, items = query.numel() * key.shape[0] // max(rows, 1), rows * heads
     threads = min(torch.get_num_threads(), items, work // _MIN_WORK)
-    parts = 8 * threads if threads > 1 else 1
-    left = iter(range(parts))  # whoever is free takes the next part
 
-    def run() -> None:
-        memory = _scratch(scratch_size)
-        for part in left:
-            bounds = items * part // parts, items * (part + 1) // parts
-            kernel(*pointers, memory, *strides, heads, limit, *bounds)
+    def run(start: int, stop: int) -> None:
+        kernel(*pointers, _scratch(scratch_size), *strides, heads, limit, start, stop)
 
-    others = [_pool(os.getpid()).submit(run) for _ in range(1, threads)]
-    run()
-    for other in others:
-        other.result()
+    share(run, items, threads)
     return out
 
 
@@ -171,8 +162,3 @@ def _scratch(size: int) -> int:
     if memory is None or memory.shape[0] < size:
         _local.memory = memory = torch.empty(size, dtype=torch.uint8)
     return memory.data_ptr()
-
-
-@cache
-def _pool(process: int) -> ThreadPoolExecutor:  # one a process: threads do not survive a fork
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="ragged-attention")

@@ -1,0 +1,43 @@
+"""Shares the items of a CPU kernel, whose calls release the GIL, among threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+__all__ = ["share"]
+
+
+def share(
+    work: Callable[[int, int], None], items: int, threads: int, *, parts: int = 8, multiple: int = 1
+) -> None:
+    """Call ``work(start, stop)`` on ranges that cover ``range(items)``; whoever is free takes the next.
+
+    Args:
+        work: Called from this thread and from others at the same time.
+        items: Their number.
+        threads: Threads to use, this one included; with one, all items are one range.
+        parts: Ranges a thread, so that none waits long for another.
+        multiple: Ranges are this long or a multiple of it, but for the last.
+    """
+    if threads <= 1:
+        work(0, items)
+        return
+    step = max(1, -(-items // (threads * parts * multiple))) * multiple
+    left = iter(range(0, items, step))
+
+    def run() -> None:
+        for start in left:
+            work(start, min(start + step, items))
+
+    others = [_pool(os.getpid()).submit(run) for _ in range(1, threads)]
+    run()
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:  # one a process: threads do not survive a fork
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="irkit-kernels")
