@@ -26,7 +26,7 @@ from irkit.index import (
     index_config,
     open_index,
 )
-from irkit.model import Model
+from irkit.model import Device, Model
 from irkit.representation import Representation
 from irkit.run import Run
 
@@ -154,7 +154,7 @@ class Retriever:
         path: str | Path,
         model: Model | str | Path | None = None,
         *,
-        device: str | None = None,
+        device: Device | None = None,
         dtype: str = "float32",
         verify: bool = True,
     ) -> Self:
@@ -163,7 +163,8 @@ class Retriever:
         Args:
             path: Its directory.
             model: The model it was built with; by default the one it names, loaded when first needed.
-            device: Where a model that is loaded here runs.
+            device: Where a model that is loaded here runs; one device or several, as in
+                `Model.from_pretrained`.
             dtype: See `Model.from_pretrained`.
             verify: Compare the checksum of every file (some 2 GB/s).
 

@@ -1,6 +1,7 @@
 """A retrieval model as one object, and what running it takes: batches, devices, precision, the hub."""
 
+from irkit.model.hardware import Device
 from irkit.model.model import EncodeOptions, Model
-from irkit.model.pipeline import Device, Pipeline, Side
+from irkit.model.pipeline import Pipeline, Side
 
 __all__ = ["Device", "EncodeOptions", "Model", "Pipeline", "Side"]

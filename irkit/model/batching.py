@@ -33,6 +33,7 @@ def encode_tokens(
     tokens: Ragged,
     *,
     budget: int,
+    batch_size: int | None = None,
     prompt_length: int = 0,
     progress: Progress | None = None,
 ) -> Representation:
@@ -43,13 +44,14 @@ def encode_tokens(
         head: Makes representations of them.
         tokens: Ragged int64 ids on the CPU.
         budget: Most tokens in a step; a longer row is a step of its own.
+        batch_size: Most rows in a step.
         prompt_length: Leading tokens of each row that are the prompt.
         progress: Told of finished rows.
 
     Returns:
         A representation of each row, in the order of ``tokens``, float32 on the CPU.
     """
-    steps = plan_steps(tokens.lengths, budget)
+    steps = plan_steps(tokens.lengths, budget, batch_size)
     parts: list[Representation] = []
     results = run_steps(encoder, head, [tokens[rows] for rows in steps], prompt_length)
     for rows, part in zip(steps, results, strict=True):
@@ -60,20 +62,21 @@ def encode_tokens(
     return concat(parts).to("cpu", torch.float32)[places]
 
 
-def plan_steps(lengths: Tensor, budget: int) -> list[Tensor]:
+def plan_steps(lengths: Tensor, budget: int, batch_size: int | None = None) -> list[Tensor]:
     """Cut rows, the longest first, into steps of at most ``budget`` tokens or one row.
 
     Args:
         lengths: ``(n,)`` tokens of each row.
         budget: Most tokens in a step.
+        batch_size: Most rows in a step; None is any number.
 
     Returns:
         Row numbers of each step; one empty step if there are no rows.
     """
     order = torch.argsort(lengths, descending=True, stable=True)
-    steps, start, used = [], 0, 0
+    steps, start, used, most = [], 0, 0, batch_size or len(order)
     for place, length in enumerate(lengths[order].tolist()):
-        if place > start and used + length > budget:
+        if place > start and (used + length > budget or place - start == most):
             steps.append(order[start:place])
             start, used = place, 0
         used += length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional as F
@@ -15,7 +16,10 @@ from irkit.heads import PooledHead
 from irkit.model.batching import encode_tokens
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["DTYPES", "find_device", "has_bfloat16", "with_dtype"]
+__all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "with_dtype"]
+
+Device = str | torch.device | Sequence[str | torch.device]
+"""One device or several, such as ``"cuda"`` or ``["cuda:0", "cuda:1"]``."""
 
 DTYPES = ("float32", "bfloat16", "int8", "auto")
 _LEAST_COSINE = 0.999
@@ -64,6 +68,19 @@ def find_device(name: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
     return device
+
+
+def find_devices(names: Device | None) -> list[torch.device]:
+    """The devices of one name or several, see `find_device`.
+
+    Raises:
+        BadValueError: There is none of a name, or no name.
+    """
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        return [find_device(names)]
+    if not names:
+        raise BadValueError("device: got an empty list, expected at least one device")
+    return [find_device(name) for name in names]
 
 
 def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:

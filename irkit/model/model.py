@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sized
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from irkit.bars import bar
 from irkit.encoder import Encoder
-from irkit.errors import BadValueError
+from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import read_model, write_model
-from irkit.model.hardware import find_device, with_dtype
+from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
-from irkit.model.pipeline import Device, Pipeline, finished
+from irkit.model.pipeline import Pipeline, finished
 from irkit.model.similarity import Vectors, compare, compare_pairs
 from irkit.representation import Dense, concat
 
@@ -24,14 +26,32 @@ __all__ = ["EncodeOptions", "Model"]
 
 
 class EncodeOptions(TypedDict, total=False):
-    """The options of `Model.encode`, described there."""
+    """The options of `Model.encode`, with the names of sentence-transformers.
+
+    Attributes:
+        prompt_name: Which of the model's ``prompts`` is written before each text.
+        prompt: What is written before each text, whatever ``prompt_name`` says.
+        batch_size: Most texts encoded at once; by default only their tokens count (``tokens_per_step``).
+        show_progress_bar: Show a bar on a terminal or in a notebook.
+        convert_to_numpy: False, without ``convert_to_tensor``, returns a list of tensors.
+        convert_to_tensor: Return a tensor on the device of the model instead of an array.
+        normalize_embeddings: Scale vectors to length 1.
+        truncate_dim: Keep this many leading dimensions.
+        device: Move the model there first; or several, each of which gets a process of its own.
+    """
 
     prompt_name: str | None
     prompt: str | None
+    batch_size: int | None
+    show_progress_bar: bool | None
+    convert_to_numpy: bool
     convert_to_tensor: bool
     normalize_embeddings: bool
     truncate_dim: int | None
     device: Device | None
+
+
+Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor]
 
 
 class Model(Pipeline):
@@ -46,6 +66,7 @@ class Model(Pipeline):
         similarity_name: cosine, dot, euclidean or manhattan.
         truncate_dim: Leading dimensions kept of each vector (Matryoshka); None is all.
         tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU.
+        devices: Where it was loaded to; a stream of documents is encoded on all of them.
         name: What it was loaded from.
 
     Examples:
@@ -63,7 +84,7 @@ class Model(Pipeline):
         cls,
         name_or_path: str | Path,
         *,
-        device: str | torch.device | None = None,
+        device: Device | None = None,
         dtype: str = "float32",
         attention: str = "auto",
     ) -> Self:
@@ -71,7 +92,8 @@ class Model(Pipeline):
 
         Args:
             name_or_path: A directory, or the name of a repository of the Hugging Face hub.
-            device: Where it runs; by default a GPU if there is one.
+            device: Where it runs; by default a GPU if there is one. Of several, such as
+                ``["cuda:0", "cuda:1"]``, all encode documents for an index, the first does the rest.
             dtype: Of the encoder: float32, bfloat16, int8 (CPU), or auto, which is bfloat16 where the
                 hardware has it and the model keeps its vectors in it (cosine 0.999).
             attention: auto, eager, sdpa or flash.
@@ -82,9 +104,14 @@ class Model(Pipeline):
             CorruptError: Its files are damaged.
             BadValueError: There is no such dtype, device or attention.
         """
-        place = find_device(device)
+        if not isinstance(name_or_path, str | Path):
+            raise BadTypeError(
+                f"Model.from_pretrained: got {name_or_path!r:.60}, expected a directory or a name of the hub"
+            )
+        places = find_devices(device)
         load = partial(Encoder.from_pretrained, attention=attention)
-        model = cls(**read_model(local_directory(name_or_path), load)).to(place).eval()
+        model = cls(**read_model(local_directory(name_or_path), load)).to(places[0]).eval()
+        model.devices = places
         model.name = str(name_or_path)
         if dtype == "int8":
             model._int8_fingerprint = model.fingerprint
@@ -146,56 +173,54 @@ class Model(Pipeline):
         """
         return self._int8_fingerprint or super().fingerprint
 
-    def encode_query(
-        self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]
-    ) -> np.ndarray[Any, Any] | Tensor:
+    def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode queries: `encode` with the prompt named ``"query"`` unless the options give another."""
         return self.encode(texts, **_with_prompt("query", options))
 
-    def encode_document(
-        self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]
-    ) -> np.ndarray[Any, Any] | Tensor:
+    def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode documents: `encode` with the prompt named ``"document"`` unless the options give another."""
         return self.encode(texts, **_with_prompt("document", options))
 
-    def encode(
-        self,
-        texts: str | Iterable[str],
-        *,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        convert_to_tensor: bool = False,
-        normalize_embeddings: bool = False,
-        truncate_dim: int | None = None,
-        device: Device | None = None,
-    ) -> np.ndarray[Any, Any] | Tensor:
+    def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode texts to vectors, as sentence-transformers does.
 
         Args:
             texts: Texts, or one text.
-            prompt_name: Which of ``prompts`` is written before each text.
-            prompt: What is written before each text, whatever ``prompt_name`` says.
-            convert_to_tensor: Return a tensor on the device of the model instead of an array.
-            normalize_embeddings: Scale vectors to length 1.
-            truncate_dim: Keep this many leading dimensions.
-            device: Move the model there first; or several, each of which gets a process of its own.
+            options: See `EncodeOptions`.
 
         Returns:
             float32 ``(n, dim)``, or ``(dim,)`` for one text.
 
         Raises:
-            BadTypeError: Something is not a string.
-            BadValueError: There is no prompt of that name, or no such device.
+            BadTypeError: Something is not a string, or there is no such option.
+            BadValueError: There is no prompt of that name, no such device, or a number is below 1.
         """
+        _check(options)
+        prompt, name = options.get("prompt"), options.get("prompt_name")
         if prompt is None:
-            prompt = self.prompt_named(prompt_name or self.default_prompt_name)
-        single = isinstance(texts, str)
-        parts = list(self.encode_stream([texts] if isinstance(texts, str) else texts, prompt, device=device))
-        width = self.truncate_dim if truncate_dim is None else truncate_dim
-        result = finished(concat(parts), width, normalize_embeddings)
+            prompt = self.prompt_named(name or self.default_prompt_name)
+        rows = [texts] if isinstance(texts, str) else texts
+        total = len(rows) if isinstance(rows, Sized) else None
+        shown = bar("encoding", "texts", total) if options.get("show_progress_bar") else nullcontext()
+        with shown as progress:
+            parts = self.encode_stream(
+                rows,
+                prompt,
+                batch_size=options.get("batch_size"),
+                progress=progress,
+                device=options.get("device"),
+            )
+            whole = concat(parts)
+        width = options.get("truncate_dim")
+        width = self.truncate_dim if width is None else width
+        result = finished(whole, width, options.get("normalize_embeddings", False))
         assert isinstance(result, Dense)  # what a PooledHead gives
-        values = result.values[0] if single else result.values
-        return values.to(self.device) if convert_to_tensor else values.numpy()
+        values = result.values[0] if isinstance(texts, str) else result.values
+        if options.get("convert_to_tensor"):
+            return values.to(self.device)
+        if options.get("convert_to_numpy", True):
+            return values.numpy()
+        return values if isinstance(texts, str) else list(values)
 
     def similarity(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare each vector of ``a (n, dim)`` with each of ``b (m, dim)``: ``(n, m)``, higher is nearer.
@@ -207,6 +232,17 @@ class Model(Pipeline):
     def similarity_pairwise(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare vector ``i`` of ``a`` with vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``."""
         return compare_pairs(self.similarity_name, a, b)
+
+
+def _check(options: EncodeOptions) -> None:
+    known = EncodeOptions.__annotations__
+    for name in options.keys() - known.keys():
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
+    size = options.get("batch_size")
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise BadValueError(f"encode: batch_size is {size!r}, expected a whole number of 1 or more")
 
 
 def _with_prompt(name: str, options: EncodeOptions) -> EncodeOptions:

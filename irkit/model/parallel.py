@@ -24,7 +24,11 @@ _Result = tuple[str, int, dict[str, Any]]  # kind, dim, arrays: numpy travels by
 
 
 def encode_in_processes(
-    model: Pipeline, devices: Sequence[str | torch.device], chunks: Iterable[list[str]], prompt: str
+    model: Pipeline,
+    devices: Sequence[str | torch.device],
+    chunks: Iterable[list[str]],
+    prompt: str,
+    batch_size: int | None = None,
 ) -> Iterator[Representation]:
     """Encode chunks of texts on several devices at once.
 
@@ -35,6 +39,7 @@ def encode_in_processes(
         devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
         chunks: Texts; at most a few chunks a process are held at a time.
         prompt: Written before each text.
+        batch_size: Most texts encoded at once.
 
     Yields:
         The representation of each chunk in order, float32 on the CPU.
@@ -55,7 +60,7 @@ def encode_in_processes(
     waiting: deque[Future[_Result]] = deque()
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_encode, chunk, prompt))
+            waiting.append(pool.submit(_encode, chunk, prompt, batch_size))
             if len(waiting) >= _IN_FLIGHT * len(devices):
                 yield representation_from_arrays(*waiting.popleft().result())
         while waiting:
@@ -83,8 +88,9 @@ def _start(starts: Any, threads: int) -> None:
     _models.append(model.to(device))
 
 
-def _encode(texts: list[str], prompt: str) -> _Result:
+def _encode(texts: list[str], prompt: str, batch_size: int | None) -> _Result:
     model = _models[0]
     length = model.tokenizer.prompt_length(prompt)
-    representation = model.encode_tokens(model.tokenizer(texts, prompt), prompt_length=length)
+    tokens = model.tokenizer(texts, prompt)
+    representation = model.encode_tokens(tokens, prompt_length=length, batch_size=batch_size)
     return representation.kind, representation.dim, representation.arrays()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,17 +16,16 @@ from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import PooledHead
 from irkit.model.batching import Progress, ahead, chunks, encode_tokens
-from irkit.model.hardware import find_device
+from irkit.model.hardware import Device, find_device, find_devices
 from irkit.model.parallel import encode_in_processes
 from irkit.model.similarity import SIMILARITIES
 from irkit.ragged import Ragged
 from irkit.representation import Dense, Representation, concat
 from irkit.tokenizer import Tokenizer, strings
 
-__all__ = ["Device", "Pipeline", "Side", "finished"]
+__all__ = ["Pipeline", "Side", "finished"]
 
 Side = Literal["query", "document"]
-Device = str | torch.device | Sequence[str | torch.device]
 
 _CHUNK = 2048  # texts that are sorted by length together
 _BUDGET = {"cpu": 1024, "cuda": 32768}  # tokens a step: what stays in the cache, what fills the device
@@ -57,6 +57,7 @@ class Pipeline(nn.Module):
         self.similarity_name = similarity_name
         self.truncate_dim = truncate_dim
         self.tokens_per_step: int | None = None
+        self.devices: list[torch.device] = []
         self.prompt_named(default_prompt_name)
         if similarity_name not in SIMILARITIES:
             raise BadValueError(
@@ -117,19 +118,31 @@ class Pipeline(nn.Module):
         return self.head(self.encoder(tokens), tokens, prompt_length)
 
     def encode_tokens(
-        self, tokens: Ragged, *, prompt_length: int = 0, progress: Progress | None = None
+        self,
+        tokens: Ragged,
+        *,
+        prompt_length: int = 0,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
     ) -> Representation:
         """What the head makes of token ids, without gradients: float32 on the CPU, in order.
 
         Args:
             tokens: Ragged int64 on the CPU.
             prompt_length: Leading tokens of each row that are the prompt.
+            batch_size: Most rows encoded at once, beside `tokens_per_step`.
             progress: Called with the number of rows finished since its last call.
         """
         self.eval()
         budget = self.tokens_per_step or _BUDGET.get(self.device.type, _BUDGET["cpu"])
         return encode_tokens(
-            self.encoder, self.head, tokens, budget=budget, prompt_length=prompt_length, progress=progress
+            self.encoder,
+            self.head,
+            tokens,
+            budget=budget,
+            batch_size=batch_size,
+            prompt_length=prompt_length,
+            progress=progress,
         )
 
     def encode_stream(
@@ -138,6 +151,7 @@ class Pipeline(nn.Module):
         prompt: str = "",
         *,
         chunk_size: int = _CHUNK,
+        batch_size: int | None = None,
         progress: Progress | None = None,
         device: Device | None = None,
     ) -> Iterator[Representation]:
@@ -147,6 +161,7 @@ class Pipeline(nn.Module):
             texts: Read as they are needed.
             prompt: Written before each text.
             chunk_size: Texts read, tokenized and sorted by length together.
+            batch_size: Most texts encoded at once, beside `tokens_per_step`.
             progress: Called with the number of texts finished since its last call.
             device: Move the model there first; or several, each of which gets a process of its own.
 
@@ -161,11 +176,11 @@ class Pipeline(nn.Module):
                 self.to(find_device(device))
             for tokens in ahead(partial(self.tokenizer, prompt=prompt), pieces):
                 empty = False
-                yield self.encode_tokens(tokens, prompt_length=length, progress=progress)
+                yield self.encode_tokens(
+                    tokens, prompt_length=length, batch_size=batch_size, progress=progress
+                )
         else:
-            if not device:
-                raise BadValueError("device: got an empty list, expected at least one device")
-            for part in encode_in_processes(self, [find_device(place) for place in device], pieces, prompt):
+            for part in encode_in_processes(self, find_devices(device), pieces, prompt, batch_size):
                 empty = False
                 yield part
                 if progress is not None:
@@ -200,13 +215,21 @@ class Pipeline(nn.Module):
         progress: Progress | None = None,
         device: Device | None = None,
     ) -> Iterator[Representation]:
-        """As `represent`, for any number of texts; arguments and parts as in `encode_stream`."""
+        """As `represent`, for any number of texts; arguments and parts as in `encode_stream`.
+
+        A model that was loaded for several devices runs a process on each of them here, unless one chunk
+        holds all texts.
+        """
         if self.similarity_name not in ("cosine", "dot"):
             raise BadValueError(
                 f"represent: the similarity of the model is {self.similarity_name}, no inner product; "
                 "use encode and similarity"
             )
         unit, prompt = self.similarity_name == "cosine", self.prompt_named(side)
+        if device is None and len(self.devices) > 1:
+            texts = iter(texts)
+            first = list(islice(texts, max(0, chunk_size) + 1))
+            texts, device = chain(first, texts), self.devices if len(first) > chunk_size else None
         stream = self.encode_stream(texts, prompt, chunk_size=chunk_size, progress=progress, device=device)
         for part in stream:
             yield finished(part, self.truncate_dim, unit)

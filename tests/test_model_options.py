@@ -1,0 +1,128 @@
+"""Options of `encode` under the names of sentence-transformers, and models on several devices."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from irkit import Model, Retriever
+from irkit.errors import BadTypeError, BadValueError
+from irkit.model import pipeline
+
+TEXTS = [f"{word} {number}" for number in range(7) for word in ("search", "the index of text", "")]
+
+
+@pytest.fixture
+def model(tiny_bert: Path) -> Model:
+    return load(tiny_bert)
+
+
+def load(directory: Path, device: Any = "cpu") -> Model:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a bare encoder
+        return Model.from_pretrained(directory, device=device)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_batch_size_bounds_the_texts_of_a_step(
+    model: Model, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    expected, rows = model.encode(TEXTS), list[int]()
+    model.encoder.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
+    got = model.encode(TEXTS, batch_size=batch_size, show_progress_bar=False)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert sum(rows) == len(TEXTS)
+    assert max(rows) == min(batch_size, len(TEXTS))
+    rows.clear()
+    model.tokens_per_step = 12
+    np.testing.assert_allclose(model.encode_document(TEXTS, batch_size=batch_size), expected, atol=1e-5)
+    assert max(rows) <= min(batch_size, 12 // 2)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "32"])
+def test_batch_sizes_that_make_no_sense(model: Model, size: Any) -> None:
+    with pytest.raises(BadValueError, match=r"batch_size is .*, expected a whole number"):
+        model.encode(TEXTS, batch_size=size)
+
+
+def test_bar_on_request(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    for wanted in (True, False, None):
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stderr", screen)
+        model.encode_query(TEXTS, show_progress_bar=wanted)
+        assert ("encoding" in screen.getvalue()) == bool(wanted)
+
+
+def test_forms_of_the_result(model: Model) -> None:
+    array = model.encode(TEXTS, convert_to_numpy=True)
+    assert isinstance(array, np.ndarray)
+    rows = model.encode(TEXTS, convert_to_numpy=False)
+    assert isinstance(rows, list)
+    torch.testing.assert_close(torch.stack(rows), torch.from_numpy(array))
+    torch.testing.assert_close(
+        model.encode(TEXTS, convert_to_numpy=False, convert_to_tensor=True), torch.stack(rows)
+    )
+    assert model.encode(TEXTS[0], convert_to_numpy=False).shape == (32,)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("batchsize", "did you mean 'batch_size'"), ("pool", "there are prompt_name, prompt,")],
+)
+@pytest.mark.parametrize("verb", ["encode", "encode_query", "encode_document"])
+def test_unknown_options_are_named(model: Model, verb: str, name: str, message: str) -> None:
+    with pytest.raises(BadTypeError, match=f"no option is named '{name}'; {message}"):
+        getattr(model, verb)(TEXTS, **{name: 1})
+
+
+@pytest.mark.parametrize("name", [None, 5, b"model", ["model"]])
+def test_names_that_are_none(name: Any) -> None:
+    with pytest.raises(BadTypeError, match=r"from_pretrained: got .*, expected a directory or a name"):
+        Model.from_pretrained(name)
+
+
+# ---- several devices -----------------------------------------------------------------------------
+
+
+def test_documents_are_encoded_on_all_devices(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    run = pipeline.encode_in_processes
+    monkeypatch.setattr(
+        pipeline, "encode_in_processes", lambda *given: ran.append(list(given[1])) or run(*given)
+    )
+    model = load(tiny_bert, ["cpu", "cpu"])
+    one = Retriever.build(load(tiny_bert), TEXTS, tmp_path / "one", chunk_size=4)
+    told: list[tuple[str, int, int | None]] = []
+    two = Retriever.build(
+        model, TEXTS, tmp_path / "two", chunk_size=4, progress=lambda *given: told.append(given)
+    )
+    assert ran == [[torch.device("cpu")] * 2]
+    assert sum(count for _, count, _ in told) == len(TEXTS)
+    hits, expected = (retriever.search("the index", k=21) for retriever in (two, one))
+    assert [hit.id for hit in hits] == [hit.id for hit in expected]
+    np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in expected], atol=1e-5)
+    two.add({"new": "a text alone starts no process"})
+    model.encode(TEXTS)
+    assert len(ran) == 1
+    assert model.device.type == "cpu"
+
+
+def test_lists_of_devices_that_are_none(tiny_bert: Path) -> None:
+    with pytest.raises(BadValueError, match="device: got an empty list"):
+        load(tiny_bert, [])
+    with pytest.raises(BadValueError, match="device 'tpu': expected cpu, cuda"):
+        load(tiny_bert, ["cpu", "tpu"])
