@@ -26,6 +26,7 @@ LAYERS = {
     "scoring": BASE,
     "encoder": BASE | {"encoder"},
     "heads": BASE | {"heads"},
+    "late_interaction": BASE | {"encoder"},
     "tokenizer": {"ragged"},
     "run": {"data"},
     "evaluation": {"run", "data"},
