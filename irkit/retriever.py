@@ -17,9 +17,8 @@ from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import (
     Documents,
-    FaissConfig,
-    FlatConfig,
     Hits,
+    IndexConfig,
     StageProgress,
     Store,
     create_index,
@@ -84,7 +83,7 @@ class Retriever:
         documents: Collection,
         path: str | Path,
         *,
-        index: str | Mapping[str, Any] | FlatConfig | FaissConfig = "flat",
+        index: str | Mapping[str, Any] | IndexConfig = "flat",
         chunk_size: int = _CHUNK,
         overwrite: bool = False,
         progress: StageProgress | None = None,

@@ -22,7 +22,14 @@ from typing import Any
 from irkit.errors import BadValueError, StorageError
 from irkit.index.base import Index, StageProgress
 from irkit.index.compaction import compact
-from irkit.index.config import FaissConfig, FlatConfig, IndexConfig, index_config
+from irkit.index.config import (
+    FaissConfig,
+    FlatConfig,
+    IndexConfig,
+    MuveraConfig,
+    PlaidConfig,
+    index_config,
+)
 from irkit.index.documents import Documents
 from irkit.index.flat import Flat
 from irkit.index.store import Store
@@ -36,6 +43,8 @@ __all__ = [
     "Hits",
     "Index",
     "IndexConfig",
+    "MuveraConfig",
+    "PlaidConfig",
     "StageProgress",
     "Store",
     "compact",
@@ -45,7 +54,7 @@ __all__ = [
 ]
 
 
-def create_index(store: Store, config: str | Mapping[str, Any] | FlatConfig | FaissConfig = "flat") -> Index:
+def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "flat") -> Index:
     """An empty index in a store that is being built, or the one that a resumed build has begun.
 
     Args:
@@ -92,4 +101,12 @@ def open_index(store: Store) -> Index:
         from irkit.index.faiss import Faiss  # imports FAISS: a second, where it is not needed
 
         return Faiss(store, config)
+    if isinstance(config, PlaidConfig):
+        from irkit.index.plaid import Plaid
+
+        return Plaid(store, config)
+    if isinstance(config, MuveraConfig):
+        from irkit.index.muvera import Muvera
+
+        return Muvera(store, config)
     return Flat(store, config)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from irkit.errors import BadTypeError, BadValueError
-from irkit.index.config import FaissConfig, FlatConfig
+from irkit.index.config import IndexConfig
 from irkit.index.files import Array
 from irkit.index.store import Store
 from irkit.index.topk import Hits
@@ -46,7 +46,7 @@ class Index(ABC):
     kinds: ClassVar[tuple[str, ...]] = ("dense", "multi_vector", "sparse")
     """Kinds of representation it can hold."""
 
-    def __init__(self, store: Store, config: FlatConfig | FaissConfig) -> None:
+    def __init__(self, store: Store, config: IndexConfig) -> None:
         """Use `create_index` or `open_index`."""
         self.store = store
         self.config = config

@@ -12,7 +12,7 @@ from pydantic import Field
 from irkit.config import Config
 from irkit.errors import ConfigError
 
-__all__ = ["FaissConfig", "FlatConfig", "IndexConfig", "index_config"]
+__all__ = ["FaissConfig", "FlatConfig", "IndexConfig", "MuveraConfig", "PlaidConfig", "index_config"]
 
 
 class FlatConfig(Config):
@@ -50,19 +50,74 @@ class FaissConfig(Config):
     device: Literal["auto", "cpu", "gpu"] = "cpu"
 
 
-IndexConfig: TypeAlias = Annotated[FlatConfig | FaissConfig, Field(discriminator="kind")]
+class PlaidConfig(Config):
+    """Approximate MaxSim over compressed tokens: each is its centroid and a residual of a few bits.
+
+    Scores are exact for the tokens that the codes stand for, which differ a little from those given.
+
+    Attributes:
+        nbits: Bits of each dimension of a residual; fewer are smaller and find less.
+        centroids: Their number; by default some 16 times the root of the number of tokens.
+        nprobe: Centroids visited for each token of a query; by default as many as suit the hits wanted.
+        candidates: Documents whose residuals are scored; by default as many as suit the hits wanted.
+        train_size: Tokens sampled to train the centroids, at most.
+        seed: Makes the build reproducible.
+        device: ``"gpu"`` trains and searches on a GPU, ``"auto"`` where there is one.
+
+    Source: Santhanam et al., PLAID, arXiv 2205.09707.
+    """
+
+    kind: Literal["plaid"] = "plaid"
+    nbits: Literal[1, 2, 4, 8] = 4
+    centroids: int | None = Field(None, ge=1)
+    nprobe: int | None = Field(None, ge=1)
+    candidates: int | None = Field(None, ge=1)
+    train_size: int = Field(1_000_000, ge=1)
+    seed: int = 0
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+
+
+class MuveraConfig(Config):
+    """FAISS search of one long vector a document, whose inner products approximate MaxSim, then exact MaxSim.
+
+    That vector has ``repetitions * 2**bits * projection`` dimensions.
+
+    Attributes:
+        repetitions: Independent encodings, one after the other.
+        bits: Hyperplanes that cut the space of tokens into ``2**bits`` cells.
+        projection: Dimensions kept of the tokens in a cell.
+        candidates: Documents that are ranked by MaxSim; at least twice the hits wanted.
+        factory: As of `FaissConfig`.
+        seed: Of hyperplanes and projections, and of the training of FAISS.
+
+    Source: Dhulipala et al., MUVERA, arXiv 2405.19504.
+    """
+
+    kind: Literal["muvera"] = "muvera"
+    repetitions: int = Field(20, ge=1)
+    bits: int = Field(5, ge=1, le=10)
+    projection: int = Field(16, ge=1)
+    candidates: int = Field(200, ge=1)
+    factory: str = "pq"
+    seed: int = 0
+
+
+IndexConfig: TypeAlias = Annotated[
+    FlatConfig | FaissConfig | PlaidConfig | MuveraConfig, Field(discriminator="kind")
+]
 """Configuration of any index; the field ``kind`` tells which."""
 
-_KINDS: dict[str, type[FlatConfig] | type[FaissConfig]] = {"flat": FlatConfig, "faiss": FaissConfig}
+_CLASSES = (FlatConfig, FaissConfig, PlaidConfig, MuveraConfig)
+_KINDS: dict[str, Any] = {cls.model_fields["kind"].default: cls for cls in _CLASSES}
 _SHORT = ("hnsw", "ivf", "pq", "ivfpqfs")
 
 
-def index_config(choice: str | Mapping[str, Any] | FlatConfig | FaissConfig) -> FlatConfig | FaissConfig:
+def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
     """The configuration that ``choice`` stands for.
 
     Args:
-        choice: A configuration; its keys and values; or a name: ``"flat"``, ``"faiss"``, ``"hnsw"``,
-            ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` or a factory string of FAISS.
+        choice: A configuration; its keys and values; or a name: ``"flat"``, ``"faiss"``, ``"plaid"``,
+            ``"muvera"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` or a factory string of FAISS.
 
     Raises:
         ConfigError: There is no such index, key or value.
@@ -71,7 +126,7 @@ def index_config(choice: str | Mapping[str, Any] | FlatConfig | FaissConfig) -> 
         >>> index_config("hnsw").kind, index_config({"kind": "faiss", "factory": "IVF64,Flat"}).factory
         ('faiss', 'IVF64,Flat')
     """
-    if isinstance(choice, FlatConfig | FaissConfig):
+    if isinstance(choice, _CLASSES):
         return choice
     if isinstance(choice, str):
         if choice in _KINDS:
@@ -87,7 +142,8 @@ def index_config(choice: str | Mapping[str, Any] | FlatConfig | FaissConfig) -> 
     kind = choice.get("kind")
     if kind not in _KINDS:
         raise ConfigError(_unknown(kind))
-    return _KINDS[kind].parse(choice, "index")
+    config: IndexConfig = _KINDS[kind].parse(choice, "index")
+    return config
 
 
 def _unknown(name: object) -> str:

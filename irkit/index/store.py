@@ -212,6 +212,14 @@ class Store:
             entry = replace(entry, crc32=checksum(entry.map(self.path)))
         self._change(name, entry)
 
+    def drop(self, name: str) -> None:
+        """Forget an array, inside ``update``; nothing happens if there is none of this name."""
+        if not self._depth:
+            raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
+        if self._entries.pop(name, None):
+            self._maps.pop(name, None)
+            self._changed()
+
     @contextlib.contextmanager
     def update(self) -> Iterator[Self]:
         """Change the index: all of the block or, on an exception, nothing of it.
