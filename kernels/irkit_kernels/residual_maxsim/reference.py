@@ -1,0 +1,223 @@
+"""The definitions, in numpy: slow, and exact where the fast code is (integer sums, levels, bytes)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "STEPS",
+    "CentroidTable",
+    "Tokens",
+    "assign_reference",
+    "centroid_table_reference",
+    "decode_reference",
+    "encode_reference",
+    "interaction_reference",
+    "pack_levels",
+    "packed_width",
+    "probe_reference",
+    "quantize_signed",
+    "residual_maxsim_reference",
+    "steps_of",
+    "train_codebook",
+    "unpack_levels",
+]
+
+STEPS = 32  # a codebook counts in steps of 1 / 32 of a residual's root mean square
+FLOOR, CEILING = (
+    -0.25,
+    1.0,
+)  # what the 8 bits of a centroid's score span, in units of the largest there can be
+
+Array = NDArray[np.generic]
+
+
+class Tokens(NamedTuple):
+    """Encoded tokens; a slice of all three arrays is a slice of the tokens.
+
+    Attributes:
+        codes: ``(n,)`` uint16 or int32, the centroid of each token.
+        coefficients: ``(n, 2)`` float16, ``a`` and ``b`` of ``token = a * centroid + b * levels``.
+        packed: ``(n, bytes)`` uint8, the levels as `pack_levels` packs them.
+    """
+
+    codes: NDArray[np.uint16] | NDArray[np.int32]
+    coefficients: NDArray[np.float16]
+    packed: NDArray[np.uint8]
+
+
+class CentroidTable(NamedTuple):
+    """What a query makes of every centroid.
+
+    Attributes:
+        scores: ``(K, m)`` float32, inner products with vectors rounded to 8 bits.
+        bytes: ``(K, m)`` uint8, the same on a common scale of 256 steps.
+    """
+
+    scores: NDArray[np.float32]
+    bytes: NDArray[np.uint8]
+
+
+def quantize_signed(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Round rows ``(n, d)`` to int8 in -127 .. 127: ``x = q * scale``, scale ``(n,)``; zeros have scale 1."""
+    high = np.abs(x).max(1, initial=0)
+    scale = np.where(high > 0, high / np.float32(127), 1).astype(np.float32)
+    return np.rint(x / scale[:, None]).astype(np.int8), scale
+
+
+def packed_width(dim: int, nbits: int) -> int:
+    """Bytes of a token of ``dim`` levels: a multiple of 4."""
+    return -(-dim * nbits // 32) * 4
+
+
+def pack_levels(levels: NDArray[np.uint8], nbits: int) -> NDArray[np.uint8]:
+    """Pack ``(n, d)`` levels below ``2**nbits``.
+
+    Returns:
+        ``(n, packed_width(d, nbits))`` uint8: byte ``j`` holds levels ``j``, ``j + width``, ... from low bits up.
+    """
+    n, dim = levels.shape
+    width = packed_width(dim, nbits)
+    planes = np.zeros((n, 8 // nbits * width), np.uint8)
+    planes[:, :dim] = levels
+    packed = np.zeros((n, width), np.uint8)
+    for i, plane in enumerate(np.split(planes, 8 // nbits, axis=1)):
+        packed |= plane << np.uint8(i * nbits)
+    return packed
+
+
+def unpack_levels(packed: NDArray[np.uint8], dim: int, nbits: int) -> NDArray[np.uint8]:
+    """Undo `pack_levels`: ``(n, dim)`` uint8."""
+    mask = np.uint8(2**nbits - 1)
+    planes = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, nbits)]
+    return np.concatenate(planes, axis=1)[:, :dim]
+
+
+def steps_of(residuals: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Residuals ``(n, d)``, row by row in steps: 32 are the root mean square of the row's numbers."""
+    norm = np.sqrt(np.square(residuals).sum(1, keepdims=True))
+    factor = np.where(norm > 0, STEPS * np.float32(residuals.shape[1]) ** 0.5 / np.maximum(norm, 1e-30), 0)
+    return np.rint(np.clip(residuals * factor, -128, 127)).astype(np.int8)
+
+
+def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
+    """The ``2**nbits`` levels of least squared error for a sample of residuals ``(n, d)``, by dynamic programming.
+
+    Returns:
+        int8, strictly rising, in steps of 1/32 of a residual's root mean square.
+
+    Source: Lloyd 1982 (Least squares quantization in PCM) has the objective; on 256 values its optimum is exact.
+    """
+    if nbits == 8:
+        return np.arange(-128, 128, dtype=np.int8)
+    weight = np.bincount(steps_of(residuals).ravel().astype(np.int64) + 128, minlength=256).astype(np.float64)
+    weight += 1e-9 * max(1.0, weight.sum())  # an interval without data still has a middle
+    value = np.arange(-128.0, 128.0)
+    sums = [np.concatenate([[0], np.cumsum(weight * value**power)]) for power in range(3)]
+    count, first, second = (s[None, :] - s[:, None] for s in sums)  # of the interval [i, j) at [i, j]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cost = np.where(count > 0, second - first**2 / count, np.inf)
+    error, cuts = cost[0], []
+    for _ in range(2**nbits - 1):
+        total = error[:, None] + cost
+        cuts.append(total.argmin(0))
+        error = total.min(0)
+    ends = [256]
+    for cut in reversed(cuts):
+        ends.append(int(cut[ends[-1]]))
+    start, stop = np.array([0, *ends[:0:-1]]), np.array(ends[::-1])
+    mean = first[start, stop] / count[start, stop]
+    return np.rint(mean).astype(np.int8)
+
+
+def assign_reference(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
+    """The centroid ``(K, d)`` of largest inner product with each row of ``values (n, d)``."""
+    rows = max(1, 2**24 // len(centroids))
+    blocks = [values[i : i + rows] @ centroids.T for i in range(0, len(values), rows)]
+    return np.concatenate([np.empty(0, np.int64), *(block.argmax(1) for block in blocks)]).astype(np.int32)
+
+
+def encode_reference(
+    values: NDArray[np.float32], centroids: NDArray[np.float32], codes: Array, codebook: NDArray[np.int8]
+) -> Tokens:
+    """Round residuals to the nearest levels, and fit both coefficients by least squares in float64."""
+    nbits = len(codebook).bit_length() - 1
+    centroid = centroids[codes]
+    middles = (codebook[1:].astype(np.int16) + codebook[:-1]) >> 1
+    levels = np.searchsorted(middles, steps_of(values - centroid), side="left").astype(np.uint8)
+    x, c, u = (v.astype(np.float64) for v in (values, centroid, codebook[levels]))
+    cc, cu, uu, xc, xu = ((p * q).sum(1) for p, q in ((c, c), (c, u), (u, u), (x, c), (x, u)))
+    det = cc * uu - cu * cu
+    fits = det > 1e-6 * cc * uu
+    det = np.where(fits, det, 1)
+    a = np.where(fits, (xc * uu - xu * cu) / det, np.where(cc > 0, xc / np.where(cc > 0, cc, 1), 0))
+    b = np.where(fits, (xu * cc - xc * cu) / det, 0)
+    coefficients = np.stack([a, b], 1).astype(np.float16)
+    return Tokens(codes, coefficients, pack_levels(levels, nbits))  # type: ignore[arg-type]
+
+
+def decode_reference(
+    tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]
+) -> NDArray[np.float32]:
+    """``a * centroid + b * levels``, ``(n, d)``."""
+    nbits = len(codebook).bit_length() - 1
+    levels = codebook.astype(np.float32)[unpack_levels(tokens.packed, centroids.shape[1], nbits)]
+    a, b = tokens.coefficients.astype(np.float32).T
+    return a[:, None] * centroids[tokens.codes] + b[:, None] * levels
+
+
+def centroid_table_reference(query: NDArray[np.float32], centroids: NDArray[np.float32]) -> CentroidTable:
+    """Scores of every centroid ``(K, d)`` for every token of the query ``(m, d)``."""
+    (q, q_scale), (c, c_scale) = quantize_signed(query), quantize_signed(centroids)
+    scores = (c.astype(np.int32) @ q.astype(np.int32).T).astype(np.float32) * c_scale[:, None] * q_scale
+    norms = [np.sqrt(np.square(x).sum(1).max(initial=0)) for x in (query, centroids)]
+    reach = np.float32(max(norms[0] * norms[1], 1e-30))
+    steps = np.rint((scores / reach - FLOOR) * (255 / (CEILING - FLOOR)))
+    return CentroidTable(scores, np.clip(steps, 0, 255).astype(np.uint8))
+
+
+def probe_reference(
+    table: CentroidTable,
+    nprobe: int,
+    list_offsets: NDArray[np.int64],
+    list_rows: NDArray[np.int32],
+    keep: NDArray[np.bool_],
+) -> NDArray[np.int32]:
+    """The documents, in order, with a token at one of the ``nprobe`` best centroids of a query token."""
+    best = np.unique(np.argsort(-table.scores, axis=0, kind="stable")[:nprobe])
+    found = np.zeros(len(keep), bool)
+    for centroid in best:
+        found[list_rows[list_offsets[centroid] : list_offsets[centroid + 1]]] = True
+    return np.flatnonzero(found & keep).astype(np.int32)
+
+
+def interaction_reference(
+    table: CentroidTable, codes: Array, offsets: NDArray[np.int64], rows: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """MaxSim of each document ``rows[i]`` with its tokens replaced by their centroids, in bytes; 0 if empty."""
+    scores = [table.bytes[codes[offsets[row] : offsets[row + 1]]] for row in rows]
+    return np.array([s.max(0, initial=0).sum(dtype=np.int32) for s in scores], np.int32)
+
+
+def residual_maxsim_reference(
+    query: NDArray[np.float32],
+    table: CentroidTable,
+    tokens: Tokens,
+    offsets: NDArray[np.int64],
+    codebook: NDArray[np.int8],
+    rows: NDArray[np.int32],
+) -> NDArray[np.float32]:
+    """MaxSim of each document ``rows[i]``, with the query rounded to 8 bits; -inf without tokens."""
+    nbits, (q, scale) = len(codebook).bit_length() - 1, quantize_signed(query)
+    out = np.full(len(rows), -np.inf, np.float32)
+    for i, row in enumerate(rows):
+        codes, coefficients, packed = (x[offsets[row] : offsets[row + 1]] for x in tokens)
+        levels = codebook.astype(np.int32)[unpack_levels(packed, query.shape[1], nbits)]
+        a, b = coefficients.astype(np.float32).T
+        scores = a[:, None] * table.scores[codes] + b[:, None] * (levels @ q.astype(np.int32).T * scale)
+        if len(codes):
+            out[i] = scores.max(0).sum()
+    return out
