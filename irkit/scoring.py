@@ -62,8 +62,11 @@ def score_pairs(queries: Representation, documents: Representation) -> Tensor:
         )
     if isinstance(queries, Dense) and isinstance(documents, Dense):
         return (queries.values.float() * documents.values.float()).sum(1)
-    rows = [score(queries[i : i + 1], documents[i : i + 1])[0] for i in range(len(queries))]
-    return torch.cat(rows) if rows else torch.zeros(0)
+    if isinstance(queries, MultiVector) and isinstance(documents, MultiVector):
+        rows = torch.arange(len(queries), device=queries.tokens.device)
+        return _maxsim(queries, documents, torch.stack([rows, rows], dim=1))
+    parts = [score(queries[i : i + 1], documents[i : i + 1])[0] for i in range(len(queries))]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def check_comparable(queries: Representation, documents: Representation) -> None:
@@ -90,11 +93,11 @@ def _inner_products(queries: Tensor, documents: Tensor) -> Tensor:
     return queries @ documents.T
 
 
-def _maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
+def _maxsim(queries: MultiVector, documents: MultiVector, pairs: Tensor | None = None) -> Tensor:
+    from irkit_kernels.maxsim import maxsim
+
     q, d = queries.tokens, documents.tokens
-    similarity = d.values.float() @ q.values.float().T  # (document tokens, query tokens)
-    best = similarity.new_full((len(d), similarity.shape[1]), float("-inf"))
-    rows = d.row_ids()[:, None].expand_as(similarity)
-    best = best.scatter_reduce(0, rows, similarity, "amax")
-    total = similarity.new_zeros(len(d), len(q))
-    return total.index_add(1, q.row_ids(), best).T
+    values = (q.values, d.values)
+    if q.values.dtype != d.values.dtype or q.values.dtype == torch.float64:
+        values = (q.values.float(), d.values.float())
+    return maxsim(values[0], q.offsets, values[1], d.offsets, pairs)

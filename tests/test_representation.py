@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Dense, MultiVector, Ragged, Sparse, score
@@ -45,6 +45,7 @@ def oracle(queries: Representation, documents: Representation) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)  # the first call compiles
 @given(q=lengths_of_rows, d=lengths_of_rows, seed=st.integers(0, 99))
 def test_score_equals_the_definition(kind: str, q: list[int], d: list[int], seed: int) -> None:
     queries, documents = draw(kind, q, seed), draw(kind, d, seed + 1)

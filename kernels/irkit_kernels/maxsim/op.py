@@ -1,0 +1,306 @@
+"""``irkit::maxsim``: late interaction scores of ragged queries and documents, differentiable, and in int8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .reference import Tokens, maxsim_backward, maxsim_forward
+
+__all__ = ["maxsim", "maxsim_int8"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_INT8 = 2**16  # dimensions: beyond 2^17 the int32 sums could overflow
+
+
+def maxsim(
+    queries: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    """Sum over a query's tokens of the largest inner product with a token of the document.
+
+    The similarities of tokens never reach memory. Sums are float32 whatever the dtype. A query without
+    tokens scores 0; with tokens, against a document without, ``-inf``. The gradient flows through the maximum
+    alone, of equals through the first, and is deterministic. Runs on `torch.get_num_threads` threads or on
+    CUDA, under ``torch.compile``, too. On CUDA offsets and pairs are trusted: to look at them is to wait.
+
+    Args:
+        queries: ``(total_q, d)`` float32, bfloat16 or float16.
+        query_offsets: ``(n_q + 1,)`` int32; the tokens of query ``i`` begin at ``query_offsets[i]`` and end
+            before ``query_offsets[i + 1]``.
+        documents: ``(total_d, d)`` of the same dtype.
+        document_offsets: ``(n_d + 1,)`` int32, likewise.
+        pairs: ``(p, 2)`` int64 rows of queries and of documents, to score these pairs alone.
+
+    Returns:
+        ``(n_q, n_d)`` float32, or ``(p,)`` with pairs.
+
+    Raises:
+        ValueError: Shapes, dtypes, devices, offsets or pairs do not fit together.
+
+    Examples:
+        >>> ends = torch.tensor([0, 2], dtype=torch.int32)
+        >>> maxsim(torch.eye(2), ends, torch.tensor([[1.0, 0.0], [0.5, 0.5]]), ends)
+        tensor([[1.5000]])
+
+    Source: Khattab and Zaharia 2020 (ColBERT), equation 3.
+    """
+    arguments = (queries, query_offsets, documents, document_offsets, pairs)
+    _check_kinds(
+        "maxsim", Tokens(queries, query_offsets), Tokens(documents, document_offsets), pairs, _FLOATS
+    )
+    wanted = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
+    if wanted or torch.compiler.is_compiling():
+        scores: Tensor = torch.ops.irkit.maxsim(*arguments)[0]
+        return scores
+    return _forward(*arguments, with_argmax=False)[0]
+
+
+def maxsim_int8(
+    queries: Tensor,
+    query_scales: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_scales: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    """`maxsim` of token vectors in 8 bits, as `quantize_rows` makes them; without gradient.
+
+    Inner products are exact, then multiplied by the scales of both tokens.
+
+    Args:
+        queries: ``(total_q, d)`` int8.
+        query_scales: ``(total_q,)`` float32, not negative.
+        query_offsets: ``(n_q + 1,)`` int32.
+        documents: ``(total_d, d)`` int8.
+        document_scales: ``(total_d,)`` float32.
+        document_offsets: ``(n_d + 1,)`` int32.
+        pairs: As for `maxsim`.
+
+    Returns:
+        ``(n_q, n_d)`` float32, or ``(p,)`` with pairs.
+
+    Raises:
+        ValueError: Shapes, dtypes, devices, offsets or pairs do not fit together.
+    """
+    first = Tokens(queries, query_offsets, query_scales)
+    second = Tokens(documents, document_offsets, document_scales)
+    _check_kinds("maxsim_int8", first, second, pairs, (torch.int8,))
+    arguments = (queries, query_scales, query_offsets, documents, document_scales, document_offsets, pairs)
+    if torch.compiler.is_compiling():
+        scores: Tensor = torch.ops.irkit.maxsim_int8(*arguments)
+        return scores
+    return _int8(*arguments)
+
+
+def _forward(
+    queries: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+    *,
+    with_argmax: bool = True,
+) -> tuple[Tensor, Tensor]:
+    tokens = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
+    return _run("maxsim", *tokens, pairs, with_argmax)
+
+
+def _int8(
+    queries: Tensor,
+    query_scales: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_scales: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    first = Tokens(queries, query_offsets, query_scales)
+    second = Tokens(documents, document_offsets, document_scales)
+    if query_scales.is_cpu and (query_scales < 0).any():
+        raise ValueError("maxsim_int8: query_scales must not be negative")
+    return _run("maxsim_int8", first, second, pairs, False)[0]
+
+
+def _run(
+    name: str, queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
+) -> tuple[Tensor, Tensor]:
+    if queries.values.is_cuda:
+        from . import triton_kernel
+
+        return triton_kernel.forward(queries, documents, pairs, with_argmax)
+    _check_values(name, queries, documents, pairs)
+    from . import cpu_kernel
+
+    plan = cpu_kernel.plan_for(queries.values.dtype, pairs is not None)
+    if plan is None:
+        return maxsim_forward(queries.floats(), documents.floats(), pairs)
+    return cpu_kernel.maxsim(queries, documents, pairs, with_argmax, plan)
+
+
+def _backward(
+    grad: Tensor,
+    queries: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None,
+    argmax: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Each maximum is one inner product: add the document token to the query token's gradient, and back."""
+    from . import cpu_kernel
+
+    if queries.is_cpu and cpu_kernel.plan_for(queries.dtype) is None:
+        tokens = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
+        return maxsim_backward(grad.float(), *tokens, pairs, argmax)
+    entries = _entries(grad, query_offsets, len(queries), pairs, argmax)
+    if queries.is_cpu:
+        return cpu_kernel.backward(queries, documents, *entries)
+    from . import triton_kernel
+
+    return triton_kernel.backward(queries, documents, *entries)
+
+
+def _entries(
+    grad: Tensor, query_offsets: Tensor, total: int, pairs: Tensor | None, argmax: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each maximum: its query token, its document token (both int32, -1 is none), its gradient."""
+    lengths, device = query_offsets.diff(), grad.device
+    if pairs is None:
+        rows = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths, output_size=total)
+        tokens = torch.arange(total, dtype=torch.int32, device=device).expand_as(argmax)
+        return tokens.flatten(), argmax.flatten(), grad.float().T[:, rows].flatten()
+    query, counts = pairs[:, 0], lengths[pairs[:, 0]]
+    jobs = torch.repeat_interleave(
+        torch.arange(len(pairs), device=device), counts, output_size=argmax.shape[0]
+    )
+    shift = query_offsets[query] - (counts.cumsum(0) - counts)  # from place among the maxima to query token
+    tokens = torch.arange(argmax.shape[0], device=device) + shift[jobs]
+    return tokens.int(), argmax, grad.float()[jobs]
+
+
+def _check_kinds(
+    name: str, queries: Tokens, documents: Tokens, pairs: Tensor | None, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    q, d = queries.values, documents.values
+    if q.dim() != 2 or d.dim() != 2 or q.shape[1] != d.shape[1] or q.shape[1] == 0:
+        raise ValueError(
+            f"{name}: expected queries and documents (tokens, d) of one d, got {tuple(q.shape)} and "
+            f"{tuple(d.shape)}"
+        )
+    if q.dtype != d.dtype or q.dtype not in dtypes:
+        raise ValueError(f"{name}: expected one dtype among {dtypes}, got {q.dtype} and {d.dtype}")
+    if q.dtype == torch.int8 and q.shape[1] > _MAX_INT8:
+        raise ValueError(f"{name}: got {q.shape[1]} dimensions, expected at most {_MAX_INT8}")
+    for label, tokens in (("query", queries), ("document", documents)):
+        offsets, scales = tokens.offsets, tokens.scales
+        if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.shape[0] == 0:
+            raise ValueError(
+                f"{name}: {label}_offsets must be (n + 1,) int32, got {tuple(offsets.shape)} {offsets.dtype}"
+            )
+        if scales is not None and (scales.dtype != torch.float32 or scales.shape != tokens.values.shape[:1]):
+            raise ValueError(
+                f"{name}: {label}_scales must be ({tokens.values.shape[0]},) float32, got "
+                f"{tuple(scales.shape)} {scales.dtype}"
+            )
+    if pairs is not None and (pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2):
+        raise ValueError(f"{name}: pairs must be (p, 2) int64, got {tuple(pairs.shape)} {pairs.dtype}")
+    tensors = (*queries, *documents, pairs)
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    if len(devices) > 1 or q.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"{name}: expected all tensors on one CPU or CUDA device, got {sorted(map(str, devices))}"
+        )
+
+
+def _check_values(name: str, queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
+    """What the compiled code trusts: wrong offsets would read outside of the tensors."""
+    for label, tokens in (("query", queries), ("document", documents)):
+        offsets, total = tokens.offsets, len(tokens.values)
+        if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
+            raise ValueError(
+                f"{name}: {label}_offsets must rise from 0 to {total}, the number of tokens, got "
+                f"{offsets.tolist()!s:.200}"
+            )
+    if pairs is not None and len(pairs):
+        low, high = pairs.amin(0).tolist(), pairs.amax(0).tolist()
+        if min(low) < 0 or high[0] >= queries.rows or high[1] >= documents.rows:
+            raise ValueError(
+                f"{name}: pairs must be rows of {queries.rows} queries and {documents.rows} documents, got "
+                f"rows from {low} to {high}"
+            )
+
+
+# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+_TOKENS = "Tensor queries, Tensor query_offsets, Tensor documents, Tensor document_offsets"
+torch.library.define("irkit::maxsim", f"({_TOKENS}, Tensor? pairs=None) -> (Tensor, Tensor)")
+torch.library.define(
+    "irkit::maxsim_backward", f"(Tensor grad, {_TOKENS}, Tensor? pairs, Tensor argmax) -> (Tensor, Tensor)"
+)
+torch.library.define(
+    "irkit::maxsim_int8",
+    "(Tensor queries, Tensor query_scales, Tensor query_offsets, Tensor documents, Tensor document_scales, "
+    "Tensor document_offsets, Tensor? pairs=None) -> Tensor",
+)
+for _device in ("cpu", "cuda"):
+    torch.library.impl("irkit::maxsim", _device, _forward)
+    torch.library.impl("irkit::maxsim_backward", _device, _backward)
+    torch.library.impl("irkit::maxsim_int8", _device, _int8)
+
+
+def _scores_like(queries: Tensor, n_q: int, n_d: int, pairs: Tensor | None) -> Tensor:
+    shape = (n_q - 1, n_d - 1) if pairs is None else pairs.shape[:1]
+    return queries.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.register_fake("irkit::maxsim")  # type: ignore[untyped-decorator]
+def _(
+    queries: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    scores = _scores_like(queries, query_offsets.shape[0], document_offsets.shape[0], pairs)
+    if pairs is None:
+        shape: tuple[Any, ...] = (document_offsets.shape[0] - 1, queries.shape[0])
+    else:  # the tokens of the queries of all pairs
+        shape = (torch.library.get_ctx().new_dynamic_size(),)
+    return scores, queries.new_empty(shape, dtype=torch.int32)
+
+
+@torch.library.register_fake("irkit::maxsim_backward")  # type: ignore[untyped-decorator]
+def _(grad: Tensor, queries: Tensor, _: Tensor, documents: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return tuple(x.new_empty(x.shape) for x in (queries, documents))  # type: ignore[return-value]
+
+
+@torch.library.register_fake("irkit::maxsim_int8")  # type: ignore[untyped-decorator]
+def _(
+    queries: Tensor,
+    query_scales: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_scales: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    return _scores_like(queries, query_offsets.shape[0], document_offsets.shape[0], pairs)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    d_queries, d_documents = torch.ops.irkit.maxsim_backward(grad, *ctx.saved_tensors)
+    return d_queries, None, d_documents, None, None
+
+
+torch.library.register_autograd("irkit::maxsim", _gradients, setup_context=_save)

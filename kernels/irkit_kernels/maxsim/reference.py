@@ -1,0 +1,144 @@
+"""The definition of MaxSim of ragged texts, one pair at a time, with the backward written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Tokens", "maxsim_backward", "maxsim_forward", "maxsim_reference", "quantize_rows"]
+
+
+class Tokens(NamedTuple):
+    """Token vectors of ``n`` texts, back to back.
+
+    Attributes:
+        values: ``(total, d)`` floating point, or int8.
+        offsets: ``(n + 1,)`` int32; text ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+        scales: ``(total,)`` float32 beside int8 values.
+    """
+
+    values: Tensor
+    offsets: Tensor
+    scales: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of texts."""
+        return len(self.offsets) - 1
+
+    def floats(self) -> Tokens:
+        """The same in float32."""
+        values = self.values.float()
+        return Tokens(values if self.scales is None else values * self.scales[:, None], self.offsets)
+
+
+def maxsim_forward(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sum over the query's tokens of the largest inner product with a token of the document.
+
+    A query without tokens scores 0, one with tokens against a document without ``-inf``. NaN counts as the
+    largest; of equals the first.
+
+    Args:
+        queries: Floating point.
+        documents: Of the same dtype.
+        pairs: ``(p, 2)`` int64 rows of queries and documents; None is all queries against all documents.
+
+    Returns:
+        Scores ``(n_q, n_d)``, or ``(p,)`` with pairs, in float32 (of float64: float64). And the number
+        of the document token of each maximum, int32, -1 if there is none: ``(n_d, total_q)``, or with pairs
+        for each pair the tokens of its query, back to back.
+    """
+    dtype = torch.promote_types(queries.values.dtype, torch.float32)
+    scores, places = [], [torch.empty(0, dtype=torch.int64)]
+    for query, document in _texts(queries, documents, pairs):
+        tokens = torch.arange(documents.values.shape[0])[document]
+        if not len(tokens):
+            n = query.stop - query.start
+            scores.append(torch.full((n,), -torch.inf, dtype=dtype).sum())
+            places.append(torch.full((n,), -1))
+            continue
+        similarity = queries.values[query].to(dtype) @ documents.values[document].to(dtype).T
+        best = similarity.argmax(1)
+        scores.append(similarity.gather(1, best[:, None]).sum())
+        places.append(tokens[best])
+    shape = (len(scores),) if pairs is not None else (documents.rows, queries.rows)
+    result = torch.stack(scores) if scores else torch.empty(0, dtype=dtype)
+    argmax = torch.cat(places).int()
+    if pairs is None:
+        return result.view(shape).T.contiguous(), argmax.view(documents.rows, len(queries.values))
+    return result, argmax
+
+
+def maxsim_backward(
+    grad: Tensor, queries: Tokens, documents: Tokens, pairs: Tensor | None, argmax: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of queries and documents from that of the scores: each maximum is one inner product."""
+    dtype = grad.dtype
+    d_queries, d_documents = (torch.zeros_like(x.values, dtype=dtype) for x in (queries, documents))
+    grads, places, at = (grad if pairs is not None else grad.T).flatten().tolist(), argmax.flatten().long(), 0
+    for g, (query, _) in zip(grads, _texts(queries, documents, pairs), strict=True):
+        tokens = torch.arange(query.start, query.stop)
+        best, at = places[at : at + len(tokens)], at + len(tokens)
+        tokens, best = tokens[best >= 0], best[best >= 0]
+        d_queries[tokens] += g * documents.values[best].to(dtype)
+        d_documents.index_add_(0, best, g * queries.values[tokens].to(dtype))
+    return d_queries.to(queries.values.dtype), d_documents.to(documents.values.dtype)
+
+
+def maxsim_reference(
+    queries: Tensor,
+    query_offsets: Tensor,
+    documents: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor | None = None,
+) -> Tensor:
+    """What `op.maxsim` computes, for any floating point dtype on the CPU."""
+    scores: Tensor = _Reference.apply(queries, query_offsets, documents, document_offsets, pairs)
+    return scores
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each row to int8 with a scale of its own, symmetrically: ``x ~ scale * q``.
+
+    Args:
+        x: ``(n, d)`` floating point, finite.
+
+    Returns:
+        ``q (n, d)`` int8 from -127 to 127 and ``scale (n,)`` float32, which is 0 for rows of zeros.
+
+    Examples:
+        >>> quantize_rows(torch.tensor([[1.0, -0.5, 0.0]]))[0].tolist()
+        [[127, -64, 0]]
+    """
+    largest = x.detach().float().abs().amax(1, keepdim=True)
+    q = (x.detach().float() * (127 / largest.clamp(min=1e-30))).round()
+    return q.to(torch.int8), (largest[:, 0] / 127)
+
+
+class _Reference(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, query_offsets: Tensor, documents: Tensor, *rest: Any) -> Tensor:
+        ctx.tokens = Tokens(queries, query_offsets), Tokens(documents, rest[0])
+        ctx.pairs = rest[1]
+        scores, ctx.argmax = maxsim_forward(*ctx.tokens, ctx.pairs)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        d_queries, d_documents = maxsim_backward(grad, *ctx.tokens, ctx.pairs, ctx.argmax)
+        return d_queries, None, d_documents, None, None
+
+
+def _texts(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> Iterator[tuple[slice, slice]]:
+    """The tokens of each query and document to be scored; of all pairs, document by document."""
+    ends = [x.offsets.tolist() for x in (queries, documents)]
+    rows = (
+        pairs.tolist()
+        if pairs is not None
+        else [(q, d) for d in range(documents.rows) for q in range(queries.rows)]
+    )
+    for query, document in rows:
+        yield slice(*ends[0][query : query + 2]), slice(*ends[1][document : document + 2])
