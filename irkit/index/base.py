@@ -29,6 +29,7 @@ throughout a stage in which nothing can be counted.
 """
 
 _NUMBERS = 1 << 23  # of documents fetched at a time: 32 MB
+_TOKENS = 128  # of a document, some
 
 
 class Index(ABC):
@@ -211,10 +212,26 @@ class Index(ABC):
                 scores[part] = (values @ queries.values[part, :, None])[..., 0]
             scores[~given] = -np.inf
             return scores
+        if isinstance(queries, MultiVector):
+            asked, place = np.nonzero(given)
+            size = max(1, _NUMBERS // (_TOKENS * max(1, self.dim)))
+            for start in range(0, len(asked), size):
+                some, at = asked[start : start + size], place[start : start + size]
+                scores[some, at] = self._score_pairs(queries, some, rows[some, at])
+            return scores
         for query in np.flatnonzero(given.any(1)):
             documents = self.representations(rows[query, given[query]])
             scores[query, given[query]] = score(queries[query : query + 1], documents)[0]
         return scores
+
+    def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
+        """MaxSim of some pairs of queries, rising, and rows: ``(n,)``."""
+        from irkit_kernels.maxsim import maxsim
+
+        asked, documents = queries[query[0] : query[-1] + 1], cast(MultiVector, self.representations(rows))
+        pairs = np.stack([query - query[0], np.arange(len(rows))], axis=1)
+        q, d = asked.tokens, documents.tokens
+        return maxsim(q.values, q.offsets, d.values.float(), d.offsets, torch.from_numpy(pairs)).numpy()
 
     def _check(self, operation: str, given: Representation) -> None:
         if not isinstance(given, Dense | MultiVector | Sparse):

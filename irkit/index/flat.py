@@ -41,12 +41,13 @@ class Flat(Index):
             self.store.append(f"{name}.bin", array)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        parts = []
-        for some in _query_blocks(queries):
-            best = TopK(len(some), k)
-            self._scan(some, best, 0, keep)
-            parts.append(best.hits())
+        parts = [self._search_block(some, k, keep) for some in _query_blocks(queries)]
         return Hits(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        best = TopK(len(queries), k)
+        self._scan(queries, best, 0, keep)
+        return best.hits()
 
     def _scan(self, queries: Representation, best: TopK, first: int, keep: Array | None) -> None:
         """Push the exact scores of the rows from ``first`` on where ``keep`` is true (None: everywhere)."""

@@ -1,0 +1,121 @@
+"""What a `Plaid` index is made of: centroids of tokens, and which documents each of them has."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irkit.index.files import Array
+
+__all__ = [
+    "build_lists",
+    "centroid_count",
+    "sample_places",
+    "train_centroids",
+    "write_lists",
+]
+
+_ROUNDS = 4  # of k-means: more do not help, as residuals are stored
+_POINTS = 8  # tokens for each centroid, at least
+_STEP = 64  # centroids come in multiples of it
+_BLOCK = 1 << 20  # tokens listed at a time
+
+
+def centroid_count(tokens: int, limit: int) -> int:
+    """Centroids for ``tokens``, of which ``limit`` are sampled at most: 10 times the root, as PLAID has."""
+    count = min(int(10 * math.sqrt(tokens)), min(tokens, limit) // _POINTS)
+    return max(1, count - count % _STEP if count > _STEP else count)
+
+
+def sample_places(total: int, size: int, seed: int) -> Array:
+    """``(min(size, total),)`` int64, ascending: one place of each of as many equal parts of ``total``."""
+    if size >= total:
+        return np.arange(total)
+    parts = np.arange(size) + np.random.default_rng(seed).random(size)
+    return np.minimum((parts * (total / size)).astype(np.int64), total - 1)
+
+
+def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
+    """Spherical k-means with FAISS.
+
+    Args:
+        values: ``(n, dim)`` float32, at least ``count``.
+        count: Of centroids.
+        seed: Of the choice of the first ones.
+        gpu: Whether to use one, if FAISS can.
+
+    Returns:
+        ``(count, dim)`` float16 of length 1.
+    """
+    faiss: Any = importlib.import_module("faiss")  # a second, where it is not needed
+    clustering = faiss.Kmeans(
+        values.shape[1],
+        count,
+        niter=_ROUNDS,
+        seed=seed + 1,  # FAISS takes no 0
+        spherical=True,
+        gpu=gpu and faiss.get_num_gpus() > 0,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(values),
+    )
+    clustering.train(values)
+    centroids: Array = clustering.centroids
+    return centroids.astype(np.float16)
+
+
+def build_lists(codes: Array, ends: Array, count: int) -> Array:
+    """``(count + 1,)`` int64: where the list of each centroid starts, once documents are listed.
+
+    Args:
+        codes: ``(tokens,)`` centroid of each token.
+        ends: ``(n,)`` where the tokens of each document end.
+        count: Of centroids.
+    """
+    sizes = np.zeros(count + 1, np.int64)
+    for places, _ in _pairs(codes, ends):
+        sizes[1:] += np.bincount(places, minlength=count)
+    return np.cumsum(sizes)
+
+
+def write_lists(path: Path, codes: Array, ends: Array, offsets: Array) -> None:
+    """Write int32 documents, ascending in the list of each centroid that they have a token of.
+
+    Args:
+        path: Of the file, which is not kept in memory.
+        codes: As for `build_lists`.
+        ends: As for `build_lists`.
+        offsets: Its result.
+    """
+    if not offsets[-1]:
+        path.write_bytes(b"")
+        return
+    written = np.memmap(path, np.int32, "w+", shape=(int(offsets[-1]),))
+    following = offsets[:-1].copy()
+    for places, documents in _pairs(codes, ends):
+        counts = np.bincount(places, minlength=len(following))
+        before = np.cumsum(counts) - counts
+        written[following[places] + np.arange(len(places)) - before[places]] = documents
+        following += counts
+    written.flush()
+
+
+def _pairs(codes: Array, ends: Array) -> Iterator[tuple[Array, Array]]:
+    """Centroids and documents of some documents at a time, each pair once, in order of both."""
+    start = 0
+    while start < len(ends):
+        begin = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, begin + _BLOCK, "right")))
+        some = codes[begin : int(ends[stop - 1])]
+        order = np.argsort(some, kind="stable")
+        lengths = np.diff(ends[start:stop], prepend=begin)
+        places = some[order]
+        documents = np.repeat(np.arange(start, stop, dtype=np.int32), lengths)[order]
+        first = np.ones(len(places), np.bool_)
+        first[1:] = (places[1:] != places[:-1]) | (documents[1:] != documents[:-1])
+        yield places[first], documents[first]
+        start = stop

@@ -1,0 +1,314 @@
+"""Approximate MaxSim over compressed tokens: centroids, residuals of a few bits, inverted lists."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from irkit_kernels._threads import share
+from irkit_kernels.residual_maxsim import (
+    PackedCentroids,
+    QueryTable,
+    Tokens,
+    assign,
+    decode,
+    encode,
+    interaction,
+    pack_centroids,
+    probe,
+    query_table,
+    residual_maxsim,
+    train_codebook,
+)
+
+from irkit.errors import BadValueError, CorruptError
+from irkit.index.base import StageProgress
+from irkit.index.clustering import (
+    build_lists,
+    centroid_count,
+    sample_places,
+    train_centroids,
+    write_lists,
+)
+from irkit.index.config import PlaidConfig
+from irkit.index.files import Array
+from irkit.index.flat import Flat
+from irkit.index.topk import Hits, TopK
+from irkit.ragged import Ragged
+from irkit.representation import MultiVector, Representation
+
+__all__ = ["Plaid"]
+
+_ARRAYS = ("codes.bin", "coefficients.bin", "residuals.bin")  # fields of Tokens
+_FEW = 1 << 14  # tokens that are scored as they are sooner than compressed
+_POINTS = 32  # tokens sampled for each centroid
+_UNITS = 4096  # tokens sampled to train the codebook
+_SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
+_MARGIN = 8  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """What a search reads: of all compressed rows, and mapped, but for the centroids."""
+
+    centroids: PackedCentroids
+    codebook: Array
+    tokens: Tokens
+    offsets: Array  # (covered + 1,) int64, of tokens
+    list_offsets: Array  # (centroids + 1,) int64
+    lists: Array  # int32 rows
+
+
+class Plaid(Flat):
+    """Compressed tokens of the first rows; those of the rows added since are kept whole until ``finish``.
+
+    A token is ``a * centroid + b * residual``: the number of the nearest centroid, two float16 factors (a
+    least-squares fit), and a residual of a few bits a dimension. Scores are exact for these tokens.
+
+    A search visits the centroids nearest to the query's tokens, ranks the documents listed there by their
+    centroids alone, scores the residuals of the best in whole numbers, and the best of these exactly.
+
+    Source: Santhanam et al., PLAID, arXiv 2205.09707.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("multi_vector",)
+    config: PlaidConfig
+
+    def finish(self, progress: StageProgress | None = None) -> None:
+        """Train centroids or add some, compress what was added and list it, if it is many tokens.
+
+        A build commits every block, so that a killed one goes on after the last.
+
+        Args:
+            progress: Told of the stages "training", "compressing" and "listing".
+        """
+        report, store = progress or (lambda stage, count, total: None), self.store
+        with contextlib.nullcontext() if store.building else store.update():
+            if store.rows("values.bin") > _FEW:
+                self._train(report)
+                self._compress(report)
+            covered, listed = self._state("covered"), self._state("listed")
+            grown = store.rows("list_offsets.bin") <= store.rows("centroids.bin")
+            if covered - listed > covered // 20 or (covered and grown):
+                self._list(report)
+
+    def representations(self, rows: Array) -> Representation:
+        """The stored documents of ``rows (n,)``, in this order."""
+        lengths = self.store.read("lengths.bin")[rows]
+        starts = self._ends()[rows] - lengths
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        return self._tokens(places, lengths)
+
+    def stats(self) -> dict[str, Any]:
+        """As of every index; bits of a residual, centroids, and how many rows are compressed."""
+        centroids = self.store.rows("centroids.bin")
+        more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self._state("covered")}
+        return super().stats() | more
+
+    def _append(self, representation: Representation) -> None:
+        arrays = representation.arrays()
+        with np.errstate(over="ignore"):
+            values = arrays["values"].astype(np.float16)
+        if not np.isfinite(values).all():
+            raise BadValueError(
+                "adding documents: a plaid index keeps numbers up to 65504 (float16), "
+                f"got {np.abs(arrays['values']).max():g}; normalise the vectors"
+            )
+        self.store.append("values.bin", values)
+        self.store.append("lengths.bin", arrays["lengths"])
+
+    # ---- building ----
+
+    def _train(self, report: StageProgress) -> None:
+        """Make the first centroids, or more of them from the added tokens that they fit worst."""
+        store, have, limit = self.store, self.store.rows("centroids.bin"), self.config.train_size
+        fixed = self.config.centroids
+        wanted = fixed or centroid_count(int(self._ends()[-1]), limit)
+        new = min(wanted - have, store.rows("values.bin"))
+        if new <= have // 64:
+            return
+        report("training", 0, None)
+        size = max(new, min(limit, _POINTS * new * (2 if have else 1)))
+        places = sample_places(store.rows("values.bin"), size, self.config.seed)
+        values = store.take("values.bin", places).astype(np.float32)
+        if have:
+            errors = np.linalg.norm(values - self._nearest(values), axis=1)
+            values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
+        centroids = train_centroids(values, new, self.config.seed, self.config.device != "cpu")
+        with store.update():
+            store.append("centroids.bin", centroids)
+            if not have:
+                some = values[sample_places(len(values), _UNITS, self.config.seed)]
+                store.append("codebook.bin", train_codebook(some - self._nearest(some), self.config.nbits))
+
+    def _nearest(self, values: Array) -> Array:
+        """``(n, dim)`` the nearest centroid of each token."""
+        centroids = self._centroids()
+        return centroids[assign(values, centroids)]
+
+    def _compress(self, report: StageProgress) -> None:
+        """Encode the tokens kept whole, and let go of them."""
+        store, centroids, codebook = self.store, self._centroids(), self.store.read("codebook.bin")
+        done, total = store.rows("codes.bin") - self._begin(), store.rows("values.bin")
+        wide = len(centroids) > 1 << 16
+        if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
+            self._widen_codes()
+        report("compressing", done, total)
+        for block in store.blocks("values.bin", done):
+            values = block.astype(np.float32)
+            codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
+            with store.update():
+                for name, array in zip(_ARRAYS, encode(values, centroids, codes, codebook), strict=True):
+                    store.append(name, array)
+            report("compressing", len(block), total)
+        with store.update():
+            store.drop("values.bin")
+            store.meta["index"]["covered"] = len(self)
+
+    def _widen_codes(self) -> None:
+        with self.store.update():
+            blocks = self.store.blocks("codes.bin")
+            first = next(blocks)
+            self.store.drop("codes.bin")
+            for block in (first, *blocks):
+                self.store.append("codes.bin", block.astype(np.int32))
+
+    def _list(self, report: StageProgress) -> None:
+        """List the documents of every centroid anew."""
+        report("listing", 0, None)
+        codes, ends = self.store.read("codes.bin"), self._ends()[: self._state("covered")]
+        offsets = build_lists(codes, ends, self.store.rows("centroids.bin"))
+        with self.store.update():
+            self.store.drop("list_offsets.bin")
+            self.store.append("list_offsets.bin", offsets)
+            self.store.replace("lists.bin", lambda path: write_lists(path, codes, ends, offsets))
+            self.store.meta["index"]["listed"] = len(ends)
+
+    # ---- reading ----
+
+    def _state(self, name: str) -> int:
+        return int(self.store.meta["index"].get(name, 0))
+
+    def _begin(self) -> int:
+        """Tokens of the compressed rows: those kept whole start there."""
+        covered = self._state("covered")
+        return int(self._ends()[covered - 1]) if covered else 0
+
+    def _centroids(self) -> Array:
+        return self.store.derived("centroids", lambda: self.store.read("centroids.bin").astype(np.float32))
+
+    def _ends(self) -> Array:
+        return self.store.derived("ends", lambda: np.cumsum(self.store.read("lengths.bin")))
+
+    def _arrays(self) -> dict[str, Array]:
+        return {"lengths": self.store.read("lengths.bin")}
+
+    def _slice(self, start: int, stop: int) -> Representation:
+        ends = self._ends()
+        places = slice(int(ends[start - 1]) if start else 0, int(ends[stop - 1]))
+        return self._tokens(places, self.store.read("lengths.bin")[start:stop])
+
+    def _tokens(self, places: Array | slice, lengths: Array) -> MultiVector:
+        """Documents of ``lengths`` with the tokens at ``places``."""
+        begin = self._begin()
+        if isinstance(places, slice) and places.start >= begin:  # kept whole: not copied
+            values = self.store.read("values.bin")[places.start - begin : places.stop - begin]
+            return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
+        if isinstance(places, slice):
+            places = np.arange(places.start, places.stop)
+        values, compressed = np.empty((len(places), self.dim), np.float32), places < begin
+        if compressed.any():
+            chosen = _take(self._encoded(), places[compressed])
+            values[compressed] = decode(chosen, self._centroids(), self.store.read("codebook.bin"))
+        if not compressed.all():
+            values[~compressed] = self.store.read("values.bin")[places[~compressed] - begin]
+        return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
+
+    def _encoded(self) -> Tokens:
+        return Tokens(*map(self.store.read, _ARRAYS))
+
+    def _open(self) -> _Structure:
+        covered, count = self._state("covered"), self.store.rows("centroids.bin")
+        offsets = np.concatenate([[0], self._ends()[:covered]])
+        tokens = _take(self._encoded(), slice(int(offsets[-1])))
+        starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)
+        if self.store.rows("lists.bin"):
+            starts, lists = self.store.read("list_offsets.bin"), self.store.read("lists.bin").view(np.int32)
+        if any(len(array) != offsets[-1] for array in tokens) or starts[-1] != len(lists):
+            raise CorruptError(
+                f"index {self.store.path}: its arrays do not fit together; restore the directory from a copy "
+                "or rebuild the index"
+            )
+        return _Structure(
+            pack_centroids(self._centroids()),
+            self.store.read("codebook.bin"),
+            tokens,
+            offsets,
+            np.pad(starts, (0, count + 1 - len(starts)), mode="edge"),  # new centroids have no lists yet
+            lists,
+        )
+
+    # ---- searching ----
+
+    def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        if not self._state("covered"):
+            return super()._search_block(queries, k, keep)
+        assert isinstance(queries, MultiVector)
+        structure, covered = self.store.derived("structure", self._open), self._state("covered")
+        kept = np.ones(covered, np.bool_) if keep is None else keep[:covered]
+        rows = np.full((len(queries), k + _MARGIN), -1)
+
+        def rank(start: int, stop: int) -> None:
+            for query in range(start, stop):
+                found = self._candidates(structure, queries.tokens[query].numpy(), k + _MARGIN, kept)
+                rows[query, : len(found)] = found
+
+        share(rank, len(queries), torch.get_num_threads())
+        best = TopK(len(queries), k)
+        best.push_pairs(self._score_rows(queries, rows), rows)
+        if covered < len(self):
+            self._scan(queries, best, covered, keep)
+        return best.hits()
+
+    def _candidates(self, structure: _Structure, query: Array, wanted: int, kept: Array) -> Array:
+        """The best rows of one query ``(m, dim)``, by scores in whole numbers: ``wanted``, if there are."""
+        if not len(query):  # scores 0 with everything
+            return np.flatnonzero(kept)[:wanted]
+        count, tokens, offsets = np.count_nonzero(kept), structure.tokens, structure.offsets
+        table = query_table(query, structure.centroids)
+        refined = max(self.config.candidates or max(128, 2 * wanted), wanted)
+        rows = np.empty(0, np.int32)
+        if count > max(_SCAN, 2 * refined):
+            rows = self._probe(structure, table, kept, refined)
+        if len(rows) < wanted:
+            rows = np.flatnonzero(kept & (np.diff(offsets) > 0)).astype(np.int32)
+        if len(rows) > refined:
+            rows = _best(rows, interaction(table, tokens.codes, offsets, rows), refined)
+        return _best(rows, residual_maxsim(table, tokens, offsets, structure.codebook, rows), wanted)
+
+    def _probe(self, structure: _Structure, table: QueryTable, kept: Array, refined: int) -> Array:
+        """Rows that the centroids nearest to a query's tokens have, and those that are not listed yet."""
+        listed = self._state("listed")
+        share = max(np.count_nonzero(kept[:listed]) / listed, 1 / 64)  # what a filter hides is made up for
+        nprobe = min(math.ceil((self.config.nprobe or 2) / share), len(structure.list_offsets) - 1)
+        found = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:listed])
+        return np.concatenate([found, np.flatnonzero(kept[listed:]).astype(np.int32) + np.int32(listed)])
+
+
+def _take(tokens: Tokens, at: Array | slice) -> Tokens:
+    return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
+
+
+def _best(rows: Array, scores: Array, count: int) -> Array:
+    """The ``count`` rows of highest score, rising as ``rows`` are; of equals the first."""
+    if len(rows) <= count:
+        return rows
+    cut = np.partition(scores, len(rows) - count)[len(rows) - count]
+    above, equal = scores > cut, np.flatnonzero(scores == cut)
+    above[equal[: count - np.count_nonzero(above)]] = True
+    chosen: Array = rows[above]
+    return chosen
