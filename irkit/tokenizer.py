@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -20,7 +21,7 @@ from irkit.config import read_json
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.ragged import Ragged
 
-__all__ = ["Tokenizer", "sentence_settings", "strings"]
+__all__ = ["Piece", "Tokenizer", "sentence_settings", "strings"]
 
 _USUAL = {  # role: what BERT calls it, what RoBERTa calls it
     "cls": ("[CLS]", "<s>"),
@@ -41,6 +42,14 @@ _COPIED = (
 )
 _PROBE = "Éléphants & naïve façades: 3,141 tokenizers' #hash-tags, 日本語, Ωmega, emoji 🙂, unaffableness"
 _LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set no limit
+
+
+class Piece(NamedTuple):
+    """A token and the characters ``text[start:end]`` it stands for; none if it was added to the text."""
+
+    token: str
+    start: int
+    end: int
 
 
 class Tokenizer:
@@ -70,6 +79,8 @@ class Tokenizer:
             if (number := next((number for number in ids if number is not None), None)) is not None:
                 self.special_ids[role] = number
         self._side = settings.get("truncation_side", "right")
+        self._cut: dict[int, tokenizers.Tokenizer] = {}  # copies of the backend for other lengths
+        self._has_markers = False
         backend.no_padding()
         backend.no_truncation()
 
@@ -130,28 +141,57 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self.backend.get_vocab_size())
 
-    def __call__(self, texts: Iterable[str], prompt: str = "") -> Ragged:
+    def __call__(self, texts: Iterable[str], prompt: str = "", max_length: int | None = None) -> Ragged:
         """Turn texts into ids.
 
         Args:
             texts: Any strings; half of a surrogate pair, which no encoding can hold, becomes U+FFFD.
             prompt: Written before each text.
+            max_length: Cut texts here and not at the `max_length` of the tokenizer.
 
         Returns:
             Ragged int64 ``(total,)``, a row a text.
 
         Raises:
             BadTypeError: Something is not a string.
+            BadValueError: ``max_length`` leaves no room beside the special tokens.
         """
         inputs = [prompt + text for text in strings(texts)]
+        backend = self._backend(max_length)
         try:
-            encodings = self.backend.encode_batch_fast(inputs)
+            encodings = backend.encode_batch_fast(inputs)
         except TypeError:  # a lone surrogate
-            encodings = self.backend.encode_batch_fast([_well_formed(text) for text in inputs])
+            encodings = backend.encode_batch_fast([_well_formed(text) for text in inputs])
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         values = np.fromiter(ids, np.int64, int(lengths.sum()))
         return Ragged(torch.from_numpy(values), torch.from_numpy(lengths))
+
+    def pieces(self, text: str, prompt: str = "", max_length: int | None = None) -> list[Piece]:
+        """The tokens that calling the tokenizer makes of one text, as strings with their places in it."""
+        encoding = self._backend(max_length).encode(_well_formed(prompt + text))
+        places = [
+            [min(max(0, place - len(prompt)), len(text)) for place in offsets] for offsets in encoding.offsets
+        ]
+        return [Piece(token, *place) for token, place in zip(encoding.tokens, places, strict=True)]
+
+    def ids(self, words: Iterable[str]) -> list[int]:
+        """Ids of those of ``words`` that are tokens as they stand."""
+        found = map(self.backend.token_to_id, words)
+        return [number for number in found if number is not None]
+
+    def add_marker(self, marker: str) -> None:
+        """Let ``marker`` be one token wherever a text holds it, under a new id unless it has one.
+
+        A marker that ends in a space and is no token with it, such as ``"[unused0] "``, is the token
+        without the space.
+        """
+        known = [name for name in (marker, marker.strip()) if self.ids([name])]
+        token = known[0] if known else marker
+        if token and self.backend.encode(token, add_special_tokens=False).tokens != [token]:
+            self.backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            self._cut.clear()
+            self._has_markers = True
 
     def prompt_length(self, prompt: str) -> int:
         """Number of tokens that ``prompt`` and the special tokens before it make at the start of a text."""
@@ -172,14 +212,24 @@ class Tokenizer:
         return f"{self.vocab_size} {self.special_ids} {ids}"
 
     def save(self, directory: str | Path) -> None:
-        """Write the files it was loaded from, and tokenizer.json if there was none."""
+        """Write the files it was loaded from, and tokenizer.json if there was none or markers were added."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         for file in chain.from_iterable(self.source.glob(pattern) for pattern in _COPIED):
             shutil.copyfile(file, folder / file.name)
-        if not (folder / "tokenizer.json").exists():
+        if self._has_markers or not (folder / "tokenizer.json").exists():
             state = json.loads(self.backend.to_str()) | {"truncation": None}
             (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+
+    def _backend(self, max_length: int | None) -> tokenizers.Tokenizer:
+        """One that cuts there; a copy each, because the length is a state that threads would share."""
+        if max_length is None or max_length == self.max_length:
+            return self.backend
+        if max_length not in self._cut:
+            twin = Tokenizer(copy.deepcopy(self.backend), self.source, {"truncation_side": self._side})
+            twin.max_length = max_length
+            self._cut[max_length] = twin.backend
+        return self._cut[max_length]
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, max_length {self.max_length}, {str(self.source)!r})"

@@ -382,7 +382,7 @@ def test_dtypes_that_cannot_be(tiny_bert):
 def test_a_process_a_device(model):
     texts = [f"{word} {number}" for number in range(5) for word in WORDS]
     chunks = [texts[i : i + 4] for i in range(0, len(texts), 4)]
-    parts = list(encode_in_processes(model, ["cpu", "cpu"], iter(chunks), "the "))
+    parts = list(encode_in_processes(model, ["cpu", "cpu"], iter(chunks), model.template("document", "the ")))
     assert [len(part) for part in parts] == [len(chunk) for chunk in chunks]
     np.testing.assert_allclose(concat(parts).values.numpy(), model.encode(texts, prompt="the "), atol=1e-6)
     assert multiprocessing.active_children() == []
@@ -396,7 +396,7 @@ def test_errors_of_processes_surface(model):
     with pytest.raises(BadTypeError, match="text 1 is int"):
         model.encode(["fine", 1], device=["cpu"])
     with pytest.raises(IrkitError, match="a process died"):
-        list(encode_in_processes(model, ["no such device"], [["text"]], ""))
+        list(encode_in_processes(model, ["no such device"], [["text"]], model.template("document")))
     assert multiprocessing.active_children() == []
 
 

@@ -75,6 +75,11 @@ class TransformersEncoder(nn.Module):
         """Write the model as transformers does."""
         self.whole.save_pretrained(str(directory))
 
+    def grow_(self, vocab_size: int) -> None:
+        """Make room for tokens that were added to the vocabulary, see `Encoder.grow_`."""
+        if vocab_size > self.settings.vocab_size:
+            self.whole.resize_token_embeddings(vocab_size)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.packed:  # in another process: transformers does not know our attention there yet

@@ -131,6 +131,22 @@ class Encoder(nn.Module):
         for layer in self.layers:
             cast(Layer, layer).quantize_()
 
+    def grow_(self, vocab_size: int) -> None:
+        """Make room for tokens that were added to the vocabulary; they start as the mean of all others.
+
+        Weights of task heads over the old vocabulary are dropped.
+        """
+        old = self.embeddings.word.weight
+        if vocab_size <= len(old):
+            return
+        mean = old.detach().mean(0).expand(vocab_size - len(old), -1)
+        word = nn.Embedding(vocab_size, old.shape[1], _weight=torch.cat([old.detach(), mean]))
+        self.embeddings.word = word
+        heads = self.head_weights.items()
+        self.head_weights = {name: weight for name, weight in heads if weight.shape[:1] != old.shape[:1]}
+        self.settings["vocab_size"] = vocab_size
+        self.config = FAMILIES[self.family].config(self.settings)
+
     def names(self) -> dict[str, tuple[str, ...]]:
         """Map our parameter names to those of the checkpoint format."""
         return FAMILIES[self.family].names(self.config)

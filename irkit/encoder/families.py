@@ -280,10 +280,13 @@ def _layer_names(config: EncoderConfig, i: int, **theirs: str | tuple[str, ...])
 
 
 _BERT = Family(
-    _bert_config, _bert_names, ("bert.",), ("pooler.", "cls.", "classifier.", "dropout.", "qa_outputs.")
+    _bert_config,
+    _bert_names,
+    ("bert.",),
+    ("pooler.", "cls.", "classifier.", "dropout.", "qa_outputs.", "linear."),  # the last is ColBERT's
 )
 _ROBERTA = Family(
-    _bert_config, _bert_names, ("roberta.",), ("pooler.", "lm_head.", "classifier.", "qa_outputs.")
+    _bert_config, _bert_names, ("roberta.",), ("pooler.", "lm_head.", "classifier.", "qa_outputs.", "linear.")
 )
 
 FAMILIES: dict[str, Family] = {
@@ -302,10 +305,14 @@ FAMILIES: dict[str, Family] = {
             "pre_classifier.",
             "classifier.",
             "qa_outputs.",
+            "linear.",
         ),
     ),
     "modernbert": Family(
-        _modernbert_config, _modernbert_names, ("model.",), ("head.", "decoder.", "classifier.", "drop.")
+        _modernbert_config,
+        _modernbert_names,
+        ("model.",),
+        ("head.", "decoder.", "classifier.", "drop.", "linear."),
     ),
     "tite": Family(_tite_config, _tite_names, ("tite.",), ("heads.", "pooler.", "cls.")),
 }

@@ -11,8 +11,9 @@ from pathlib import Path
 from irkit.errors import StorageError
 from irkit.formats import huggingface, sentence_transformers
 from irkit.formats.parts import AnyEncoder, LoadEncoder, Parts
+from irkit.tokenizer import Tokenizer
 
-__all__ = ["AnyEncoder", "LoadEncoder", "Parts", "read_model", "write_model"]
+__all__ = ["AnyEncoder", "LoadEncoder", "Parts", "read_encoder", "read_model", "write_model"]
 
 FORMATS = (  # file that marks a directory, reader; the first that fits is taken
     ("modules.json", sentence_transformers.read),
@@ -25,7 +26,7 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     """Read a model directory of any known format.
 
     Args:
-        directory: Of sentence-transformers, or a bare Hugging Face encoder.
+        directory: Of sentence-transformers, PyLate or Stanford's ColBERT, or a bare Hugging Face encoder.
         load_encoder: Makes the encoder from the directory with its weights.
 
     Returns:
@@ -42,6 +43,16 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
             return read(folder, load_encoder)
     marks = " nor ".join(mark for mark, _ in FORMATS)
     raise StorageError(f"loading {folder}: not a model directory, it holds neither {marks}")
+
+
+def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Tokenizer, AnyEncoder]:
+    """Read tokenizer and encoder of a model directory of any known format; arguments as for `read_model`."""
+    folder = Path(directory)
+    if (folder / "modules.json").is_file():
+        folder = sentence_transformers.text_encoder(folder)
+    if not (folder / "config.json").is_file():
+        raise StorageError(f"loading {folder}: not a model directory, it holds no config.json")
+    return Tokenizer.from_pretrained(folder), load_encoder(folder)
 
 
 def write_model(parts: Parts, directory: str | Path) -> None:

@@ -7,20 +7,27 @@ from pathlib import Path
 
 from irkit.config import read_json
 from irkit.errors import ConfigError
+from irkit.formats import stanford
 from irkit.formats.parts import LoadEncoder, Parts
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
 
 __all__ = ["read"]
 
+ARCHITECTURES = {"HF_ColBERT": stanford.read}
+
 
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read config.json, weights and tokenizer; mean pooling, with a warning.
+    """Read config.json, weights and tokenizer; mean pooling, with a warning, unless it is a ColBERT.
 
     Raises:
         ConfigError: The directory holds a PEFT adapter or a model of something else than text.
     """
-    if "peft_type" in read_json(folder / "config.json") or (folder / "adapter_config.json").is_file():
+    settings = read_json(folder / "config.json")
+    for name in settings.get("architectures") or ():
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name](folder, load_encoder)
+    if "peft_type" in settings or (folder / "adapter_config.json").is_file():
         raise ConfigError(f"loading {folder}: a PEFT adapter; merge it into its base model and save that")
     encoder = load_encoder(folder)
     warnings.warn(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from irkit.encoder import Encoder
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.heads import PooledHead
+from irkit.heads import Head
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["AnyEncoder", "LoadEncoder", "Parts"]
+__all__ = ["AnyEncoder", "LoadEncoder", "Opened", "Parts"]
 
 AnyEncoder = Encoder | TransformersEncoder
 LoadEncoder = Callable[[Path], AnyEncoder]
@@ -22,8 +23,29 @@ class Parts(TypedDict):
 
     tokenizer: Tokenizer
     encoder: AnyEncoder
-    head: PooledHead
+    head: Head
     prompts: NotRequired[dict[str, str]]
     default_prompt_name: NotRequired[str | None]
-    similarity_name: NotRequired[str]
+    similarity_name: NotRequired[str | None]
     truncate_dim: NotRequired[int | None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A directory of sentence-transformers that is read but for its head.
+
+    Attributes:
+        folder: Its path.
+        modules: Class name and folder of each module after the Transformer.
+        hidden_size: Width of the hidden states.
+        tokenizer: Of the model; markers may be added to it.
+        settings: config_sentence_transformers.json.
+        transformer: sentence_bert_config.json.
+    """
+
+    folder: Path
+    modules: list[tuple[str, Path]]
+    hidden_size: int
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+    transformer: dict[str, Any]

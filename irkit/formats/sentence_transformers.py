@@ -1,7 +1,7 @@
 """Directories of sentence-transformers: ``modules.json`` and a folder a module.
 
-Versions 2 to 6 are read. What is written has the names and keys of version 2, which all versions and
-the servers that read these files understand.
+Versions 2 to 6 are read. What is written of a dense model has the names and keys of version 2, which all
+versions and the servers that read these files understand; a multi-vector model is one of version 6.
 
 Source: the loading code of sentence-transformers 6.2.
 """
@@ -9,20 +9,21 @@ Source: the loading code of sentence-transformers 6.2.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from irkit.config import read_json
-from irkit.encoder.weights import read_weights, write_weights
+from irkit.encoder.weights import write_weights
 from irkit.errors import ConfigError, CorruptError, StorageError
-from irkit.formats.parts import LoadEncoder, Parts
-from irkit.heads import Normalize, PooledHead, Projection
+from irkit.formats import multi_vector, pylate
+from irkit.formats.layers import Module, Modules, layer_module, optional, read_layer, write_json
+from irkit.formats.parts import LoadEncoder, Opened, Parts
+from irkit.heads import Head, MultiVectorHead, PooledHead
 from irkit.tokenizer import Tokenizer, sentence_settings
 
-__all__ = ["read", "write"]
+__all__ = ["read", "text_encoder", "write"]
 
 _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_cls_token": "cls",
@@ -32,36 +33,55 @@ _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim")
+_PLACE = "sentence_transformers.models"
+_PLACES = {
+    "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask",
+    "HierarchicalTokenPooling": "sentence_transformers.multi_vector_encoder.modules.token_pooling",
+    "Projection": "irkit",
+}
+_OTHERS = ("pylate.models.Dense.Dense", "irkit.Projection")  # modules outside sentence-transformers
 
 
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read a directory, see `irkit.formats.read_model`."""
-    settings = _optional(folder / "config_sentence_transformers.json")
-    kind = settings.get("model_type") or "SentenceTransformer"
+    settings = optional(folder / "config_sentence_transformers.json")
+    kind = settings.get("model_type") or pylate.model_type(settings) or "SentenceTransformer"
     if kind not in HEADS:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(HEADS)} here")
-    modules = _modules(folder)
-    if not modules or modules[0][0] != "Transformer":
-        found = modules[0][0] if modules else "nothing"
-        raise ConfigError(f"loading {folder}: modules.json starts with {found}, expected Transformer")
-    root = modules[0][1]
-    _check_text_encoder(root)
-    encoder = load_encoder(root)
-    similarity = settings.get("similarity_fn_name") or "cosine"
-    if similarity not in _SIMILARITIES:
+    root = text_encoder(folder)
+    encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
+    similarity = (settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
+    if similarity not in (None, *_SIMILARITIES):
         raise ConfigError(
             f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(_SIMILARITIES)}"
         )
+    opened = Opened(
+        folder, _modules(folder)[1:], encoder.hidden_size, tokenizer, settings, sentence_settings(root)
+    )
     return {
-        "tokenizer": Tokenizer.from_pretrained(root),
+        "tokenizer": tokenizer,
         "encoder": encoder,
-        "head": HEADS[kind](modules[1:], encoder.hidden_size, folder),
-        "prompts": _prompts(settings.get("prompts") or {}),
+        "head": HEADS[kind](opened),
+        "prompts": _prompts(settings),
         "default_prompt_name": settings.get("default_prompt_name"),
         "similarity_name": similarity,
         "truncate_dim": settings.get("truncate_dim"),
     }
+
+
+def text_encoder(folder: Path) -> Path:
+    """The folder of the Transformer that a directory starts with.
+
+    Raises:
+        ConfigError: It starts with something else, or with one that gives no vector a token of text.
+    """
+    modules = _modules(folder)
+    if not modules or modules[0][0] != "Transformer":
+        found = modules[0][0] if modules else "nothing"
+        raise ConfigError(f"loading {folder}: modules.json starts with {found}, expected Transformer")
+    _check_text_encoder(modules[0][1])
+    return modules[0][1]
 
 
 def write(parts: Parts, folder: Path) -> None:
@@ -70,38 +90,42 @@ def write(parts: Parts, folder: Path) -> None:
     tokenizer, head = parts["tokenizer"], parts["head"]
     parts["encoder"].save_pretrained(folder)
     tokenizer.save(folder)
-    _write_json(
-        folder / "sentence_bert_config.json",
-        {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case},
-    )
-    names = ["sentence_transformers.models.Transformer"]
-    for number, (name, settings, tensors) in enumerate(_head_modules(head), start=1):
+    lengths = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
+    more = multi_vector.transformer_settings(head) if isinstance(head, MultiVectorHead) else {}
+    write_json(folder / "sentence_bert_config.json", lengths | more)
+    model_type, head_modules = WRITERS[head.kind]
+    names = [f"{_PLACE}.Transformer"]
+    for number, (name, settings, tensors) in enumerate(head_modules(head), start=1):
         place = folder / f"{number}_{name}"
         place.mkdir()
-        _write_json(place / "config.json", settings)
+        write_json(place / "config.json", settings)
         if tensors:
             write_weights(place, tensors)
-        names.append(f"sentence_transformers.models.{name}")
+        names.append(f"{_PLACES.get(name, _PLACE)}.{name}")
+    if "irkit.Projection" in names:
+        warnings.warn(
+            f"saving a model to {folder}: sentence-transformers cannot open it, because it has no layer like "
+            "the gated or scaled projections of this one; irkit can. Linear ones can be folded first",
+            stacklevel=4,  # whoever called save_pretrained
+        )
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{name.rpartition('.')[2]}" if i else "", "type": name}
         for i, name in enumerate(names)
     ]
-    _write_json(folder / "modules.json", modules)
-    _write_json(
+    write_json(folder / "modules.json", modules)
+    write_json(
         folder / "config_sentence_transformers.json",
         {
-            "model_type": "SentenceTransformer",
+            "model_type": model_type,
             "prompts": parts.get("prompts", {}),
             "default_prompt_name": parts.get("default_prompt_name"),
-            "similarity_fn_name": parts.get("similarity_name", "cosine"),
+            "similarity_fn_name": parts.get("similarity_name"),
             **({"truncate_dim": parts["truncate_dim"]} if parts.get("truncate_dim") else {}),
         },
     )
 
 
 # ---- reading -----------------------------------------------------------------------------------
-
-Modules = list[tuple[str, Path]]  # class name, folder
 
 
 def _modules(folder: Path) -> Modules:
@@ -113,18 +137,25 @@ def _modules(folder: Path) -> Modules:
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptError(f"reading {folder / 'modules.json'}: not a list of modules: {error}") from error
     for kind, path in entries:
-        if not kind.startswith("sentence_transformers."):
+        if not kind.startswith("sentence_transformers.") and kind not in _OTHERS:
             raise ConfigError(f"loading {folder}: module {kind} is code of its own, which irkit does not run")
         if not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"loading {folder}: module path {path!r} leads out of the directory")
     return [(kind.rpartition(".")[2], folder / path) for kind, path in entries]
 
 
-def _prompts(given: dict[str, str | None]) -> dict[str, str]:
-    """Some authors call the document's prompt otherwise; version 6 looks for these names too, in vain."""
-    prompts = {name: text or "" for name, text in given.items()}
+def _prompts(settings: dict[str, Any]) -> dict[str, str]:
+    """Prompts by name, each after the marker that PyLate puts before it.
+
+    Some authors call the document's prompt otherwise; version 6 looks for these names too, in vain.
+    """
+    prompts = {name: text or "" for name, text in (settings.get("prompts") or {}).items()}
     aliases = (prompts.get(name) for name in ("document", "passage", "corpus"))
-    return prompts | {"document": next(filter(None, aliases), "")}
+    prompts["document"] = next(filter(None, aliases), "")
+    for side in ("query", "document"):
+        marker = settings.get(f"{side}_prefix") or ""
+        prompts[side] = marker + prompts.get(side, "").removeprefix(marker)
+    return prompts
 
 
 def _check_text_encoder(root: Path) -> None:
@@ -143,18 +174,13 @@ def _check_text_encoder(root: Path) -> None:
         raise ConfigError(f"loading {root}: takes {', '.join(modalities)}; irkit encodes plain text")
 
 
-def _pooled_head(modules: Modules, hidden_size: int, folder: Path) -> PooledHead:
+def _pooled_head(opened: Opened) -> PooledHead:
     """Pooling, then Dense and Normalize in any order."""
+    modules, hidden_size, folder = opened.modules, opened.hidden_size, opened.folder
     if not modules or modules[0][0] != "Pooling":
         found = modules[0][0] if modules else "nothing"
         raise ConfigError(f"loading {folder}: Transformer is followed by {found}, expected Pooling")
-    layers = []
-    for name, place in modules[1:]:
-        if name not in LAYERS:
-            raise ConfigError(
-                f"loading {folder}: module {name} at {place.name!r}, expected {', '.join(LAYERS)}"
-            )
-        layers.append(LAYERS[name](place))
+    layers = [read_layer(name, place, "sentence_embedding") for name, place in modules[1:]]
     settings = read_json(modules[0][1] / "config.json")
     width = settings.get("embedding_dimension", settings.get("word_embedding_dimension", hidden_size))
     if width != hidden_size:
@@ -170,72 +196,18 @@ def _pooled_head(modules: Modules, hidden_size: int, folder: Path) -> PooledHead
     )
 
 
-def _dense(place: Path) -> Projection:
-    settings = _sentence_settings(place)
-    layer = Projection(
-        settings["in_features"],
-        settings["out_features"],
-        bias=settings.get("bias", True),
-        activation=_activation(
-            settings.get("activation_function", "torch.nn.modules.activation.Tanh"), place
-        ),
-        residual="learned" if settings.get("use_residual") else "none",
-    )
-    try:
-        layer.load_state_dict({name: value.float() for name, value in read_weights(place).items()})
-    except RuntimeError as error:
-        raise CorruptError(f"loading {place}: {error}") from error
-    return layer
-
-
-def _normalize(place: Path) -> Normalize:
-    _sentence_settings(place)
-    return Normalize()
-
-
-def _dropout(_: Path) -> None:
-    """Nothing: dropout does nothing outside training."""
-
-
-def _sentence_settings(place: Path) -> dict[str, Any]:
-    settings = _optional(place / "config.json")
-    for key in ("module_input_name", "module_output_name"):
-        if settings.get(key) not in (None, "sentence_embedding"):
-            raise ConfigError(f"loading {place}: {key} is {settings[key]!r}, expected 'sentence_embedding'")
-    return settings
-
-
-def _activation(name: str, place: Path) -> nn.Module:
-    """The class that a configuration names; only those of torch.nn, because loading must run no code."""
-    found = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"loading {place}: activation_function {name!r}, expected one of torch.nn")
-    return found()
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-LAYERS: dict[str, Callable[[Path], nn.Module | None]] = {
-    "Dense": _dense,
-    "Normalize": _normalize,
-    "Dropout": _dropout,
+HEADS: dict[str, Callable[[Opened], Head]] = {
+    "SentenceTransformer": _pooled_head,
+    "MultiVectorEncoder": multi_vector.read_head,
+    "ColBERT": pylate.read_head,
 }
-HEADS: dict[str, Callable[[Modules, int, Path], PooledHead]] = {"SentenceTransformer": _pooled_head}
 
 # ---- writing -----------------------------------------------------------------------------------
 
 
-def _head_modules(head: PooledHead) -> list[tuple[str, dict[str, Any], dict[str, Tensor]]]:
-    """Class name, config.json and weights of each module after the encoder."""
-    modules: list[tuple[str, dict[str, Any], dict[str, Tensor]]] = [("Pooling", _pooling_settings(head), {})]
-    for layer in head.layers:
-        if isinstance(layer, Projection):
-            modules.append(("Dense", _dense_settings(layer), layer.state_dict()))
-        else:
-            modules.append(("Normalize", {}, {}))
-    return modules
+def _pooled_modules(head: Head) -> list[Module]:
+    assert isinstance(head, PooledHead)  # by its kind
+    return [("Pooling", _pooling_settings(head), {}), *(layer_module(layer) for layer in head.layers)]
 
 
 def _pooling_settings(head: PooledHead) -> dict[str, Any]:
@@ -246,16 +218,7 @@ def _pooling_settings(head: PooledHead) -> dict[str, Any]:
     return {**common, **chosen}
 
 
-def _dense_settings(layer: Projection) -> dict[str, Any]:
-    activation = type(layer.activation)
-    return {
-        "in_features": layer.linear.in_features,
-        "out_features": layer.linear.out_features,
-        "bias": layer.linear.bias is not None,
-        "activation_function": f"{activation.__module__}.{activation.__name__}",
-        **({"use_residual": True} if layer.use_residual else {}),
-    }
-
-
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+WRITERS: dict[str, tuple[str, Callable[[Head], list[Module]]]] = {  # by kind: model_type, modules
+    "dense": ("SentenceTransformer", _pooled_modules),
+    "multi_vector": ("MultiVectorEncoder", multi_vector.modules),
+}

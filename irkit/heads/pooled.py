@@ -10,24 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
-from irkit.heads.projection import Projection
+from irkit.heads.base import Head, Side, width_after
 from irkit.ragged import Ragged
 from irkit.representation import Dense
 
-__all__ = ["POOLINGS", "Normalize", "PooledHead"]
+__all__ = ["POOLINGS", "PooledHead"]
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 
-class Normalize(nn.Module):
-    """Scale vectors to length 1; a zero vector stays zero."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """``(n, dim)`` to ``(n, dim)``."""
-        return F.normalize(vectors, dim=-1)
-
-
-class PooledHead(nn.Module):
+class PooledHead(Head):
     """One vector a text; a text without tokens becomes the pooling of nothing: zeros.
 
     Pooling and everything after it run in float32 (or float64), however low the precision of the encoder.
@@ -79,27 +71,24 @@ class PooledHead(nn.Module):
             raise BadValueError(
                 f"PooledHead: unknown pooling {', '.join(unknown) or '()'}, expected {', '.join(POOLINGS)}"
             )
-        self.dim = hidden_size * len(self.pooling)
-        for layer in self.layers:
-            if isinstance(layer, Projection):
-                if layer.linear.in_features != self.dim:
-                    raise BadValueError(
-                        f"PooledHead: a projection takes vectors of width {layer.linear.in_features}, "
-                        f"but what precedes it gives {self.dim}"
-                    )
-                self.dim = layer.linear.out_features
+        self.dim = width_after(self.layers, hidden_size * len(self.pooling), "PooledHead")
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
-        def __call__(self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0) -> Dense: ...  # noqa: D102
+        def __call__(  # noqa: D102
+            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+        ) -> Dense: ...
 
-    def forward(self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0) -> Dense:
+    def forward(
+        self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+    ) -> Dense:
         """Pool.
 
         Args:
             hidden: Ragged ``(total, hidden_size)``; a pooling encoder gives fewer rows than tokens.
             tokens: Ragged ids (of no use to this head).
             prompt_length: Leading tokens of each text that belong to the prompt.
+            side: Of no use to this head: only prompts tell queries from documents.
 
         Returns:
             Dense ``(n, dim)`` float32.

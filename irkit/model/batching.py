@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
-from irkit.heads import PooledHead
+from irkit.heads import Head, Side
 from irkit.ragged import Ragged
 from irkit.representation import Representation, concat
 
-__all__ = ["Progress", "ahead", "chunks", "encode_tokens", "plan_steps", "run_steps"]
+__all__ = ["Progress", "Template", "ahead", "chunks", "encode_tokens", "plan_steps", "run_steps"]
 
 Progress = Callable[[int], object]
 """Called with the number of texts finished since the last call."""
@@ -27,14 +28,31 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True)
+class Template:
+    """How texts become tokens, see `Pipeline.template`.
+
+    Attributes:
+        side: What the texts are.
+        prompt: Written before each of them.
+        prompt_length: Leading tokens of each text that come from it.
+        max_length: Tokens at which texts are cut; None is where the tokenizer cuts them.
+    """
+
+    side: Side = "document"
+    prompt: str = ""
+    prompt_length: int = 0
+    max_length: int | None = None
+
+
 def encode_tokens(
     encoder: AnyEncoder,
-    head: PooledHead,
+    head: Head,
     tokens: Ragged,
+    template: Template,
     *,
     budget: int,
     batch_size: int | None = None,
-    prompt_length: int = 0,
     progress: Progress | None = None,
 ) -> Representation:
     """Encode rows of token ids in steps of similar lengths.
@@ -43,17 +61,19 @@ def encode_tokens(
         encoder: Gives hidden states.
         head: Makes representations of them.
         tokens: Ragged int64 ids on the CPU.
+        template: What made them.
         budget: Most tokens in a step; a longer row is a step of its own.
         batch_size: Most rows in a step.
-        prompt_length: Leading tokens of each row that are the prompt.
         progress: Told of finished rows.
 
     Returns:
         A representation of each row, in the order of ``tokens``, float32 on the CPU.
     """
+    tokens, attended = head.expand(tokens, template.side)
     steps = plan_steps(tokens.lengths, budget, batch_size)
     parts: list[Representation] = []
-    results = run_steps(encoder, head, [tokens[rows] for rows in steps], prompt_length)
+    inputs = [(tokens[rows], None if attended is None else attended[rows]) for rows in steps]
+    results = run_steps(encoder, head, inputs, template)
     for rows, part in zip(steps, results, strict=True):
         parts.append(part)
         if progress is not None:
@@ -84,19 +104,21 @@ def plan_steps(lengths: Tensor, budget: int, batch_size: int | None = None) -> l
 
 
 def run_steps(
-    encoder: AnyEncoder, head: PooledHead, steps: Sequence[Ragged], prompt_length: int
+    encoder: AnyEncoder, head: Head, steps: Sequence[tuple[Ragged, Tensor | None]], template: Template
 ) -> Iterator[Representation]:
-    """Run encoder and head over steps; results come in order and stay on the device of the encoder.
+    """Run encoder and head over steps of tokens and how many of each row are attended to.
+
+    Results come in order and stay on the device of the encoder.
 
     On a CPU every core runs steps of its own: small operations then wait for no other core, which makes
     two cores 1.2 times as fast as two threads on one step.
     """
     device = next(encoder.parameters()).device
 
-    def run(step: Ragged) -> Representation:
+    def run(step: tuple[Ragged, Tensor | None]) -> Representation:
         with torch.inference_mode():
-            tokens = step.to(device)
-            return head(encoder(tokens), tokens, prompt_length)
+            tokens = step[0].to(device)
+            return head(encoder(tokens, step[1]), tokens, template.prompt_length, template.side)
 
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     workers = min(threads, len(steps), _MOST_WORKERS)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
-from irkit.heads import PooledHead
-from irkit.model.batching import encode_tokens
+from irkit.heads import Head
+from irkit.model.batching import Template, encode_tokens
 from irkit.tokenizer import Tokenizer
 
 __all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "with_dtype"]
@@ -83,7 +83,7 @@ def find_devices(names: Device | None) -> list[torch.device]:
     return [find_device(name) for name in names]
 
 
-def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:
+def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:
     """Bring a float32 encoder to the precision asked for; heads stay in float32.
 
     Args:
@@ -91,8 +91,8 @@ def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtyp
         head: Of the same model.
         tokenizer: Of the same model.
         dtype: ``"float32"``; ``"bfloat16"``; ``"int8"`` (weights and inputs of linear layers, CPU only);
-            ``"auto"``: bfloat16 where the hardware multiplies it and each of 16 sentences keeps a cosine
-            of 0.999 to its float32 vector, else float32.
+            ``"auto"``: bfloat16 where the hardware multiplies it and the vectors of 16 sentences, each of
+            them, keep a cosine of 0.999 to those of float32, else float32.
 
     Returns:
         The encoder.
@@ -106,7 +106,8 @@ def with_dtype(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer, dtyp
             return encoder
         half = copy.deepcopy(encoder).to(torch.bfloat16)
         exact, rounded = (_vectors(candidate, head, tokenizer) for candidate in (encoder, half))
-        return half if F.cosine_similarity(exact, rounded).min() >= _LEAST_COSINE else encoder
+        alike = exact.shape == rounded.shape and F.cosine_similarity(exact, rounded).min() >= _LEAST_COSINE
+        return half if alike else encoder
     if dtype == "bfloat16":
         if not has_bfloat16(device):
             warnings.warn(
@@ -131,6 +132,6 @@ def has_bfloat16(device: torch.device) -> bool:
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _vectors(encoder: AnyEncoder, head: PooledHead, tokenizer: Tokenizer) -> torch.Tensor:
-    representation = encode_tokens(encoder, head, tokenizer(_SENTENCES), budget=1024)
+def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> torch.Tensor:
+    representation = encode_tokens(encoder, head, tokenizer(_SENTENCES), Template("query"), budget=1024)
     return torch.from_numpy(representation.arrays()["values"])

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from irkit.bars import bar
 from irkit.encoder import Encoder
 from irkit.errors import BadTypeError, BadValueError
-from irkit.formats import read_model, write_model
+from irkit.formats import Parts, read_encoder, read_model, write_model
+from irkit.formats.multi_vector import make_head
+from irkit.heads import MultiVectorConfig, Normalize, ProjectionConfig, Side
+from irkit.heads.projection import projection_config, projection_layers
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
-from irkit.model.pipeline import Pipeline, finished
+from irkit.model.pipeline import Pipeline
 from irkit.model.similarity import Vectors, compare, compare_pairs
-from irkit.representation import Dense, concat
+from irkit.representation import Dense, MultiVector, concat
 
 __all__ = ["EncodeOptions", "Model"]
 
@@ -51,7 +55,7 @@ class EncodeOptions(TypedDict, total=False):
     device: Device | None
 
 
-Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor]
+Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor] | list[np.ndarray[Any, Any]]
 
 
 class Model(Pipeline):
@@ -63,7 +67,7 @@ class Model(Pipeline):
         head: Hidden states to a representation of each text.
         prompts: What is written before a text, by name; ``"query"`` and ``"document"`` always exist.
         default_prompt_name: The prompt that `encode` takes if none is named.
-        similarity_name: cosine, dot, euclidean or manhattan.
+        similarity_name: cosine, dot, euclidean or manhattan; maxsim or meanmaxsim of token vectors.
         truncate_dim: Leading dimensions kept of each vector (Matryoshka); None is all.
         tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU.
         devices: Where it was loaded to; a stream of documents is encoded on all of them.
@@ -88,7 +92,9 @@ class Model(Pipeline):
         dtype: str = "float32",
         attention: str = "auto",
     ) -> Self:
-        """Load a dense model of sentence-transformers or a bare Hugging Face encoder.
+        """Load a dense or multi-vector model, or a bare Hugging Face encoder.
+
+        Formats are those of sentence-transformers, PyLate and Stanford's ColBERT.
 
         Args:
             name_or_path: A directory, or the name of a repository of the Hugging Face hub.
@@ -110,9 +116,61 @@ class Model(Pipeline):
             )
         places = find_devices(device)
         load = partial(Encoder.from_pretrained, attention=attention)
-        model = cls(**read_model(local_directory(name_or_path), load)).to(places[0]).eval()
-        model.devices = places
+        model = cls._ready(read_model(local_directory(name_or_path), load), places, dtype)
         model.name = str(name_or_path)
+        return model
+
+    @classmethod
+    def multi_vector(
+        cls,
+        name_or_path: str | Path,
+        projection: str | Mapping[str, Any] | ProjectionConfig | None = None,
+        config: Mapping[str, Any] | MultiVectorConfig | None = None,
+        *,
+        markers: tuple[str, str] | None = None,
+        device: Device | None = None,
+        dtype: str = "float32",
+        attention: str = "auto",
+    ) -> Self:
+        """A new multi-vector model on the encoder of another model: its head is not trained yet.
+
+        Args:
+            name_or_path: As for `from_pretrained`; of a model only encoder and tokenizer are used.
+            projection: From hidden states to token vectors, of random weights; None takes hidden states
+                as they are. Vectors get length 1 in any case.
+            config: How texts of either side become token vectors.
+            markers: Tokens that start queries and documents, such as ``("[Q] ", "[D] ")``; new ones start
+                as the mean of all tokens.
+            device: As for `from_pretrained`.
+            dtype: As for `from_pretrained`.
+            attention: As for `from_pretrained`.
+
+        Raises:
+            ConfigError: There is no such preset, key or value.
+        """
+        places = find_devices(device)
+        load = partial(Encoder.from_pretrained, attention=attention)
+        tokenizer, encoder = read_encoder(local_directory(name_or_path), load)
+        for marker in markers or ():
+            tokenizer.add_marker(marker)
+        encoder.grow_(tokenizer.vocab_size)
+        size = encoder.hidden_size
+        layers = [] if projection is None else projection_layers(projection_config(projection), size)
+        if not isinstance(config, MultiVectorConfig):
+            config = MultiVectorConfig.parse(config or {}, "multi-vector model")
+        parts: Parts = {
+            "tokenizer": tokenizer,
+            "encoder": encoder,
+            "head": make_head(size, [*layers, Normalize()], config, tokenizer),
+            "prompts": dict(zip(("query", "document"), markers or (), strict=False)),
+        }
+        return cls._ready(parts, places, dtype)
+
+    @classmethod
+    def _ready(cls, parts: Parts, places: list[torch.device], dtype: str) -> Self:
+        """On its device, in its precision."""
+        model = cls(**parts).to(places[0]).eval()
+        model.devices = places
         if dtype == "int8":
             model._int8_fingerprint = model.fingerprint
         model.encoder = with_dtype(model.encoder, model.head, model.tokenizer, dtype)
@@ -175,26 +233,30 @@ class Model(Pipeline):
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode queries: `encode` with the prompt named ``"query"`` unless the options give another."""
-        return self.encode(texts, **_with_prompt("query", options))
+        return self._encode(texts, "query", _with_prompt("query", options))
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode documents: `encode` with the prompt named ``"document"`` unless the options give another."""
-        return self.encode(texts, **_with_prompt("document", options))
+        return self._encode(texts, "document", _with_prompt("document", options))
 
     def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
-        """Encode texts to vectors, as sentence-transformers does.
+        """Encode texts to vectors, as sentence-transformers does; token vectors are those of documents.
 
         Args:
             texts: Texts, or one text.
             options: See `EncodeOptions`.
 
         Returns:
-            float32 ``(n, dim)``, or ``(dim,)`` for one text.
+            float32 ``(n, dim)``, or ``(dim,)`` for one text. Of a multi-vector model an array
+            ``(tokens, dim)`` a text, in a list, or for one text alone.
 
         Raises:
             BadTypeError: Something is not a string, or there is no such option.
             BadValueError: There is no prompt of that name, no such device, or a number is below 1.
         """
+        return self._encode(texts, "document", options)
+
+    def _encode(self, texts: str | Iterable[str], side: Side, options: EncodeOptions) -> Embeddings:
         _check(options)
         prompt, name = options.get("prompt"), options.get("prompt_name")
         if prompt is None:
@@ -205,7 +267,7 @@ class Model(Pipeline):
         with shown as progress:
             parts = self.encode_stream(
                 rows,
-                prompt,
+                self.template(side, prompt),
                 batch_size=options.get("batch_size"),
                 progress=progress,
                 device=options.get("device"),
@@ -213,7 +275,14 @@ class Model(Pipeline):
             whole = concat(parts)
         width = options.get("truncate_dim")
         width = self.truncate_dim if width is None else width
-        result = finished(whole, width, options.get("normalize_embeddings", False))
+        result = self._finished(whole, width, options.get("normalize_embeddings", False))
+        if isinstance(result, MultiVector):
+            tensors = [row.clone() for row in result.tokens]  # each of which may outlive the others
+            if options.get("convert_to_tensor") or not options.get("convert_to_numpy", True):
+                moved = [row.to(self.device) if options.get("convert_to_tensor") else row for row in tensors]
+                return moved[0] if isinstance(texts, str) else moved
+            arrays = [row.numpy() for row in tensors]
+            return arrays[0] if isinstance(texts, str) else arrays
         assert isinstance(result, Dense)  # what a PooledHead gives
         values = result.values[0] if isinstance(texts, str) else result.values
         if options.get("convert_to_tensor"):
@@ -225,7 +294,8 @@ class Model(Pipeline):
     def similarity(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare each vector of ``a (n, dim)`` with each of ``b (m, dim)``: ``(n, m)``, higher is nearer.
 
-        One vector counts as ``n = 1``; distances (euclidean, manhattan) come back negative.
+        One vector counts as ``n = 1``; distances (euclidean, manhattan) come back negative. Of a
+        multi-vector model ``a`` and ``b`` are lists of arrays ``(tokens, dim)``, or one such array.
         """
         return compare(self.similarity_name, a, b)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.multiprocessing
 
 from irkit.errors import IrkitError
+from irkit.model.batching import Template
 from irkit.representation import Representation, representation_from_arrays
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ def encode_in_processes(
     model: Pipeline,
     devices: Sequence[str | torch.device],
     chunks: Iterable[list[str]],
-    prompt: str,
+    template: Template,
     batch_size: int | None = None,
 ) -> Iterator[Representation]:
     """Encode chunks of texts on several devices at once.
@@ -38,7 +41,7 @@ def encode_in_processes(
         model: Is moved to the CPU while they run; all processes share one copy of its weights there.
         devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
         chunks: Texts; at most a few chunks a process are held at a time.
-        prompt: Written before each text.
+        template: How texts become tokens.
         batch_size: Most texts encoded at once.
 
     Yields:
@@ -60,7 +63,8 @@ def encode_in_processes(
     waiting: deque[Future[_Result]] = deque()
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_encode, chunk, prompt, batch_size))
+            with _interrupts_blocked():  # processes start here and inherit it: Ctrl-C is this one's business
+                waiting.append(pool.submit(_encode, chunk, template, batch_size))
             if len(waiting) >= _IN_FLIGHT * len(devices):
                 yield representation_from_arrays(*waiting.popleft().result())
         while waiting:
@@ -70,9 +74,22 @@ def encode_in_processes(
             "encoding on several devices: a process died, see its message above (out of memory? a script "
             'without `if __name__ == "__main__":`?)'
         ) from error
+    except BaseException:  # what is at work is of no use any more
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
         model.to(home)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---- in the processes --------------------------------------------------------------------------
@@ -88,9 +105,7 @@ def _start(starts: Any, threads: int) -> None:
     _models.append(model.to(device))
 
 
-def _encode(texts: list[str], prompt: str, batch_size: int | None) -> _Result:
+def _encode(texts: list[str], template: Template, batch_size: int | None) -> _Result:
     model = _models[0]
-    length = model.tokenizer.prompt_length(prompt)
-    tokens = model.tokenizer(texts, prompt)
-    representation = model.encode_tokens(tokens, prompt_length=length, batch_size=batch_size)
+    representation = model.encode_tokens(model.tokenize(texts, template), template, batch_size=batch_size)
     return representation.kind, representation.dim, representation.arrays()

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,18 +14,16 @@ from torch.nn import functional as F
 
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
-from irkit.heads import PooledHead
-from irkit.model.batching import Progress, ahead, chunks, encode_tokens
+from irkit.heads import Head, MultiVectorHead, Side
+from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens
 from irkit.model.hardware import Device, find_device, find_devices
 from irkit.model.parallel import encode_in_processes
-from irkit.model.similarity import SIMILARITIES
+from irkit.model.similarity import SIMILARITIES, averaged
 from irkit.ragged import Ragged
-from irkit.representation import Dense, Representation, concat
-from irkit.tokenizer import Tokenizer, strings
+from irkit.representation import Dense, MultiVector, Representation, concat
+from irkit.tokenizer import Piece, Tokenizer, strings
 
-__all__ = ["Pipeline", "Side", "finished"]
-
-Side = Literal["query", "document"]
+__all__ = ["Pipeline", "Side"]
 
 _CHUNK = 2048  # texts that are sorted by length together
 _BUDGET = {"cpu": 1024, "cuda": 32768}  # tokens a step: what stays in the cache, what fills the device
@@ -38,37 +36,43 @@ class Pipeline(nn.Module):
         self,
         tokenizer: Tokenizer,
         encoder: AnyEncoder,
-        head: PooledHead,
+        head: Head,
         *,
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
-        similarity_name: str = "cosine",
+        similarity_name: str | None = None,
         truncate_dim: int | None = None,
     ) -> None:
         """Join the parts. The tokenizer is set to cut texts at the positions the encoder has.
 
         Raises:
-            BadValueError: There is no such similarity or prompt.
+            BadValueError: There is no such similarity or prompt, or queries are expanded beyond the positions
+                of the encoder.
         """
         super().__init__()
         self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
         self.prompts = {"query": "", "document": "", **(prompts or {})}
         self.default_prompt_name = default_prompt_name
-        self.similarity_name = similarity_name
+        known = SIMILARITIES[head.kind]
+        self.similarity_name = known[0] if similarity_name is None else similarity_name
         self.truncate_dim = truncate_dim
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []
         self.prompt_named(default_prompt_name)
-        if similarity_name not in SIMILARITIES:
+        if self.similarity_name not in known:
+            raise BadValueError(f"Model: similarity {similarity_name!r}, expected one of {', '.join(known)}")
+        queries, _ = head.expand(Ragged.from_rows([[0]]), "query")
+        if encoder.max_positions is not None and queries.max_length > encoder.max_positions:
             raise BadValueError(
-                f"Model: similarity {similarity_name!r}, expected one of {', '.join(SIMILARITIES)}"
+                f"Model: queries are expanded to {queries.max_length} tokens, but the encoder has "
+                f"{encoder.max_positions} positions"
             )
         limits = [limit for limit in (tokenizer.max_length, encoder.max_positions) if limit is not None]
         tokenizer.max_length = min(limits, default=None)
 
     @property
     def kind(self) -> str:
-        """Kind of its representations: ``"dense"``."""
+        """Kind of its representations: ``"dense"`` or ``"multi_vector"``."""
         return self.head.kind
 
     @property
@@ -85,9 +89,13 @@ class Pipeline(nn.Module):
     def fingerprint(self) -> str:
         """32 hexadecimal digits that stand for weights, head and tokenizer, in whatever precision they run.
 
+        Of a multi-vector model also for what is done to queries and to documents, prompts included.
         Computed from the weights at each call, 0.1 s for 20 million.
         """
-        digest = hashlib.blake2b(f"{self.head!r} {self.tokenizer.signature}".encode(), digest_size=16)
+        parts = f"{self.head!r} {self.tokenizer.signature}"
+        if self.kind != "dense":
+            parts += f" {self.prompts['query']!r} {self.prompts['document']!r}"
+        digest = hashlib.blake2b(parts.encode(), digest_size=16)
         for name, weight in sorted(self.named_parameters()):
             digest.update(f"{name} {tuple(weight.shape)}".encode())
             rounded = weight.detach().to("cpu", torch.bfloat16).contiguous()
@@ -104,24 +112,42 @@ class Pipeline(nn.Module):
             raise BadValueError(f"Model: no prompt is named {name!r}, there are {', '.join(self.prompts)}")
         return self.prompts[name] if name is not None else ""
 
+    def max_length(self, side: Side) -> int | None:
+        """Tokens at which texts of ``side`` are cut; None is nowhere."""
+        wished, most = self.head.max_length(side), self.encoder.max_positions
+        return self.tokenizer.max_length if wished is None else min(wished, most or wished)
+
+    def template(self, side: Side, prompt: str | None = None) -> Template:
+        """How texts of ``side`` become tokens: with the prompt of its name, unless another is given."""
+        prompt = self.prompt_named(side) if prompt is None else prompt
+        return Template(side, prompt, self.tokenizer.prompt_length(prompt), self.max_length(side))
+
+    def tokenize(self, texts: Iterable[str], template: Template) -> Ragged:
+        """Token ids of texts, Ragged int64 on the CPU."""
+        return self.tokenizer(texts, template.prompt, template.max_length)
+
     if TYPE_CHECKING:  # nn.Module's own says Any
 
-        def __call__(self, tokens: Ragged, prompt_length: int = 0) -> Representation: ...  # noqa: D102
+        def __call__(  # noqa: D102
+            self, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+        ) -> Representation: ...
 
-    def forward(self, tokens: Ragged, prompt_length: int = 0) -> Representation:
+    def forward(self, tokens: Ragged, prompt_length: int = 0, side: Side = "document") -> Representation:
         """Encode token ids, with gradients: what training runs.
 
         Args:
             tokens: Ragged int64 on the device of the model.
             prompt_length: Leading tokens of each row that are the prompt.
+            side: What the texts are.
         """
-        return self.head(self.encoder(tokens), tokens, prompt_length)
+        tokens, attended = self.head.expand(tokens, side)
+        return self.head(self.encoder(tokens, attended), tokens, prompt_length, side)
 
     def encode_tokens(
         self,
         tokens: Ragged,
+        template: Template,
         *,
-        prompt_length: int = 0,
         batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> Representation:
@@ -129,7 +155,7 @@ class Pipeline(nn.Module):
 
         Args:
             tokens: Ragged int64 on the CPU.
-            prompt_length: Leading tokens of each row that are the prompt.
+            template: What made them.
             batch_size: Most rows encoded at once, beside `tokens_per_step`.
             progress: Called with the number of rows finished since its last call.
         """
@@ -139,16 +165,16 @@ class Pipeline(nn.Module):
             self.encoder,
             self.head,
             tokens,
+            template,
             budget=budget,
             batch_size=batch_size,
-            prompt_length=prompt_length,
             progress=progress,
         )
 
     def encode_stream(
         self,
         texts: Iterable[str],
-        prompt: str = "",
+        template: Template,
         *,
         chunk_size: int = _CHUNK,
         batch_size: int | None = None,
@@ -159,7 +185,7 @@ class Pipeline(nn.Module):
 
         Args:
             texts: Read as they are needed.
-            prompt: Written before each text.
+            template: How they become tokens, see `template`.
             chunk_size: Texts read, tokenized and sorted by length together.
             batch_size: Most texts encoded at once, beside `tokens_per_step`.
             progress: Called with the number of texts finished since its last call.
@@ -169,36 +195,34 @@ class Pipeline(nn.Module):
             The rows of each ``chunk_size`` texts; one part without rows if there are no texts.
         """
         pieces = chunks(strings(texts), chunk_size)
-        length = self.tokenizer.prompt_length(prompt)
         empty = True
         if device is None or isinstance(device, str | torch.device):
             if device is not None:
                 self.to(find_device(device))
-            for tokens in ahead(partial(self.tokenizer, prompt=prompt), pieces):
+            for tokens in ahead(partial(self.tokenize, template=template), pieces):
                 empty = False
-                yield self.encode_tokens(
-                    tokens, prompt_length=length, batch_size=batch_size, progress=progress
-                )
+                yield self.encode_tokens(tokens, template, batch_size=batch_size, progress=progress)
         else:
-            for part in encode_in_processes(self, find_devices(device), pieces, prompt, batch_size):
+            for part in encode_in_processes(self, find_devices(device), pieces, template, batch_size):
                 empty = False
                 yield part
                 if progress is not None:
                     progress(len(part))
         if empty:
-            yield self.encode_tokens(self.tokenizer([]))
+            yield self.encode_tokens(self.tokenizer([]), template)
 
     def represent(self, texts: Iterable[str], side: Side, progress: Progress | None = None) -> Representation:
         """Encode texts for an index or a search.
 
         Args:
             texts: Texts.
-            side: ``"query"`` or ``"document"``; decides the prompt.
+            side: ``"query"`` or ``"document"``; decides the prompt and what else the head does to it.
             progress: Called with the number of texts finished since its last call.
 
         Returns:
             A row a text in order, float32 on the CPU, such that `irkit.score` is the similarity of the
-            model: for cosine, vectors have length 1.
+            model: for cosine, vectors have length 1; for meanmaxsim, those of queries are divided by their
+            number.
 
         Raises:
             BadTypeError: Something is not a string.
@@ -220,26 +244,63 @@ class Pipeline(nn.Module):
         A model that was loaded for several devices runs a process on each of them here, unless one chunk
         holds all texts.
         """
-        if self.similarity_name not in ("cosine", "dot"):
+        if self.similarity_name not in ("cosine", "dot", "maxsim", "meanmaxsim"):
             raise BadValueError(
                 f"represent: the similarity of the model is {self.similarity_name}, no inner product; "
                 "use encode and similarity"
             )
-        unit, prompt = self.similarity_name == "cosine", self.prompt_named(side)
         if device is None and len(self.devices) > 1:
             texts = iter(texts)
             first = list(islice(texts, max(0, chunk_size) + 1))
             texts, device = chain(first, texts), self.devices if len(first) > chunk_size else None
-        stream = self.encode_stream(texts, prompt, chunk_size=chunk_size, progress=progress, device=device)
+        template = self.template(side)
+        stream = self.encode_stream(texts, template, chunk_size=chunk_size, progress=progress, device=device)
         for part in stream:
-            yield finished(part, self.truncate_dim, unit)
+            done = self._finished(part, self.truncate_dim, self.similarity_name == "cosine")
+            mean = self.similarity_name == "meanmaxsim" and side == "query"
+            yield averaged(done) if mean and isinstance(done, MultiVector) else done
 
+    def represent_with_tokens(self, text: str, side: Side) -> tuple[MultiVector, list[Piece]]:
+        """Token vectors of one text, without token pooling, and the token that each belongs to.
 
-def finished(representation: Representation, dim: int | None, unit: bool) -> Representation:
-    """Cut Dense vectors to ``dim`` and scale them to length 1; other kinds come finished from their head."""
-    if dim is not None and dim < 1:
-        raise BadValueError(f"truncate_dim must be at least 1, got {dim}")
-    if not isinstance(representation, Dense):
+        Args:
+            text: A text.
+            side: ``"query"`` or ``"document"``.
+
+        Returns:
+            One row, as `represent` gives it; and as many pieces as it has vectors.
+
+        Raises:
+            BadValueError: The model does not make token vectors.
+        """
+        if not isinstance(self.head, MultiVectorHead):
+            raise BadValueError(f"represent_with_tokens: the model makes {self.kind}, not a vector a token")
+        self.eval()
+        template = self.template(side)
+        pieces = self.tokenizer.pieces(text, template.prompt, template.max_length)
+        tokens, attended = self.head.expand(self.tokenize([text], template), side)
+        for number in tokens.values[len(pieces) :].tolist():
+            token = str(self.tokenizer.backend.id_to_token(number))
+            pieces.append(Piece(token, len(text), len(text)))
+        with torch.inference_mode():
+            there = tokens.to(self.device)
+            vectors = self.head.token_vectors(self.encoder(there, attended), there, side)
+            kept = self.head.kept(there, side).tolist()
+        row = self._finished(MultiVector(vectors.to("cpu")), self.truncate_dim, False)
+        assert isinstance(row, MultiVector)
+        if self.similarity_name == "meanmaxsim" and side == "query":
+            row = averaged(row)
+        return row, [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
+
+    def _finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
+        """Cut vectors to ``dim`` and scale them to length 1 where asked, or where they had it before."""
+        if dim is not None and dim < 1:
+            raise BadValueError(f"truncate_dim must be at least 1, got {dim}")
+        if isinstance(representation, Dense):
+            values = representation.values[:, :dim].contiguous()
+            return Dense(F.normalize(values, dim=1) if unit else values)
+        if isinstance(representation, MultiVector) and (unit or (dim or self.head.dim) < self.head.dim):
+            rows, values = representation.tokens, representation.tokens.values[:, :dim].contiguous()
+            unit = unit or (isinstance(self.head, MultiVectorHead) and self.head.unit)
+            return MultiVector(rows.with_values(F.normalize(values, dim=1) if unit else values))
         return representation
-    values = representation.values[:, :dim].contiguous()
-    return Dense(F.normalize(values, dim=1) if unit else values)

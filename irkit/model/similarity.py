@@ -1,4 +1,4 @@
-"""The four similarities that a model of one vector a text can ask for; higher is nearer."""
+"""The similarities that a model of either kind can ask for; higher is nearer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
+from irkit.ragged import Ragged
+from irkit.representation import MultiVector
+from irkit.scoring import score, score_pairs
 
-__all__ = ["SIMILARITIES", "Vectors", "compare", "compare_pairs"]
+__all__ = ["SIMILARITIES", "Vectors", "averaged", "compare", "compare_pairs"]
 
-Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any] | MultiVector
 
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+SIMILARITIES = {  # by kind of representation, the default first
+    "dense": ("cosine", "dot", "euclidean", "manhattan"),
+    "multi_vector": ("maxsim", "meanmaxsim"),
+}
 
 _MATRIX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda a, b: F.normalize(a, dim=1) @ F.normalize(b, dim=1).T,
@@ -35,9 +41,16 @@ _PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
     """Similarity of each vector of ``a (n, dim)`` to each of ``b (m, dim)``: ``(n, m)``.
 
+    For token vectors ``a`` and ``b`` hold an array ``(tokens, dim)`` a text, or are MultiVector.
+
     Raises:
         BadValueError: The widths differ.
     """
+    if name in SIMILARITIES["multi_vector"]:
+        queries, documents = _texts(a), _texts(b)
+        if not len(queries) or not len(documents):
+            return torch.zeros(len(queries), len(documents))
+        return score(averaged(queries) if name == "meanmaxsim" else queries, documents)
     return _MATRIX[name](*_tensors(a, b))
 
 
@@ -47,12 +60,36 @@ def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
     Raises:
         BadValueError: The shapes differ.
     """
+    if name in SIMILARITIES["multi_vector"]:
+        queries, documents = _texts(a), _texts(b)
+        return score_pairs(averaged(queries) if name == "meanmaxsim" else queries, documents)
     left, right = _tensors(a, b)
     if len(left) != len(right):
         raise BadValueError(
             f"similarity_pairwise: got {len(left)} and {len(right)} vectors, expected as many"
         )
     return _PAIRS[name](left, right)
+
+
+def averaged(queries: MultiVector) -> MultiVector:
+    """Divide token vectors of queries by their number, so that MaxSim is a mean of similarities."""
+    rows = queries.tokens
+    counts = rows.lengths.to(rows.device)[rows.row_ids()]
+    return MultiVector(rows.with_values(rows.values / counts[:, None]))
+
+
+def _texts(vectors: Vectors) -> MultiVector:
+    """The token vectors of several texts; one array of two dimensions is one text."""
+    if isinstance(vectors, MultiVector):
+        return vectors
+    if isinstance(vectors, Tensor | np.ndarray) and vectors.ndim == 2:
+        vectors = [vectors]
+    rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(torch.zeros(0, 1), torch.zeros(0))
+    if rows.values.dim() != 2:
+        raise BadValueError(
+            f"similarity: expected an array (tokens, dim) a text, got values {tuple(rows.values.shape)}"
+        )
+    return MultiVector(rows.with_values(rows.values.float()))
 
 
 def _tensors(a: Vectors, b: Vectors) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,114 @@
+"""Modules that follow pooling or tokens in a sentence-transformers directory: reading and writing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from irkit.config import read_json
+from irkit.encoder.weights import read_weights
+from irkit.errors import ConfigError, CorruptError
+from irkit.heads import Normalize, Projection
+
+__all__ = ["Module", "Modules", "layer_module", "optional", "read_layer", "write_json"]
+
+Modules = list[tuple[str, Path]]  # class name, folder
+Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # class name, config.json, weights
+
+_TANH = "torch.nn.modules.activation.Tanh"
+
+
+def read_layer(name: str, place: Path, feature: str) -> nn.Module | None:
+    """The layer of a module folder; None for one that does nothing outside training.
+
+    Args:
+        name: Class of the module.
+        place: Its folder.
+        feature: What it must work on: sentence_embedding or token_embeddings.
+
+    Raises:
+        ConfigError: There is no such layer, or it works on something else.
+        CorruptError: Its weights do not fit its settings.
+    """
+    if name not in LAYERS:
+        raise ConfigError(
+            f"loading {place.parent}: module {name} at {place.name!r}, expected {', '.join(LAYERS)}"
+        )
+    settings = optional(place / "config.json")
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key) not in (None, feature):
+            raise ConfigError(f"loading {place}: {key} is {settings[key]!r}, expected {feature!r}")
+    return LAYERS[name](place, settings)
+
+
+def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
+    """What is written for a layer.
+
+    Args:
+        layer: `Projection` or `Normalize`.
+        feature: What it works on, if that is not what versions before 6 expect.
+    """
+    names = {} if feature is None else {"module_input_name": feature, "module_output_name": feature}
+    if not isinstance(layer, Projection):
+        return "Normalize", names, {}
+    activation = type(layer.activation)
+    settings = {
+        "in_features": layer.linear.in_features,
+        "out_features": layer.linear.out_features,
+        "bias": layer.linear.bias is not None,
+        "activation_function": f"{activation.__module__}.{activation.__name__}",
+        **names,
+    }
+    if layer.is_dense:
+        return "Dense", settings | ({"use_residual": True} if layer.use_residual else {}), layer.state_dict()
+    residual = "none" if not layer.use_residual else "learned" if layer.alpha is None else "identity"
+    return "Projection", settings | {"gated": layer.gated, "residual": residual}, layer.state_dict()
+
+
+def optional(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a file that people can read."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _projection(place: Path, settings: dict[str, Any]) -> Projection:
+    learned = "learned" if settings.get("use_residual") else "none"
+    try:
+        layer = Projection(
+            settings["in_features"],
+            settings["out_features"],
+            bias=settings.get("bias", True),
+            activation=_activation(settings.get("activation_function", _TANH), place),
+            gated=settings.get("gated", False),
+            residual=settings.get("residual", learned),
+        )
+        layer.load_state_dict({name: value.float() for name, value in read_weights(place).items()})
+    except KeyError as error:
+        raise ConfigError(f"loading {place}: its config.json lacks the key {error}") from error
+    except RuntimeError as error:
+        raise CorruptError(f"loading {place}: {error}") from error
+    return layer
+
+
+def _activation(name: str, place: Path) -> nn.Module:
+    """The class that a configuration names; only those of torch.nn, because loading must run no code."""
+    found = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"loading {place}: activation_function {name!r}, expected one of torch.nn")
+    return found()
+
+
+LAYERS: dict[str, Callable[[Path, dict[str, Any]], nn.Module | None]] = {
+    "Dense": _projection,
+    "Projection": _projection,  # irkit's own: gated, or with a residual that sentence-transformers lacks
+    "Normalize": lambda place, settings: Normalize(),
+    "Dropout": lambda place, settings: None,
+}
