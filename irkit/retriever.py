@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, Self, TypeAlias, Unpack, cast, overload
 
 import numpy as np
 
 from irkit.data import JSON, Document
 from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.explanation import Explanation, explain
 from irkit.index import (
     Documents,
     Hits,
@@ -27,6 +28,14 @@ from irkit.index import (
 )
 from irkit.model import Device, Model
 from irkit.representation import Representation
+from irkit.reranking import (
+    Candidates,
+    RerankOptions,
+    given_candidates,
+    rerank_ids,
+    rerank_run,
+    rerank_texts,
+)
 from irkit.run import Run
 
 __all__ = ["Hit", "Retriever"]
@@ -278,6 +287,74 @@ class Retriever:
                     progress(len(hits))
 
         return Run(rankings())
+
+    @overload
+    def rerank(  # type: ignore[overload-overlap]
+        self, queries: str, candidates: Candidates, k: int | None = None, **options: Unpack[RerankOptions]
+    ) -> list[Hit]: ...
+    @overload
+    def rerank(
+        self, queries: Queries, candidates: Run, k: int | None = None, **options: Unpack[RerankOptions]
+    ) -> Run: ...
+    @overload
+    def rerank(
+        self,
+        queries: Sequence[str],
+        candidates: Sequence[Candidates],
+        k: int | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> list[list[Hit]]: ...
+    def rerank(
+        self, queries: Any, candidates: Any, k: int | None = None, **options: Unpack[RerankOptions]
+    ) -> list[Hit] | list[list[Hit]] | Run:
+        """Rank candidates by the exact scores of the model, whatever kind it is.
+
+        What is in the index is scored as it is stored there; only queries and other texts are encoded.
+
+        Args:
+            queries: A text or several; for a run, as for `run`.
+            candidates: Ids of documents of the index, or documents: id -> text, or an iterable of `Document`,
+                records or pairs. Of several queries a list of these. Or the `Run` of a first stage.
+            k: Results of each query, at most; None is all.
+            options: ``interaction`` scores representations instead of `irkit.score`, such as a
+                `irkit.late_interaction.MultiVectorAttention`; ``progress`` is called with the number of
+                queries of a run finished since its last call.
+
+        Returns:
+            As from `search`; of a run, a run. A document that scores -inf (it has no tokens) is left out.
+
+        Raises:
+            BadValueError: The index has no document of an id, the text of a query of the run is not given,
+                or ``k`` is below 1.
+        """
+        if isinstance(candidates, Run):
+            return rerank_run(self, queries, candidates, k, options)
+        texts, single = _strings("reranking", queries), isinstance(queries, str)
+        given = given_candidates([candidates] if single else candidates, len(texts))
+        if all(isinstance(item, str) for some in given for item in some):
+            hits = self._hits(rerank_ids(self, texts, cast(list[list[str]], given), k, options))
+        else:
+            ranked = rerank_texts(self.model, texts, cast(list[list[Document]], given), k, options)
+            hits = [
+                [Hit(found.id, value, found.text, found.title, found.metadata) for found, value in some]
+                for some in ranked
+            ]
+        return hits[0] if single else hits
+
+    def explain(self, query: str, document: str | Document) -> Explanation:
+        """Which token of a document each token of the query matched, see `irkit.explanation`.
+
+        Args:
+            query: A text.
+            document: Id of a document of the index, or a `Document`.
+
+        Raises:
+            BadValueError: There is no such document, or the model does not make a vector of each token.
+        """
+        if isinstance(document, str):
+            [row] = self._rows("explaining a score", [document])
+            [document] = self.documents.fetch(np.array([row]))
+        return explain(self.model, query, document.full_text)
 
     # ---- changing ----
 

@@ -33,9 +33,10 @@ LAYERS = {
     "data": {"data"},
     "index": BASE | {"index", "data"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
+    "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
 }
-TOP = {"retriever"}
+TOP = {"reranking", "retriever"}
 
 
 def parts_imported(file: Path) -> set[str]:

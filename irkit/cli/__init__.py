@@ -14,9 +14,11 @@ import typer
 from irkit import __version__
 from irkit.cli.encode import encode
 from irkit.cli.evaluate import evaluate
+from irkit.cli.explain import explain
 from irkit.cli.index import index
 from irkit.cli.info import info
 from irkit.cli.output import note
+from irkit.cli.rerank import rerank
 from irkit.cli.search import search
 from irkit.errors import IrkitError
 
@@ -29,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (index, search, evaluate, encode, info):
+for verb in (index, search, rerank, explain, evaluate, encode, info):
     app.command()(verb)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from irkit.retriever import Retriever
     from irkit.run import Run
 
-__all__ = ["search"]
+__all__ = ["check_out", "read_judged", "search"]
 
 
 def search(
@@ -59,8 +59,7 @@ def search(
         raise BadValueError("--out, --qrels, --split and --ignore-identical-ids need QUERIES: a file or -")
     if queries is not None and text is not None:
         raise BadValueError("got QUERIES and --text; give one of them")
-    if out == "-" and qrels is not None:
-        raise BadValueError("--out - and --qrels would both write to standard output; give --out FILE")
+    check_out(out, qrels)
     from irkit.retriever import Retriever
 
     if queries is None:
@@ -71,29 +70,50 @@ def search(
                 _answer(retriever, k or 10, wanted)
         return
 
-    if out is not None and not Path(out).resolve().parent.is_dir():
-        raise StorageError(f"--out {out}: there is no such directory")
-    items, judgments = _read(queries, qrels, split)
-    if judgments is not None:
-        from irkit.evaluation import evaluate
-
-        evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures)  # a misspelt one fails now, not after the work
+    items, judgments = read_judged(queries, qrels, split, measures)
     with Retriever.load(directory, model, device=device) as retriever:
         run = _run(retriever, items, k or 1000, wanted, ignore_identical_ids)
     if out is not None or judgments is None:
         run.write(out or "-")
     if judgments is not None:
+        from irkit.evaluation import evaluate
+
         show_table(["measure", "value"], evaluate(run, judgments, measures).mean.items())
 
 
-def _read(queries: str, qrels: str | None, split: str | None) -> tuple[list[Query], Qrels | None]:
+def check_out(out: str | None, qrels: str | None) -> None:
+    """Refuse an ``--out`` that could not be written, before the work.
+
+    Raises:
+        StorageError: Its directory is not there.
+        BadValueError: The run and the measures would both go to standard output.
+    """
+    if out == "-" and qrels is not None:
+        raise BadValueError("--out - and --qrels would both write to standard output; give --out FILE")
+    if out is not None and not Path(out).resolve().parent.is_dir():
+        raise StorageError(f"--out {out}: there is no such directory")
+
+
+def read_judged(
+    queries: str, qrels: str | None, split: str | None, measures: str
+) -> tuple[list[Query], Qrels | None]:
+    """Queries, and their judgments if there are any.
+
+    Raises:
+        BadValueError: There is a split without a folder that has splits, or no such measure.
+    """
     from irkit.data import read_qrels, read_queries
 
     folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
     if split is not None and not folders:
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
     items = list(read_queries(queries, split if queries in folders else None))
-    return items, None if qrels is None else read_qrels(qrels, split if qrels in folders else None)
+    if qrels is None:
+        return items, None
+    from irkit.evaluation import evaluate
+
+    evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures)  # a misspelt one fails now, not after the work
+    return items, read_qrels(qrels, split if qrels in folders else None)
 
 
 def _run(

@@ -1,0 +1,44 @@
+"""``irkit explain``: why a document has its score."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from irkit.cli.output import note, show_table
+from irkit.errors import StorageError
+
+__all__ = ["explain"]
+
+
+def explain(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A text.")],
+    document: Annotated[str, typer.Argument(metavar="DOCID", help="Id of a document of the index.")],
+    html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens, not whole words.")] = False,
+    model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+) -> None:
+    """Show what each word of a query matched in a document, and the score of each match."""
+    if html is not None and not html.resolve().parent.is_dir():
+        raise StorageError(f"--html {html}: there is no such directory")
+    from irkit.retriever import Retriever
+
+    with Retriever.load(directory, model, device=device) as retriever:
+        explanation = retriever.explain(query, document)
+    if not tokens:
+        explanation = explanation.words()
+    if html is not None:
+        explanation.write_html(html)
+        note(f"wrote {html}")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(explanation)
+    else:
+        rows = [(match.query.token, match.document.token, match.score) for match in explanation.matches]
+        show_table(["query", "document", "score"], rows)

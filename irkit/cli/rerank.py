@@ -1,0 +1,57 @@
+"""``irkit rerank``: a run in, the same documents by exact scores out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from irkit.bars import bar
+from irkit.cli.output import show_table
+from irkit.cli.search import check_out, read_judged
+from irkit.errors import BadValueError
+
+__all__ = ["rerank"]
+
+
+def rerank(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    queries: Annotated[
+        str, typer.Argument(metavar="QUERIES", help="Those of the run: BEIR folder, .jsonl, .tsv, ..., or -.")
+    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="TREC or .jsonl, also .gz, or -.")],
+    k: Annotated[int | None, typer.Option(min=1, help="Results of a query; by default all.")] = None,
+    out: Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")] = None,
+    qrels: Annotated[
+        str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")
+    ] = None,
+    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
+    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+) -> None:
+    """Rank the documents of a run by the exact scores of the model of an index.
+
+    All of them must be in the index. The result is written to standard output unless --out or --qrels
+    says otherwise.
+    """
+    if queries == run == "-":
+        raise BadValueError("QUERIES and RUN would both be read from standard input")
+    check_out(out, qrels)
+    from irkit.retriever import Retriever
+    from irkit.run import Run
+
+    items, judgments = read_judged(queries, qrels, split, measures)
+    first = Run.read(run)
+    with (
+        Retriever.load(directory, model, device=device) as retriever,
+        bar("reranking", "queries", len(first)) as update,
+    ):
+        result = retriever.rerank(items, first, k, progress=update)
+    if out is not None or judgments is None:
+        result.write(out or "-")
+    if judgments is not None:
+        from irkit.evaluation import evaluate
+
+        show_table(["measure", "value"], evaluate(result, judgments, measures).mean.items())

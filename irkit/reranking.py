@@ -1,0 +1,220 @@
+"""Exact scores of given candidates: the second stage after any first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from irkit.data import Document
+from irkit.data.given import Queries, given_documents, given_queries
+from irkit.errors import BadTypeError, BadValueError
+from irkit.index import Hits
+from irkit.representation import Representation
+from irkit.run import Run
+from irkit.scoring import score
+
+if TYPE_CHECKING:
+    from irkit.model import Model
+    from irkit.retriever import Retriever
+
+__all__ = [
+    "Candidates",
+    "Interaction",
+    "RerankOptions",
+    "given_candidates",
+    "rerank_ids",
+    "rerank_run",
+    "rerank_texts",
+]
+
+Candidates: TypeAlias = Iterable[str] | Mapping[str, Any] | Iterable[Document]
+"""Ids of documents of the index; or id -> text, or documents."""
+Interaction: TypeAlias = Callable[[Any, Any], Tensor]
+"""``(n_q, n_d)`` scores of two representations, as `irkit.score` and those of `irkit.late_interaction`."""
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_QUERIES = 64  # encoded together
+
+
+class RerankOptions(TypedDict, total=False):
+    """The options of `Retriever.rerank`, described there."""
+
+    interaction: Interaction | None
+    progress: Callable[[int], object] | None
+
+
+def given_candidates(
+    candidates: Sequence[Candidates], queries: int
+) -> list[list[str]] | list[list[Document]]:
+    """The candidates of each query: ids, if all of them are, else documents.
+
+    Raises:
+        BadTypeError: Candidates are neither, or some are ids and some documents.
+        BadValueError: There are not as many lists as queries, a document is malformed, or an id comes with
+            two texts.
+    """
+    lists = [] if isinstance(candidates, str | Mapping) else list(candidates)
+    if len(lists) != queries:
+        raise BadValueError(
+            f"reranking: {queries} queries and {len(lists)} lists of candidates; expected one each"
+        )
+    items = [_items(some) for some in lists]
+    if all(isinstance(item, str) for some in items for item in some):
+        return items
+    if any(isinstance(item, str) for some in items for item in some):
+        raise BadTypeError("reranking: some candidates are strings, which are ids, and some are documents")
+    documents = [list(given_documents(some)) for some in items]
+    for some in documents:
+        if len({document.id for document in some}) < len(some):
+            raise BadValueError("reranking: two candidates of one query have the same id")
+    return documents
+
+
+def _items(candidates: Candidates) -> list[Any]:
+    if isinstance(candidates, str) or not isinstance(candidates, Iterable):
+        raise BadTypeError(
+            f"reranking: candidates are {candidates!r:.60}, expected ids in a list, id -> text, or documents"
+        )
+    return list(candidates.items() if isinstance(candidates, Mapping) else candidates)
+
+
+def rerank_run(
+    retriever: Retriever,
+    queries: Queries,
+    run: Run,
+    k: int | None = None,
+    options: RerankOptions | None = None,
+) -> Run:
+    """See `Retriever.rerank`: documents of a run, by the scores of the model."""
+    progress = (options or {}).get("progress")
+    texts = {query.id: query.text for query in given_queries(queries)}
+    names = run.query_ids
+    missing = [name for name in names if name not in texts]
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise BadValueError(
+            f"reranking: the run has query {missing[0]!r}{others}, whose text is not given; give the queries "
+            "it was made of"
+        )
+
+    def rankings() -> Iterable[tuple[str, list[str], Array]]:
+        for start in range(0, len(names), _QUERIES):
+            some = names[start : start + _QUERIES]
+            ids = [[document for document, _ in run[name]] for name in some]
+            found = rerank_ids(retriever, [texts[name] for name in some], ids, k, options)
+            for name, rows, scores in zip(some, found.rows, found.scores, strict=True):
+                yield name, retriever.documents.ids(rows[rows >= 0]), scores[rows >= 0]
+            if progress is not None:
+                progress(len(some))
+
+    return Run(rankings())
+
+
+def rerank_ids(
+    retriever: Retriever,
+    queries: Sequence[str],
+    candidates: Sequence[Sequence[str]],
+    k: int | None = None,
+    options: RerankOptions | None = None,
+) -> Hits:
+    """Score documents of the index, from what is stored of them.
+
+    Args:
+        retriever: Model and index.
+        queries: Texts.
+        candidates: Ids of each.
+        k: Results of each query, at most; None is all.
+        options: Of `Retriever.rerank`.
+
+    Returns:
+        Rows and scores, ``(n_q, k)``, best first, ties in the order of the candidates.
+
+    Raises:
+        BadValueError: There is no document of an id, or ``k`` is below 1.
+    """
+    _check_k(k)
+    lines = [_rows(retriever, list(dict.fromkeys(ids))) for ids in candidates]
+    rows = np.full((len(lines), max(map(len, lines), default=0)), -1, np.int64)
+    for place, line in enumerate(lines):
+        rows[place, : len(line)] = line
+    if not rows.size:
+        return Hits(rows, np.empty(rows.shape, np.float32))
+    encoded = retriever.model.represent(queries, "query")
+    interaction = (options or {}).get("interaction")
+    if interaction is None:
+        scores = retriever.index.rescore(encoded, rows)
+    else:
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        for place, line in enumerate(lines):
+            if len(line):
+                documents = retriever.index.representations(line)
+                scores[place, : len(line)] = _interact(interaction, encoded[place : place + 1], documents)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+    return Hits(np.where(scores > -np.inf, rows, -1), scores)
+
+
+def rerank_texts(
+    model: Model,
+    queries: Sequence[str],
+    candidates: Sequence[Sequence[Document]],
+    k: int | None = None,
+    options: RerankOptions | None = None,
+) -> list[list[tuple[Document, float]]]:
+    """Score documents that need not be in an index; otherwise as `rerank_ids`.
+
+    Raises:
+        BadValueError: ``k`` is below 1.
+    """
+    _check_k(k)
+    places: dict[str, int] = {}  # each text is encoded once
+    for document in chain.from_iterable(candidates):
+        places.setdefault(document.full_text, len(places))
+    if not places:
+        return [[] for _ in candidates]
+    encoded, documents = model.represent(queries, "query"), model.represent(places, "document")
+    interaction = (options or {}).get("interaction") or score
+    results = []
+    for number, some in enumerate(candidates):
+        chosen = documents[[places[document.full_text] for document in some]]
+        scores = _interact(interaction, encoded[number : number + 1], chosen)
+        order = np.argsort(-scores, kind="stable")[:k]
+        results.append([(some[i], float(scores[i])) for i in order if scores[i] > -np.inf])
+    return results
+
+
+def _check_k(k: int | None) -> None:
+    if k is not None and (not isinstance(k, int | np.integer) or k < 1):
+        raise BadValueError(f"reranking: k is {k!r}; expected a whole number of 1 or more, or None for all")
+
+
+def _rows(retriever: Retriever, ids: list[str]) -> Array:
+    rows = retriever.documents.find(ids)
+    missing = [name for name, row in zip(ids, rows.tolist(), strict=True) if row < 0]
+    if missing:
+        others = f" nor {len(missing) - 1} other candidates" if len(missing) > 1 else ""
+        raise BadValueError(
+            f"reranking: the index has no document {missing[0]!r}{others}; give documents that are not in it "
+            "as id -> text"
+        )
+    return rows
+
+
+@torch.inference_mode()
+def _interact(interaction: Interaction, query: Representation, documents: Representation) -> Array:
+    scores = interaction(query, documents)
+    if not isinstance(scores, Tensor) or scores.shape != (1, len(documents)):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise BadTypeError(
+            f"reranking: the interaction gave {got} for 1 query and {len(documents)} documents; expected a "
+            f"tensor (1, {len(documents)})"
+        )
+    if scores.isnan().any():
+        raise BadValueError("reranking: the interaction gave NaN")
+    return scores[0].to("cpu", torch.float32).numpy()

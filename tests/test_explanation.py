@@ -1,0 +1,178 @@
+"""Explanations add up to the score, point at the right characters, and show what they say."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from irkit import Model, MultiVector, Ragged, score
+from irkit.errors import BadValueError, StorageError
+from irkit.explanation import Explanation, Match, TokenVectors, explain, match_tokens
+from irkit.tokenizer import Piece
+
+
+def side(text: str, pieces: list[Piece], seed: int) -> TokenVectors:
+    vectors = torch.randn(len(pieces), 4, generator=torch.Generator().manual_seed(seed))
+    return TokenVectors(text, MultiVector(Ragged(vectors, torch.tensor([len(pieces)]))), pieces)
+
+
+@st.composite
+def sides(draw: st.DrawFn) -> TokenVectors:
+    text = draw(st.text(alphabet="ab 本.é<&\n\u0940", max_size=12))
+    places = st.integers(0, len(text))
+    spans = draw(st.lists(st.tuples(places, places).map(sorted), max_size=6))
+    return side(text, [Piece(text[a:b] or "[MASK]", a, b) for a, b in spans], draw(st.integers(0, 99)))
+
+
+class Page(HTMLParser):
+    """Texts of the elements of a page, by their names; fails where a tag is not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in self.open:
+            self.texts[tag] = self.texts.get(tag, "") + data
+
+
+@settings(max_examples=80, deadline=None)
+@given(sides(), sides())
+def test_matches_add_up_to_the_score(query: TokenVectors, document: TokenVectors) -> None:
+    explanation = match_tokens(query, document)
+    assert explanation.score == score(query.vectors, document.vectors).item()
+    words = explanation.words()
+    if document.pieces:
+        assert [match.query for match in explanation.matches] == list(query.pieces)
+        assert sum(match.score for match in explanation.matches) == pytest.approx(explanation.score, abs=1e-5)
+        assert sum(match.score for match in words.matches) == pytest.approx(explanation.score, abs=1e-5)
+    else:
+        assert explanation.matches == ()
+    for match in words.matches:
+        for text, piece in ((query.text, match.query), (document.text, match.document)):
+            assert 0 <= piece.start <= piece.end <= len(text)
+            assert piece.start == piece.end or piece.token == text[piece.start : piece.end]
+    page = Page(words.to_html())
+    assert page.texts.get("h1", "") == query.text
+    assert page.texts.get("p", "") == document.text
+
+
+def test_tokens_of_one_word_are_merged() -> None:
+    text = " Hibernation-time, Ġ"
+    hi, ber, nation = Piece("Ġhi", 0, 3), Piece("##ber", 3, 6), Piece("##nation", 6, 12)
+    dash, time, mask = Piece("-", 12, 13), Piece("time", 13, 17), Piece("[MASK]", 20, 20)
+    sleep, den = Piece("sleep", 0, 5), Piece("den", 9, 12)
+    explanation = Explanation(
+        text,
+        "sleep in den",
+        3.75,
+        (
+            Match(hi, sleep, 1.0),
+            Match(ber, sleep, 0.5),
+            Match(nation, den, 0.25),
+            Match(dash, sleep, 0.0),
+            Match(time, den, 1.0),
+            Match(mask, den, 0.5),
+            Match(mask, den, 0.5),
+        ),
+    )
+    assert [(m.query, m.document.token, m.score) for m in explanation.words().matches] == [
+        (Piece("Hibernation", 1, 12), "sleep", 1.5),
+        (Piece("Hibernation", 1, 12), "den", 0.25),
+        (dash, "sleep", 0.0),
+        (time, "den", 1.0),
+        (mask, "den", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "piece", "word"),
+    [
+        ("熊は冬に眠る", (2, 3), "冬"),  # a letter is a word
+        ("熊は冬に眠る", (4, 6), "眠る"),
+        ("한국어 문서", (1, 2), "한국어"),
+        ("हिन्दी भाषा", (0, 1), "हिन्दी"),
+        ("cafe\u0301 noir", (0, 3), "cafe\u0301"),
+        ("don't", (4, 5), "t"),
+        ("a b", (0, 3), "a b"),  # a token over two words
+        ("a, b", (1, 2), ","),
+    ],
+)
+def test_words_of_scripts(text: str, piece: tuple[int, int], word: str) -> None:
+    match = Match(Piece("?", *piece), Piece("[CLS]", 0, 0), 1.0)
+    assert Explanation(text, "", 1.0, (match,)).words().matches[0].query.token == word
+
+
+def test_weights_of_terms_are_shown() -> None:
+    """What a sparse representation has to say fits the same form."""
+    term = Piece("bear", 0, 4)
+    explanation = Explanation("bear", "bear", 3.0, (Match(term, term, 3.0, (1.5, 2.0)),))
+    assert explanation.words().matches == explanation.matches
+    assert explanation.to_dict()["matches"][0]["weights"] == [1.5, 2.0]
+    assert "3.0000 = 1.5000 x 2.0000" in explanation.to_html()
+    assert "3.0000 = 1.5000 x 2.0000" in printed(explanation)
+
+
+def printed(explanation: Explanation, **options: object) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=60, **options).print(explanation)  # type: ignore[arg-type]
+    return screen.getvalue()
+
+
+def test_what_is_printed_and_stored(tmp_path: Path) -> None:
+    query = side("[bold]big cat", [Piece("big", 6, 9), Piece("cat", 10, 13)], 0)
+    document = side("a <cat> & more", [Piece("cat", 3, 6), Piece("more", 10, 14)], 1)
+    explanation = match_tokens(query, document)
+    shown = printed(explanation)
+    assert shown.split("\n")[0].split() == ["query", "document", "score"]
+    assert all(f"{match.score:.4f}" in shown for match in explanation.matches)
+    assert "a <cat> & more" in shown
+    assert f"score {explanation.score:.4f}" in shown
+    assert "\x1b[30;48;2;255;176;32m" in printed(explanation, force_terminal=True, color_system="truecolor")
+    assert json.loads(json.dumps(explanation.to_dict()))["matches"][0]["query"] == {
+        "token": "big",
+        "start": 6,
+        "end": 9,
+    }
+    explanation.write_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == explanation.to_html()
+    with pytest.raises(StorageError, match="writing"):
+        explanation.write_html(tmp_path / "nowhere" / "page.html")
+
+
+def test_nothing_to_match() -> None:
+    nothing, something = side("", [], 0), side("a", [Piece("a", 0, 1)], 0)
+    assert match_tokens(nothing, something).score == 0
+    assert match_tokens(something, nothing).score == -float("inf")
+    assert "score -inf" in printed(match_tokens(something, nothing))
+
+
+def test_tokens_and_vectors_must_agree() -> None:
+    query = side("a", [Piece("a", 0, 1)], 0)
+    with pytest.raises(BadValueError, match="1 rows of 1 vectors and 0 tokens"):
+        match_tokens(query._replace(pieces=[]), query)
+
+
+def test_models_without_tokens_are_refused(tiny_bert: Path) -> None:
+    with pytest.warns(UserWarning, match="mean"):
+        model = Model.from_pretrained(tiny_bert)
+    with pytest.raises(BadValueError, match="the model makes dense representations"):
+        explain(model, "a", "b")

@@ -1,0 +1,230 @@
+"""Rerank and explain: the scores of the model for given documents, and what they are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from irkit import Dense, Model, Retriever, Run
+from irkit.data import Document, Query
+from irkit.errors import BadTypeError, BadValueError
+from irkit.heads import MultiVectorHead, Normalize, Projection
+from irkit.late_interaction import MultiVectorAttention, mean_maxsim
+
+TEXTS = [
+    "neural search",
+    "index of vectors",
+    "a token model.",
+    "text of the gnu",
+    "cab",
+    "neural gnu",
+    "hip model",
+]
+CORPUS = [Document(f"d{i}", text, "An a" if i % 2 else "", {"year": i}) for i, text in enumerate(TEXTS)]
+QUERIES = {"q1": "neural index", "q2": "gnu", "q3": "the model of a cab"}
+
+
+@pytest.fixture(scope="module", params=["dense", "multi_vector"])
+def model(request: pytest.FixtureRequest, tiny_bert: Path) -> Model:
+    with pytest.warns(UserWarning, match="mean"):
+        bare = Model.from_pretrained(tiny_bert)
+    if request.param == "dense":
+        return bare
+    torch.manual_seed(0)
+    head = MultiVectorHead(32, [Projection(32, 8, bias=False), Normalize()])
+    return Model(bare.tokenizer, bare.encoder, head)
+
+
+@pytest.fixture
+def retriever(model: Model, tmp_path: Path) -> Retriever:
+    return Retriever.build(model, CORPUS, tmp_path / "index")
+
+
+def values(hits: list[Any]) -> dict[str, float]:
+    return {hit.id: hit.score for hit in hits}
+
+
+def test_candidates_get_the_scores_of_an_exact_search(retriever: Retriever) -> None:
+    ids = ["d5", "d0", "d3", "d5"]
+    for query in QUERIES.values():
+        found = [hit for hit in retriever.search(query, k=7) if hit.id in ids]
+        hits = retriever.rerank(query, ids)
+        assert [hit.id for hit in hits] == [hit.id for hit in found]
+        assert values(hits) == pytest.approx(values(found), abs=1e-6)
+        assert retriever.rerank(query, ids, k=2) == hits[:2]
+    together = retriever.rerank(list(QUERIES.values()), [ids] * 3)
+    for query, hits in zip(QUERIES.values(), together, strict=True):
+        assert values(hits) == pytest.approx(values(retriever.rerank(query, ids)), abs=1e-6)
+
+
+def test_lists_of_any_length(retriever: Retriever) -> None:
+    hits = retriever.rerank(["neural", "gnu", "cab"], [["d1"], [], ["d2", "d4"]])
+    assert [sorted(values(line)) for line in hits] == [["d1"], [], ["d2", "d4"]]
+    assert retriever.rerank("neural", []) == []
+    assert retriever.rerank([], []) == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda corpus: corpus,
+        lambda corpus: iter(corpus),
+        lambda corpus: {doc.id: doc.full_text for doc in corpus},
+        lambda corpus: [(doc.id, doc.full_text) for doc in corpus],
+        lambda corpus: [{"_id": doc.id, "title": doc.title, "text": doc.text} for doc in corpus],
+    ],
+    ids=["documents", "generator", "texts", "pairs", "records"],
+)
+def test_texts_that_are_not_in_the_index(retriever: Retriever, form: Callable[[list[Document]], Any]) -> None:
+    new = [Document(f"new {document.id}", document.text, document.title) for document in CORPUS]
+    expected = retriever.search("neural gnu", k=7)
+    hits = retriever.rerank("neural gnu", form(new))
+    assert values(hits) == pytest.approx({f"new {hit.id}": hit.score for hit in expected}, abs=1e-5)
+    assert len(retriever) == len(CORPUS)
+
+
+def test_metadata_of_documents_comes_back(retriever: Retriever) -> None:
+    hit = retriever.rerank("neural", [CORPUS[3]])[0]
+    assert (hit.id, hit.text, hit.title, hit.metadata) == ("d3", TEXTS[3], "An a", {"year": 3})
+
+
+def test_a_run_is_reranked(retriever: Retriever) -> None:
+    first = Run.from_dict({"q2": {"d1": 5.0, "d3": 1.0, "d6": 4.0}, "q1": {"d0": 0.0}})
+    done = list[int]()
+    second = retriever.rerank(QUERIES, first, progress=done.append)
+    assert isinstance(second, Run)
+    assert second.query_ids == ["q2", "q1"]
+    assert second["q2"] == [(hit.id, hit.score) for hit in retriever.rerank("gnu", ["d1", "d3", "d6"])]
+    assert sum(done) == 2
+    assert len(retriever.rerank([Query("q1", "neural index"), ("q2", "gnu")], first, k=1)["q2"]) == 1
+
+
+def test_search_then_rerank_changes_nothing(retriever: Retriever) -> None:
+    run = retriever.run(QUERIES, k=5)
+    again = retriever.rerank(QUERIES, run)
+    for name in QUERIES:
+        assert dict(again[name]) == pytest.approx(dict(run[name]), abs=1e-6)
+
+
+def test_other_interactions(retriever: Retriever, model: Model) -> None:
+    ids = ["d1", "d2", "d3"]
+    if model.kind == "dense":
+        hits = retriever.rerank("gnu", ids, interaction=lambda q, d: q.values @ d.values.T * 2)
+        expected = {hit.id: 2 * hit.score for hit in retriever.rerank("gnu", ids)}
+        assert values(hits) == pytest.approx(expected, abs=1e-6)
+        return
+    hits = retriever.rerank("gnu", ids, interaction=mean_maxsim)
+    length = len(model.represent_with_tokens("gnu", "query")[1])
+    expected = {hit.id: hit.score / length for hit in retriever.rerank("gnu", ids)}
+    assert values(hits) == pytest.approx(expected, abs=1e-6)
+    attention = MultiVectorAttention(8, dim=4)
+    stored, query = (
+        retriever.index.representations(retriever.documents.find(ids)),
+        model.represent(["gnu"], "query"),
+    )
+    wanted = dict(zip(ids, attention(query, stored)[0].tolist(), strict=True))
+    assert values(retriever.rerank("gnu", ids, interaction=attention)) == pytest.approx(wanted, abs=1e-6)
+    texts = {document.id: document.full_text for document in CORPUS[1:4]}
+    assert values(retriever.rerank("gnu", texts, interaction=attention)) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            ("gnu", ["d1", "nowhere", "gone"]),
+            BadValueError,
+            "no document 'nowhere' nor 1 other cand",
+        ),
+        (("gnu", "d1"), BadTypeError, "candidates are 'd1', expected ids in a list"),
+        (("gnu", 3), BadTypeError, "candidates are 3, expected ids in a list"),
+        (("gnu", ["d1", Document("x", "y")]), BadTypeError, "some candidates are strings, which are ids"),
+        (("gnu", [Document("x", "y"), Document("x", "z")]), BadValueError, "have the same id"),
+        (("gnu", [3]), BadValueError, "item 0 of the documents given"),
+        ((["gnu", "cab"], [["d1"]]), BadValueError, "2 queries and 1 lists of candidates"),
+        ((["gnu"], {"d1": "a"}), BadValueError, "1 queries and 0 lists of candidates"),
+        ((3, ["d1"]), BadTypeError, "reranking: got 3"),
+        (("gnu", ["d1"], 0), BadValueError, "k is 0; expected a whole number of 1 or more"),
+        (("gnu", {"x": "y"}, "3"), BadValueError, "k is '3'; expected"),
+        (
+            ({"q2": "gnu"}, Run.from_dict({"q1": {"d1": 1.0}})),
+            BadValueError,
+            "query 'q1', whose text is not",
+        ),
+        (
+            ({"q1": "gnu"}, Run.from_dict({"q1": {"x": 1.0}})),
+            BadValueError,
+            "the index has no document 'x'; give",
+        ),
+    ],
+)
+def test_what_cannot_be_reranked(
+    retriever: Retriever, arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        retriever.rerank(*arguments)
+
+
+def test_removed_documents_are_no_candidates(retriever: Retriever) -> None:
+    retriever.remove(["d1"])
+    with pytest.raises(BadValueError, match="no document 'd1'"):
+        retriever.rerank("gnu", ["d1"])
+
+
+@pytest.mark.parametrize(
+    ("interaction", "error", "message"),
+    [
+        (lambda q, d: torch.zeros(len(d)), BadTypeError, r"the interaction gave \(2,\) for 1 query and 2"),
+        (lambda q, d: 1.0, BadTypeError, "the interaction gave float"),
+        (lambda q, d: torch.full((1, 2), torch.nan), BadValueError, "gave NaN"),
+        (lambda q, d: mean_maxsim(Dense(torch.zeros(1, 2)), d), BadTypeError, "expected two MultiVector"),
+    ],
+)
+def test_interactions_that_are_none(
+    retriever: Retriever, interaction: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        retriever.rerank("gnu", ["d1", "d2"], interaction=interaction)
+    with pytest.raises(error, match=message):
+        retriever.rerank("gnu", {"a": "b", "c": "d"}, interaction=interaction)
+
+
+# ---- explain -------------------------------------------------------------------------------------
+
+
+def test_explanations_are_of_the_score_that_was_given(retriever: Retriever, model: Model) -> None:
+    query = "Neural gnus, the gnu"
+    if model.kind == "dense":
+        with pytest.raises(BadValueError, match="makes dense representations, which have no tokens"):
+            retriever.explain(query, "d3")
+        return
+    for hit in retriever.search(query, k=7):
+        explanation = retriever.explain(query, hit.id)
+        assert explanation.score == pytest.approx(hit.score, abs=1e-5)
+        assert sum(match.score for match in explanation.matches) == pytest.approx(hit.score, abs=1e-5)
+        assert explanation.document == f"{hit.title} {hit.text}".strip()
+        words = [match.query.token for match in explanation.words().matches]
+        assert list(dict.fromkeys(words)) == ["[CLS]", "Neural", "gnus", ",", "the", "gnu", "[SEP]"]
+        assert "." not in [match.document.token for match in explanation.matches]  # gives no vector
+    given = retriever.explain(query, Document("x", "text of the gnu", "An a"))
+    assert given == retriever.explain(query, "d3")
+    json.dumps(given.to_dict())
+    with pytest.raises(BadValueError, match="no document 'nowhere'"):
+        retriever.explain(query, "nowhere")
+
+
+def test_matches_are_of_equal_tokens_where_vectors_are(tiny_bert: Path) -> None:
+    """With the same context on both sides, every token finds itself."""
+    with pytest.warns(UserWarning, match="mean"):
+        bare = Model.from_pretrained(tiny_bert)
+    from irkit.explanation import explain
+
+    model = Model(bare.tokenizer, bare.encoder, MultiVectorHead(32, [Normalize()]))
+    explanation = explain(model, "neural gnu search", "neural gnu search")
+    assert all(match.query == match.document for match in explanation.matches)
+    assert explanation.score == pytest.approx(len(explanation.matches), abs=1e-4)
