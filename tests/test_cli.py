@@ -396,6 +396,58 @@ def test_encode(call: Call, place: Path, tmp_path: Path) -> None:
     assert np.load(tmp_path / "q.npy").shape == (1, 32)
 
 
+def test_encode_streams(call: Call, place: Path, tmp_path: Path) -> None:
+    """Several chunks, on one device and on two: the same rows with their ids, one chunk in memory."""
+    texts = [f"{word} {number}" for number in range(700) for word in ("search", "an index", "text model")]
+    write_jsonl(tmp_path / "c.jsonl", [{"_id": f"é{i}", "text": text} for i, text in enumerate(texts)])
+    expected = Model.from_pretrained(place / "model").represent(texts, "document").values.numpy()
+    old = os.umask(0o027)
+    try:
+        for name, device in [("v.npy", "cpu,cpu"), ("v.safetensors", "cpu"), ("v.jsonl", "cpu")]:
+            words = ("--out", tmp_path / name, "--dtype", "float32", "--device", device)
+            assert call("encode", "model", tmp_path / "c.jsonl", *words)[0] == 0
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(old)
+    assert len(list(tmp_path.iterdir())) == 4
+    stored = load_file(tmp_path / "v.safetensors")
+    ids = [json.loads(line) for line in bytes(stored["ids"]).splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert ids == [line["id"] for line in lines] == [f"é{i}" for i in range(len(texts))]
+    for array in (np.load(tmp_path / "v.npy"), stored["values"], [line["vector"] for line in lines]):
+        np.testing.assert_allclose(array, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.safetensors", "v.jsonl"])
+def test_encode_nothing(call: Call, tmp_path: Path, name: str) -> None:
+    (tmp_path / "none.tsv").touch()
+    assert call("encode", "model", tmp_path / "none.tsv", "--out", tmp_path / name)[0] == 0
+    if name == "v.npy":
+        assert np.load(tmp_path / name).shape == (0, 32)
+    elif name == "v.safetensors":
+        assert load_file(tmp_path / name)["values"].shape == (0, 32)
+    else:
+        assert (tmp_path / name).read_text() == ""
+
+
+def test_encode_leaves_nothing_half_written(call: Call, tmp_path: Path) -> None:
+    for name in ("v.npy", "v.safetensors", "v.jsonl"):
+        code, _, err = call(
+            "encode", "model", "-", "--out", tmp_path / name, stdin='{"_id": "1", "text": "a"}\n{'
+        )
+        assert code == 2
+        assert "-:2: not valid JSON" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_index_on_two_devices(call: Call, place: Path, tmp_path: Path) -> None:
+    words = ("--dtype", "float32", "--set", "chunk_size=3", "--device", "cpu,cpu")
+    assert call("index", "model", "beir", "--out", tmp_path / "i", *words)[0] == 0
+    expected = [hit.id for hit in Retriever.load(place / "index").search("gnu")]
+    assert [hit.id for hit in Retriever.load(tmp_path / "i").search("gnu")] == expected
+    assert yaml.safe_load((tmp_path / "i" / "recipe.yaml").read_text())["device"] == "cpu,cpu"
+
+
 def test_info(call: Call, place: Path) -> None:
     facts = json.loads(call("info", "index", "--json", "--verify")[1])
     assert (facts["documents"], facts["kind"], facts["config"]["kind"]) == (8, "flat", "flat")

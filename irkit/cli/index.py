@@ -33,7 +33,7 @@ def index(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as ef_search=128.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto (default), float32, bfloat16 or int8.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or cuda:0,cuda:1.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the index that is there, in the end.")
     ] = False,
@@ -66,7 +66,8 @@ def index(
     if not documents.once:
         with bar("checking", "documents") as update:
             total = check_documents(_watched(documents, update))
-    encoder = Model.from_pretrained(recipe.model, device=recipe.device, dtype=recipe.dtype)
+    devices = recipe.device.split(",") if recipe.device else None
+    encoder = Model.from_pretrained(recipe.model, device=devices, dtype=recipe.dtype)
     if dry_run:
         count = "documents of unknown number" if total is None else f"{total:,} documents"
         note(f"would index {count} with {recipe.model} ({encoder.kind} {encoder.dim}) into {out}")

@@ -23,7 +23,7 @@ class IndexRecipe(Config):
         corpus: Source of the documents, see `irkit.data`.
         index: Kind of index and its settings.
         dtype: Precision of the encoder.
-        device: Where it runs; by default a GPU if there is one.
+        device: Where it runs, one or several with commas between; by default a GPU if there is one.
         chunk_size: Documents encoded and stored together; a killed build goes on after the last chunk.
     """
 

@@ -74,7 +74,7 @@ def encode_in_processes(
             "encoding on several devices: a process died, see its message above (out of memory? a script "
             'without `if __name__ == "__main__":`?)'
         ) from error
-    except BaseException:  # what is at work is of no use any more
+    except KeyboardInterrupt:  # what is at work is of no use any more
         for process in list(pool._processes.values()):
             process.terminate()
         raise
