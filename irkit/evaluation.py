@@ -1,4 +1,4 @@
-"""Measures of runs, through ir_measures, and paired significance tests between them."""
+"""Measures of runs, through ir_measures and pytrec_eval, and paired significance tests between them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from irkit.data import Qrels, read_qrels
 from irkit.errors import BadTypeError, BadValueError
 from irkit.run import Run
+from irkit.trec_measures import TrecMeasure, aggregate, for_library, parse_trec_measure, score_trec
 
-__all__ = ["Comparison", "Evaluation", "compare", "evaluate"]
+__all__ = ["Comparison", "Evaluation", "as_run", "choose_queries", "compare", "evaluate"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Evaluation:
     """What `evaluate` found; the keys are the measures as they were asked for.
 
     Attributes:
-        mean: Measure -> mean over the queries (of counts such as NumRel: the sum).
+        mean: Measure -> mean over the queries (of counts such as NumRel: the sum; of ``gm_`` measures: the
+            geometric mean, whose values per query are logarithms).
         per_query: Measure -> query id -> value.
     """
 
@@ -62,7 +66,8 @@ def evaluate(
         run: A run, a dictionary or a file.
         qrels: Judgments, or a source of them (`irkit.data.read_qrels`).
         measures: Names as ir_measures has them, such as ``nDCG@10``, ``RR@10``, ``R@1000`` or
-            ``AP(rel=2)``; in one string they are separated by spaces.
+            ``AP(rel=2)``, or as trec_eval 10 prints them, such as ``ndcg_cut_10``, ``gm_map`` or
+            ``Rprec_mult_0.20(rel=2)``; in one string they are separated by spaces.
         missing: Judged queries that the run lacks count as ``"zero"``, as in published results
             (``trec_eval -c``), or are left out: ``"skip"``, trec_eval's default, which flatters a run
             that fails on a query.
@@ -84,29 +89,14 @@ def evaluate(
     Source: MacAvaney et al. 2022, https://arxiv.org/abs/2111.13466 (ir_measures).
     """
     chosen = _parse(measures)
-    if not isinstance(run, Run):
-        run = Run.read(run) if isinstance(run, str | Path) else Run.from_dict(run)
+    run = as_run(run)
     if drop_identical_ids:
         run = run.without_identical_ids()
-    judgments = _judgments(qrels)
-    judged = [query for query in judgments if query in run]
-    if not judged:
-        examples = [next(iter(ids), "none") for ids in (judgments, run.query_ids)]
-        raise BadValueError(
-            f"evaluate: none of the {len(judgments)} judged queries (such as {examples[0]!r}) is among the "
-            f"{len(run)} of the run (such as {examples[1]!r}); do they belong together?"
-        )
-    if missing not in ("zero", "skip"):
-        raise BadValueError(f'evaluate: expected missing="zero" or "skip", got {missing!r}')
-    if missing == "skip":
-        judgments = {query: judgments[query] for query in judged}
-    values = _score(set(chosen.values()), judgments, run)
-    mean = {}
-    for name, measure in chosen.items():
-        total = measure.aggregator()  # in the order of the judgments: equal runs have equal means, bit by bit
-        for value in values[measure].values():
-            total.add(value)
-        mean[name] = float(total.result())
+    judgments = choose_queries(_judgments(qrels), run, missing)
+    trec = {measure for measure in chosen.values() if isinstance(measure, TrecMeasure)}
+    values: dict[Any, dict[str, float]] = {**score_trec(trec, judgments, run)}
+    values |= _score(set(chosen.values()) - trec, judgments, run)
+    mean = {name: _mean(name, measure, values[measure]) for name, measure in chosen.items()}
     return Evaluation(mean, {name: values[measure] for name, measure in chosen.items()})
 
 
@@ -151,14 +141,43 @@ def compare(
     return rows
 
 
+def as_run(run: Run | Mapping[str, Mapping[str, float]] | str | Path) -> Run:
+    """Take a run, or make one of a dictionary or a file."""
+    if isinstance(run, Run):
+        return run
+    return Run.read(run) if isinstance(run, str | Path) else Run.from_dict(run)
+
+
+def choose_queries(judgments: Mapping[str, T], run: Run, missing: str) -> dict[str, T]:
+    """Choose the queries that count: the judged ones, those of the run alone if ``missing`` is ``"skip"``.
+
+    Raises:
+        BadValueError: Run and judgments share no query, or ``missing`` is neither ``"zero"`` nor ``"skip"``.
+    """
+    judged = [query for query in judgments if query in run]
+    if not judged:
+        examples = [next(iter(ids), "none") for ids in (judgments, run.query_ids)]
+        raise BadValueError(
+            f"evaluate: none of the {len(judgments)} judged queries (such as {examples[0]!r}) is among the "
+            f"{len(run)} of the run (such as {examples[1]!r}); do they belong together?"
+        )
+    if missing not in ("zero", "skip"):
+        raise BadValueError(f'evaluate: expected missing="zero" or "skip", got {missing!r}')
+    return {query: judgments[query] for query in (judged if missing == "skip" else judgments)}
+
+
 def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     """The measures by the names that were given."""
     import ir_measures
+    from ir_measures.measures import registry
 
-    if isinstance(measures, str):  # split at spaces and commas outside parentheses
-        measures = re.findall(r"(?:\([^)]*\)|[^\s,(])+", measures)
-    chosen = {}
+    if isinstance(measures, str):  # split at spaces, and at commas outside parentheses and between names
+        measures = re.findall(r"(?:\([^)]*\)|,(?=[-.\d])(?!11pt)|[^\s,(])+", measures)
+    chosen: dict[str, Any] = {}
     for name in map(str, measures):
+        if re.split(r"[@(]", name)[0] not in registry and (trec := parse_trec_measure(name)):
+            chosen[name] = trec
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of ast.Num, from Python 3.12 on
@@ -180,13 +199,24 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     return chosen
 
 
+def _mean(name: str, measure: Any, values: Mapping[str, float]) -> float:
+    if isinstance(measure, TrecMeasure):
+        return aggregate(name, values.values())
+    total = measure.aggregator()  # in the order of the judgments: equal runs have equal means, bit by bit
+    for value in values.values():
+        total.add(value)
+    return float(total.result())
+
+
 def _nearest(name: str) -> str:
     from ir_measures.measures import registry
 
     known = {key.lower(): measure.__name__ for key, measure in registry.items()}
     near = difflib.get_close_matches(re.split(r"[@(]", name)[0].lower(), known, 3)
     hint = f"Did you mean {' or '.join(dict.fromkeys(known[key] for key in near))}? " if near else ""
-    return f"{hint}Measures look like nDCG@10, RR@10, R@1000, P(rel=2)@5 or AP"
+    return (
+        f"{hint}Measures look like nDCG@10, RR@10, R@1000, P(rel=2)@5, AP or trec_eval's ndcg_cut_10, gm_map"
+    )
 
 
 def _judgments(qrels: Qrels | str | Path) -> Qrels:
@@ -208,7 +238,7 @@ def _score(measures: set[Any], qrels: Qrels, run: Run) -> dict[Any, dict[str, fl
 
     results = {query: dict(run[query]) for query in run.query_ids if query in qrels and run[query]}
     found: dict[Any, dict[str, float]] = {measure: {} for measure in measures}
-    for metric in ir_measures.iter_calc(list(measures), qrels, results):
+    for metric in ir_measures.iter_calc(list(measures), for_library(qrels), results) if measures else ():
         found[metric.measure][metric.query_id] = metric.value
     for measure in measures:  # what counts the judgments alone must not depend on the run
         if measure.NAME == "NumQ":

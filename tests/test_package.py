@@ -29,7 +29,10 @@ LAYERS = {
     "late_interaction": BASE | {"encoder"},
     "tokenizer": {"ragged"},
     "run": {"data"},
-    "evaluation": {"run", "data"},
+    "evaluation": {"run", "data", "trec_measures"},
+    "trec_measures": {"run", "data"},
+    "preferences": {"run", "data", "trec_measures", "evaluation"},
+    "standardization": {"data", "trec_measures", "evaluation"},
     "data": {"data"},
     "index": BASE | {"index", "data"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
@@ -84,7 +87,7 @@ def test_public_names_exist_and_are_sorted() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["import irkit", "import irkit.cli", "import irkit.run, irkit.evaluation, irkit.data"]
+    "code", ["import irkit", "import irkit.cli", "import irkit.preferences, irkit.standardization, irkit.data"]
 )
 def test_imports_are_light(code: str) -> None:
     heavy = {"torch", "transformers", "faiss", "numba", "scipy", "ir_measures", "sentence_transformers"}

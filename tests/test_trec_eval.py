@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from irkit.data import read_qrels
+from irkit.errors import BadValueError
+from irkit.evaluation import Evaluation, evaluate
+from irkit.preferences import evaluate_preferences, read_preferences
+from irkit.run import Run
+from irkit.standardization import read_standards, standardize
+from irkit.trec_measures import relevance_strings
+
+# The golden files are trec_eval 10's own test outputs; every line of every file is reproduced.
+
+
+def golden(path: Path) -> list[tuple[str, str, str]]:
+    """Measure, query (or "all") and value of each line."""
+    rows = [line.split("\t") for line in path.read_text().splitlines()]
+    return [(name.strip(), query, value) for name, query, value in rows]
+
+
+def numbers(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    return [line for line in lines if not line[0].startswith(("runid", "relstring"))]
+
+
+def check_numbers(lines: list[tuple[str, str, str]], evaluation: Evaluation, suffix: str = "") -> None:
+    for name, query, value in lines:
+        measure = name + suffix
+        got = evaluation.mean[measure] if query == "all" else evaluation.per_query[measure][query]
+        assert f"{got:.{len(value.partition('.')[2])}f}" == value, (name, query)
+
+
+def check_texts(lines: list[tuple[str, str, str]], run_file: Path, run: Run, qrels: Path) -> None:
+    """`runid`, the tag in the run's last column, and `relstring` with its quotation marks."""
+    for name, query, value in lines:
+        if name == "runid":
+            assert value == run_file.read_text().split(maxsplit=6)[5]
+        elif name.startswith("relstring"):
+            depth = int(name.removeprefix("relstring").removeprefix("_") or 10)
+            assert f"'{relevance_strings(run, read_qrels(qrels), depth)[query]}'" == value
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("expected", "qrels_file", "run_file", "depth", "level"),
+    [
+        ("out.test", "qrels.test", "results.test", None, 1),
+        ("out.test.a", "qrels.test", "results.test", None, 1),
+        ("out.test.aq", "qrels.test", "results.test", None, 1),
+        ("out.test.aqc", "qrels.test", "results.trunc", None, 1),
+        ("out.test.aqcM", "qrels.test", "results.trunc", 100, 1),
+        ("out.test.aql", "qrels.rel_level", "results.test", None, 2),
+        ("out.test.meas_params", "qrels.test", "results.test", None, 1),
+    ],
+)
+def test_golden_files(data_dir, expected, qrels_file, run_file, depth, level):
+    folder = data_dir / "golden" / "trec_eval"
+    lines, suffix = golden(folder / expected), f"(rel={level})" if level > 1 else ""
+    run = Run.read(folder / run_file)
+    run = run.cut(depth) if depth else run
+    names = {name + suffix for name, _, _ in numbers(lines)}
+    check_numbers(numbers(lines), evaluate(run, folder / qrels_file, names), suffix)
+    check_texts(lines, folder / run_file, run, folder / qrels_file)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("expected", "preferences_file", "run_file"),
+    [
+        ("out.test.prefs", "prefs.test", "prefs.results.test"),
+        ("out.test.qrels_prefs", "qrels.test", "results.test"),
+        ("out.test.qrels_jg", "qrels.123", "results.test"),
+    ],
+)
+def test_golden_files_of_preferences(data_dir, expected, preferences_file, run_file):
+    folder = data_dir / "golden" / "trec_eval"
+    lines, preferences = golden(folder / expected), folder / preferences_file
+    names = {name for name, _, _ in numbers(lines)}
+    check_numbers(numbers(lines), evaluate_preferences(folder / run_file, preferences, names))
+    check_texts([line for line in lines if line[0] == "runid"], folder / run_file, Run(), preferences)
+
+
+@pytest.mark.data
+def test_golden_file_of_standard_scores(data_dir):
+    folder = data_dir / "golden" / "trec_eval"
+    lines = [(name.removeprefix("Z"), query, value) for name, query, value in golden(folder / "out.test.aqZ")]
+    run_file, qrels = folder / "results.test", folder / "qrels.test"
+    evaluation = evaluate(run_file, qrels, {name for name, _, _ in numbers(lines)})
+    check_numbers(numbers(lines), standardize(evaluation, read_standards(folder / "zscores_file")))
+    check_texts(lines, run_file, Run.read(run_file), qrels)
+
+
+SAME = {
+    "AP": "map",
+    "AP(rel=2)@2": "map_cut_2(rel=2)",
+    "Bpref": "bpref",
+    "NumQ": "num_q",
+    "NumRel": "num_rel",
+    "NumRet": "num_ret",
+    "NumRet(rel=1)": "num_rel_ret",
+    "P@2": "P_2",
+    "R@2": "recall_2",
+    "RR": "recip_rank",
+    "SetAP": "set_map",
+    "SetF": "set_F",
+    "SetP": "set_P",
+    "SetP(relative=True)": "set_relative_P",
+    "SetR": "set_recall",
+    "Success@1": "success_1",
+    "nDCG": "ndcg",
+    "nDCG@2": "ndcg_cut_2",
+    "nDCG(gains={1:3,2:9})": "ndcg_1=3,2=9",
+}
+DOCS = ["a", "b", "c", "d"]
+JUDGED = st.dictionaries(st.sampled_from(DOCS), st.integers(-1, 3), min_size=1)
+RANKED = st.dictionaries(st.sampled_from([*DOCS, "e", "f"]), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+
+
+@given(JUDGED, RANKED)
+def test_both_names_of_a_measure_mean_the_same(judged, ranked):
+    run, qrels = {"q": ranked, "r": {"a": 1.0}}, {"q": judged, "r": {"a": 2}, "s": {"b": 1, "c": 3}}
+    ours, trec = evaluate(run, qrels, SAME), evaluate(run, qrels, SAME.values())
+    for one, other in SAME.items():
+        assert trec.per_query[other] == pytest.approx(ours.per_query[one], abs=1e-12), one
+        assert trec.mean[other] == pytest.approx(ours.mean[one], abs=1e-12), one
+
+
+LIBRARY = "num_nonrel_judged_ret gm_map gm_bpref infAP Rprec_mult_0.20 ndcg_rel Rndcg G binG relative_P_3 "
+OWN = (
+    "iprec_at_recall_0.00 iprec_at_recall_1 11pt_avg 11pt_avg_.2,.5 utility utility_2,-1,.5,0 unj_3 rbp "
+    "rbp_p=.5 rbp_resid rbp_resid_p=0.8"
+)
+
+
+@given(JUDGED, RANKED)
+def test_every_measure_is_finite(judged, ranked):
+    result = evaluate({"q": ranked}, {"q": judged, "other": {"a": 0}}, LIBRARY + OWN)
+    assert len(result.mean) == 21
+    assert all(map(math.isfinite, result.mean.values()))
+    assert all(math.isfinite(value) for row in result.per_query.values() for value in row.values())
+
+
+QRELS = {"q": {"a": 3, "b": 0, "c": 1}}
+
+
+def test_measures_by_hand():
+    result = evaluate({"q": {"a": 4.0, "x": 3.0, "c": 2.0}}, QRELS, "rbp_p=0.5 rbp_resid_p=0.5 unj_2 utility")
+    assert result.mean == pytest.approx(
+        {
+            "rbp_p=0.5": 0.5 * (3 / 3 + 1 / 3 * 0.25),
+            "rbp_resid_p=0.5": 0.5 * 0.5 + 0.5**3,
+            "unj_2": 0.5,
+            "utility": 1,
+        }
+    )
+    # two of two relevant documents are needed from a recall of 0.75 on: 1.5 is rounded up, 1.48 down
+    result = evaluate(
+        {"q": {"b": 4.0, "a": 3.0, "c": 2.0}}, QRELS, "iprec_at_recall_0.74 iprec_at_recall_0.75"
+    )
+    assert result.mean == pytest.approx({"iprec_at_recall_0.74": 2 / 3, "iprec_at_recall_0.75": 2 / 3})
+    result = evaluate(
+        {"q": {"a": 4.0, "b": 3.0, "c": 2.0}}, QRELS, "iprec_at_recall_0.74 iprec_at_recall_0.75"
+    )
+    assert result.mean == pytest.approx({"iprec_at_recall_0.74": 1, "iprec_at_recall_0.75": 2 / 3})
+
+
+def test_geometric_means_are_of_the_values_and_zero_is_a_hundred_thousandth():
+    run, qrels = {"1": {"a": 1.0}, "2": {"x": 2.0, "a": 1.0}}, {"1": {"a": 1}, "2": {"a": 1}, "3": {"a": 1}}
+    result = evaluate(run, qrels, "gm_map")
+    assert result.per_query["gm_map"] == pytest.approx({"1": 0, "2": math.log(0.5), "3": math.log(1e-5)})
+    assert result.mean["gm_map"] == pytest.approx((1 * 0.5 * 1e-5) ** (1 / 3))
+
+
+def test_scores_that_single_precision_cannot_tell_apart_still_rank():
+    run = {"q": {"a": 1.00000001, "b": 1.0}}  # the tie would put b first
+    assert evaluate(run, {"q": {"a": 1}}, "P_1").mean == {"P_1": 1.0}
+    assert evaluate({"q": {"a": 1.0, "b": 1.0}}, {"q": {"a": 1}}, "P_1").mean == {"P_1": 0.0}
+
+
+def test_names_with_commas_in_one_string():
+    names = ["P_5", "utility_2,-1,.5,0", "11pt_avg_.2,.5", "11pt_avg", "ndcg_1=3,2=9", "AP(rel=2)"]
+    for separator in (" ", ",", ", "):
+        assert list(evaluate({"q": {"a": 1.0}}, QRELS, separator.join(names)).mean) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("P_0", "P_10"),
+        ("P_1.5", "P_10"),
+        ("recall", "recall_10"),
+        ("Rprec_mult_0.00", "Rprec_mult_0.20"),
+        ("Rprec_mult_0.123", "Rprec_mult_0.20"),
+        ("iprec_at_recall_1.5", "iprec_at_recall_0.10"),
+        ("11pt_avg_2", "11pt_avg_0.2,0.5,0.8"),
+        ("utility_1,2", "utility_1,-1,0,0"),
+        ("utility_1,-1,0,1", "utility_1,-1,0,0"),
+        ("ndcg_5", "ndcg_1=3,2=9"),
+        ("rbp_0.8", "rbp_p=0.8"),
+        ("unj_x", "unj_10"),
+        ("map_5", "Measures look like"),
+        ("map(rel=0)", "expected at least 1|format|not"),
+        ("prefs_simp", "Measures look like"),
+    ],
+)
+def test_names_that_are_none(name, message):
+    with pytest.raises(BadValueError, match=message):
+        evaluate({"q": {"a": 1.0}}, QRELS, [name])
+
+
+def test_relevance_strings():
+    run = Run.from_dict({"q": {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0, "e": 1.0}})
+    qrels = {"q": {"a": 2, "b": 10, "c": -1, "e": 0}, "missing": {"a": 1}}
+    assert relevance_strings(run, qrels) == {"q": "2>.-0", "missing": ""}
+    assert relevance_strings(run, qrels, 2)["q"] == "2>"
+    with pytest.raises(BadValueError, match="depth"):
+        relevance_strings(run, qrels, -1)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(DOCS), st.integers(0, 3), min_size=1), min_size=1), RANKED)
+def test_preferences_counted_pair_by_pair(grades, ranked):
+    order = sorted(ranked, key=lambda doc: (-ranked[doc], doc))
+    possible = fulfilled = 0
+    for row in grades:
+        for one, high in row.items():
+            for other, low in row.items():
+                if high > low:
+                    possible += 1
+                    later = other not in order or (one in order and order.index(one) < order.index(other))
+                    fulfilled += one in order and later
+    preferences = {"q": {str(number): {"": row} for number, row in enumerate(grades)}}
+    names = ["prefs_num_prefs_poss", "prefs_num_prefs_ful", "prefs_simp", "prefs_avgjg_Rnonrel"]
+    result = evaluate_preferences({"q": ranked}, preferences, names).mean
+    assert result["prefs_num_prefs_poss"] == possible
+    assert result["prefs_num_prefs_ful"] == fulfilled
+    assert result["prefs_simp"] == (fulfilled / possible if possible else 0)
+    assert 0 <= result["prefs_avgjg_Rnonrel"] <= 1
+
+
+def test_preferences_carry_on_through_shared_documents():
+    parts = {"1": {"a": 2, "b": 1}, "2": {"b": 2, "c": 1}}
+    result = evaluate_preferences({"q": {"a": 2.0, "c": 1.0}}, {"q": {"ann": parts}}, "prefs_num_prefs_poss")
+    assert result.mean == {"prefs_num_prefs_poss": 3}
+
+
+def test_preferences_of_queries_that_the_run_lacks():
+    preferences = {"q": {"ann": {"": {"a": 1, "b": 0}}}, "r": {"ann": {"": {"a": 1, "b": 0}}}}
+    run = {"q": {"a": 1.0}}
+    for name in ("prefs_avgjg", "P_avgjg_1"):
+        assert evaluate_preferences(run, preferences, name).mean == {name: 0.5}
+        assert evaluate_preferences(run, preferences, name, missing="skip").mean == {name: 1}
+
+
+def test_bad_preferences(tmp_path):
+    run, path = {"q": {"a": 1.0}}, tmp_path / "prefs"
+    circle = {"q": {"ann": {"1": {"a": 2, "b": 1}, "2": {"b": 2, "a": 1}}}}
+    with pytest.raises(BadValueError, match="'ann' prefers two documents to each other"):
+        evaluate_preferences(run, circle)
+    with pytest.raises(BadValueError, match="'ann' calls a document relevant and not relevant"):
+        evaluate_preferences(run, {"q": {"ann": {"1": {"a": 2, "b": 1}, "2": {"c": 2, "a": 0}}}})
+    with pytest.raises(BadValueError, match="none of the 1 judged queries"):
+        evaluate_preferences({"x": {"a": 1.0}}, circle)
+    for name in ("prefs", "recall_avgjg_5", "map", "avgjg"):
+        with pytest.raises(BadValueError, match="expected one of"):
+            evaluate_preferences(run, circle, [name])
+    with pytest.raises(BadValueError, match="no measures"):
+        evaluate_preferences(run, circle, "")
+    for text, message in [
+        ("q ann 1 a 1\nq ann 1 b", ":2: expected query"),
+        ("q ann 1 a x", ":1: expected query"),
+        ("q ann 1 a nan", ":1: expected query"),
+        ("q ann 1 2 a 1", ":1: expected query"),
+        ("q ann 1 a 1\nq ann 1 a 0", ":2: judge 'ann' gave document 'a' of query 'q' 1 before and 0 here"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(BadValueError, match=message):
+            read_preferences(path)
+
+
+def test_standard_scores(tmp_path):
+    path = tmp_path / "standards"
+    path.write_text("q map 0.25 0.125\nr map 0.5 0\ns map 0.5 0\n")
+    given_values = Evaluation({"map": 0.5}, {"map": {"q": 0.5, "r": 0.5, "s": 0.25, "t": 0.5}})
+    result = standardize(given_values, read_standards(path))
+    assert result.per_query == {"map": {"q": 2.0, "r": 0.0, "s": -1e6, "t": -1e6}}
+    assert result.mean == {"map": (2.0 - 2e6) / 4}
+    with pytest.raises(BadValueError, match="no query"):
+        standardize(given_values, {"other": {"map": (0.0, 1.0)}})
+    for text in ("q map 1", "q map 1 2 3", "q map x 1", "q map 1 -1", "q map nan 1"):
+        path.write_text(text)
+        with pytest.raises(BadValueError, match=":1: expected query"):
+            read_standards(path)
