@@ -41,6 +41,11 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     for mark, read in FORMATS:
         if (folder / mark).is_file():
             return read(folder, load_encoder)
+    if next(folder.glob("*.dnn"), None) is not None:
+        raise StorageError(
+            f"loading {folder}: a checkpoint of ColBERT's first version (.dnn), which only ColBERT itself "
+            "opens; convert it there with save_pretrained"
+        )
     marks = " nor ".join(mark for mark, _ in FORMATS)
     raise StorageError(f"loading {folder}: not a model directory, it holds neither {marks}")
 
