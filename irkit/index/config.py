@@ -95,8 +95,8 @@ class MuveraConfig(Config):
 
     kind: Literal["muvera"] = "muvera"
     repetitions: int = Field(20, ge=1)
-    bits: int = Field(5, ge=1, le=10)
-    projection: int = Field(16, ge=1)
+    bits: int = Field(4, ge=1, le=10)
+    projection: int = Field(8, ge=1)
     candidates: int = Field(200, ge=1)
     factory: str = "pq"
     seed: int = 0

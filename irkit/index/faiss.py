@@ -14,7 +14,7 @@ import numpy as np
 
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError
 from irkit.index.base import StageProgress
-from irkit.index.config import FaissConfig
+from irkit.index.config import FaissConfig, MuveraConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat
 from irkit.index.topk import Hits, TopK
@@ -39,7 +39,7 @@ class Faiss(Flat):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("dense",)
-    config: FaissConfig
+    config: FaissConfig | MuveraConfig
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Train the structure or add to it, if the rows that it does not cover are many enough.
@@ -55,7 +55,7 @@ class Faiss(Flat):
             return
         report = progress or (lambda stage, count, total: None)
         with self.store.update(), self._threads():
-            grows = "NSG" not in self.config.factory  # which takes all rows in one addition
+            grows = "NSG" not in self._options.factory  # which takes all rows in one addition
             if covered and grows and n < 4 * (trained or n):
                 structure = self._place(faiss.deserialize_index(self.store.read(_FILE)))
             else:
@@ -67,8 +67,8 @@ class Faiss(Flat):
                         return
             report("adding", 0, n - covered)
             if not grows:
-                structure.add(self.store.read("values.bin"))
-            for block in self.store.blocks("values.bin", covered) if grows else ():
+                structure.add(self._vectors_of(np.arange(n)))
+            for block in self._vectors(covered) if grows else ():
                 for start in range(0, len(block), _ADDED):
                     part = block[start : start + _ADDED]
                     structure.add(part)
@@ -78,7 +78,24 @@ class Faiss(Flat):
 
     def stats(self) -> dict[str, Any]:
         """As of every index, and how many rows the structure covers."""
-        return super().stats() | {"factory": self.config.factory, "covered": self._state("covered")}
+        return super().stats() | {"factory": self._options.factory, "covered": self._state("covered")}
+
+    @property
+    def _options(self) -> FaissConfig:
+        assert isinstance(self.config, FaissConfig)
+        return self.config
+
+    def _width(self, dim: int) -> int:
+        """Of a vector in the structure, where those of documents have ``dim``."""
+        return dim
+
+    def _vectors(self, start: int) -> Iterator[Array]:
+        """Those of the rows from ``start`` on, in blocks."""
+        return self.store.blocks("values.bin", start)
+
+    def _vectors_of(self, rows: Array) -> Array:
+        """Those of ``rows``, ascending."""
+        return self.store.take("values.bin", rows)
 
     def _append(self, representation: Representation) -> None:
         if not len(self):
@@ -106,8 +123,13 @@ class Faiss(Flat):
         structure, _ = self.store.derived("structure", self._open)
         exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
         coarse = _code_bytes(structure) < 2 * self.dim
-        wanted = k + min(max(k, 10) * (self.config.refine - 1), 1000) if coarse else k
-        values = queries.arrays()["values"]
+        wanted = k + min(max(k, 10) * (self._options.refine - 1), 1000) if coarse else k
+        scores, rows = self._look_up(queries.arrays()["values"], wanted, keep, share)
+        return (scores if exact else self._score_rows(queries, rows)), rows
+
+    def _look_up(self, values: Array, wanted: int, keep: Array | None, share: float) -> tuple[Array, Array]:
+        """What the structure finds for ``values (n_q, width)``: its scores, and rows ``(n_q, wanted)``."""
+        structure, _ = self.store.derived("structure", self._open)
         try:
             scores, rows = structure.search(
                 values, wanted, params=self._parameters(structure, wanted, keep, share)
@@ -118,7 +140,7 @@ class Faiss(Flat):
             )
         if keep is not None:
             rows[(rows >= 0) & ~keep[rows]] = -1
-        return (scores if exact else self._score_rows(queries, rows)), rows
+        return scores, rows
 
     def _parameters(self, structure: Any, wanted: int, keep: Array | None, share: float) -> Any:
         """FAISS's parameters of a search, which goes wider for a filter that hides much and for many hits."""
@@ -127,10 +149,10 @@ class Faiss(Flat):
         if keep is not None:
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little"))
         if hasattr(core, "hnsw"):
-            width = math.ceil(max(self.config.ef_search, 2 * wanted) / share)
+            width = math.ceil(max(self._options.ef_search, 2 * wanted) / share)
             return faiss.SearchParametersHNSW(efSearch=width, **options)
         if hasattr(core, "nprobe"):
-            usual = self.config.nprobe or math.ceil(3 * math.sqrt(core.nlist))
+            usual = self._options.nprobe or math.ceil(3 * math.sqrt(core.nlist))
             needed = math.ceil(4 * wanted / share / structure.ntotal * core.nlist)
             nprobe = min(core.nlist, max(usual, needed))
             if hasattr(faiss.downcast_index(core.quantizer), "hnsw"):
@@ -155,8 +177,8 @@ class Faiss(Flat):
 
     def _new(self, n: int, dim: int = 0) -> Any:
         """An empty structure for ``n`` rows."""
-        dim = dim or self.dim
-        factory = _factory(self.config, n, dim)
+        dim = self._width(dim or self.dim)
+        factory = _factory(self._options, n, dim)
         try:
             structure = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
@@ -170,28 +192,28 @@ class Faiss(Flat):
                 "ranked by exact score (see the key refine) and rows numbered here"
             )
         if hasattr(core, "hnsw"):
-            core.hnsw.efConstruction = self.config.ef_construction
+            core.hnsw.efConstruction = self._options.ef_construction
         return structure
 
     def _train(self, structure: Any) -> bool:
         """Train on a sample; False if there are too few rows."""
         n, lists = len(self), getattr(_core(structure), "nlist", 1)
-        size = min(n, max(self.config.train_size, lists * _POINTS_PER_CENTROID))
-        rows = np.sort(np.random.default_rng(self.config.seed).choice(n, size, replace=False))
+        size = min(n, max(self._options.train_size, lists * _POINTS_PER_CENTROID))
+        rows = np.sort(np.random.default_rng(self._options.seed).choice(n, size, replace=False))
         try:
-            structure.train(self.store.take("values.bin", rows))
+            structure.train(self._vectors_of(rows))
         except RuntimeError as error:
             if "training points" in str(error):  # fewer than centroids
                 return False
             raise ConfigError(
-                f"index: FAISS cannot train {self.config.factory!r} on {size} documents: {_reason(error)}"
+                f"index: FAISS cannot train {self._options.factory!r} on {size} documents: {_reason(error)}"
             ) from None
         return True
 
     def _place(self, structure: Any) -> Any:
         """The structure on the configured device; those that have no GPU version stay on the CPU."""
-        count = faiss.get_num_gpus() if self.config.device != "cpu" else 0
-        if self.config.device == "gpu" and not count:
+        count = faiss.get_num_gpus() if self._options.device != "cpu" else 0
+        if self._options.device == "gpu" and not count:
             raise MissingDependencyError(
                 "index: device 'gpu' needs a GPU and faiss-gpu. Install it with: pip install 'irkit[gpu]'"
             )
@@ -204,9 +226,9 @@ class Faiss(Flat):
     def _threads(self) -> Iterator[None]:
         """One thread where several would make a graph depend on their timing."""
         threads = faiss.omp_get_max_threads()
-        graph = any(name in _factory(self.config, 1, self.dim) for name in ("HNSW", "NSG"))
+        graph = any(name in _factory(self._options, 1, self._width(self.dim)) for name in ("HNSW", "NSG"))
         try:
-            if graph and self.config.seed is not None:
+            if graph and self._options.seed is not None:
                 faiss.omp_set_num_threads(1)
             yield
         finally:

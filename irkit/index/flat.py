@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from irkit.errors import BadValueError
 from irkit.index.base import Index
 from irkit.index.files import Array
 from irkit.index.topk import Hits, TopK
 from irkit.representation import MultiVector, Representation, representation_from_arrays
 from irkit.scoring import score
 
-__all__ = ["Flat"]
+__all__ = ["Flat", "halved"]
 
 _QUERIES = {"dense": 512, "multi_vector": 32, "sparse": 64}  # scored together: their side stays in cache
 _SCORES = 1 << 21  # made at a time: 8 MB
@@ -37,8 +38,11 @@ class Flat(Index):
         return self._make({"lengths": lengths} | {name: array[places] for name, array in arrays.items()})
 
     def _append(self, representation: Representation) -> None:
-        for name, array in representation.arrays().items():
+        for name, array in self._stored(representation).items():
             self.store.append(f"{name}.bin", array)
+
+    def _stored(self, representation: Representation) -> dict[str, Array]:
+        return representation.arrays()
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         parts = [self._search_block(some, k, keep) for some in _query_blocks(queries)]
@@ -89,6 +93,23 @@ class Flat(Index):
 
     def _make(self, arrays: dict[str, Array]) -> Representation:
         return representation_from_arrays(str(self.representation), self.dim, arrays)
+
+
+def halved(representation: Representation) -> dict[str, Array]:
+    """Its arrays to be stored, values in float16.
+
+    Raises:
+        BadValueError: A value is too large.
+    """
+    arrays = representation.arrays()
+    with np.errstate(over="ignore"):
+        values = arrays["values"].astype(np.float16)
+    if not np.isfinite(values).all():
+        raise BadValueError(
+            f"adding documents: got a value of {np.abs(arrays['values']).max():g}, expected at most "
+            "65504, the largest float16; normalise the vectors, or choose the index 'flat'"
+        )
+    return arrays | {"values": values}
 
 
 def _query_blocks(queries: Representation) -> Iterator[Representation]:

@@ -25,7 +25,7 @@ from irkit_kernels.residual_maxsim import (
     train_codebook,
 )
 
-from irkit.errors import BadValueError, CorruptError
+from irkit.errors import CorruptError
 from irkit.index.base import StageProgress
 from irkit.index.clustering import (
     build_lists,
@@ -36,7 +36,7 @@ from irkit.index.clustering import (
 )
 from irkit.index.config import PlaidConfig
 from irkit.index.files import Array
-from irkit.index.flat import Flat
+from irkit.index.flat import Flat, halved
 from irkit.index.topk import Hits, TopK
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector, Representation
@@ -109,17 +109,8 @@ class Plaid(Flat):
         more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self._state("covered")}
         return super().stats() | more
 
-    def _append(self, representation: Representation) -> None:
-        arrays = representation.arrays()
-        with np.errstate(over="ignore"):
-            values = arrays["values"].astype(np.float16)
-        if not np.isfinite(values).all():
-            raise BadValueError(
-                "adding documents: a plaid index keeps numbers up to 65504 (float16), "
-                f"got {np.abs(arrays['values']).max():g}; normalise the vectors"
-            )
-        self.store.append("values.bin", values)
-        self.store.append("lengths.bin", arrays["lengths"])
+    def _stored(self, representation: Representation) -> dict[str, Array]:
+        return halved(representation)
 
     # ---- building ----
 
