@@ -32,10 +32,12 @@ class Head(nn.Module):
     Attributes:
         kind: Of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
         dim: Width of a vector, or size of the vocabulary.
+        layers: What is done with vectors, `Projection` and `Normalize` in any order.
     """
 
     kind: ClassVar[str]
     dim: int
+    layers: nn.ModuleList
 
     def max_length(self, side: Side) -> int | None:
         """Tokens at which texts of ``side`` are cut; None is where the tokenizer cuts them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal, Self
 
 import torch
@@ -21,8 +21,8 @@ __all__ = [
     "PRESETS",
     "Projection",
     "ProjectionConfig",
-    "dense_layers",
     "fold",
+    "fold_runs",
     "projection_config",
     "projection_layers",
 ]
@@ -228,6 +228,15 @@ def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projec
     return layers
 
 
+def fold_runs(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The layers of a head with each run of projections folded into one, see `fold`."""
+    folded: list[nn.Module] = []
+    for projections, run in groupby(layers, lambda layer: isinstance(layer, Projection)):
+        part = list(run)
+        folded += [fold(part)] if projections else part
+    return folded
+
+
 def fold(layers: Iterable[nn.Module]) -> Projection:
     """One linear layer that does what several linear ones do, with and without residuals.
 
@@ -265,23 +274,6 @@ def fold(layers: Iterable[nn.Module]) -> Projection:
     return folded
 
 
-def dense_layers(layers: Iterable[Projection]) -> list[Projection] | None:
-    """The same function written with layers that sentence-transformers and PyLate have, if it can be.
-
-    Alpha of a layer without activation goes into its weights, which keeps the outputs.
-
-    Returns:
-        As many layers, each of which `Projection.is_dense`; None if one is gated or multiplies an
-        activation by alpha.
-    """
-    result = []
-    for layer in layers:
-        if not layer.is_dense and (layer.gated or not isinstance(layer.activation, nn.Identity)):
-            return None
-        result.append(layer if layer.is_dense else _without_alpha(layer))
-    return result
-
-
 def _linear(layer: nn.Module, place: int) -> Projection:
     if not isinstance(layer, Projection):
         raise BadValueError(f"fold: layer {place} is {type(layer).__name__}, expected a Projection")
@@ -302,15 +294,3 @@ def _affine(layer: Projection) -> tuple[Tensor, Tensor]:
         elif layer.use_residual:
             matrix = matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         return matrix, bias * scale
-
-
-def _without_alpha(layer: Projection) -> Projection:
-    linear = layer.linear
-    twin = Projection(
-        linear.in_features, linear.out_features, bias=linear.bias is not None, residual="learned"
-    ).to(linear.weight)
-    state = {name: value for name, value in layer.state_dict().items() if name != "alpha"}
-    twin.load_state_dict(
-        {name: value * layer.alpha if name.startswith("linear") else value for name, value in state.items()}
-    )
-    return twin

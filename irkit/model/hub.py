@@ -10,7 +10,7 @@ from irkit.errors import StorageError
 
 __all__ = ["local_directory", "upload"]
 
-_FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors")
+_FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
 _PICKLED = "*.bin"  # only where a repository has nothing better
 
 _CARD = """---
@@ -22,7 +22,7 @@ tags: [sentence-transformers, feature-extraction, irkit]
 # {name}
 
 ```python
-from irkit import Model  # or: from sentence_transformers import SentenceTransformer
+from irkit import Model  # or: from sentence_transformers import {library_class}
 
 model = Model.from_pretrained("{name}")
 scores = model.similarity(model.encode_query("a question"), model.encode_document(["a passage", "another"]))
@@ -60,13 +60,17 @@ def local_directory(name_or_path: str | Path) -> Path:
 
 def upload(
     write: Callable[[Path], object],
+    library_class: str,
     repo_id: str,
     token: str | None,
     private: bool | None,
     revision: str | None,
     commit_message: str,
 ) -> str:
-    """Send what ``write`` writes into a new directory to the hub, see `irkit.Model.push_to_hub`."""
+    """Send what ``write`` writes into a new directory to the hub, see `irkit.Model.push_to_hub`.
+
+    The card names ``library_class`` of sentence-transformers.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
@@ -77,7 +81,7 @@ def upload(
         folder = Path(temporary) / "model"
         write(folder)
         if not api.file_exists(repo_id, "README.md", revision=revision):
-            (folder / "README.md").write_text(_CARD.format(name=repo_id), encoding="utf-8")
+            (folder / "README.md").write_text(_CARD.format(name=repo_id, library_class=library_class), encoding="utf-8")
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=revision
         )

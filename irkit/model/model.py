@@ -11,7 +11,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from irkit.bars import bar
 from irkit.encoder import Encoder
@@ -19,7 +19,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import Parts, read_encoder, read_model, write_model
 from irkit.formats.multi_vector import make_head
 from irkit.heads import MultiVectorConfig, Normalize, ProjectionConfig, Side
-from irkit.heads.projection import projection_config, projection_layers
+from irkit.heads.projection import fold_runs, projection_config, projection_layers
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
 from irkit.model.pipeline import Pipeline
@@ -176,6 +176,20 @@ class Model(Pipeline):
         model.encoder = with_dtype(model.encoder, model.head, model.tokenizer, dtype)
         return model
 
+    def fold(self) -> Self:
+        """Collapse the projections of the head into one matrix, in place; outputs stay equal to 1e-5.
+
+        What was trained with several linear layers then costs what one does, and is saved as the one Dense
+        that every reader of these files knows. The fingerprint changes: fold before you build an index.
+
+        Raises:
+            BadValueError: A layer is gated or has an activation, or the model is in int8; nothing is changed.
+        """
+        if self._int8_fingerprint is not None:
+            raise BadValueError("fold: the weights are int8; fold the model in float32, save and load it")
+        self.head.layers = nn.ModuleList(fold_runs(self.head.layers))
+        return self
+
     def save_pretrained(self, path: str | Path) -> None:
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
@@ -221,7 +235,10 @@ class Model(Pipeline):
         Returns:
             Address of the commit.
         """
-        return upload(self.save_pretrained, repo_id, token, private, revision, commit_message)
+        classes = {"dense": "SentenceTransformer", "multi_vector": "MultiVectorEncoder"}
+        return upload(
+            self.save_pretrained, classes[self.kind], repo_id, token, private, revision, commit_message
+        )
 
     @property
     def fingerprint(self) -> str:
