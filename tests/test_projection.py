@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from irkit import Model
 from irkit.errors import BadValueError, ConfigError
 from irkit.heads import Normalize, Projection
 from irkit.heads.projection import (
     PRESETS,
     ProjectionConfig,
-    dense_layers,
     fold,
     projection_config,
     projection_layers,
@@ -217,20 +219,6 @@ def test_fold_is_the_same_function(config: ProjectionConfig, seed: int) -> None:
         assert fold(layers).linear.weight.dtype == torch.float64
 
 
-@settings(max_examples=40, deadline=None)
-@given(configs(), st.integers(0, 2**16))
-def test_as_layers_of_sentence_transformers(config: ProjectionConfig, seed: int) -> None:
-    layers, x = build(config, seed=seed), torch.randn(5, HIDDEN, dtype=torch.float64)
-    written = dense_layers(layers)
-    if config.glu or (config.residual == "identity" and config.activation != "identity"):
-        assert written is None
-        return
-    assert written is not None
-    assert len(written) == config.depth
-    assert all(layer.is_dense for layer in written)
-    torch.testing.assert_close(nn.Sequential(*written)(x), layers(x), rtol=1e-10, atol=1e-10)
-
-
 def test_fold_refuses_other_layers() -> None:
     with pytest.raises(BadValueError, match="layer 1 is Normalize"):
         fold([Projection(4, 2), Normalize()])
@@ -259,3 +247,34 @@ def test_fold_refuses_other_layers() -> None:
 def test_impossible_projections(choice: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         projection_config(choice)
+
+
+# ---- in a model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_models_of_presets_are_saved_loaded_and_folded(name: str, tiny_bert: Path, tmp_path: Path) -> None:
+    model = Model.multi_vector(tiny_bert, PRESETS[name].model_copy(update={"dim": 8}))
+    texts = ["neural search", "the index of a token", ""]
+    expected = model.represent(texts, "document")
+    plain = PRESETS[name].residual == "none" and not PRESETS[name].glu
+    with nullcontext() if plain else pytest.warns(UserWarning, match="sentence-transformers cannot open it"):
+        model.save_pretrained(tmp_path / "model")
+    loaded = Model.from_pretrained(tmp_path / "model")
+    assert loaded.fingerprint == model.fingerprint
+    assert torch.equal(loaded.represent(texts, "document").tokens.values, expected.tokens.values)
+    if PRESETS[name].glu or PRESETS[name].activation != "identity":
+        with pytest.raises(BadValueError, match="layer 0"):
+            loaded.fold()
+        assert loaded.fingerprint == model.fingerprint
+        return
+    loaded.fold().save_pretrained(tmp_path / "folded")
+    names = [path.name for path in (tmp_path / "folded").iterdir() if path.is_dir()]
+    assert sorted(names)[:2] == ["1_Dense", "2_Normalize"]
+    folded = Model.from_pretrained(tmp_path / "folded").represent(texts, "document")
+    torch.testing.assert_close(folded.tokens.values, expected.tokens.values, rtol=0, atol=1e-5)
+
+
+def test_int8_is_not_folded(tiny_bert: Path) -> None:
+    with pytest.raises(BadValueError, match="the weights are int8"):
+        Model.multi_vector(tiny_bert, "linear", dtype="int8").fold()

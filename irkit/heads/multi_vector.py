@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from irkit.config import Config
 from irkit.errors import BadValueError
 from irkit.heads.base import Head, Normalize, Side, width_after
-from irkit.heads.projection import Projection, fold
 from irkit.heads.token_pooling import pool_tokens
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector
@@ -223,20 +222,6 @@ class MultiVectorHead(Head):
         for layer in self.layers:
             values = layer(values)
         return vectors.with_values(values)
-
-    def fold_(self) -> None:
-        """Put one linear layer in the place of all projections, in place; outputs stay the same.
-
-        Any library then opens the saved model, and it runs faster.
-
-        Raises:
-            BadValueError: A projection is not linear, or there is none, or a normalisation comes before one.
-        """
-        layers = list(self.layers)
-        projections = [layer for layer in layers if isinstance(layer, Projection)]
-        if projections != layers[: len(projections)]:
-            raise BadValueError("MultiVectorHead.fold_: a projection follows a normalisation; expected none")
-        self.layers = nn.ModuleList([fold(projections), *layers[len(projections) :]])
 
     def extra_repr(self) -> str:
         """What a printed head says beside its layers."""

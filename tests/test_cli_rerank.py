@@ -1,0 +1,150 @@
+"""``irkit rerank`` and ``irkit explain``, with a multi-vector model of random weights."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from irkit import Model, Retriever, Run, evaluate
+from irkit.cli import main
+from irkit.heads import MultiVectorHead, Normalize, Projection
+
+TEXTS = ["neural search", "index of vectors", "a token model", "text of the gnu", "cab", "neural gnu"]
+QUERIES = {"q1": "neural index", "q2": "gnu search"}
+QRELS = {"q1": {"d0": 2, "d1": 1}, "q2": {"d3": 1}}
+RUN = {"q1": {"d1": 3.0, "d0": 2.0, "d4": 1.0}, "q2": {"d5": 2.0, "d3": 1.0}}
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def place(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a BEIR folder, a run and an index, and one of dense vectors."""
+    place = tmp_path_factory.mktemp("cli")
+    with pytest.warns(UserWarning, match="mean"):
+        dense = Model.from_pretrained(tiny_bert)
+    dense.save_pretrained(place / "dense-model")
+    torch.manual_seed(0)
+    head = MultiVectorHead(32, [Projection(32, 8, bias=False), Normalize()])
+    Model(dense.tokenizer, dense.encoder, head).save_pretrained(place / "model")
+    (place / "beir" / "qrels").mkdir(parents=True)
+    lines = [json.dumps({"_id": f"d{i}", "text": text}) for i, text in enumerate(TEXTS)]
+    (place / "beir" / "corpus.jsonl").write_text("\n".join(lines))
+    lines = [json.dumps({"_id": name, "text": text}) for name, text in QUERIES.items()]
+    (place / "beir" / "queries.jsonl").write_text("\n".join(lines))
+    lines = [f"{query}\t{doc}\t{grade}" for query, row in QRELS.items() for doc, grade in row.items()]
+    (place / "beir" / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    Run.from_dict(RUN).write(place / "run.trec")
+    Retriever.build(place / "model", place / "beir", place / "index")
+    Retriever.build(place / "dense-model", place / "beir", place / "dense")
+    return place
+
+
+@pytest.fixture
+def call(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in ``place``: exit code, standard output and standard error."""
+    monkeypatch.chdir(place)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("index", ["index", "dense"])
+def test_a_run_in_and_a_run_out(call: Call, index: str) -> None:
+    with Retriever.load(index) as retriever:
+        expected = retriever.rerank(QUERIES, Run.from_dict(RUN))
+    code, out, err = call("rerank", index, "beir", "run.trec")
+    assert (code, err) == (0, "")
+    assert [line.split()[2] for line in out.splitlines()] == [doc for _, doc, _ in expected]
+    code, out, err = call("rerank", index, "beir", "run.trec", "--out", "again.jsonl", "--k", "2")
+    assert (code, out, err) == (0, "", "")
+    assert Run.read("again.jsonl").to_dict() == expected.cut(2).to_dict()
+    code, out, err = call(
+        "rerank", index, "beir/queries.jsonl", "run.trec", "--qrels", "beir", "--measures", "RR@10"
+    )
+    value = evaluate(expected, QRELS, "RR@10").mean["RR@10"]
+    assert (code, out) == (0, f"measure\tvalue\nRR@10\t{value:.4f}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("index", "-", "-"), "QUERIES and RUN would both be read from standard input"),
+        (("index", "beir", "nowhere.trec"), "nowhere.trec"),
+        (("index", "beir", "unknown.trec"), "reranking: the index has no document 'd99'; give documents"),
+        (("index", "beir", "other.trec"), "the run has query 'q9', whose text is not given"),
+        (("index", "beir", "run.trec", "--out", "no/where"), "--out no/where: there is no such directory"),
+        (("index", "beir", "run.trec", "--k", "0"), "Invalid value for '--k'"),
+        (("index", "beir", "run.trec", "--qrels", "beir", "--out", "-"), "both write to standard output"),
+        (("index", "beir", "run.trec", "--qrels", "beir", "--measures", "nDGC@10"), "nDGC@10"),
+        (("nowhere", "beir", "run.trec"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_reranked(call: Call, words: tuple[str, ...], message: str) -> None:
+    Run.from_dict({"q1": {"d99": 1.0}}).write("unknown.trec")
+    Run.from_dict({"q9": {"d1": 1.0}}).write("other.trec")
+    code, out, err = call("rerank", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_explain_in_lines(call: Call) -> None:
+    with Retriever.load("index") as retriever:
+        explanation = retriever.explain("gnu search", "d3")
+    code, out, err = call("explain", "index", "gnu search", "d3")
+    assert (code, err) == (0, "")
+    header, *lines = [line.split("\t") for line in out.splitlines()]
+    assert header == ["query", "document", "score"]
+    assert lines == [
+        [match.query.token, match.document.token, f"{match.score:.4f}"]
+        for match in explanation.words().matches
+    ]
+    _, out, _ = call("explain", "index", "gnu search", "d3", "--tokens")
+    assert [line.split("\t")[0] for line in out.splitlines()[1:]] == [
+        match.query.token for match in explanation.matches
+    ]
+
+
+def test_explain_in_colour_and_as_a_page(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    with monkeypatch.context() as context:
+        context.setattr("sys.stdout", screen)
+        context.setenv("TERM", "xterm-256color")
+        assert call("explain", "index", "gnu search", "d3")[0] == 0
+    shown = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())
+    assert "text of the gnu" in shown
+    assert re.search(r"^score \d+\.\d{4}$", shown, re.M)
+    code, out, err = call("explain", "index", "gnu search", "d3", "--html", "page.html")
+    assert (code, out, err) == (0, "", "irkit: wrote page.html\n")
+    assert Path("page.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("index", "gnu", "d99"), "explaining a score: there is no document 'd99'"),
+        (("dense", "gnu", "d3"), "the model makes dense representations, which have no tokens to match"),
+        (
+            ("index", "gnu", "d3", "--html", "no/where.html"),
+            "--html no/where.html: there is no such directory",
+        ),
+        (("index", "gnu", "d3", "--html", "beir"), "writing beir: "),
+        (("nowhere", "gnu", "d3"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_explained(call: Call, words: tuple[str, ...], message: str) -> None:
+    code, out, err = call("explain", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
