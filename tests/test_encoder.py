@@ -86,6 +86,49 @@ def test_outputs_and_every_gradient_equal_transformers(name: str, attention: str
         assert (gradients[key] - gradient).abs().max() <= 1e-5 * scale, key
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_that_are_not_attended_to(name: str, attention: str, tmp_path: Path) -> None:
+    """As under transformers' attention mask; local attention still reaches a token that is seen."""
+    theirs = reference(FAMILIES[name])
+    theirs.save_pretrained(tmp_path)
+    tokens = batch(LENGTHS)
+    attended = (tokens.lengths - 3).clamp(min=1)
+    ids, mask = tokens.to_padded(1 if "roberta" in name else 0)
+    seen = torch.arange(ids.shape[1]) < attended[:, None]
+    places = {"position_ids": torch.arange(ids.shape[1]) + 2} if "roberta" in name else {}  # else by padding
+    places = {key: value.expand(ids.shape) for key, value in places.items()}
+    expected = theirs(input_ids=ids, attention_mask=seen.long(), **places).last_hidden_state[mask]
+    ours = Encoder.from_pretrained(tmp_path, attention=attention)
+    hidden = ours(tokens, attended).values
+    assert (hidden - expected).abs().max() <= 1e-5
+    upstream = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
+    hidden.backward(upstream)
+    expected.backward(upstream)
+    wanted = {key: weight.grad for key, weight in theirs.named_parameters() if weight.grad is not None}
+    got = export_weights({key: weight.grad for key, weight in ours.named_parameters()}, ours.names())
+    for key, gradient in got.items():
+        scale = max(1.0, float(wanted[key].abs().max()))
+        assert (gradient - wanted[key]).abs().max() <= 1e-5 * scale, key
+    with torch.inference_mode():
+        assert (ours(tokens, attended).values - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_local_attention_beyond_what_is_attended_to(attention: str, tmp_path: Path) -> None:
+    """Tokens out of reach of all that is seen give finite vectors and disturb nobody."""
+    reference(FAMILIES["modernbert"]).save_pretrained(tmp_path)
+    encoder = Encoder.from_pretrained(tmp_path, attention=attention)
+    tokens, attended = batch([30, 5, 12]), torch.tensor([3, 5, 1])
+    alone = encoder(Ragged(torch.cat([row[:n] for row, n in zip(tokens, attended, strict=True)]), attended))
+    hidden = encoder(tokens, attended)
+    for row, short in zip(hidden, alone, strict=True):
+        torch.testing.assert_close(row[: len(short)], short, rtol=1e-4, atol=1e-5)
+    assert hidden.values.isfinite().all()
+    hidden.values.sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in encoder.parameters())
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_tite_without_pooling_equals_its_authors(data_dir: Path, attention: str) -> None:
@@ -141,6 +184,10 @@ def test_other_architectures_run_through_transformers(name: str, tmp_path: Path)
     with torch.no_grad():
         expected = theirs(input_ids=ids, attention_mask=mask.long()).last_hidden_state[mask]
         assert (ours(tokens).values - expected).abs().max() <= 2e-5
+        attended = (tokens.lengths - 3).clamp(min=1)
+        seen = torch.arange(ids.shape[1]) < attended[:, None]
+        expected = theirs(input_ids=ids, attention_mask=seen.long()).last_hidden_state[mask]
+        assert (ours(tokens, attended).values - expected).abs().max() <= 2e-5
         assert ours(batch([])).values.shape == (0, 48)
     ours.save_pretrained(tmp_path / "again")
     again = Encoder.from_pretrained(tmp_path / "again")
