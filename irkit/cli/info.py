@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from irkit.bars import bar
 from irkit.cli.output import show_table
 
 __all__ = ["info"]
@@ -16,7 +17,9 @@ __all__ = ["info"]
 
 def info(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="An index, or a model.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Compare the checksum of every file.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Compare the checksum of every file.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Describe an index or a model."""
@@ -31,17 +34,20 @@ def info(
 def _index(directory: Path, verify: bool) -> dict[str, Any]:
     from irkit.retriever import Retriever
 
-    with Retriever.load(directory, verify=verify) as retriever:
+    with bar("checking", "files"):
+        retriever = Retriever.load(directory, verify=verify)
+    with retriever:
         return {
             "index": str(directory),
             **retriever.stats(),
             "config": retriever.index.config.model_dump(mode="json"),
             "files": retriever.store.sizes(),
-            **({"checksums": "verified"} if verify else {}),
+            "checksums": "verified" if verify else "not compared",
         }
 
 
 def _model(directory: Path) -> dict[str, Any]:
+    from irkit.heads import MultiVectorHead
     from irkit.model import Model
 
     model = Model.from_pretrained(directory, device="cpu")
@@ -53,6 +59,7 @@ def _model(directory: Path) -> dict[str, Any]:
         "encoder": model.encoder.family,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "max_length": model.tokenizer.max_length,
+        **(model.head.config.model_dump(mode="json") if isinstance(model.head, MultiVectorHead) else {}),
         "prompts": dict(model.prompts),
         "fingerprint": model.fingerprint,
     }

@@ -105,7 +105,7 @@ def write(parts: Parts, folder: Path) -> None:
     if "irkit.Projection" in names:
         warnings.warn(
             f"saving a model to {folder}: sentence-transformers cannot open it, because it has no layer like "
-            "the gated or scaled projections of this one; irkit can. Linear ones can be folded first",
+            "the gated or scaled projections of this one; irkit can. Linear ones it opens after Model.fold",
             stacklevel=4,  # whoever called save_pretrained
         )
     modules = [
