@@ -1,14 +1,16 @@
-"""Search of encoded multi-vector documents: a token is ``a * centroid + b * levels``, levels of 1 to 8 bits."""
+"""Search in documents whose tokens are stored as ``a * centroid + b * levels``, levels of few bits."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cpu_kernel as cpu
 from . import reference as ref
-from .reference import CentroidTable, Tokens, train_codebook
+from .cpu_kernel import PackedCentroids, QueryTable
+from .reference import NBITS, Tokens, packed_width
 
 __all__ = [
     "PackedCentroids",
@@ -25,69 +27,158 @@ __all__ = [
     "train_codebook",
 ]
 
-
-class PackedCentroids(NamedTuple):
-    """Centroids as `query_table` reads them; made by `pack_centroids`."""
-
-    centroids: NDArray[np.float32]
-
-
-class QueryTable(NamedTuple):
-    """A query and what it makes of every centroid; made by `query_table`."""
-
-    query: NDArray[np.float32]
-    table: CentroidTable
+Codes = NDArray[np.uint16] | NDArray[np.int32]
 
 
 def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
-    """The centroid ``(K, d)`` of largest inner product with each row of ``values (n, d)``, ``(n,)`` int32."""
+    """Find the centroid of largest inner product with each vector.
+
+    Args:
+        values: ``(n, d)``.
+        centroids: ``(K, d)``, not none.
+
+    Returns:
+        ``(n,)`` int32.
+    """
+    _vectors("assign", centroids=centroids)
+    _vectors("assign", width=centroids.shape[1], values=values)
     return ref.assign_reference(values, centroids)
+
+
+def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
+    """Find the ``2**nbits`` levels of least squared error for a sample of residuals.
+
+    Args:
+        residuals: ``(n, d)``, vectors less their centroids.
+        nbits: 1, 2, 4 or 8.
+
+    Returns:
+        ``(2**nbits,)`` int8, strictly rising, in steps of 1/32 of the root mean square of a
+        residual's numbers. With 8 bits always -128 to 127.
+
+    Source: Lloyd 1982 (Least squares quantization in PCM); on 256 steps the optimum is found exactly.
+    """
+    if nbits not in NBITS:
+        raise ValueError(f"train_codebook: got nbits {nbits}, expected one of {NBITS}")
+    _vectors("train_codebook", residuals=residuals)
+    return ref.train_codebook(residuals, nbits)
 
 
 def encode(
     values: NDArray[np.float32],
     centroids: NDArray[np.float32],
-    codes: NDArray[np.int32] | NDArray[np.uint16],
+    codes: Codes,
     codebook: NDArray[np.int8],
 ) -> Tokens:
-    """Encode ``values (n, d)``, given the centroid of each."""
+    """Encode vectors, given the centroid of each.
+
+    The residual is rounded to the nearest levels; ``a`` and ``b`` are then fitted by least squares.
+
+    Args:
+        values: ``(n, d)``.
+        centroids: ``(K, d)``, of any length.
+        codes: ``(n,)`` uint16 or int32 below K, which becomes part of the result.
+        codebook: From `train_codebook`.
+
+    Returns:
+        ``n`` tokens.
+    """
+    _vectors("encode", centroids=centroids)
+    _vectors("encode", width=centroids.shape[1], values=values)
+    _codes("encode", codes, len(centroids))
+    _codebook("encode", codebook)
+    if len(codes) != len(values):
+        raise ValueError(f"encode: got {len(values)} vectors but {len(codes)} codes")
     return ref.encode_reference(values, centroids, codes, codebook)
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
-    """``a * centroid + b * levels``, ``(n, d)`` float32."""
+    """Undo `encode` up to its rounding.
+
+    Args:
+        tokens: ``n`` tokens.
+        centroids: ``(K, d)``, those of `encode`.
+        codebook: That of `encode`.
+
+    Returns:
+        ``(n, d)`` float32, ``a * centroid + b * levels``.
+    """
+    _vectors("decode", centroids=centroids)
+    _tokens("decode", tokens, centroids.shape[1], codebook)
+    _codes("decode", tokens.codes, len(centroids))
     return ref.decode_reference(tokens, centroids, codebook)
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
-    """Prepare centroids ``(K, d)`` for `query_table`, once."""
-    return PackedCentroids(centroids)
+    """Prepare centroids ``(K, d)``, once for all queries."""
+    _vectors("pack_centroids", centroids=centroids)
+    return cpu.pack_centroids(centroids)
 
 
 def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> QueryTable:
-    """Score every centroid for the tokens of a query ``(m, d)``."""
-    return QueryTable(query, ref.centroid_table_reference(query, centroids.centroids))
+    """Score every centroid for every token of a query, both rounded to 8 bits.
+
+    Args:
+        query: ``(m, d)``, not empty.
+        centroids: From `pack_centroids`.
+
+    Returns:
+        What the other functions of a search read; about ``5 * K * m`` bytes.
+    """
+    _vectors("query_table", width=centroids.dim, query=query)
+    if not len(query):
+        raise ValueError("query_table: got a query without tokens, expected at least one")
+    return cpu.query_table(query, centroids)
 
 
 def probe(
     table: QueryTable,
     nprobe: int,
     list_offsets: NDArray[np.int64],
-    list_rows: NDArray[np.int32],
+    list_documents: NDArray[np.int32],
     keep: NDArray[np.bool_],
 ) -> NDArray[np.int32]:
-    """Documents, rising, that have a token at one of the ``nprobe`` best centroids of a query token."""
-    return ref.probe_reference(table.table, nprobe, list_offsets, list_rows, keep)
+    """Find the documents with a token at one of the best centroids of a query token.
+
+    Args:
+        table: Of the query. A token of zeros finds nothing.
+        nprobe: Best centroids of a query token, at least 1; more where several score the same.
+        list_offsets: ``(K + 1,)``; documents of centroid ``c`` lie from ``list_offsets[c]`` on.
+        list_documents: Documents of all centroids, below ``len(keep)``; trusted, like the offsets.
+        keep: ``(documents,)``, which of them may be found.
+
+    Returns:
+        Documents, rising.
+    """
+    _row("probe", np.int64, list_offsets=list_offsets)
+    _row("probe", np.int32, list_documents=list_documents)
+    _row("probe", np.bool_, keep=keep)
+    if nprobe < 1:
+        raise ValueError(f"probe: got nprobe {nprobe}, expected at least 1")
+    if len(list_offsets) != table.count + 1:
+        raise ValueError(f"probe: got {len(list_offsets)} list_offsets for {table.count} centroids")
+    marks = np.zeros(len(keep), np.bool_)
+    cpu.probe(table, min(nprobe, table.count), list_offsets, list_documents, marks)
+    return np.flatnonzero(marks & keep).astype(np.int32)
 
 
 def interaction(
-    table: QueryTable,
-    codes: NDArray[np.int32] | NDArray[np.uint16],
-    offsets: NDArray[np.int64],
-    rows: NDArray[np.int32],
+    table: QueryTable, codes: Codes, offsets: NDArray[np.int64], documents: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Rough MaxSim of documents ``rows``, tokens replaced by their centroids; comparable within a query."""
-    return ref.interaction_reference(table.table, codes, offsets, rows)
+    """Score documents roughly: MaxSim with tokens replaced by their centroids, in 256 steps.
+
+    Args:
+        table: Of the query.
+        codes: ``(tokens,)`` uint16 or int32, the centroids of all tokens.
+        offsets: ``(all documents + 1,)``; tokens of document ``i`` lie from ``offsets[i]`` on; trusted.
+        documents: Which to score.
+
+    Returns:
+        ``(len(documents),)`` int32, comparable within the query only; 0 for a document without tokens.
+    """
+    _codes("interaction", codes)
+    _documents("interaction", offsets, documents)
+    return cpu.interaction(table, codes, offsets, documents)
 
 
 def residual_maxsim(
@@ -95,7 +186,78 @@ def residual_maxsim(
     tokens: Tokens,
     offsets: NDArray[np.int64],
     codebook: NDArray[np.int8],
-    rows: NDArray[np.int32],
+    documents: NDArray[np.int32],
 ) -> NDArray[np.float32]:
-    """MaxSim of documents ``rows``, ``(len(rows),)`` float32; -inf for one without tokens."""
-    return ref.residual_maxsim_reference(table.query, table.table, tokens, offsets, codebook, rows)
+    """Score documents: MaxSim, the query and the centroids rounded to 8 bits.
+
+    Args:
+        table: Of the query.
+        tokens: Of all documents. A code that is no centroid counts as the last one.
+        offsets: ``(all documents + 1,)``; tokens of document ``i`` lie from ``offsets[i]`` on; trusted.
+        codebook: That of `encode`.
+        documents: Which to score.
+
+    Returns:
+        ``(len(documents),)`` float32; minus infinity for a document without tokens.
+    """
+    _tokens("residual_maxsim", tokens, table.dim, codebook)
+    _documents("residual_maxsim", offsets, documents)
+    return cpu.residual_maxsim(table, tokens, offsets, codebook, documents)
+
+
+def _check(operation: str, name: str, x: NDArray[Any], dims: int, *dtypes: Any) -> None:
+    if x.dtype not in dtypes or x.ndim != dims or not x.flags.c_contiguous:
+        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise TypeError(
+            f"{operation}: {name} must be a C-contiguous array of {expected} with {dims} dimension(s), "
+            f"got {x.dtype} of shape {x.shape} and strides {x.strides}"
+        )
+
+
+def _vectors(operation: str, width: int | None = None, **arrays: NDArray[Any]) -> None:
+    for name, x in arrays.items():
+        _check(operation, name, x, 2, np.float32)
+        if 0 in x.shape[1:] or (width is None and not len(x)) or width not in (None, x.shape[1]):
+            expected = "some of some width" if width is None else f"vectors of width {width}"
+            raise ValueError(f"{operation}: got {name} of shape {x.shape}, expected {expected}")
+
+
+def _row(operation: str, dtype: Any, **arrays: NDArray[Any]) -> None:
+    for name, x in arrays.items():
+        _check(operation, name, x, 1, dtype)
+
+
+def _codes(operation: str, codes: Codes, count: int | None = None) -> None:
+    _check(operation, "codes", codes, 1, np.uint16, np.int32)
+    if count is not None and len(codes) and not 0 <= codes.min() <= codes.max() < count:
+        raise ValueError(f"{operation}: got codes {codes.min()} to {codes.max()} of {count} centroids")
+
+
+def _codebook(operation: str, codebook: NDArray[np.int8]) -> int:
+    _check(operation, "codebook", codebook, 1, np.int8)
+    nbits = len(codebook).bit_length() - 1
+    if nbits not in NBITS or len(codebook) != 2**nbits:
+        raise ValueError(f"{operation}: got a codebook of {len(codebook)} levels, expected 2, 4, 16 or 256")
+    return nbits
+
+
+def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]) -> None:
+    nbits = _codebook(operation, codebook)
+    _codes(operation, tokens.codes)
+    _check(operation, "coefficients", tokens.coefficients, 2, np.float16)
+    _check(operation, "packed", tokens.packed, 2, np.uint8)
+    n, width = len(tokens.codes), packed_width(dim, nbits)
+    if tokens.coefficients.shape != (n, 2) or tokens.packed.shape != (n, width):
+        raise ValueError(
+            f"{operation}: got coefficients {tokens.coefficients.shape} and packed {tokens.packed.shape}, "
+            f"expected ({n}, 2) and ({n}, {width}) for {n} tokens of {dim} levels of {nbits} bits"
+        )
+
+
+def _documents(operation: str, offsets: NDArray[np.int64], documents: NDArray[np.int32]) -> None:
+    _row(operation, np.int64, offsets=offsets)
+    _row(operation, np.int32, documents=documents)
+    if len(documents) and not 0 <= documents.min() <= documents.max() < len(offsets) - 1:
+        raise ValueError(
+            f"{operation}: got documents {documents.min()} to {documents.max()} of {len(offsets) - 1}"
+        )

@@ -1,4 +1,4 @@
-"""The definitions, in numpy: slow, and exact where the fast code is (integer sums, levels, bytes)."""
+"""The definitions, in numpy: slow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "NBITS",
     "STEPS",
     "CentroidTable",
     "Tokens",
@@ -26,6 +27,7 @@ __all__ = [
     "unpack_levels",
 ]
 
+NBITS = (1, 2, 4, 8)
 STEPS = 32  # a codebook counts in steps of 1 / 32 of a residual's root mean square
 FLOOR, CEILING = (
     -0.25,
@@ -77,7 +79,7 @@ def pack_levels(levels: NDArray[np.uint8], nbits: int) -> NDArray[np.uint8]:
     """Pack ``(n, d)`` levels below ``2**nbits``.
 
     Returns:
-        ``(n, packed_width(d, nbits))`` uint8: byte ``j`` holds levels ``j``, ``j + width``, ... from low bits up.
+        ``(n, width)`` uint8: byte ``j`` holds the levels ``j``, ``j + width``, ..., from low bits up.
     """
     n, dim = levels.shape
     width = packed_width(dim, nbits)
@@ -104,13 +106,7 @@ def steps_of(residuals: NDArray[np.float32]) -> NDArray[np.int8]:
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
-    """The ``2**nbits`` levels of least squared error for a sample of residuals ``(n, d)``, by dynamic programming.
-
-    Returns:
-        int8, strictly rising, in steps of 1/32 of a residual's root mean square.
-
-    Source: Lloyd 1982 (Least squares quantization in PCM) has the objective; on 256 values its optimum is exact.
-    """
+    """The ``2**nbits`` levels of least squared error for residuals ``(n, d)``, by dynamic programming."""
     if nbits == 8:
         return np.arange(-128, 128, dtype=np.int8)
     weight = np.bincount(steps_of(residuals).ravel().astype(np.int64) + 128, minlength=256).astype(np.float64)
@@ -197,7 +193,7 @@ def probe_reference(
 def interaction_reference(
     table: CentroidTable, codes: Array, offsets: NDArray[np.int64], rows: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """MaxSim of each document ``rows[i]`` with its tokens replaced by their centroids, in bytes; 0 if empty."""
+    """MaxSim of each document ``rows[i]``, tokens replaced by their centroids, in bytes; 0 without tokens."""
     scores = [table.bytes[codes[offsets[row] : offsets[row + 1]]] for row in rows]
     return np.array([s.max(0, initial=0).sum(dtype=np.int32) for s in scores], np.int32)
 

@@ -1,0 +1,202 @@
+"""Calls the machine code: how queries and centroids are laid out for it, and what is compiled when."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._jit import compile_ir, cpu_features
+from .cpu_probe import write_probe
+from .cpu_search import write_interaction, write_maxsim, write_table
+from .cpu_tile import GROUP, LANES, TILE, Header, Plan
+from .reference import CEILING, FLOOR, Tokens, quantize_signed
+
+__all__ = [
+    "PackedCentroids",
+    "QueryTable",
+    "has_vnni",
+    "interaction",
+    "pack_centroids",
+    "probe",
+    "query_table",
+    "residual_maxsim",
+]
+
+Codes = NDArray[np.uint16] | NDArray[np.int32]
+_TABLE_ARRAYS = 5
+
+
+class PackedCentroids(NamedTuple):
+    """Centroids as `query_table` reads them; made by `pack_centroids`.
+
+    Attributes:
+        levels: ``(rows, padded dim)`` uint8, bytes of the vectors + 128; the last centroid fills up the rows.
+        scales: ``(rows,)`` float32, what one step of a centroid's bytes stands for.
+        count: Centroids.
+        dim: Numbers of a vector.
+        reach: Length of the longest centroid.
+    """
+
+    levels: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    count: int
+    dim: int
+    reach: float
+
+
+class QueryTable(NamedTuple):
+    """A query and what it makes of every centroid; made by `query_table`.
+
+    Attributes:
+        query: int8 ``[block][4 dims][token of the block][4]``.
+        header: 32-bit words ``[block][row of Header][token of the block]``.
+        scores: float32 ``[block][centroid][token of the block]``, in steps of the query token's bytes.
+        bytes: uint8 ``[block][centroid][token of the block]``.
+        maxima: float32 ``[block][group of centroids][token of the block]``, of ``scores``.
+        plan: What the code that reads this is written for.
+        count: Centroids.
+        dim: Numbers of a vector.
+    """
+
+    query: NDArray[np.int8]
+    header: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    bytes: NDArray[np.uint8]
+    maxima: NDArray[np.float32]
+    plan: Plan
+    count: int
+    dim: int
+
+
+def has_vnni() -> bool:
+    """Whether this CPU has the instructions that make bytes worth while."""
+    return {"avx512vnni", "avx512bw"} <= cpu_features()
+
+
+def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
+    """Round ``(K, d)`` to bytes, padded to whole groups and to 4 dims."""
+    count, dim = centroids.shape
+    q, scale = quantize_signed(centroids)
+    rows = np.minimum(np.arange(-(-count // GROUP) * GROUP), count - 1)
+    levels = np.full((len(rows), -(-dim // 4) * 4), 128, np.uint8)
+    levels[:, :dim] = (q.view(np.uint8) ^ np.uint8(128))[rows]
+    return PackedCentroids(levels, scale[rows], count, dim, _longest(centroids))
+
+
+def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> QueryTable:
+    """Score all centroids for ``query (m, d)``."""
+    plan = Plan(centroids.levels.shape[1], 1 if len(query) <= LANES else 2, has_vnni())
+    packed, header = _pack_query(query, plan, centroids.reach * _longest(query))
+    blocks, rows = len(packed), len(centroids.levels)
+    scores = np.empty((blocks, rows, plan.lanes), np.float32)
+    levels = np.empty((blocks, rows, plan.lanes), np.uint8)
+    maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
+    table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim)
+    _table(plan)(*_addresses(*table[:_TABLE_ARRAYS], centroids.levels, centroids.scales), rows, blocks)
+    return table
+
+
+def probe(
+    table: QueryTable,
+    nprobe: int,
+    list_offsets: NDArray[np.int64],
+    list_rows: NDArray[np.int32],
+    marks: NDArray[np.bool_],
+) -> None:
+    """Set the marks ``(documents,)`` of what is listed at a query token's ``nprobe`` best centroids."""
+    blocks, rows, lanes = table.scores.shape
+    best = np.empty((nprobe, lanes), np.float32)
+    arrays = (*table[:_TABLE_ARRAYS], best, list_offsets, list_rows, marks)
+    _probe(table.plan)(*_addresses(*arrays), nprobe, table.count, rows, blocks)
+
+
+def interaction(
+    table: QueryTable, codes: Codes, offsets: NDArray[np.int64], documents: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Sums of byte maxima of ``documents``."""
+    out = np.empty(len(documents), np.int32)
+    blocks, rows, _ = table.scores.shape
+    kernel = _interaction(table.plan, _kind(codes))
+    arrays = (*table[:_TABLE_ARRAYS], codes, offsets, documents, out)
+    kernel(*_addresses(*arrays), len(documents), table.count - 1, rows, blocks)
+    return out
+
+
+def residual_maxsim(
+    table: QueryTable,
+    tokens: Tokens,
+    offsets: NDArray[np.int64],
+    codebook: NDArray[np.int8],
+    documents: NDArray[np.int32],
+) -> NDArray[np.float32]:
+    """MaxSim of ``documents``."""
+    out = np.empty(len(documents), np.float32)
+    blocks, rows, lanes = table.scores.shape
+    nbits, width = len(codebook).bit_length() - 1, tokens.packed.shape[1]
+    scratch = np.empty(TILE * table.plan.stride(nbits, width) + 4 * blocks * lanes, np.uint8)
+    levels = np.zeros(256, np.uint8)
+    levels[: len(codebook)] = codebook.view(np.uint8) ^ np.uint8(128)
+    kernel = _maxsim(table.plan, _kind(tokens.codes), nbits, width)
+    arrays = (*table[:_TABLE_ARRAYS], *tokens, offsets, levels, documents, out, scratch)
+    kernel(*_addresses(*arrays), len(documents), table.count - 1, rows, blocks)
+    return out
+
+
+def _pack_query(
+    query: NDArray[np.float32], plan: Plan, reach: float
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Lay out a query whose scores are at most ``reach``."""
+    (m, dim), lanes = query.shape, plan.lanes
+    blocks, (q, scale) = -(-m // lanes), quantize_signed(query)
+    padded = np.zeros((blocks * lanes, plan.dim), np.int8)
+    padded[:m, :dim] = q
+    packed = np.ascontiguousarray(padded.reshape(blocks, lanes, -1, 4).swapaxes(1, 2))
+    steps = 255 / (CEILING - FLOOR)
+    rows = np.zeros((Header.ROWS, blocks * lanes), np.float32)
+    rows[Header.BIAS].view(np.int32)[:] = -128 * padded.sum(1, dtype=np.int32)
+    rows[Header.SCALE, :m] = scale
+    rows[Header.FACTOR, :m] = scale * (steps / max(reach, 1e-30))
+    rows[Header.OFFSET, :m] = 0.5 - FLOOR * steps  # to be rounded down
+    rows[Header.FLOOR] = np.where(padded.any(1), -np.inf, np.inf)
+    return packed, np.ascontiguousarray(rows.reshape(Header.ROWS, blocks, lanes).swapaxes(0, 1))
+
+
+def _longest(vectors: NDArray[np.float32]) -> float:
+    return float(np.sqrt(np.einsum("ij,ij->i", vectors, vectors).max()))
+
+
+def _addresses(*arrays: NDArray[Any]) -> list[int]:
+    return [array.ctypes.data for array in arrays]
+
+
+def _kind(codes: Codes) -> str:
+    return f"i{8 * codes.itemsize}"
+
+
+def _compile(ir: str, name: str, pointers: int, numbers: int) -> Callable[..., None]:
+    return compile_ir(ir, name, [ctypes.c_void_p] * (_TABLE_ARRAYS + pointers) + [ctypes.c_int64] * numbers)
+
+
+@cache
+def _table(plan: Plan) -> Callable[..., None]:
+    return _compile(write_table(plan), "query_table", 2, 2)
+
+
+@cache
+def _probe(plan: Plan) -> Callable[..., None]:
+    return _compile(write_probe(plan), "probe", 4, 4)
+
+
+@cache
+def _interaction(plan: Plan, code: str) -> Callable[..., None]:
+    return _compile(write_interaction(plan, code), "interaction", 4, 4)
+
+
+@cache
+def _maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
+    return _compile(write_maxsim(plan, code, nbits, width), "residual_maxsim", 8, 4)
