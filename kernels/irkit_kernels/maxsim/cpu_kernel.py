@@ -39,44 +39,36 @@ def maxsim(
     """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `op.maxsim` documents it, or ``(0,)``."""
     if plan.kind == "float32":
         queries, documents = queries.floats(), documents.floats()
-    first, size, lanes = _lay_out(queries.offsets, plan)
-    d = queries.values.shape[1]
-    table = queries.values.new_zeros(size, -(-d // plan.packed) * plan.packed)
-    table[lanes, :d] = queries.values
-    packed = table.view(torch.int32).view(-1, plan.lanes, table.shape[1] // plan.packed)
-    packed = packed.transpose(1, 2).contiguous()
-    values = documents.values.contiguous()
-    if d < table.shape[1]:
-        values = F.pad(values, (0, table.shape[1] - d))
-    shift, query_scales, document_scales = first, first, first  # not read
-    if documents.scales is not None and queries.scales is not None:
-        shift = table.sum(1, dtype=torch.int32) * 128
-        query_scales = queries.scales.new_ones(size)
-        query_scales[lanes] = queries.scales
-        document_scales = documents.scales.contiguous()
+    packed, first, shift, query_scales = _pack(queries, plan)
+    values, missing = documents.values.contiguous(), -documents.values.shape[1] % plan.packed
+    if missing:
+        values = F.pad(values, (0, missing))
+    query_offsets, document_offsets = queries.offsets.contiguous(), documents.offsets.contiguous()
+    document_scales = first if documents.scales is None else documents.scales.contiguous()
 
-    tokens = len(queries.values)
-    work = tokens * len(values) * d
+    tokens, longest = len(queries.values), len(queries.values)
+    work = tokens * values.numel()
+    shape: tuple[int, ...] = (queries.rows, documents.rows)
+    argmax_shape: tuple[int, ...] = (documents.rows, tokens)
+    jobs, starts = documents.rows, first
     if pairs is None:
-        jobs, most = documents.rows, size
-        scores, argmax_shape = torch.empty(queries.rows, jobs), (jobs, tokens)
-        pairs = starts = first
+        pairs = first  # not read
     else:
-        jobs, pairs = len(pairs), pairs.contiguous()
-        work = work // max(1, queries.rows * documents.rows) * jobs
-        most = int(queries.offsets.diff().max()) + plan.lanes if jobs else 0
+        jobs, pairs, lengths = len(pairs), pairs.contiguous(), query_offsets.diff()
         starts = torch.zeros(jobs + 1, dtype=torch.int64)
-        torch.cumsum(queries.offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
-        scores, argmax_shape = torch.empty(jobs), (int(starts[-1]),)
+        torch.cumsum(lengths[pairs[:, 0]], 0, out=starts[1:])
+        shape, argmax_shape, longest = (jobs,), (int(starts[-1]),), int(lengths.max()) if jobs else 0
+        work = work // max(1, queries.rows * documents.rows) * jobs
+    scores = torch.empty(shape)
     argmax = torch.empty(argmax_shape if with_argmax else 0, dtype=torch.int32)
-    tensors = [packed, shift, query_scales, queries.offsets, first, values, document_scales]
-    tensors += [documents.offsets, pairs, starts, scores]
-    pointers = [tensor.data_ptr() for tensor in tensors] + [argmax.data_ptr() if with_argmax else 0]
+    tensors = [packed, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
+    pointers = [tensor.data_ptr() for tensor in (*tensors, pairs, starts, scores)]
+    pointers.append(argmax.data_ptr() if with_argmax else 0)
     kernel = compile_plan(plan)
 
     def run(start: int, stop: int) -> None:
-        scratch = torch.empty(2, most)
-        memory = [row.data_ptr() for row in scratch]
+        best, place = torch.empty(2, longest + plan.lanes)  # room for whole vectors
+        memory = (best.data_ptr(), place.data_ptr())
         kernel(*pointers, *memory, packed.shape[1], queries.rows, documents.rows, start, stop)
 
     share(run, jobs, min(torch.get_num_threads(), jobs, work // _MIN_WORK))
@@ -86,20 +78,20 @@ def maxsim(
 def backward(
     queries: Tensor, documents: Tensor, query_tokens: Tensor, document_tokens: Tensor, grads: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients from the maxima, one after the other: ``(e,)`` tokens of both (int32) and gradient (float32).
+    """Gradients of queries and documents, added up in the order of the maxima.
 
     Threads have columns of their own, so the result does not depend on their number.
+
+    Args:
+        queries: ``(total_q, d)``.
+        documents: ``(total_d, d)``.
+        query_tokens: ``(e,)`` int32, contiguous: the query token of each maximum.
+        document_tokens: ``(e,)`` int32, contiguous: its document token; -1 is none.
+        grads: ``(e,)`` float32, contiguous: its gradient.
     """
-    entries, d = grads.shape[0], queries.shape[1]
-    tables, tokens = (
-        (queries.float().contiguous(), documents.float().contiguous()),
-        (
-            query_tokens.contiguous(),
-            document_tokens.contiguous(),
-        ),
-    )
-    outs = [torch.zeros_like(table) for table in tables]
-    grads, kernel = grads.contiguous(), _compiled_add_rows()
+    entries, d, kernel = len(grads), queries.shape[1], _compiled_add_rows(_lanes())
+    tables = [x.float().contiguous() for x in (queries, documents)]
+    outs, tokens = [torch.zeros_like(table) for table in tables], (query_tokens, document_tokens)
 
     def run(start: int, stop: int) -> None:
         for i in range(2):
@@ -118,9 +110,9 @@ def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
 
 
 @cache
-def _compiled_add_rows() -> Callable[..., None]:
+def _compiled_add_rows(lanes: int) -> Callable[..., None]:
     arguments = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 4
-    return compile_ir(write_add_rows(_lanes()), "add_rows", arguments)
+    return compile_ir(write_add_rows(lanes), "add_rows", arguments)
 
 
 def _lanes() -> int:
@@ -130,13 +122,29 @@ def _lanes() -> int:
     return 8 if {"avx2", "fma"} <= features else 4
 
 
-def _lay_out(offsets: Tensor, plan: Plan) -> tuple[Tensor, int, Tensor | slice]:
-    """First vector of each query (if ``paired``), number of lanes, and lanes of the tokens."""
-    total = int(offsets[-1])
-    if not plan.paired:
-        return offsets, -(-total // plan.lanes) * plan.lanes, slice(total)
-    lengths = offsets.diff().long()
-    vectors = (lengths + (plan.lanes - 1)) // plan.lanes
-    first = vectors.cumsum(0) - vectors
-    shifts = torch.repeat_interleave(first * plan.lanes - offsets[:-1], lengths, output_size=total)
-    return first.int(), int(vectors.sum()) * plan.lanes, torch.arange(total) + shifts
+def _pack(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries as the code reads them: a lane each token.
+
+    Returns:
+        Words ``(vectors, words of a token, lanes)`` int32; if ``paired``, the vector at which each query
+        begins, int32; for int8, by lane, 128 times the sum of the token, which is what unsigned document
+        tokens add to its products, and its scale. What does not apply is any tensor.
+    """
+    x, offsets, scales = queries
+    lanes: Tensor | slice = slice(len(x))
+    first, size = offsets, -(-len(x) // plan.lanes) * plan.lanes
+    if plan.paired:
+        lengths = offsets.diff().long()
+        vectors = (lengths + (plan.lanes - 1)) // plan.lanes
+        first, size = (vectors.cumsum(0) - vectors).int(), int(vectors.sum()) * plan.lanes
+        shifts = torch.repeat_interleave(first * plan.lanes - offsets[:-1], lengths, output_size=len(x))
+        lanes = torch.arange(len(x)) + shifts
+    table = x.new_zeros(size, x.shape[1] + -x.shape[1] % plan.packed)
+    table[lanes, : x.shape[1]] = x
+    words = table.view(torch.int32).view(-1, plan.lanes, table.shape[1] // plan.packed)
+    words = words.transpose(1, 2).contiguous()
+    if scales is None:
+        return words, first, first, first
+    by_lane = scales.new_ones(size)
+    by_lane[lanes] = scales
+    return words, first, table.sum(1, dtype=torch.int32) * 128, by_lane

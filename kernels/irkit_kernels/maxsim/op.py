@@ -174,8 +174,8 @@ def _entries(
     lengths, device = query_offsets.diff(), grad.device
     if pairs is None:
         rows = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths, output_size=total)
-        tokens = torch.arange(total, dtype=torch.int32, device=device).expand_as(argmax)
-        return tokens.flatten(), argmax.flatten(), grad.float().T[:, rows].flatten()
+        tokens = torch.arange(total, dtype=torch.int32, device=device).repeat(argmax.shape[0])
+        return tokens, argmax.flatten(), grad.float().T[:, rows].reshape(-1).contiguous()
     query, counts = pairs[:, 0], lengths[pairs[:, 0]]
     jobs = torch.repeat_interleave(
         torch.arange(len(pairs), device=device), counts, output_size=argmax.shape[0]

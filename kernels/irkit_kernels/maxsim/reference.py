@@ -96,8 +96,8 @@ def maxsim_reference(
     pairs: Tensor | None = None,
 ) -> Tensor:
     """What `op.maxsim` computes, for any floating point dtype on the CPU."""
-    scores: Tensor = _Reference.apply(queries, query_offsets, documents, document_offsets, pairs)
-    return scores
+    arguments = (queries, query_offsets, documents, document_offsets, pairs)
+    return _Reference.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,14 +121,14 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 class _Reference(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, query_offsets: Tensor, documents: Tensor, *rest: Any) -> Tensor:
-        ctx.tokens = Tokens(queries, query_offsets), Tokens(documents, rest[0])
-        ctx.pairs = rest[1]
-        scores, ctx.argmax = maxsim_forward(*ctx.tokens, ctx.pairs)
+        ctx.texts = Tokens(queries, query_offsets), Tokens(documents, rest[0]), rest[1]
+        scores, ctx.argmax = maxsim_forward(*ctx.texts)
         return scores
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        d_queries, d_documents = maxsim_backward(grad, *ctx.tokens, ctx.pairs, ctx.argmax)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        queries, documents, pairs = ctx.texts
+        d_queries, d_documents = maxsim_backward(grad, queries, documents, pairs, ctx.argmax)
         return d_queries, None, d_documents, None, None
 
 

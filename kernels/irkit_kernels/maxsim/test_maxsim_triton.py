@@ -1,0 +1,201 @@
+"""The Triton kernels against the definition, on CUDA, or in Triton's interpreter under TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from irkit_kernels._aot import compile_cubin
+from irkit_kernels.maxsim import maxsim, op
+from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16]
+DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter takes its bits for integers
+pytest.importorskip("triton")
+needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
+
+
+def on_device(test):
+    return test if INTERPRETED else pytest.mark.gpu(test)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _poison():
+    """Fresh memory is full of NaN and large integers."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def tokens(lengths: list[int], d: int, dtype: torch.dtype, generator: torch.Generator) -> Tokens:
+    values = torch.randint(-3, 4, (sum(lengths), d), generator=generator).to(dtype)
+    offsets = torch.tensor(
+        [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int32
+    )
+    return Tokens(values, offsets)
+
+
+def move(x: Tokens) -> Tokens:
+    return Tokens(*(None if part is None else part.to(DEVICE) for part in x))
+
+
+@st.composite
+def problems(draw, dtypes=DTYPES):
+    length = st.one_of(st.integers(0, 20), st.sampled_from([0, 1, 33, 70]))
+    lengths = [draw(st.lists(length, max_size=2 if INTERPRETED else 4)) for _ in range(2)]
+    d = draw(st.sampled_from([1, 3, 16, 31, 64, 130]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    dtype = draw(st.sampled_from(dtypes))
+    queries, documents = (tokens(rows, d, dtype, generator) for rows in lengths)
+    pairs = None
+    if draw(st.booleans()):
+        count = draw(st.integers(0, 4)) if all(lengths) else 0
+        highs = [max(1, len(rows)) for rows in lengths]
+        pairs = torch.stack([torch.randint(high, (count,), generator=generator) for high in highs], 1)
+    return queries, documents, pairs, generator
+
+
+@on_device
+@settings(deadline=None, max_examples=15)
+@given(problems())
+def test_whole_numbers_are_exact(problem):
+    from irkit_kernels.maxsim import triton_kernel
+
+    queries, documents, pairs, generator = problem
+    scores, argmax = maxsim_forward(queries, documents, pairs)
+    there = None if pairs is None else pairs.to(DEVICE)
+    got, places = triton_kernel.forward(move(queries), move(documents), there, True)
+    assert torch.equal(got.cpu(), scores)
+    assert torch.equal(places.cpu(), argmax)
+
+    grad = torch.randint(-3, 4, scores.shape, generator=generator).float()
+    expected = maxsim_backward(grad, queries, documents, pairs, argmax)
+    entries = op._entries(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values), there, places)
+    gradients = triton_kernel.backward(queries.values.to(DEVICE), documents.values.to(DEVICE), *entries)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+@on_device
+@settings(deadline=None, max_examples=8)
+@given(problems(dtypes=[torch.int8]))
+def test_int8_is_exact(problem):
+    from irkit_kernels.maxsim import triton_kernel
+
+    queries, documents, pairs, generator = problem
+    scales = [
+        torch.randint(low, 3, (len(x.values),), generator=generator).float()
+        for low, x in ((0, queries), (-2, documents))
+    ]
+    pairs = None if pairs is None else pairs.to(DEVICE)
+    scaled = [move(x._replace(scales=s)) for x, s in zip((queries, documents), scales, strict=True)]
+    got, _ = triton_kernel.forward(*scaled, pairs, False)
+    exact = [
+        Tokens(x.values.double() * s[:, None], x.offsets)
+        for x, s in zip((queries, documents), scales, strict=True)
+    ]
+    assert torch.equal(got.cpu().double(), maxsim_forward(*exact, None if pairs is None else pairs.cpu())[0])
+
+
+@on_device
+def test_nan_is_seen_where_it_is():
+    from irkit_kernels.maxsim import triton_kernel
+
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (
+        tokens([3, 20], 17, torch.float32, generator),
+        tokens([9, 40], 17, torch.float32, generator),
+    )
+    documents.values[:9] = torch.nan
+    queries.values[1, 0] = torch.nan
+    scores, argmax = triton_kernel.forward(move(queries), move(documents), None, True)
+    assert scores.isnan().tolist() == [[True, True], [True, False]]
+    assert argmax[0].min() >= 0
+    assert argmax[0].max() < 9  # never out of the document
+
+
+@needs_no_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_error_is_at_most_twice_that_of_torch(dtype):
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(n, 128, generator=generator).to("cuda", dtype).requires_grad_() for n in (96, 900)]
+    ends = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 32, 96], [0, 100, 350, 900])]
+
+    def plain(q: Tensor, d: Tensor) -> Tensor:
+        similarity = q @ d.T
+        best = torch.stack([similarity[:, a:b].amax(1) for a, b in ((0, 100), (100, 350), (350, 900))], 1)
+        return torch.stack([best[:32].sum(0), best[32:].sum(0)])
+
+    exact = plain(*(x.double() for x in values))
+    grad = torch.randn(2, 3, generator=generator).cuda()
+    ours, theirs = maxsim(values[0], ends[0], values[1], ends[1]), plain(*values)
+    results = [
+        [scores, *torch.autograd.grad(scores, values, grad.to(scores.dtype))]
+        for scores in (exact, ours, theirs)
+    ]
+    for true, mine, naive in zip(*results, strict=True):
+        errors = [(x.double() - true.double()).square().mean().sqrt() for x in (mine, naive)]
+        assert errors[0] <= 2 * errors[1]
+
+
+@needs_no_gpu
+@pytest.mark.gpu
+def test_gradients_are_the_same_every_time():
+    generator = torch.Generator().manual_seed(2)
+    values = [torch.randn(n, 128, generator=generator).cuda().requires_grad_() for n in (1024, 4000)]
+    ends = [torch.arange(0, n + 1, step, dtype=torch.int32).cuda() for n, step in ((1024, 32), (4000, 100))]
+    grad = torch.randn(32, 40, generator=generator).cuda()
+    first, second = (
+        torch.autograd.grad(maxsim(values[0], ends[0], values[1], ends[1]), values, grad) for _ in range(2)
+    )
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "i8"])
+def test_compiles_for_gpus(capability, dtype):
+    from irkit_kernels.maxsim import triton_kernel
+
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    names = ("query_offsets", "document_offsets", "argmax")
+    arguments = dict.fromkeys(("queries", "documents"), f"*{dtype}") | dict.fromkeys(names, "*i32")
+    arguments |= dict.fromkeys(("query_scales", "document_scales", "out"), "*fp32")
+    arguments |= {"pairs": "*i64", "argmax_offsets": "*i64", "n_q": "i32", "n_d": "i32"}
+    arguments |= {"D": 96, "BLOCK_Q": 32, "BLOCK_D": 64, "BLOCK_K": 32 if dtype == "fp32" else 128}
+    arguments |= {"PAIRED": dtype == "bf16", "WITH_ARGMAX": dtype != "i8", "QUANTIZED": dtype == "i8"}
+    cubin = compile_cubin(triton_kernel.score, arguments | options, capability)
+    assert cubin[:4] == b"\x7fELF"
+    if dtype != "i8":
+        arguments = dict.fromkeys(("out", "table"), f"*{dtype}") | dict.fromkeys(("order", "starts"), "*i64")
+        arguments |= {"indices": "*i32", "weights": "*fp32", "D": 96, "BLOCK_E": 16, "BLOCK_K": 128}
+        assert compile_cubin(triton_kernel.gather_sum, arguments | options, capability)[:4] == b"\x7fELF"
+
+
+@needs_no_gpu
+def test_in_the_interpreter():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+    ]
+    result = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "3 passed" in result.stdout

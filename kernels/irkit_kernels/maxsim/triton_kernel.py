@@ -1,0 +1,218 @@
+"""MaxSim on CUDA: one program scores a query against a document; gradients are gathered row by row."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .reference import Tokens
+
+__all__ = ["backward", "forward", "gather_sum", "score"]
+
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
+_OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
+_WIDEST = 128  # dimensions multiplied at once
+_CONFIGS = [
+    triton.Config({"BLOCK_D": block}, num_warps=warps, num_stages=stages)
+    for block, warps, stages in ((32, 2, 3), (32, 4, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 3))
+]
+
+
+@triton.jit
+def _best(
+    queries,
+    documents,
+    document_scales,
+    rows,
+    q_stop,
+    d_start,
+    d_stop,
+    D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The largest inner product of each query token with a token of the document, and that token."""
+    dims = tl.arange(0, BLOCK_K)
+    q_pointers = queries + rows.to(tl.int64)[:, None] * D + dims[None, :]
+    best = tl.full(rows.shape, float("-inf"), tl.float32)
+    place = tl.full(rows.shape, -1, tl.int32)
+    broken = tl.zeros(rows.shape, tl.int32)
+    for first in range(d_start, d_stop, BLOCK_D):
+        columns = first + tl.arange(0, BLOCK_D)
+        d_pointers = documents + columns.to(tl.int64)[None, :] * D + dims[:, None]
+        similarity = tl.zeros([rows.shape[0], BLOCK_D], tl.int32 if QUANTIZED else tl.float32)
+        for k in range(0, D, BLOCK_K):
+            inside = k + dims < D
+            q = tl.load(q_pointers + k, mask=(rows < q_stop)[:, None] & inside[None, :], other=0)
+            d = tl.load(d_pointers + k, mask=(columns < d_stop)[None, :] & inside[:, None], other=0)
+            if QUANTIZED:
+                similarity = tl.dot(q, d, similarity, out_dtype=tl.int32)
+            else:
+                similarity = tl.dot(q, d, similarity, input_precision="ieee")
+        similarity = similarity.to(tl.float32)
+        if QUANTIZED:
+            similarity *= tl.load(document_scales + columns, mask=columns < d_stop, other=0)[None, :]
+        number = similarity == similarity
+        broken = tl.maximum(broken, tl.max((~number).to(tl.int32), 1))
+        similarity = tl.where((columns < d_stop)[None, :] & number, similarity, float("-inf"))
+        high, at = tl.max(similarity, 1, return_indices=True, return_indices_tie_break_left=True)
+        place = tl.where((high > best) | (place < 0), tl.minimum(first + at, d_stop - 1), place)
+        best = tl.maximum(best, high)
+    return tl.where(broken > 0, float("nan"), best), place
+
+
+@triton.autotune(configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "BLOCK_Q", "QUANTIZED"])
+@triton.jit
+def score(
+    queries,
+    query_scales,
+    query_offsets,
+    documents,
+    document_scales,
+    document_offsets,
+    pairs,
+    argmax_offsets,
+    out,
+    argmax,
+    n_q,
+    n_d,
+    D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PAIRED: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    WITH_ARGMAX: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Program i scores pair i, or query ``i % n_q`` against document ``i // n_q``: neighbours share it."""
+    job = tl.program_id(0).to(tl.int64)
+    if PAIRED:
+        query, document, target = tl.load(pairs + 2 * job), tl.load(pairs + 2 * job + 1), job
+    else:
+        query, document = job % n_q, job // n_q
+        target = query * n_d + document
+    q_start, q_stop = tl.load(query_offsets + query), tl.load(query_offsets + query + 1)
+    d_start, d_stop = tl.load(document_offsets + document), tl.load(document_offsets + document + 1)
+    total = 0.0
+    for first in range(q_start, q_stop, BLOCK_Q):
+        rows = first + tl.arange(0, BLOCK_Q)
+        best, place = _best(
+            queries, documents, document_scales, rows, q_stop, d_start, d_stop, D, BLOCK_K, QUANTIZED, BLOCK_D
+        )
+        if QUANTIZED and d_start < d_stop:
+            best *= tl.load(query_scales + rows, mask=rows < q_stop, other=0)
+        total += tl.sum(tl.where(rows < q_stop, best, 0.0))
+        if WITH_ARGMAX:
+            at = argmax + rows - q_start
+            if PAIRED:
+                at += tl.load(argmax_offsets + job)
+            else:
+                at += document * tl.load(query_offsets + n_q) + q_start
+            tl.store(at, place, mask=rows < q_stop)
+    tl.store(out + target, total)
+
+
+@triton.jit
+def gather_sum(
+    out, table, order, starts, indices, weights, D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """``out[i]``: the sum of ``weights[e] * table[indices[e]]`` over ``order[starts[i]:starts[i + 1]]``.
+
+    Entries with a negative index are passed over.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    start, stop = tl.load(starts + row), tl.load(starts + row + 1)
+    total = tl.zeros([BLOCK_K], tl.float32)
+    for first in range(start, stop, BLOCK_E):
+        places = first + tl.arange(0, BLOCK_E)
+        entries = tl.load(order + places, mask=places < stop, other=0)
+        index = tl.load(indices + entries, mask=places < stop, other=-1)
+        weight = tl.load(weights + entries, mask=index >= 0, other=0.0)
+        pointers = table + index.to(tl.int64)[:, None] * D + columns[None, :]
+        values = tl.load(pointers, mask=(index >= 0)[:, None] & (columns < D)[None, :], other=0.0)
+        total += tl.sum(weight[:, None] * values.to(tl.float32), 0)
+    tl.store(out + row * D + columns, total, mask=columns < D)
+
+
+def forward(
+    queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
+) -> tuple[Tensor, Tensor]:
+    """As `cpu_kernel.maxsim`, on the device of the tensors."""
+    values = queries.values.contiguous()
+    tokens, d, jobs = len(values), values.shape[1], queries.rows * documents.rows
+    shape: tuple[int, ...] = (queries.rows, documents.rows)
+    argmax_shape: tuple[int, ...] = (documents.rows, tokens)
+    starts = queries.offsets  # not read
+    if pairs is not None:
+        pairs, jobs = pairs.contiguous(), len(pairs)
+        shape, argmax_shape = (jobs,), (0,)
+        if with_argmax:
+            lengths = queries.offsets.diff()[pairs[:, 0]]
+            ends = lengths.cumsum(0)
+            starts, argmax_shape = ends - lengths, (int(ends[-1]) if jobs else 0,)
+    scores = values.new_empty(shape, dtype=torch.float32)
+    argmax = values.new_empty(argmax_shape if with_argmax else 0, dtype=torch.int32)
+    quantized = queries.scales is not None
+    if jobs:
+        average = tokens // max(1, queries.rows)
+        with _on(values):
+            score[(jobs,)](
+                values,
+                queries.scales.contiguous() if queries.scales is not None else scores,
+                queries.offsets.contiguous(),
+                documents.values.contiguous(),
+                documents.scales.contiguous() if documents.scales is not None else scores,
+                documents.offsets.contiguous(),
+                pairs if pairs is not None else starts,
+                starts,
+                scores,
+                argmax,
+                queries.rows,
+                documents.rows,
+                D=d,
+                BLOCK_Q=min(64, max(16, triton.next_power_of_2(average))),
+                BLOCK_K=32
+                if values.dtype == torch.float32
+                else min(_WIDEST, max(32, triton.next_power_of_2(d))),
+                PAIRED=pairs is not None,
+                QUANTIZED=quantized,
+                WITH_ARGMAX=with_argmax,
+                **_OPTIONS,
+            )
+    return scores, argmax
+
+
+def backward(
+    queries: Tensor, documents: Tensor, query_tokens: Tensor, document_tokens: Tensor, grads: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `cpu_kernel.backward`; the maxima are sorted by the token that gets the gradient: no atomics."""
+    return (
+        _gather(queries, documents.contiguous(), query_tokens, document_tokens, grads),
+        _gather(documents, queries.contiguous(), document_tokens, query_tokens, grads),
+    )
+
+
+def _gather(like: Tensor, table: Tensor, keys: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if out.numel() == 0:
+        return out
+    n, d = out.shape
+    ordered, order = keys.sort(stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(n + 1, dtype=keys.dtype, device=keys.device))
+    block = min(_WIDEST, triton.next_power_of_2(d))
+    with _on(out):
+        gather_sum[(n, triton.cdiv(d, block))](
+            out, table, order, starts, indices, weights, D=d, BLOCK_E=16, BLOCK_K=block, **_OPTIONS
+        )
+    return out
+
+
+def _on(tensor: Tensor) -> torch.cuda.device | nullcontext[None]:
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
