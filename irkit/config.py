@@ -41,7 +41,7 @@ class Config(BaseModel):
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
-        """Read a YAML or JSON file, changed by ``overrides`` such as ``"train.learning_rate=2e-5"``."""
+        """Read a YAML or JSON file, changed by ``overrides`` such as ``"index.ef_search=200"``."""
         return cls.parse(with_overrides(read_mapping(path), overrides), str(path))
 
 
@@ -67,7 +67,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"reading {path}: {error}") from error
+        raise StorageError(f"reading {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
         data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -87,7 +87,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise StorageError(f"reading {path}: {error}") from error
+        raise StorageError(f"reading {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(data, dict):

@@ -22,6 +22,7 @@ from irkit.index import (
     IndexConfig,
     StageProgress,
     Store,
+    check_index,
     create_index,
     index_config,
     open_index,
@@ -121,6 +122,7 @@ class Retriever:
         if not isinstance(model, Model):
             model = Model.from_pretrained(model)
         config, about = index_config(index), _describe(model)
+        check_index(config, model.represent([], "document"))
         key = {**about, "name": None, "index": config.model_dump(mode="json")}
         store = Store.build(path, key=key, overwrite=overwrite)
         try:

@@ -18,7 +18,7 @@ import numpy as np
 from irkit.data.files import decode, parse_json, read_lines
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
-__all__ = ["Run", "ScoredDoc"]
+__all__ = ["Run", "ScoredDoc", "check_trec_words", "is_jsonl"]
 
 Ranking: TypeAlias = tuple[str, Sequence[str], "Sequence[float] | np.ndarray[Any, Any]"]
 """Query id, document ids and their scores."""
@@ -85,7 +85,7 @@ class Run:
                 for a query; the message names file and line.
         """
         name = str(path)
-        parse = _parse_json if _is_jsonl(name) else _parse_trec
+        parse = _parse_json if is_jsonl(name) else _parse_trec
         known: dict[str, str] = {}  # one object for each distinct document id
         results: dict[str, dict[str, float]] = {}
         for number, line in read_lines(name):
@@ -121,7 +121,7 @@ class Run:
             BadValueError: An id or the tag has a space, which the TREC format cannot hold.
         """
         name = str(path)
-        lines = self._json_lines() if _is_jsonl(name) else self._trec_lines(tag)
+        lines = self._json_lines() if is_jsonl(name) else self._trec_lines(tag)
         if name == "-":
             sys.stdout.writelines(lines)
             return
@@ -140,7 +140,8 @@ class Run:
                 os.fsync(raw.fileno())
             aside.replace(target)
         except (OSError, UnicodeEncodeError) as error:
-            raise StorageError(f"writing run {name}: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise StorageError(f"writing run {name}: {reason}") from error
         finally:
             with suppress(OSError):  # it was renamed, or never came to be
                 aside.unlink()
@@ -194,11 +195,7 @@ class Run:
             yield json.dumps(result._asdict(), ensure_ascii=False) + "\n"
 
     def _trec_lines(self, tag: str) -> Iterator[str]:
-        for word in (tag, *self._rows, *self._doc_ids):
-            if not word or _SPACE.search(word):
-                raise BadValueError(
-                    f"writing a TREC run: {word!r} has a space, which separates columns there; write .jsonl"
-                )
+        check_trec_words((tag, *self._rows, *self._doc_ids))
         for query_id in self._rows:
             for rank, (doc_id, score) in enumerate(self[query_id], 1):
                 yield f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
@@ -232,7 +229,21 @@ def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any
     return values
 
 
-def _is_jsonl(name: str) -> bool:
+def check_trec_words(words: Iterable[str]) -> None:
+    """Refuse ids and tags that cannot be a column of a TREC run.
+
+    Raises:
+        BadValueError: One is empty or has a space.
+    """
+    for word in words:
+        if not word or _SPACE.search(word):
+            raise BadValueError(
+                f"writing a TREC run: {word!r} has a space, which separates columns there; write .jsonl"
+            )
+
+
+def is_jsonl(name: str) -> bool:
+    """Whether a run of that file name is JSON lines."""
     return name.removesuffix(".gz").endswith(".jsonl")
 
 
@@ -241,9 +252,13 @@ def _parse_trec(line: bytes, where: str) -> tuple[str, str, Any]:
     if len(columns) < 6:
         raise BadValueError(
             f"{where}: expected the 6 columns of a TREC run (query Q0 document rank score tag), "
-            f"got {len(columns)}: {line[:80]!r}"
+            f"got {len(columns)}: {_shown(line)}"
         )
-    return decode(columns[0], where), decode(columns[2], where), columns[4]
+    return decode(columns[0], where), decode(columns[2], where), decode(columns[4], where)
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:80].decode(errors="replace"))
 
 
 def _parse_json(line: bytes, where: str) -> tuple[str, str, Any]:
@@ -251,6 +266,6 @@ def _parse_json(line: bytes, where: str) -> tuple[str, str, Any]:
     query_id, doc_id, score = (record.get(name) for name in ScoredDoc._fields)
     if not (isinstance(query_id, str) and query_id and isinstance(doc_id, str) and doc_id):
         raise BadValueError(
-            f'{where}: expected {{"query_id": "q1", "doc_id": "d1", "score": 1.5}}, got {line[:80]!r}'
+            f'{where}: expected {{"query_id": "q1", "doc_id": "d1", "score": 1.5}}, got {_shown(line)}'
         )
     return query_id, doc_id, score

@@ -304,7 +304,32 @@ def test_filters(call: Call) -> None:
     assert found("--filter", '{"year": {">": 2005}}') == {"d6", "d7"}
     assert found("--filter", "year=[2000, 2001]") == {"d0", "d1"}
     assert found("--filter", "_id=d5") == {"d5"}
-    assert found("--filter", "year=1900") == set()
+
+
+def test_nothing_found_says_so(call: Call, tmp_path: Path) -> None:
+    none = ("--filter", "year=1900")
+    code, out, err = call("search", "index", "--text", "gnu", *none)
+    assert (code, out, err) == (0, "", "irkit: nothing found: no document meets --filter\n")
+    code, out, err = call("search", "index", "beir", *none)
+    assert (code, out, err) == (0, "", "irkit: nothing found: no document meets --filter\n")
+    (tmp_path / "none.tsv").touch()
+    assert call("index", "model", tmp_path / "none.tsv", "--out", tmp_path / "i")[0] == 0
+    code, out, err = call("search", tmp_path / "i", "--text", "gnu")
+    assert (code, out, err) == (0, "", "irkit: nothing found: the index has no documents\n")
+
+
+def test_ids_that_a_trec_run_cannot_hold(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "my doc", "text": "a"}, {"_id": "d", "text": "b"}])
+    queries = write_jsonl(tmp_path / "q.jsonl", [{"_id": "my query", "text": "a"}])
+    assert call("index", "model", corpus, "--out", tmp_path / "i")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Retriever, "run", lambda *_, **__: 1 / 0)  # not reached
+        for source, problem in ((queries, "'my query' has a space"), ("beir", "'my doc' has a space")):
+            code, out, err = call("search", tmp_path / "i", source)
+            assert (code, out) == (2, "")
+            assert problem in err
+    assert call("search", tmp_path / "i", queries, "--out", tmp_path / "run.jsonl") == (0, "", "")
+    assert set(Run.read(tmp_path / "run.jsonl").to_dict()["my query"]) == {"my doc", "d"}
 
 
 def test_prompt_reads_a_pipe(call: Call, place: Path) -> None:
@@ -449,10 +474,11 @@ def test_index_on_two_devices(call: Call, place: Path, tmp_path: Path) -> None:
 
 
 def test_info(call: Call, place: Path) -> None:
-    facts = json.loads(call("info", "index", "--json", "--verify")[1])
+    facts = json.loads(call("info", "index", "--json")[1])
     assert (facts["documents"], facts["kind"], facts["config"]["kind"]) == (8, "flat", "flat")
     assert facts["bytes"] == sum(facts["files"].values())
     assert facts["checksums"] == "verified"
+    assert json.loads(call("info", "index", "--json", "--no-verify")[1])["checksums"] == "not compared"
     assert "model.name\t" + str(place / "model") in call("info", "index")[1]
     facts = json.loads(call("info", "model", "--json")[1])
     assert (facts["kind"], facts["dim"], facts["similarity"]) == ("dense", 32, "cosine")
@@ -465,8 +491,18 @@ def test_info(call: Call, place: Path) -> None:
     ("words", "message"),
     [
         ("index model beir", "--out"),
-        ("index model --out x", "missing key 'corpus'"),
-        ("index --out x", "missing key 'model'"),
+        ("index model --out x", "no CORPUS; expected MODEL CORPUS"),
+        ("index --out x", "no MODEL and no CORPUS"),
+        ("index --out x --index beir/none.yaml", "reading beir/none.yaml: No such file or directory\n"),
+        ("index model beir --out index/deeper --overwrite", "it is inside the index"),
+        ("index model beir --out beir/corpus.jsonl", "corpus.jsonl is a file"),
+        ("index model beir --out beir/corpus.jsonl/x", "corpus.jsonl is a file"),
+        ("index model beir --out x --index HNSW32,oops", "FAISS cannot make 'HNSW32,oops' for 32 dimensions"),
+        ("index model beir --out x --index HNSW32,oops --dry-run", "FAISS cannot make"),
+        ("index model beir --out x --index plaid", "holds multi_vector"),
+        ("index model beir --out x --device cpu,tpu", "device 'tpu'"),
+        ("search index --text x --device cpu,cpu", "device 'cpu,cpu'"),
+        ("search index beir --qrels beir/qrels", "give the folder above it, or one of the files in it"),
         ("index model beir --out x --index hsnw", "did you mean 'hnsw'"),
         ("index model beir --out x --set ef=1", "unknown key"),
         ("index model beir --out x --set chunk_size=0", "chunk_size: "),
@@ -520,7 +556,7 @@ def test_damaged_index(call: Call, tmp_path: Path) -> None:
     file = next((tmp_path / "i").glob("values.*"))
     whole = file.read_bytes()
     file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    for words in (("search", tmp_path / "i", "--text", "x"), ("info", tmp_path / "i", "--verify")):
+    for words in (("search", tmp_path / "i", "--text", "x"), ("info", tmp_path / "i")):
         code, out, err = call(*words)
         assert (code, out) == (2, "")
         assert file.name in err
@@ -541,6 +577,25 @@ def test_bug_says_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert err.count("\n") == 1
     assert err.startswith("irkit: internal error: ZeroDivisionError: division by zero")
     assert "--traceback" in err
+
+
+@pytest.mark.parametrize("module", ["typer", "irkit.cli.search", "torch"])
+def test_interrupt_of_the_start(place: Path, module: str) -> None:
+    """Ctrl-C while a module is imported is as quiet as any other."""
+    code = f"""
+import runpy, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["irkit", "search", {str(place / "index")!r}, "--text", "x"]
+runpy.run_module("irkit", run_name="__main__")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "irkit: interrupted\n")
 
 
 def test_interrupt(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

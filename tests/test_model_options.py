@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from irkit import Model, Retriever
-from irkit.errors import BadTypeError, BadValueError
+from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.model import pipeline
 
 TEXTS = [f"{word} {number}" for number in range(7) for word in ("search", "the index of text", "")]
@@ -91,6 +91,18 @@ def test_unknown_options_are_named(model: Model, verb: str, name: str, message: 
 def test_names_that_are_none(name: Any) -> None:
     with pytest.raises(BadTypeError, match=r"from_pretrained: got .*, expected a directory or a name"):
         Model.from_pretrained(name)
+
+
+@pytest.mark.parametrize("name", ["user/name", "a bad name", "", "a/b/c"])
+def test_uploads_that_fail(model: Model, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        StorageError, match=f"push_to_hub: the Hugging Face hub does not take '{name}': "
+    ) as caught:
+        model.push_to_hub(name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(BadTypeError, match="push_to_hub: got None, expected a name"):
+        model.push_to_hub(None)
 
 
 # ---- several devices -----------------------------------------------------------------------------

@@ -468,6 +468,26 @@ def test_killed_build_goes_on(
     same_results(retriever, Retriever.build(model, documents, tmp_path / "fresh", index=index))
 
 
+@pytest.mark.parametrize("path", [None, 5, b"index"])
+def test_names_that_are_none(model: Model, path: Any) -> None:
+    for use in (Retriever.load, lambda path: Retriever.build(model, ["a text"], path)):
+        with pytest.raises(BadTypeError, match=r"index: got .* as its directory, expected a path"):
+            use(path)
+
+
+def test_what_fails_at_once_leaves_nothing(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {"HNSW32,oops": "FAISS cannot make", "plaid": "holds multi_vector", "Refine(Flat)": "FAISS cannot"}
+    for index, message in bad.items():
+        with pytest.raises(BadValueError, match=message):
+            Retriever.build(model, ["a text"], tmp_path / "index", index=index)
+    monkeypatch.setattr(model, "similarity_name", "euclidean")
+    with pytest.raises(BadValueError, match="no inner product"):
+        Retriever.build(model, ["a text"], tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_killed_build_of_other_documents(model: Model, tmp_path: Path) -> None:
     documents, path = collection(50), tmp_path / "index"
     with pytest.raises(Stop):

@@ -257,7 +257,7 @@ def test_a_build_replaces_only_an_index_and_only_when_told(tmp_path: Path, path:
     with pytest.raises(StorageError, match=r"other files \(notes.txt\)"):
         Store.build(foreign)
     assert [file.name for file in foreign.iterdir()] == ["notes.txt"]
-    with pytest.raises(StorageError, match="creating"):
+    with pytest.raises(StorageError, match="is a file; choose another"):
         Store.build(foreign / "notes.txt")
     for missing in (tmp_path / "none", foreign, foreign / "notes.txt"):
         with pytest.raises(StorageError, match="opening"):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from irkit.bars import bar
 from irkit.cli.output import show_table
 from irkit.errors import BadValueError
 
@@ -52,10 +53,12 @@ def evaluate(
     from irkit.evaluation import evaluate as score
 
     judgments = read_qrels(qrels, split)
-    results = {
-        str(path): score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
-        for path in dict.fromkeys([*([baseline] if baseline else []), *runs])
-    }
+    results = {}
+    paths = dict.fromkeys([*([baseline] if baseline else []), *runs])
+    with bar("evaluating", "runs", len(paths)) as update:
+        for path in paths:
+            results[str(path)] = score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
+            update(1)
     names = list(next(iter(results.values())).mean)
     if per_query:
         rows = [

@@ -58,9 +58,12 @@ def index(
         raise StorageError(f"{out} holds an index already; choose another directory or give --overwrite")
 
     from irkit.data import check_documents, read_documents
+    from irkit.index import check_index
+    from irkit.index.place import check_place
     from irkit.model import Model
     from irkit.retriever import Retriever
 
+    check_place(out, overwrite)
     documents = read_documents(recipe.corpus)
     total = None
     if not documents.once:
@@ -69,6 +72,7 @@ def index(
     devices = recipe.device.split(",") if recipe.device else None
     encoder = Model.from_pretrained(recipe.model, device=devices, dtype=recipe.dtype)
     if dry_run:
+        check_index(recipe.index, encoder.represent([], "document"))
         count = "documents of unknown number" if total is None else f"{total:,} documents"
         note(f"would index {count} with {recipe.model} ({encoder.kind} {encoder.dim}) into {out}")
         return

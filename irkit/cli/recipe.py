@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field
 
 from irkit.config import Config, read_mapping, with_overrides
+from irkit.errors import ConfigError
 from irkit.index import FlatConfig, IndexConfig, index_config
 
 __all__ = ["IndexRecipe"]
@@ -57,7 +58,11 @@ class IndexRecipe(Config):
             item if item.split("=")[0].split(".")[0] in cls.model_fields else f"index.{item}"
             for item in overrides
         ]
-        return cls.parse(with_overrides(data, full), choice if is_file else "recipe")
+        data, source = with_overrides(data, full), choice if is_file else "recipe"
+        if missing := [name.upper() for name in ("model", "corpus") if data.get(name) is None]:
+            expected = "MODEL CORPUS on the command line" + (f" or as keys of {choice}" if is_file else "")
+            raise ConfigError(f"irkit index: no {' and no '.join(missing)}; expected {expected}")
+        return cls.parse(data, source)
 
     def to_yaml(self) -> str:
         """As a file that `resolve` reads back."""

@@ -61,18 +61,26 @@ def search(
         raise BadValueError("got QUERIES and --text; give one of them")
     check_out(out, qrels)
     from irkit.retriever import Retriever
+    from irkit.run import is_jsonl
 
     if queries is None:
         with Retriever.load(directory, model, device=device) as retriever:
             if text is not None:
-                show_hits(retriever.search(text, k or 10, wanted))
+                hits = retriever.search(text, k or 10, wanted)
+                show_hits(hits)
+                if not hits:
+                    _note_nothing(retriever, wanted)
             else:
                 _answer(retriever, k or 10, wanted)
         return
 
     items, judgments = read_judged(queries, qrels, split, measures)
     with Retriever.load(directory, model, device=device) as retriever:
+        if (out or judgments is None) and not is_jsonl(out or "-"):
+            _check_ids(retriever, items)
         run = _run(retriever, items, k or 1000, wanted, ignore_identical_ids)
+        if items and next(iter(run), None) is None:
+            _note_nothing(retriever, wanted)
     if out is not None or judgments is None:
         run.write(out or "-")
     if judgments is not None:
@@ -122,6 +130,23 @@ def _run(
     with bar("searching", "queries", len(queries)) as update:
         run = retriever.run(queries, k + drop_identical, wanted, progress=update)
     return run.without_identical_ids().cut(k) if drop_identical else run
+
+
+def _check_ids(retriever: Retriever, queries: list[Query]) -> None:
+    """Refuse ids that a TREC run cannot hold now, rather than when it is written."""
+    from irkit.run import check_trec_words
+
+    check_trec_words(query.id for query in queries)
+    rows = retriever.index.live.nonzero()[0]
+    for start in range(0, len(rows), 1 << 16):
+        check_trec_words(retriever.documents.ids(rows[start : start + (1 << 16)]))
+
+
+def _note_nothing(retriever: Retriever, wanted: dict[str, Any] | None) -> None:
+    note(
+        "nothing found: "
+        + ("no document meets --filter" if wanted and len(retriever) else "the index has no documents")
+    )
 
 
 def _answer(retriever: Retriever, k: int, wanted: dict[str, Any] | None) -> None:

@@ -132,6 +132,8 @@ def _split_file(folder: str, split: str | None) -> str:
         split = "test" if "test" in files or len(files) != 1 else next(iter(files))
     if split not in files:
         found = ", ".join(files) or "none"
+        if not files and list(Path(folder).glob("*.tsv*")):
+            found += "; give the folder above it, or one of the files in it"
         raise StorageError(f"reading folder {folder}: no split {split!r} (qrels/{split}.tsv); found {found}")
     return str(files[split])
 

@@ -55,7 +55,8 @@ def read_lines(path: str) -> Iterator[tuple[int, bytes]]:
                     yield number, line.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error) as error:
         where = f", after line {number}" if number else ""
-        raise StorageError(f"reading {path}{where}: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # without the path once more
+        raise StorageError(f"reading {path}{where}: {reason}") from error
 
 
 def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:

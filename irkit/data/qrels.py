@@ -57,7 +57,7 @@ def _judgments(path: str) -> Iterable[Judgment]:
         if len(columns) != width or width not in (3, 4):
             raise BadValueError(
                 f"{path}:{number}: expected 4 columns (query 0 document grade) or 3 (query document grade), "
-                f"the same on every line; got {len(columns)}: {line[:60]!r}"
+                f"the same on every line; got {len(columns)}: {line[:60].decode(errors='replace')!r}"
             )
         if not header:
             texts = [decode(column, f"{path}:{number}") for column in columns]

@@ -16,6 +16,7 @@ next writer removes them. ``g1`` numbers files in order of creation: a rewritten
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ from irkit.index.documents import Documents
 from irkit.index.flat import Flat
 from irkit.index.store import Store
 from irkit.index.topk import Hits
+from irkit.representation import Representation
 
 __all__ = [
     "Documents",
@@ -47,11 +49,27 @@ __all__ = [
     "PlaidConfig",
     "StageProgress",
     "Store",
+    "check_index",
     "compact",
     "create_index",
     "index_config",
     "open_index",
 ]
+
+
+def check_index(config: IndexConfig, representation: Representation) -> None:
+    """Refuse an index that cannot hold such representations, before work is done for it.
+
+    Args:
+        config: What is to be built.
+        representation: Of the kind and width to come; may be empty.
+
+    Raises:
+        ConfigError: It cannot be built, such as a factory string that FAISS does not know.
+        BadValueError: It is for representations of another kind.
+    """
+    with tempfile.TemporaryDirectory() as folder, Store.build(folder) as store:
+        create_index(store, config).add(representation)
 
 
 def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "flat") -> Index:

@@ -151,7 +151,7 @@ def peek(path: Path) -> Manifest | None:
     """The manifest, or None where there is none that is whole."""
     try:
         return read_manifest(path.read_bytes(), path)
-    except (FileNotFoundError, StorageError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, StorageError):
         return None
 
 

@@ -6,10 +6,10 @@ import fcntl
 import os
 from pathlib import Path
 
-from irkit.errors import LockedError, StorageError
+from irkit.errors import BadTypeError, LockedError, StorageError
 from irkit.index.files import DATA_FILE, explained, peek
 
-__all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "check_place"]
+__all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "check_place", "directory_of"]
 
 MANIFEST = "irkit.json"
 BUILDING = "irkit.building.json"  # the manifest of a build that is not published
@@ -47,13 +47,36 @@ class Lock:
         self.release()
 
 
+def directory_of(path: str | Path) -> Path:
+    """The directory of that name.
+
+    Raises:
+        BadTypeError: It is no name.
+    """
+    if not isinstance(path, str | Path):
+        raise BadTypeError(f"index: got {path!r:.100} as its directory, expected a path")
+    return Path(path)
+
+
 def check_place(directory: Path, overwrite: bool) -> None:
     """Refuse to replace an index without ``overwrite``, and to build among other files at all.
 
     Raises:
         StorageError: An index cannot be built there.
     """
-    manifest = directory / MANIFEST
+    manifest, place = directory / MANIFEST, directory.resolve()
+    for parent in place.parents:
+        if peek(parent / MANIFEST) or peek(parent / BUILDING):
+            raise StorageError(
+                f"building an index in {directory}: it is inside the index {parent}; choose another directory"
+            )
+    nearest = next(path for path in (place, *place.parents) if path.exists())
+    if not nearest.is_dir():
+        raise StorageError(f"building an index in {directory}: {nearest} is a file; choose another directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise StorageError(f"building an index in {directory}: {nearest} is not writable")
+    if nearest != place:
+        return
     with explained(f"reading {directory}"):
         present = {path.name for path in directory.iterdir()}
         whole = peek(manifest) is not None

@@ -27,7 +27,7 @@ from irkit.index.files import (
     sync,
     write_at,
 )
-from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, absence, check_place
+from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, absence, check_place, directory_of
 
 __all__ = ["Store"]
 
@@ -95,7 +95,7 @@ class Store:
             StorageError: There is no finished index.
             CorruptError: A file is missing, truncated or altered.
         """
-        store = cls(Path(path))
+        store = cls(directory_of(path))
         store._load(verify)
         return store
 
@@ -113,12 +113,12 @@ class Store:
             StorageError: The directory holds an index (without ``overwrite``) or something else.
             LockedError: Another process is writing.
         """
-        store = cls(Path(path))
+        store = cls(directory_of(path))
         store.building = True
         key = json.loads(json.dumps(key))
+        check_place(store.path, overwrite)
         with explained(f"creating {path}"):
             store.path.mkdir(parents=True, exist_ok=True)
-        check_place(store.path, overwrite)
         store._lock = Lock(store.path)
         try:
             check_place(store.path, overwrite)  # again, now that nobody else can change it

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from irkit.errors import StorageError
+from irkit.errors import BadTypeError, IrkitError, StorageError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 __all__ = ["local_directory", "upload"]
 
@@ -44,18 +49,25 @@ def local_directory(name_or_path: str | Path) -> Path:
         raise StorageError(f"loading {name}: no such directory")
     from huggingface_hub import snapshot_download
 
-    try:
+    with _explained(f"loading {name}: no such directory here, and the Hugging Face hub does not give it"):
         folder = Path(
             snapshot_download(name, allow_patterns=list(_FORMATS), ignore_patterns=["onnx/*", "openvino/*"])
         )
         if not any(folder.rglob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_FORMATS, _PICKLED]))
+    return folder
+
+
+@contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    """Turn whatever the hub's client raises into one line that starts with ``problem``."""
+    try:
+        yield
+    except IrkitError:
+        raise
     except Exception as error:  # no network, no such repository, no access, not a valid name
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StorageError(
-            f"loading {name}: no such directory here, and the Hugging Face hub does not give it: {reason}"
-        ) from error
-    return folder
+        raise StorageError(f"{problem}: {reason}") from error
 
 
 def upload(
@@ -73,7 +85,22 @@ def upload(
     """
     from huggingface_hub import HfApi
 
+    if not isinstance(repo_id, str):
+        raise BadTypeError(f"push_to_hub: got {repo_id!r:.60}, expected a name such as 'user/name'")
     api = HfApi(token=token)
+    with _explained(f"push_to_hub: the Hugging Face hub does not take {repo_id!r}"):
+        return _send(api, write, library_class, repo_id, private, revision, commit_message)
+
+
+def _send(
+    api: HfApi,
+    write: Callable[[Path], object],
+    library_class: str,
+    repo_id: str,
+    private: bool | None,
+    revision: str | None,
+    commit_message: str,
+) -> str:
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -81,7 +108,9 @@ def upload(
         folder = Path(temporary) / "model"
         write(folder)
         if not api.file_exists(repo_id, "README.md", revision=revision):
-            (folder / "README.md").write_text(_CARD.format(name=repo_id, library_class=library_class), encoding="utf-8")
+            (folder / "README.md").write_text(
+                _CARD.format(name=repo_id, library_class=library_class), encoding="utf-8"
+            )
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=revision
         )
