@@ -33,8 +33,8 @@ class PooledHead(Head):
     Examples:
         >>> tokens = Ragged.from_rows([[101, 7, 102], [101, 102]])
         >>> hidden = tokens.with_values(torch.ones(5, 4))
-        >>> PooledHead(4, "mean", [Normalize()])(hidden, tokens).values.tolist()
-        [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5]]
+        >>> PooledHead(4, "mean")(hidden, tokens).values.tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
 
     Source: the Pooling module of sentence-transformers, whose names these are.
     """
