@@ -17,14 +17,18 @@ from .cpu_tile import GROUP, LANES, TILE, Header, Plan
 from .reference import CEILING, FLOOR, Tokens, quantize_signed
 
 __all__ = [
+    "Codes",
     "PackedCentroids",
     "QueryTable",
+    "addresses",
+    "code_type",
     "has_vnni",
     "interaction",
     "pack_centroids",
     "probe",
     "query_table",
     "residual_maxsim",
+    "shifted",
 ]
 
 Codes = NDArray[np.uint16] | NDArray[np.int32]
@@ -97,7 +101,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     levels = np.empty((blocks, rows, plan.lanes), np.uint8)
     maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
     table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim)
-    _table(plan)(*_addresses(*table[:_TABLE_ARRAYS], centroids.levels, centroids.scales), rows, blocks)
+    _table(plan)(*addresses(*table[:_TABLE_ARRAYS], centroids.levels, centroids.scales), rows, blocks)
     return table
 
 
@@ -112,7 +116,7 @@ def probe(
     blocks, rows, lanes = table.scores.shape
     best = np.empty((nprobe, lanes), np.float32)
     arrays = (*table[:_TABLE_ARRAYS], best, list_offsets, list_rows, marks)
-    _probe(table.plan)(*_addresses(*arrays), nprobe, table.count, rows, blocks)
+    _probe(table.plan)(*addresses(*arrays), nprobe, table.count, rows, blocks)
 
 
 def interaction(
@@ -121,9 +125,9 @@ def interaction(
     """Sums of byte maxima of ``documents``."""
     out = np.empty(len(documents), np.int32)
     blocks, rows, _ = table.scores.shape
-    kernel = _interaction(table.plan, _kind(codes))
+    kernel = _interaction(table.plan, code_type(codes))
     arrays = (*table[:_TABLE_ARRAYS], codes, offsets, documents, out)
-    kernel(*_addresses(*arrays), len(documents), table.count - 1, rows, blocks)
+    kernel(*addresses(*arrays), len(documents), table.count - 1, rows, blocks)
     return out
 
 
@@ -139,11 +143,9 @@ def residual_maxsim(
     blocks, rows, lanes = table.scores.shape
     nbits, width = len(codebook).bit_length() - 1, tokens.packed.shape[1]
     scratch = np.empty(TILE * table.plan.stride(nbits, width) + 4 * blocks * lanes, np.uint8)
-    levels = np.zeros(256, np.uint8)
-    levels[: len(codebook)] = codebook.view(np.uint8) ^ np.uint8(128)
-    kernel = _maxsim(table.plan, _kind(tokens.codes), nbits, width)
-    arrays = (*table[:_TABLE_ARRAYS], *tokens, offsets, levels, documents, out, scratch)
-    kernel(*_addresses(*arrays), len(documents), table.count - 1, rows, blocks)
+    kernel = _maxsim(table.plan, code_type(tokens.codes), nbits, width)
+    arrays = (*table[:_TABLE_ARRAYS], *tokens, offsets, shifted(codebook), documents, out, scratch)
+    kernel(*addresses(*arrays), len(documents), table.count - 1, rows, blocks)
     return out
 
 
@@ -170,12 +172,20 @@ def _longest(vectors: NDArray[np.float32]) -> float:
     return float(np.sqrt(np.einsum("ij,ij->i", vectors, vectors).max()))
 
 
-def _addresses(*arrays: NDArray[Any]) -> list[int]:
+def addresses(*arrays: NDArray[Any]) -> list[int]:
+    """Where arrays begin in memory."""
     return [array.ctypes.data for array in arrays]
 
 
-def _kind(codes: Codes) -> str:
+def code_type(codes: Codes) -> str:
+    """The LLVM type of codes."""
     return f"i{8 * codes.itemsize}"
+
+
+def shifted(codebook: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Levels + 128, at least 16 of them, as the code looks them up."""
+    levels = codebook.view(np.uint8) ^ np.uint8(128)
+    return np.concatenate([levels, np.zeros(max(0, 16 - len(levels)), np.uint8)])
 
 
 def _compile(ir: str, name: str, pointers: int, numbers: int) -> Callable[..., None]:

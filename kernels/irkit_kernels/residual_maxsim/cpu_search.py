@@ -41,8 +41,7 @@ def write_table(plan: Plan) -> str:
         def group(first: str, _: Values) -> None:
             best = c.loop(first, c.add(first, GROUP), TILE, tile, lowest, FLOATS)
             place = c.at(part.maxima, c.mul(c.op(f"udiv i64 {first}, {GROUP}"), 4 * lanes))
-            for v in c.each:
-                c.store(FLOATS, best[v], place, 4 * LANES * v)
+            c.store_words(best, place)
 
         c.loop(0, "%rows", GROUP, group)
 
@@ -114,8 +113,7 @@ def write_maxsim(plan: Plan, code: str, nbits: int, width: int) -> str:
                 for v in c.each:
                     rest = c.floats("fmul", c.op(f"sitofp {INTS} {sums[r][v]} to {FLOATS}"), b[r])
                     best[v] = c.maximum(c.fma(score[v], a[r], rest), best[v])
-            for v in c.each:
-                c.store(FLOATS, best[v], place, 4 * LANES * v)
+            c.store_words(best, place)
 
         c.loop(0, "%blocks", 1, block)
 

@@ -8,6 +8,7 @@ Without the dot product instruction of AVX512-VNNI the same code multiplies plai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,6 +119,11 @@ class Writer(Code):
         """Row ``row`` of words, one a query token of the block."""
         return [self.load(kind, pointer, 4 * (row * self.plan.lanes + LANES * v)) for v in self.each]
 
+    def store_words(self, values: Sequence[str], pointer: str) -> None:
+        """Store a row of float32, one a query token of the block."""
+        for v in self.each:
+            self.store(FLOATS, values[v], pointer, 4 * LANES * v)
+
     def block(self, index: str) -> Block:
         """The parts of a block of query tokens."""
         lanes = self.plan.lanes
@@ -136,7 +142,7 @@ class Writer(Code):
         place = self.at("%offsets", self.mul(number, 8))
         return self.load("i64", place), self.load("i64", place, 8)
 
-    def half(self, pointer: str, offset: int) -> str:
+    def half(self, pointer: str, offset: str | int) -> str:
         """A float16 as float32, in all lanes."""
         return self.broadcast(
             LANES, "float", self.op(f"fpext half {self.load('half', pointer, offset)} to float")

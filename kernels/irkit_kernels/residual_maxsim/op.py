@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from . import cpu_build as build
 from . import cpu_kernel as cpu
 from . import reference as ref
 from .cpu_kernel import PackedCentroids, QueryTable
@@ -42,7 +44,9 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
     """
     _vectors("assign", centroids=centroids)
     _vectors("assign", width=centroids.shape[1], values=values)
-    return ref.assign_reference(values, centroids)
+    return build.assign(
+        np.ascontiguousarray(values), np.ascontiguousarray(centroids), torch.get_num_threads()
+    )
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
@@ -89,7 +93,13 @@ def encode(
     _codebook("encode", codebook)
     if len(codes) != len(values):
         raise ValueError(f"encode: got {len(values)} vectors but {len(codes)} codes")
-    return ref.encode_reference(values, centroids, codes, codebook)
+    return build.encode(
+        np.ascontiguousarray(values),
+        np.ascontiguousarray(centroids),
+        codes,
+        codebook,
+        torch.get_num_threads(),
+    )
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
@@ -106,7 +116,7 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
     _vectors("decode", centroids=centroids)
     _tokens("decode", tokens, centroids.shape[1], codebook)
     _codes("decode", tokens.codes, len(centroids))
-    return ref.decode_reference(tokens, centroids, codebook)
+    return build.decode(tokens, np.ascontiguousarray(centroids), codebook, torch.get_num_threads())
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:

@@ -1,0 +1,130 @@
+"""Calls the machine code that encodes and decodes, on any number of threads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._jit import compile_ir
+from .._threads import share
+from .cpu_assign import BLOCK, PANEL, scratch_size, write_assign
+from .cpu_kernel import Codes, addresses, code_type, has_vnni, shifted
+from .cpu_tile import Plan
+from .cpu_vectors import write_decode, write_encode
+from .reference import STEPS, Tokens, packed_width
+
+__all__ = ["assign", "decode", "encode"]
+
+_MIN_WORK = 1 << 25  # multiply-adds worth a thread
+
+
+def assign(values: NDArray[np.float32], centroids: NDArray[np.float32], threads: int) -> NDArray[np.int32]:
+    """The nearest of ``centroids (K, d)`` to each of ``values (n, d)``."""
+    (n, dim), count = values.shape, len(centroids)
+    kernel = _assign(dim, has_vnni())
+    panels, square = _pack_panels(centroids)
+    out = np.empty(n, np.int32)
+
+    def run(start: int, stop: int) -> None:
+        scratch = np.empty(scratch_size(dim), np.uint8)
+        arrays = (values[start:stop], panels, centroids, out[start:stop], scratch)
+        kernel(*addresses(*arrays), square, stop - start, count)
+
+    share(run, n, min(threads, n * dim * count // _MIN_WORK), multiple=BLOCK)
+    return out
+
+
+def encode(
+    values: NDArray[np.float32],
+    centroids: NDArray[np.float32],
+    codes: Codes,
+    codebook: NDArray[np.int8],
+    threads: int,
+) -> Tokens:
+    """Levels and coefficients of ``values (n, d)``."""
+    (n, dim), nbits = values.shape, len(codebook).bit_length() - 1
+    width = packed_width(dim, nbits)
+    kernel = _encode(dim, code_type(codes), nbits, width, has_vnni())
+    coefficients, packed = np.empty((n, 2), np.float16), np.empty((n, width), np.uint8)
+    levels = codebook.astype(np.float32)
+    middles = np.concatenate([[0], (codebook[1:].astype(np.int32) + codebook[:-1]) >> 1]).astype(np.int32)
+
+    def run(start: int, stop: int) -> None:
+        scratch = np.zeros(8 // nbits * width + 64, np.uint8)
+        part = slice(start, stop)
+        arrays = (
+            values[part],
+            centroids,
+            codes[part],
+            levels,
+            middles,
+            coefficients[part],
+            packed[part],
+            scratch,
+        )
+        kernel(*addresses(*arrays), STEPS * dim**0.5, stop - start, len(centroids) - 1)
+
+    share(run, n, min(threads, n * dim * 64 // _MIN_WORK))
+    return Tokens(codes, coefficients, packed)
+
+
+def decode(
+    tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8], threads: int
+) -> NDArray[np.float32]:
+    """``a * centroid + b * levels``, ``(n, d)``."""
+    (n, width), dim, nbits = tokens.packed.shape, centroids.shape[1], len(codebook).bit_length() - 1
+    vnni = has_vnni()
+    kernel, levels = _decode(dim, code_type(tokens.codes), nbits, width, vnni), shifted(codebook)
+    out = np.empty((n, dim), np.float32)
+
+    def run(start: int, stop: int) -> None:
+        scratch = np.empty(Plan(dim, 1, vnni).stride(nbits, width), np.uint8)
+        part = slice(start, stop)
+        arrays = (*(x[part] for x in tokens), centroids, levels, out[part], scratch)
+        kernel(*addresses(*arrays), stop - start, len(centroids) - 1)
+
+    share(run, n, min(threads, n * dim * 16 // _MIN_WORK))
+    return out
+
+
+def _pack_panels(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int32], float]:
+    """Bytes on one scale, 64 centroids a row: -128 times their sums, 4 dims of each, the next 4 of each, ...
+
+    Returns:
+        The panels, and the largest sum of squares of a centroid's bytes.
+    """
+    count, dim = centroids.shape
+    high = np.abs(centroids).max()
+    scale = np.float32(127) / high if high > 0 else np.float32(1)
+    panels, steps = -(-count // PANEL), -(-dim // 4)
+    q = np.zeros((panels * PANEL, 4 * steps), np.int8)
+    q[:count, :dim] = np.rint(centroids * scale)
+    bias = -128 * q.sum(1, dtype=np.int32)
+    bias[count:] = -(2**30)  # the rest of the last panel is never highest
+    body = np.ascontiguousarray(q.reshape(panels, PANEL, steps, 4).swapaxes(1, 2)).reshape(panels, -1)
+    square = np.square(q, dtype=np.float32).sum(1).max()
+    return np.concatenate([bias.reshape(panels, PANEL), body.view(np.int32)], axis=1), float(square)
+
+
+@cache
+def _assign(dim: int, vnni: bool) -> Callable[..., None]:
+    return _compile(write_assign(dim, vnni), "assign", 5, 1, 2)
+
+
+@cache
+def _encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> Callable[..., None]:
+    return _compile(write_encode(dim, code, nbits, width, vnni), "encode", 8, 1, 2)
+
+
+@cache
+def _decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> Callable[..., None]:
+    return _compile(write_decode(dim, code, nbits, width, vnni), "decode", 7, 0, 2)
+
+
+def _compile(ir: str, name: str, pointers: int, floats: int, numbers: int) -> Callable[..., None]:
+    kinds = [ctypes.c_void_p] * pointers + [ctypes.c_float] * floats + [ctypes.c_int64] * numbers
+    return compile_ir(ir, name, kinds)
