@@ -202,37 +202,20 @@ def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropou
 @cache
 def _flash_kernel() -> Callable[..., Tensor] | None:
     """flash-attn where it is installed, else torch's own kernel, which knows no dropout, else None."""
+    function: Any
     try:
         from flash_attn import flash_attn_varlen_func
+
+        function, knows_dropout = flash_attn_varlen_func, True
     except ImportError:
-        return _torch_flash()
+        try:
+            from torch.nn.attention import varlen
+        except ImportError:
+            return None
+        function, knows_dropout = varlen.varlen_attn, False
 
     def run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
-        out: Tensor = flash_attn_varlen_func(
-            query.values,
-            key.values,
-            value.values,
-            query.offsets,
-            key.offsets,
-            query.max_length,
-            key.max_length,
-            dropout_p=dropout,
-            window_size=(-1, -1) if window is None else (window, window),
-        )
-        return out
-
-    return run
-
-
-def _torch_flash() -> Callable[..., Tensor] | None:
-    try:
-        from torch.nn.attention import varlen
-    except ImportError:
-        return None
-    function: Any = varlen.varlen_attn
-
-    def run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
-        if dropout:
+        if dropout and not knows_dropout:
             return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
         out: Tensor = function(
             query.values,
@@ -243,6 +226,7 @@ def _torch_flash() -> Callable[..., Tensor] | None:
             query.max_length,
             key.max_length,
             window_size=(-1, -1) if window is None else (window, window),
+            **({"dropout_p": dropout} if knows_dropout else {}),
         )
         return out
 

@@ -10,10 +10,18 @@ from pathlib import Path
 
 from irkit.errors import StorageError
 from irkit.formats import huggingface, sentence_transformers
-from irkit.formats.parts import AnyEncoder, LoadEncoder, Parts
+from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["AnyEncoder", "LoadEncoder", "Parts", "read_encoder", "read_model", "write_model"]
+__all__ = [
+    "SIMILARITIES",
+    "AnyEncoder",
+    "LoadEncoder",
+    "Parts",
+    "read_encoder",
+    "read_model",
+    "write_model",
+]
 
 FORMATS = (  # file that marks a directory, reader; the first that fits is taken
     ("modules.json", sentence_transformers.read),

@@ -12,10 +12,15 @@ from irkit.encoder.adapter import TransformersEncoder
 from irkit.heads import Head
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["AnyEncoder", "LoadEncoder", "Opened", "Parts"]
+__all__ = ["SIMILARITIES", "AnyEncoder", "LoadEncoder", "Opened", "Parts"]
 
 AnyEncoder = Encoder | TransformersEncoder
 LoadEncoder = Callable[[Path], AnyEncoder]
+
+SIMILARITIES = {  # by kind of representation, the default first
+    "dense": ("cosine", "dot", "euclidean", "manhattan"),
+    "multi_vector": ("maxsim", "meanmaxsim"),
+}
 
 
 class Parts(TypedDict):

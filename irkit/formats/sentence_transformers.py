@@ -19,7 +19,7 @@ from irkit.encoder.weights import write_weights
 from irkit.errors import ConfigError, CorruptError, StorageError
 from irkit.formats import multi_vector, pylate
 from irkit.formats.layers import Module, Modules, layer_module, optional, read_layer, write_json
-from irkit.formats.parts import LoadEncoder, Opened, Parts
+from irkit.formats.parts import SIMILARITIES, LoadEncoder, Opened, Parts
 from irkit.heads import Head, MultiVectorHead, PooledHead
 from irkit.tokenizer import Tokenizer, sentence_settings
 
@@ -33,7 +33,6 @@ _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim")
 _PLACE = "sentence_transformers.models"
 _PLACES = {
     "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask",
@@ -51,18 +50,20 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(HEADS)} here")
     root = text_encoder(folder)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
-    similarity = (settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
-    if similarity not in (None, *_SIMILARITIES):
-        raise ConfigError(
-            f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(_SIMILARITIES)}"
-        )
     opened = Opened(
         folder, _modules(folder)[1:], encoder.hidden_size, tokenizer, settings, sentence_settings(root)
     )
+    head = HEADS[kind](opened)
+    similarity = (settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
+    known = SIMILARITIES[head.kind]
+    if similarity not in (None, *known):
+        raise ConfigError(
+            f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(known)}"
+        )
     return {
         "tokenizer": tokenizer,
         "encoder": encoder,
-        "head": HEADS[kind](opened),
+        "head": head,
         "prompts": _prompts(settings),
         "default_prompt_name": settings.get("default_prompt_name"),
         "similarity_name": similarity,

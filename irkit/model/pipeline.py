@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
-from irkit.formats import AnyEncoder
+from irkit.formats import SIMILARITIES, AnyEncoder
 from irkit.heads import Head, MultiVectorHead, Side
 from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens
 from irkit.model.hardware import Device, find_device, find_devices
 from irkit.model.parallel import encode_in_processes
-from irkit.model.similarity import SIMILARITIES, averaged
+from irkit.model.similarity import averaged
 from irkit.ragged import Ragged
 from irkit.representation import Dense, MultiVector, Representation, concat
 from irkit.tokenizer import Piece, Tokenizer, strings

@@ -11,18 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
+from irkit.formats import SIMILARITIES
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector
 from irkit.scoring import score, score_pairs
 
-__all__ = ["SIMILARITIES", "Vectors", "averaged", "compare", "compare_pairs"]
+__all__ = ["Vectors", "averaged", "compare", "compare_pairs"]
 
 Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any] | MultiVector
-
-SIMILARITIES = {  # by kind of representation, the default first
-    "dense": ("cosine", "dot", "euclidean", "manhattan"),
-    "multi_vector": ("maxsim", "meanmaxsim"),
-}
 
 _MATRIX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda a, b: F.normalize(a, dim=1) @ F.normalize(b, dim=1).T,
