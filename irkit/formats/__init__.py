@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from irkit.errors import StorageError
-from irkit.formats import huggingface, sentence_transformers
+from irkit.errors import BadValueError, StorageError
+from irkit.formats import huggingface, sentence_transformers, stanford
 from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts
 from irkit.tokenizer import Tokenizer
 
@@ -27,7 +27,8 @@ FORMATS = (  # file that marks a directory, reader; the first that fits is taken
     ("modules.json", sentence_transformers.read),
     ("config.json", huggingface.read),
 )
-_SUFFIXES = (".json", ".txt", ".md", ".model", ".safetensors", ".bin")
+WRITERS = {"sentence-transformers": sentence_transformers.write, "stanford": stanford.write}
+_SUFFIXES = (".json", ".metadata", ".txt", ".md", ".model", ".safetensors", ".bin")
 
 
 def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
@@ -68,22 +69,30 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
     return Tokenizer.from_pretrained(folder), load_encoder(folder)
 
 
-def write_model(parts: Parts, directory: str | Path) -> None:
-    """Write a directory that sentence-transformers opens with the same outputs.
+def write_model(parts: Parts, directory: str | Path, format: str = "sentence-transformers") -> None:
+    """Write a directory that sentence-transformers, or the library of another format, opens alike.
 
     It appears whole or not at all. A model directory that is there already is replaced, but for its
     README.md.
 
+    Args:
+        parts: Of the model.
+        directory: Where.
+        format: ``"sentence-transformers"`` or ``"stanford"`` (ColBERT).
+
     Raises:
+        BadValueError: There is no such format, or it cannot express the model.
         StorageError: What is there is no model directory, or holds more than a model.
     """
+    if format not in WRITERS:
+        raise BadValueError(f"saving a model: format {format!r}, expected {' or '.join(WRITERS)}")
     target = Path(directory).resolve()
     _check_replaceable(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
             new, old = Path(temporary) / "new", Path(temporary) / "old"
-            sentence_transformers.write(parts, new)
+            WRITERS[format](parts, new)
             if (target / "README.md").is_file():
                 shutil.copyfile(target / "README.md", new / "README.md")
             _flush(new)

@@ -10,16 +10,21 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from irkit.encoder.weights import read_weights
-from irkit.errors import CorruptError
-from irkit.formats.layers import optional
+from irkit.config import read_json
+from irkit.encoder import Encoder
+from irkit.encoder.weights import read_weights, write_weights
+from irkit.errors import BadValueError, CorruptError
+from irkit.formats.layers import optional, write_json
 from irkit.formats.multi_vector import make_head
 from irkit.formats.parts import LoadEncoder, Parts
-from irkit.heads import MultiVectorConfig, Normalize, Projection
+from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, Projection
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["read"]
+__all__ = ["read", "write"]
+
+_PUNCTUATION = tuple(string.punctuation)
 
 
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
@@ -57,7 +62,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
                 "length": given.get("query_maxlen") or 32,
                 "attend": bool(given.get("attend_to_mask_tokens")),
             },
-            "skiplist_words": tuple(string.punctuation) if given.get("mask_punctuation", True) else (),
+            "skiplist_words": _PUNCTUATION if given.get("mask_punctuation", True) else (),
         },
         f"loading {folder}",
     )
@@ -67,3 +72,76 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         "head": make_head(encoder.hidden_size, [projection, Normalize()], config, tokenizer),
         "prompts": markers,
     }
+
+
+def write(parts: Parts, folder: Path) -> None:
+    """Write what `read` reads back with the same outputs.
+
+    Raises:
+        BadValueError: The model does something that these checkpoints have no place for.
+    """
+    encoder, head, tokenizer = parts["encoder"], parts["head"], parts["tokenizer"]
+    markers = {side: parts.get("prompts", {}).get(side, "") for side in ("query", "document")}
+    if problems := _problems(parts, markers):
+        raise BadValueError(f"saving {folder}: Stanford's ColBERT has no place for {', '.join(problems)}")
+    assert isinstance(encoder, Encoder)  # checked above, as is what follows
+    assert isinstance(head, MultiVectorHead)
+    projection, expansion = head.layers[0], head.config.query_expansion
+    assert isinstance(projection, Projection)
+    assert expansion is not None
+    encoder.save_pretrained(folder)
+    tokenizer.save(folder)
+    weights = {
+        name if name.startswith("bert.") else f"bert.{name}": value
+        for name, value in read_weights(folder).items()
+        if name not in encoder.head_weights
+    }
+    write_weights(folder, {**weights, "linear.weight": projection.linear.weight})
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"architectures": ["HF_ColBERT"]})
+    write_json(
+        folder / "artifact.metadata",
+        {
+            "query_token_id": markers["query"].strip(),
+            "doc_token_id": markers["document"].strip(),
+            "query_token": "[Q]",
+            "doc_token": "[D]",
+            "dim": head.dim,
+            "query_maxlen": expansion.length,
+            "doc_maxlen": head.config.document_length or tokenizer.max_length,
+            "mask_punctuation": bool(head.config.skiplist_words),
+            "attend_to_mask_tokens": expansion.attend,
+            "interaction": "colbert",
+            "similarity": "cosine",
+        },
+    )
+
+
+def _problems(parts: Parts, markers: dict[str, str]) -> list[str]:
+    """What of a model these checkpoints cannot hold."""
+    encoder, head, known = parts["encoder"], parts["head"], parts["tokenizer"].ids
+    if not isinstance(head, MultiVectorHead):
+        return [f"{head.kind} vectors"]
+    config, expansion = head.config, head.config.query_expansion
+    first = head.layers[0] if len(head.layers) == 2 and head.unit else None
+    plain = (
+        isinstance(first, Projection)
+        and [name for name, _ in first.named_parameters()] == ["linear.weight"]
+        and isinstance(first.activation, nn.Identity)
+        and not first.use_residual
+    )
+    single = [len(marker.split()) == 1 and len(known([marker.strip()])) == 1 for marker in markers.values()]
+    found = {
+        "encoders other than BERT": not isinstance(encoder, Encoder)
+        or encoder.settings["model_type"] != "bert",
+        "other layers than one linear layer without bias, then length 1 (fold what is linear)": not plain,
+        "prompts that are not one token of the vocabulary each": not all(single),
+        "queries that are not filled up with the mask token to one length": (
+            expansion is None or expansion.strategy != "fixed" or expansion.token is not None
+        ),
+        "a skip-list other than the punctuation of documents": bool(config.skiplist_words)
+        and (config.skiplist_words, config.skiplist_sides) != (_PUNCTUATION, ("document",)),
+        "token pooling": config.token_pooling is not None,
+        "truncated vectors": bool(parts.get("truncate_dim")),
+        "another similarity than MaxSim": parts.get("similarity_name") not in (None, "maxsim"),
+    }
+    return [problem for problem, there in found.items() if there]

@@ -190,14 +190,18 @@ class Model(Pipeline):
         self.head.layers = nn.ModuleList(fold_runs(self.head.layers))
         return self
 
-    def save_pretrained(self, path: str | Path) -> None:
+    def save_pretrained(self, path: str | Path, format: str = "sentence-transformers") -> None:
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
         It appears whole or not at all. A model directory that is there already is replaced.
 
+        Args:
+            path: The directory.
+            format: ``"stanford"`` writes a checkpoint of Stanford's ColBERT instead, of models that are one.
+
         Raises:
             StorageError: Something that is not part of a model is in the way, or writing failed.
-            BadValueError: The model is in int8, which has no file format.
+            BadValueError: The model is in int8, which has no file format, or ColBERT cannot express it.
         """
         if self._int8_fingerprint is not None:
             raise BadValueError("save_pretrained: the weights are int8; load the model in float32 to save it")
@@ -212,6 +216,7 @@ class Model(Pipeline):
                 "truncate_dim": self.truncate_dim,
             },
             path,
+            format,
         )
 
     def push_to_hub(
