@@ -488,6 +488,65 @@ def test_what_fails_at_once_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+READ_ONLY = """
+import ctypes, os, sys
+if os.geteuid() == 0:  # root may write anywhere, unless it gives up its capabilities: capset(2)
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0
+from irkit import Retriever
+from irkit.cli import main
+from irkit.errors import StorageError
+
+index, model = sys.argv[1:]
+retriever = Retriever.load(index, model)
+print([hit.id for hit in retriever.search("the index", k=2)])
+changes = (
+    lambda: retriever.add(["a new text"]),
+    lambda: retriever.update({"d0": "another text"}),
+    lambda: retriever.remove(["d0"]),
+    lambda: Retriever.build(model, ["a text"], index, overwrite=True),
+    lambda: Retriever.build(model, ["a text"], index + "/../new"),
+)
+for change in changes:
+    try:
+        change()
+    except StorageError as error:
+        print(error)
+print(len(retriever), retriever.refresh())
+for words in (["info", index], ["search", index, "--text", "the index", "--k", "1", "--model", model]):
+    try:
+        main(words)
+    except SystemExit as stop:
+        print("exit", stop.code)
+"""
+
+
+def test_read_only_directory(model: Model, tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    index, copy = folder / "index", folder / "model"
+    expected = Retriever.build(model, collection(50), index, index="IVF2,Flat").search("the index", k=2)
+    model.save_pretrained(copy)
+    everything = (folder, *folder.rglob("*"))
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path.name: path.read_bytes() for path in index.iterdir()}
+    try:
+        words = [sys.executable, "-c", READ_ONLY, str(index), str(copy)]
+        result = subprocess.run(words, capture_output=True, text=True, check=False)
+    finally:
+        for path in everything:
+            path.chmod(0o755)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == str([hit.id for hit in expected])
+    assert lines[1:4] == [f"locking {index}: Permission denied; the index can be read, not changed"] * 3
+    assert lines[4] == f"building an index in {index}: {index} is not writable"
+    assert lines[5] == f"building an index in {index}/../new: {folder} is not writable"
+    assert lines[6] == "50 False"
+    assert lines.count("exit 0") == 2
+    assert {path.name: path.read_bytes() for path in index.iterdir()} == before
+
+
 def test_killed_build_of_other_documents(model: Model, tmp_path: Path) -> None:
     documents, path = collection(50), tmp_path / "index"
     with pytest.raises(Stop):

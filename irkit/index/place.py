@@ -27,7 +27,7 @@ class Lock:
 
     def __init__(self, directory: Path) -> None:
         self._descriptor = -1
-        with explained(f"locking {directory}"):
+        with explained(f"locking {directory}", "the index can be read, not changed"):
             self._descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
