@@ -1,0 +1,265 @@
+"""Speed of MaxSim of ragged texts against plain torch, numba, maxsim-cpu and, on CUDA, flash-maxsim.
+
+Vectors are random, of 128 dimensions and length 1; queries have 32 tokens, documents 40 to 250.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
+
+__all__ = ["DEVICES", "run"]
+
+DEVICES = ("cpu", "cuda")
+DIM, QUERY, DOCUMENT = 128, 32, (40, 250)
+ROUNDS = 15
+TOLERANCE = {"float32": 2e-5, "float16": 0.02, "bfloat16": 0.15, "int8": 0.15}  # of scores of about 10
+
+Ways = dict[str, Callable[[], Any]]
+
+
+def run(device: str = "cpu") -> list[dict[str, Any]]:
+    """Time a query against 1000 documents, and the scores of a training batch with their gradients.
+
+    All ways in turn in each round; on the CPU with one core and with all of them.
+
+    Returns:
+        One dict a way: its best milliseconds, multiply-adds of the similarities per second, the median over
+        the rounds of the time of torch's float32 to its own, the largest error of a score against float64,
+        and on CUDA the peak of the memory beside the inputs.
+
+    Raises:
+        RuntimeError: A result is wrong.
+    """
+    import numba  # counts the cores it may use
+
+    rows, _ = [], numba
+    for cores in (1, os.cpu_count() or 1) if device == "cpu" else (0,):
+        with _cores(cores):
+            rows += _measure("1 query x 1000 documents", 1, 1000, device, cores, _search_ways)
+            rows += _measure("32 x 128 and gradients", 32, 128, device, cores, _training_ways)
+    return rows
+
+
+class Problem:
+    """Random texts: values and offsets on the device, lengths as Python's numbers."""
+
+    def __init__(self, n_q: int, n_d: int, device: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.lengths = torch.randint(DOCUMENT[0], DOCUMENT[1] + 1, (n_d,), generator=generator).tolist()
+        sizes = (n_q * QUERY, sum(self.lengths))
+        values = (F.normalize(torch.randn(size, DIM, generator=generator), dim=1) for size in sizes)
+        self.queries, self.documents = (x.to(device) for x in values)
+        self.query_offsets = torch.arange(n_q + 1, dtype=torch.int32, device=device) * QUERY
+        ends = torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32)
+        self.document_offsets = ends.to(device)
+        self.n_q = n_q
+
+    def to(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Queries and documents in a dtype."""
+        return self.queries.to(dtype), self.documents.to(dtype)
+
+    def ours(self, queries: Tensor, documents: Tensor) -> Tensor:
+        """The kernel."""
+        return maxsim(queries, self.query_offsets, documents, self.document_offsets)
+
+    def torch(self, queries: Tensor, documents: Tensor) -> Tensor:
+        """All similarities, then the maxima: of each document on its own, which is fastest on a CPU."""
+        similarity = documents @ queries.T
+        if similarity.is_cuda:
+            lengths = torch.tensor(self.lengths, device=similarity.device)
+            wide = torch.promote_types(similarity.dtype, torch.float32)
+            best = torch.segment_reduce(similarity.to(wide), "max", lengths=lengths, axis=0)
+        else:
+            best = torch.stack([part.amax(0) for part in similarity.split(self.lengths)])
+        return best.view(-1, self.n_q, QUERY).sum(2).T
+
+
+def _search_ways(problem: Problem) -> Ways:
+    ways: Ways = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        values, name = problem.to(dtype), str(dtype).removeprefix("torch.")
+        ways[f"torch {name}"] = lambda values=values: problem.torch(*values)
+        ways[f"maxsim {name}"] = lambda values=values: problem.ours(*values)
+    (q, q_scales), (d, d_scales) = quantize_rows(problem.queries), quantize_rows(problem.documents)
+    ends = problem.query_offsets, problem.document_offsets
+    ways["maxsim int8"] = lambda: maxsim_int8(q, q_scales, ends[0], d, d_scales, ends[1])
+    if problem.queries.is_cuda:
+        return ways | _flash_search(problem)
+    ways["numba float32"] = _numba(problem)
+    if find_spec("maxsim_cpu"):
+        import maxsim_cpu
+
+        query = problem.queries.numpy()
+        documents = [part.numpy() for part in problem.documents.split(problem.lengths)]
+        ways["maxsim-cpu float32"] = lambda: maxsim_cpu.maxsim_scores_variable(query, documents)[None]
+    return ways
+
+
+def _training_ways(problem: Problem) -> Ways:
+    grad = torch.randn(problem.n_q, len(problem.lengths), generator=torch.Generator().manual_seed(1))
+    grad = grad.to(problem.queries.device)
+
+    def way(score: Callable[..., Tensor], values: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+        leaves = [x.detach().clone().requires_grad_() for x in values]
+
+        def step() -> Tensor:
+            scores = score(*leaves)
+            torch.autograd.grad(scores, leaves, grad)
+            return scores.detach()
+
+        return step
+
+    ways: Ways = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        ways[f"torch {name}"] = way(problem.torch, problem.to(dtype))
+        ways[f"maxsim {name}"] = way(problem.ours, problem.to(dtype))
+    if problem.queries.is_cuda and find_spec("flash_maxsim"):
+        from flash_maxsim import flash_maxsim_batched_train
+
+        padded = torch.nn.utils.rnn.pad_sequence(list(problem.documents.split(problem.lengths)), True).half()
+        lengths = torch.tensor(problem.lengths, device=padded.device)
+        queries = problem.queries.half().view(problem.n_q, QUERY, DIM)
+        ways["flash-maxsim float16"] = way(
+            lambda q, d: flash_maxsim_batched_train(q, d, doc_lengths=lengths), (queries, padded)
+        )
+        ways["maxsim float16"] = way(problem.ours, problem.to(torch.float16))
+    return ways
+
+
+def _flash_search(problem: Problem) -> Ways:
+    if not find_spec("flash_maxsim"):
+        return {}
+    from flash_maxsim import flash_maxsim_packed
+
+    values, ends, longest = problem.to(torch.float16), problem.document_offsets, max(problem.lengths)
+    return {
+        "maxsim float16": lambda: problem.ours(*values),
+        "flash-maxsim float16": lambda: flash_maxsim_packed(*values, ends, longest)[None],
+    }
+
+
+def _numba(problem: Problem) -> Callable[[], Tensor]:
+    import numba
+
+    @numba.njit(parallel=True, fastmath=True)
+    def kernel(queries: Any, documents: Any, ends: Any, out: Any) -> None:  # queries (d, tokens)
+        for j in numba.prange(len(out)):
+            best = np.full(queries.shape[1], -np.inf, np.float32)
+            sums = np.empty(queries.shape[1], np.float32)
+            for token in range(ends[j], ends[j + 1]):
+                sums[:] = 0
+                for k in range(queries.shape[0]):
+                    x = documents[token, k]
+                    for i in range(len(sums)):
+                        sums[i] += x * queries[k, i]
+                for i in range(len(sums)):
+                    best[i] = max(best[i], sums[i])
+            out[j] = best.sum()
+
+    queries = np.ascontiguousarray(problem.queries.numpy().T)
+    arguments = (queries, problem.documents.numpy(), problem.document_offsets.numpy())
+    numba.set_num_threads(torch.get_num_threads())
+
+    def way() -> Tensor:
+        out = np.empty(len(problem.lengths), np.float32)
+        kernel(*arguments, out)
+        return torch.from_numpy(out)[None]
+
+    return way
+
+
+def _measure(
+    name: str, n_q: int, n_d: int, device: str, cores: int, ways_of: Callable[[Problem], Ways]
+) -> list[dict[str, Any]]:
+    problem = Problem(n_q, n_d, device)
+    exact = problem.torch(*problem.to(torch.float64))
+    ways, errors, memory = ways_of(problem), {}, {}
+    for way, function in ways.items():
+        function()  # compiles
+        scores = torch.as_tensor(function(), device=device)
+        memory[way] = _peak(function) if device == "cuda" else 0.0
+        errors[way] = float((scores - exact).abs().max())
+        if not errors[way] <= TOLERANCE[way.split()[1]]:
+            raise RuntimeError(f"maxsim: {way} differs from float64 by {errors[way]:.2g} on {name}")
+    clock = time.process_time if cores == 1 else time.perf_counter  # neighbours disturb CPU time less
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(ROUNDS):
+        for way, function in ways.items():
+            _wait(device)
+            start = clock()
+            function()
+            _wait(device)
+            times[way].append(clock() - start)
+    work = n_q * QUERY * sum(problem.lengths) * DIM
+    return [
+        {
+            "shape": name,
+            "cores": cores or None,
+            "way": way,
+            "ms": 1e3 * min(seconds),
+            "GMAC/s": work / min(seconds) / 1e9,
+            "x torch float32": median(a / b for a, b in zip(times["torch float32"], seconds, strict=True)),
+            "error": errors[way],
+            **({"MB": memory[way]} if device == "cuda" else {}),
+        }
+        for way, seconds in times.items()
+    ]
+
+
+def _peak(function: Callable[[], Any]) -> float:
+    """Most memory it takes on CUDA at a time, in MB."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _cores(count: int) -> Iterator[None]:
+    """Let all threads of the process run on so many cores, whatever they belong to; 0 changes nothing."""
+    threads = torch.get_num_threads()
+    mine = os.sched_getaffinity(0)
+    try:
+        if count:
+            torch.set_num_threads(count)
+            _pin(set(sorted(mine)[:count]))
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _pin(mine)
+
+
+def _pin(cores: set[int]) -> None:
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), cores)
+
+
+if __name__ == "__main__":
+    for row in run("cuda" if torch.cuda.is_available() else "cpu"):
+        print(
+            "  ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()
+            )
+        )
