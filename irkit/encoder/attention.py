@@ -44,7 +44,7 @@ def attend(
         dropout: Probability of dropping an attention weight.
 
     Returns:
-        ``(total_q, heads, head_dim)``, packed as ``query``.
+        ``(total_q, heads, head_dim)``, packed as ``query``; zeros where no key is near enough.
     """
     if window is not None and max(query.max_length, key.max_length) <= window + 1:
         window = None
@@ -179,8 +179,11 @@ def _padded(
         rows, places = (torch.arange(x.shape[1], device=k.device) for x in (q, k))
         near = (rows[:, None] - places[None, :]).abs() <= window
         mask = mask & near
-        mask[..., :1] |= ~mask.any(-1, keepdim=True)  # nor in padding
+        blind = ~mask.any(-1, keepdim=True)  # what is out of reach of all keys, and padding
+        mask[..., :1] |= blind
     out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, dropout_p=dropout)
+    if window is not None:
+        out = out.masked_fill(blind, 0)
     return out.transpose(1, 2)[mask_q]
 
 
