@@ -69,7 +69,10 @@ def test_sentence_transformers_reads_it_alike(tiny_bert: Path, tmp_path: Path) -
     [
         ({}, "other layers than one linear layer without bias"),
         ({"projection": {"dim": 8, "bias": True}}, "other layers than one linear layer without bias"),
-        ({"projection": "linear", "markers": None}, "prompts that are not one token of the vocabulary each$"),
+        (
+            {"projection": "linear", "markers": None},
+            "prompts that are not one token of the vocabulary each, such as .unused0.$",
+        ),
         ({"projection": "linear", "config": {}}, "queries that are not filled up with the mask token"),
         (
             {"projection": "linear", "config": {**CONFIG, "skiplist_words": ("a",)}},

@@ -134,7 +134,7 @@ def _problems(parts: Parts, markers: dict[str, str]) -> list[str]:
         "encoders other than BERT": not isinstance(encoder, Encoder)
         or encoder.settings["model_type"] != "bert",
         "other layers than one linear layer without bias, then length 1 (fold what is linear)": not plain,
-        "prompts that are not one token of the vocabulary each": not all(single),
+        "prompts that are not one token of the vocabulary each, such as [unused0]": not all(single),
         "queries that are not filled up with the mask token to one length": (
             expansion is None or expansion.strategy != "fixed" or expansion.token is not None
         ),
