@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 __all__ = ["share"]
 
+_here = threading.local()
+
 
 def share(
     work: Callable[[int, int], None], items: int, threads: int, *, parts: int = 8, multiple: int = 1
 ) -> None:
     """Call ``work(start, stop)`` on ranges that cover ``range(items)``; whoever is free takes the next.
+
+    Inside ``work`` it uses no more threads: those waiting for each other would never end.
 
     Args:
         work: Called from this thread and from others at the same time.
@@ -22,15 +27,19 @@ def share(
         parts: Ranges a thread, so that none waits long for another.
         multiple: Ranges are this long or a multiple of it, but for the last.
     """
-    if threads <= 1:
+    if threads <= 1 or getattr(_here, "sharing", False):
         work(0, items)
         return
     step = max(1, -(-items // (threads * parts * multiple))) * multiple
     left = iter(range(0, items, step))
 
     def run() -> None:
-        for start in left:
-            work(start, min(start + step, items))
+        _here.sharing = True
+        try:
+            for start in left:
+                work(start, min(start + step, items))
+        finally:
+            _here.sharing = False
 
     others = [_pool(os.getpid()).submit(run) for _ in range(1, threads)]
     run()
