@@ -49,7 +49,7 @@ def encode(
     (n, dim), nbits = values.shape, len(codebook).bit_length() - 1
     width = packed_width(dim, nbits)
     kernel = _encode(dim, code_type(codes), nbits, width, has_vnni())
-    coefficients, packed = np.empty((n, 2), np.float16), np.empty((n, width), np.uint8)
+    coefficients, packed = np.empty((n, 2), np.float32), np.empty((n, width), np.uint8)
     levels = codebook.astype(np.float32)
     middles = np.concatenate([[0], (codebook[1:].astype(np.int32) + codebook[:-1]) >> 1]).astype(np.int32)
 
@@ -69,7 +69,7 @@ def encode(
         kernel(*addresses(*arrays), STEPS * dim**0.5, stop - start, len(centroids) - 1)
 
     share(run, n, min(threads, n * dim * 64 // _MIN_WORK))
-    return Tokens(codes, coefficients, packed)
+    return Tokens(codes, coefficients.astype(np.float16), packed)
 
 
 def decode(

@@ -37,6 +37,7 @@ LOWEST = -3e38  # below all scores
 TABLE = "ptr %query, ptr %header, ptr %scores, ptr %bytes, ptr %maxima"  # first arguments of all functions
 INTS, FLOATS, BYTES = f"<{LANES} x i32>", f"<{LANES} x float>", "<64 x i8>"
 MASK = f"<{LANES} x i1>"
+_HALF = -0x80000000 | 0x0FFFE000  # sign, and the exponent and fraction of a float16 moved up by 13 bits
 
 
 class Header:
@@ -143,10 +144,11 @@ class Writer(Code):
         return self.load("i64", place), self.load("i64", place, 8)
 
     def half(self, pointer: str, offset: str | int) -> str:
-        """A float16 as float32, in all lanes."""
-        return self.broadcast(
-            LANES, "float", self.op(f"fpext half {self.load('half', pointer, offset)} to float")
-        )
+        """A finite float16 as float32, in all lanes: not every CPU converts, but all move bits."""
+        bits = self.op(f"sext i16 {self.load('i16', pointer, offset)} to i32")
+        bits = self.op(f"and i32 {self.op(f'shl i32 {bits}, 13')}, {_HALF}")
+        value = self.op(f"fmul float {self.op(f'bitcast i32 {bits} to float')}, 0x46F0000000000000")  # 2^112
+        return self.broadcast(LANES, "float", value)
 
     def centroid(self, code: str, pointer: str, offset: int = 0) -> str:
         """The centroid of a token, of LLVM type ``code``; that of a damaged file is the last one."""

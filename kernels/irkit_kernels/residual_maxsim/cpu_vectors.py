@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._jit import Values, array, splat
 from .cpu_tile import FLOATS, INTS, LANES, MASK, Plan, Writer, module
+from .reference import NOTHING, TURNS
 
 __all__ = ["Vectors", "write_decode", "write_encode"]
 
@@ -67,10 +68,9 @@ def write_encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
 
     def token(i: str, _: Values) -> None:
         number = c.centroid(code, "%codes", c.mul(i, _size(code)))
-        values, centroid = c.vector("%values", i), c.vector("%centroids", number)
-        a, b = c.fit(values, centroid, steps)
-        for at, x in ((0, a), (2, b)):
-            c.store("half", c.op(f"fptrunc float {x} to half"), "%coefficients", c.add(c.mul(i, 4), at))
+        a, b = c.fit(c.vector("%values", i), c.vector("%centroids", number), steps)
+        for at, x in ((0, a), (4, b)):
+            c.store("float", x, "%coefficients", c.add(c.mul(i, 8), at))
         c.pack(c.at("%packed", c.mul(i, width)), nbits, width)
 
     c.loop(0, "%n", 1, token)
@@ -82,27 +82,34 @@ def write_encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
 
 
 class _Encode(Vectors):
-    def fit(self, values: list[str], centroid: list[str], steps: list[tuple[str, str]]) -> tuple[str, str]:
-        """Write the levels of the residual to scratch memory; the coefficients of least squared error."""
-        zero = splat(LANES, "float", 0)
-        residual = [self.floats("fsub", x, y) for x, y in zip(values, centroid, strict=True)]
-        square = zero
-        for r in residual:
-            square = self.fma(r, r, square)
-        norm = self.op(f"call float @llvm.sqrt.f32(float {self.total(square)})")
-        some = self.op(f"fcmp ogt float {norm}, {self.number(1e-30)}")
-        factor = self.op(f"select i1 {some}, float {self.op(f'fdiv float %steps, {norm}')}, float 0.0")
-        each = self.broadcast(LANES, "float", factor)
-        sums = [zero] * len(_PRODUCTS)
-        for i, (x, y, r) in enumerate(zip(values, centroid, residual, strict=True)):
-            level, u = self._level(self.floats("fmul", r, each), steps)
-            if i == self.chunks - 1:
-                u = self.select(self.mask, u, zero)
-                level = self.op(f"select {MASK} {self.mask}, {INTS} {level}, {INTS} zeroinitializer")
-            self.store(_SMALL, self.op(f"trunc {INTS} {level} to {_SMALL}"), "%scratch", LANES * i)
-            of = {"x": x, "c": y, "u": u}
-            sums = [self.fma(of[p], of[q], total) for (p, q), total in zip(_PRODUCTS, sums, strict=True)]
-        return self._solve(*map(self.total, sums))
+    def fit(self, x: list[str], centroid: list[str], steps: list[tuple[str, str]]) -> tuple[str, str]:
+        """Write the levels of a vector to scratch memory; their coefficients."""
+        zero, square, total = splat(LANES, "float", 0), splat(LANES, "float", 0), splat(LANES, "float", 0)
+        for v, c in zip(x, centroid, strict=True):
+            residual = self.floats("fsub", v, c)
+            square, total = self.fma(residual, residual, square), self.fma(v, v, total)
+        norm = self.total(square)
+        least = self.op(f"fmul float {self.total(total)}, {self.number(NOTHING)}")
+        some = self.op(f"fcmp ogt float {norm}, {least}")
+        factor = self.op(f"fdiv float %steps, {self.op(f'call float @llvm.sqrt.f32(float {norm})')}")
+        factor = self.op(f"select i1 {some}, float {factor}, float 0.0")
+
+        def turn(_: str, state: Values) -> Values:
+            factor, a, _b = (self.broadcast(LANES, "float", value) for value in state)
+            sums = [zero] * len(_PRODUCTS)
+            for i, (v, c) in enumerate(zip(x, centroid, strict=True)):
+                rest = self.floats("fsub", v, self.floats("fmul", a, c))
+                level, u = self._level(self.floats("fmul", rest, factor), steps)
+                if i == self.chunks - 1:
+                    u = self.select(self.mask, u, zero)
+                    level = self.op(f"select {MASK} {self.mask}, {INTS} {level}, {INTS} zeroinitializer")
+                self.store(_SMALL, self.op(f"trunc {INTS} {level} to {_SMALL}"), "%scratch", LANES * i)
+                of = {"x": v, "c": c, "u": u}
+                sums = [self.fma(of[p], of[q], sum_) for (p, q), sum_ in zip(_PRODUCTS, sums, strict=True)]
+            return self._solve(some, *map(self.total, sums))
+
+        _, a, b = self.loop(0, TURNS, 1, turn, (factor, self.number(1), "0.0"), "float")
+        return a, b
 
     def _level(self, x: str, steps: list[tuple[str, str]]) -> tuple[str, str]:
         """The level next to 16 numbers, and what it stands for."""
@@ -120,21 +127,22 @@ class _Encode(Vectors):
             level = self.op(f"select {MASK} {above}, {INTS} {splat(LANES, 'i32', i)}, {INTS} {level}")
         return level, value
 
-    def _solve(self, cc: str, cu: str, uu: str, xc: str, xu: str) -> tuple[str, str]:
-        """``a`` and ``b`` of least ``|x - a c - b u|``; if c and u are parallel, ``a`` alone."""
+    def _solve(self, some: str, cc: str, cu: str, uu: str, xc: str, xu: str) -> Values:
+        """``1 / b``, a and b of least ``|x - a c - b u|``; without ``some`` residual, a alone."""
 
         def minus(a: str, b: str, c: str, d: str) -> str:  # a b - c d
             return self.op(f"fsub float {self.op(f'fmul float {a}, {b}')}, {self.op(f'fmul float {c}, {d}')}")
 
         det = minus(cc, uu, cu, cu)
-        least = self.op(f"fmul float {self.op(f'fmul float {cc}, {uu}')}, {self.number(1e-6)}")
-        fits = self.op(f"fcmp ogt float {det}, {least}")
-        some = self.op(f"fcmp ogt float {cc}, 0.0")
-        alone = self.op(f"select i1 {some}, float {self.op(f'fdiv float {xc}, {cc}')}, float 0.0")
+        least = self.op(f"fmul float {self.op(f'fmul float {cc}, {uu}')}, {self.number(NOTHING)}")
+        fits = self.op(f"and i1 {some}, {self.op(f'fcmp ogt float {det}, {least}')}")
+        above = self.op(f"fcmp ogt float {cc}, 0.0")
+        alone = self.op(f"select i1 {above}, float {self.op(f'fdiv float {xc}, {cc}')}, float 0.0")
         a = self.op(f"fdiv float {minus(xc, uu, xu, cu)}, {det}")
         b = self.op(f"fdiv float {minus(xu, cc, xc, cu)}, {det}")
         a, b = (self.op(f"select i1 {fits}, float {x}, float {y}") for x, y in ((a, alone), (b, "0.0")))
-        return a, b
+        inverse = self.op(f"fdiv float {self.number(1)}, {b}")
+        return self.op(f"select i1 {self.op(f'fcmp une float {b}, 0.0')}, float {inverse}, float 0.0"), a, b
 
     def pack(self, target: str, nbits: int, width: int) -> None:
         """Join the planes of levels."""

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 __all__ = [
     "NBITS",
+    "NOTHING",
     "STEPS",
+    "TURNS",
     "CentroidTable",
     "Tokens",
     "assign_reference",
@@ -29,6 +31,8 @@ __all__ = [
 
 NBITS = (1, 2, 4, 8)
 STEPS = 32  # a codebook counts in steps of 1 / 32 of a residual's root mean square
+TURNS = 3  # times that levels are rounded and coefficients fitted; each lowers the error
+NOTHING = 1e-6  # a smaller share of a sum of squares is rounding error
 FLOOR, CEILING = (
     -0.25,
     1.0,
@@ -139,18 +143,24 @@ def assign_reference(values: NDArray[np.float32], centroids: NDArray[np.float32]
 def encode_reference(
     values: NDArray[np.float32], centroids: NDArray[np.float32], codes: Array, codebook: NDArray[np.int8]
 ) -> Tokens:
-    """Round residuals to the nearest levels, and fit both coefficients by least squares in float64."""
-    nbits = len(codebook).bit_length() - 1
-    centroid = centroids[codes]
+    """Round to the nearest levels and fit both coefficients by least squares, in turns, in float64."""
+    nbits, (x, c) = len(codebook).bit_length() - 1, (v.astype(np.float64) for v in (values, centroids[codes]))
     middles = (codebook[1:].astype(np.int16) + codebook[:-1]) >> 1
-    levels = np.searchsorted(middles, steps_of(values - centroid), side="left").astype(np.uint8)
-    x, c, u = (v.astype(np.float64) for v in (values, centroid, codebook[levels]))
-    cc, cu, uu, xc, xu = ((p * q).sum(1) for p, q in ((c, c), (c, u), (u, u), (x, c), (x, u)))
-    det = cc * uu - cu * cu
-    fits = det > 1e-6 * cc * uu
-    det = np.where(fits, det, 1)
-    a = np.where(fits, (xc * uu - xu * cu) / det, np.where(cc > 0, xc / np.where(cc > 0, cc, 1), 0))
-    b = np.where(fits, (xu * cc - xc * cu) / det, 0)
+    square, cc, xc = ((p * q).sum(1) for p, q in ((x - c, x - c), (c, c), (x, c)))
+    some = square > NOTHING * (x * x).sum(1)
+    factor = np.where(some, STEPS * (x.shape[1] / np.where(some, square, 1)) ** 0.5, 0)
+    a, b = np.ones(len(x)), np.zeros(len(x))
+    for _ in range(TURNS):
+        steps = np.rint(np.clip(factor[:, None] * (x - a[:, None] * c), -128, 127))
+        levels = np.searchsorted(middles, steps, side="left").astype(np.uint8)
+        u = codebook[levels].astype(np.float64)
+        cu, uu, xu = ((p * q).sum(1) for p, q in ((c, u), (u, u), (x, u)))
+        det = cc * uu - cu * cu
+        fits = some & (det > NOTHING * cc * uu)
+        det = np.where(fits, det, 1)
+        a = np.where(fits, (xc * uu - xu * cu) / det, np.where(cc > 0, xc / np.where(cc > 0, cc, 1), 0))
+        b = np.where(fits, (xu * cc - xc * cu) / det, 0)
+        factor = np.where(b != 0, 1 / np.where(b != 0, b, 1), 0)
     coefficients = np.stack([a, b], 1).astype(np.float16)
     return Tokens(codes, coefficients, pack_levels(levels, nbits))  # type: ignore[arg-type]
 
