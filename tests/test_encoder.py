@@ -193,6 +193,14 @@ def test_other_architectures_run_through_transformers(name: str, tmp_path: Path)
     again = Encoder.from_pretrained(tmp_path / "again")
     with torch.no_grad():
         assert torch.equal(again(tokens).values, ours(tokens).values)
+        before = ours(tokens).values
+        ours.grow_(90)  # smaller: nothing happens
+        ours.grow_(101)
+        assert torch.equal(ours(tokens).values, before)
+        row = Ragged.from_rows([[100, 5]])
+        words = ours.whole.get_input_embeddings().weight
+        torch.testing.assert_close(words[99:], words[:99].mean(0).expand(2, -1))
+        assert ours(row).values.isfinite().all()
 
 
 @pytest.fixture(scope="module")
@@ -355,16 +363,19 @@ def test_unpadded_encoding_needs_no_tokens(bert: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("partly", [False, True])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 @pytest.mark.parametrize("attention", ["sdpa", "flash"])
-def test_cuda_backends_agree_with_float32(name: str, attention: str, tmp_path: Path) -> None:
+def test_cuda_backends_agree_with_float32(name: str, attention: str, partly: bool, tmp_path: Path) -> None:
     reference(FAMILIES[name]).save_pretrained(tmp_path)
     tokens = batch(LENGTHS)
+    attended = (tokens.lengths - 3).clamp(min=1) if partly else None
     with torch.no_grad():
-        exact = Encoder.from_pretrained(tmp_path)(tokens).values
+        exact = Encoder.from_pretrained(tmp_path)(tokens, attended).values
         plain = Encoder.from_pretrained(tmp_path, dtype=torch.bfloat16, attention="eager").cuda()
         fused = Encoder.from_pretrained(tmp_path, dtype=torch.bfloat16, attention=attention).cuda()
         errors = [
-            (model(tokens.to("cuda")).values.cpu().float() - exact).abs().max() for model in (plain, fused)
+            (model(tokens.to("cuda"), attended).values.cpu().float() - exact).abs().max()
+            for model in (plain, fused)
         ]
     assert errors[1] <= 2 * errors[0]

@@ -77,8 +77,11 @@ class TransformersEncoder(nn.Module):
 
     def grow_(self, vocab_size: int) -> None:
         """Make room for tokens that were added to the vocabulary, see `Encoder.grow_`."""
-        if vocab_size > self.settings.vocab_size:
-            self.whole.resize_token_embeddings(vocab_size)
+        old = int(self.settings.vocab_size)
+        if vocab_size > old:
+            weight = self.whole.resize_token_embeddings(vocab_size, mean_resizing=False).weight
+            with torch.no_grad():
+                weight[old:] = weight[:old].mean(0)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
