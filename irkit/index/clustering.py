@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from irkit_kernels.residual_maxsim import assign
 
 from irkit.index.files import Array
 
@@ -20,7 +21,9 @@ __all__ = [
     "write_lists",
 ]
 
-_ROUNDS = 4  # of k-means: more do not help, as residuals are stored
+_DIRECT = 512  # centroids that are trained at once
+_ROUNDS = 4  # of k-means: more hardly help, as residuals are stored
+_REFINED = 3
 _POINTS = 8  # tokens for each centroid, at least
 _STEP = 64  # centroids come in multiples of it
 _BLOCK = 1 << 20  # tokens listed at a time
@@ -41,7 +44,10 @@ def sample_places(total: int, size: int, seed: int) -> Array:
 
 
 def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
-    """Spherical k-means with FAISS.
+    """Spherical k-means.
+
+    FAISS makes few clusters first, then more within each, which takes a moment; some rounds over all of them
+    make up for the order. With a GPU, FAISS does all of it at once.
 
     Args:
         values: ``(n, dim)`` float32, at least ``count``.
@@ -50,22 +56,49 @@ def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
         gpu: Whether to use one, if FAISS can.
 
     Returns:
-        ``(count, dim)`` float16 of length 1.
+        ``(count, dim)`` float16 of length 1 (or 0, where all values are).
     """
     faiss: Any = importlib.import_module("faiss")  # a second, where it is not needed
-    clustering = faiss.Kmeans(
-        values.shape[1],
-        count,
-        niter=_ROUNDS,
-        seed=seed + 1,  # FAISS takes no 0
-        spherical=True,
-        gpu=gpu and faiss.get_num_gpus() > 0,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(values),
-    )
-    clustering.train(values)
-    centroids: Array = clustering.centroids
+    gpu = gpu and faiss.get_num_gpus() > 0
+
+    def cluster(some: Array, groups: int) -> Array:
+        clustering = faiss.Kmeans(
+            some.shape[1],
+            groups,
+            niter=_ROUNDS,
+            seed=seed + 1,  # FAISS takes no 0
+            spherical=True,
+            gpu=gpu,
+            min_points_per_centroid=1,
+            max_points_per_centroid=len(some),
+        )
+        clustering.train(some)
+        centroids: Array = clustering.centroids
+        return centroids
+
+    if gpu or count <= _DIRECT:
+        return cluster(values, count).astype(np.float16)
+    groups = cluster(values[sample_places(len(values), _POINTS * count, seed)], math.isqrt(count))
+    order, starts = _grouped(assign(values, groups), len(groups))
+    parts = []
+    shares = np.diff(np.rint(starts * (count / len(values))).astype(np.int64))  # sum up to count
+    for start, stop, share in zip(starts[:-1], starts[1:], shares, strict=True):
+        if share:
+            parts.append(cluster(values[order[start:stop]], int(share)))
+    centroids = np.concatenate(parts)
+    for _ in range(_REFINED):
+        order, starts = _grouped(assign(values, centroids), count)
+        filled = np.diff(starts) > 0
+        sums = np.add.reduceat(values[order], starts[:-1][filled])
+        sizes = np.linalg.norm(sums, axis=1, keepdims=True)
+        centroids[filled] = sums / np.where(sizes > 0, sizes, 1)
     return centroids.astype(np.float16)
+
+
+def _grouped(codes: Array, count: int) -> tuple[Array, Array]:
+    """Places in order of their code, and where those of each begin: ``(n,)`` and ``(count + 1,)``."""
+    starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=count))])
+    return np.argsort(codes, kind="stable"), starts
 
 
 def build_lists(codes: Array, ends: Array, count: int) -> Array:

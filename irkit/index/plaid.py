@@ -48,14 +48,16 @@ _FEW = 1 << 14  # tokens that are scored as they are sooner than compressed
 _POINTS = 32  # tokens sampled for each centroid
 _UNITS = 4096  # tokens sampled to train the codebook
 _SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
-_MARGIN = 8  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
+_EXACT = 256  # documents decoded at a time
+_MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
 
 
 @dataclass(frozen=True)
 class _Structure:
     """What a search reads: of all compressed rows, and mapped, but for the centroids."""
 
-    centroids: PackedCentroids
+    centroids: Array  # (K, dim) float32
+    packed: PackedCentroids  # the same
     codebook: Array
     tokens: Tokens
     offsets: Array  # (covered + 1,) int64, of tokens
@@ -235,6 +237,7 @@ class Plaid(Flat):
                 "or rebuild the index"
             )
         return _Structure(
+            self._centroids(),
             pack_centroids(self._centroids()),
             self.store.read("codebook.bin"),
             tokens,
@@ -252,15 +255,18 @@ class Plaid(Flat):
         structure, covered = self.store.derived("structure", self._open), self._state("covered")
         kept = np.ones(covered, np.bool_) if keep is None else keep[:covered]
         rows = np.full((len(queries), k + _MARGIN), -1)
+        scores = np.full(rows.shape, -np.inf, np.float32)
 
         def rank(start: int, stop: int) -> None:
-            for query in range(start, stop):
-                found = self._candidates(structure, queries.tokens[query].numpy(), k + _MARGIN, kept)
-                rows[query, : len(found)] = found
+            for number in range(start, stop):
+                query = queries.tokens[number].numpy()
+                found = self._candidates(structure, query, k + _MARGIN, kept)
+                rows[number, : len(found)] = found
+                scores[number, : len(found)] = _exact(structure, query, found)
 
         share(rank, len(queries), torch.get_num_threads())
         best = TopK(len(queries), k)
-        best.push_pairs(self._score_rows(queries, rows), rows)
+        best.push_pairs(scores, rows)
         if covered < len(self):
             self._scan(queries, best, covered, keep)
         return best.hits()
@@ -270,7 +276,7 @@ class Plaid(Flat):
         if not len(query):  # scores 0 with everything
             return np.flatnonzero(kept)[:wanted]
         count, tokens, offsets = np.count_nonzero(kept), structure.tokens, structure.offsets
-        table = query_table(query, structure.centroids)
+        table = query_table(query, structure.packed)
         refined = max(self.config.candidates or max(128, 2 * wanted), wanted)
         rows = np.empty(0, np.int32)
         if count > max(_SCAN, 2 * refined):
@@ -288,6 +294,19 @@ class Plaid(Flat):
         nprobe = min(math.ceil((self.config.nprobe or 2) / share), len(structure.list_offsets) - 1)
         found = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:listed])
         return np.concatenate([found, np.flatnonzero(kept[listed:]).astype(np.int32) + np.int32(listed)])
+
+
+def _exact(structure: _Structure, query: Array, rows: Array) -> Array:
+    """MaxSim of a query ``(m, dim)`` and ``rows (n,)``, none without tokens unless the query is: ``(n,)``."""
+    scores = np.zeros(len(rows), np.float32)
+    for start in range(0, len(rows) if len(query) else 0, _EXACT):
+        some = rows[start : start + _EXACT]
+        lengths = structure.offsets[some + 1] - structure.offsets[some]
+        starts = np.cumsum(lengths) - lengths
+        places = np.repeat(structure.offsets[some] - starts, lengths) + np.arange(lengths.sum())
+        values = decode(_take(structure.tokens, places), structure.centroids, structure.codebook)
+        scores[start : start + _EXACT] = np.maximum.reduceat(values @ query.T, starts).sum(1)
+    return scores
 
 
 def _take(tokens: Tokens, at: Array | slice) -> Tokens:
