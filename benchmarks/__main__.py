@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-SUITES = ("encode", "gpu", "index", "kernels", "memory")
+SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector")
 
 
 def main() -> None:

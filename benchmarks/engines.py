@@ -9,11 +9,12 @@ How many threads there are, the environment says.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ Hits = list[int]
 Search = Callable[[Any, Options], Hits]
 
 K = 10
+BUILD_LIMIT = 1800  # seconds of processor time; a longer build is ended by SIGXCPU
 _CHUNK = 500  # documents given to irkit at a time
 
 
@@ -38,7 +40,7 @@ def build_nothing(vectors: TokenVectors, folder: Path, options: Options) -> None
 def open_exact(vectors: TokenVectors, folder: Path, options: Options) -> Search:
     """Matrix products of torch in ``options["dtype"]``, then maxima and sums in compiled code."""
     dtype = getattr(torch, options["dtype"])
-    tokens = torch.from_numpy(np.asarray(vectors.tokens)).to(dtype)
+    tokens = torch.from_numpy(_from_file(vectors.tokens, 0, len(vectors.tokens))).to(dtype)
     offsets = np.asarray(vectors.offsets)
     scores = np.empty(len(offsets) - 1, np.float32)
 
@@ -83,13 +85,15 @@ def open_irkit(vectors: TokenVectors, folder: Path, options: Options) -> Search:
 
 
 def build_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Its pipeline with the parameters of its documentation for collections of this size."""
+    """Its pipeline, with samples and neighbourhoods of a size that suits these collections."""
     folder.mkdir(parents=True)
     lengths = folder / "lengths.npy"
     np.save(lengths, vectors.document_lengths().astype(np.int32))
     tokens: Any = vectors.tokens
     token_ids: Any = vectors.token_ids
-    index = _tachiom().build(
+    from tachiom import Tachiom
+
+    index = Tachiom.build(
         str(tokens.filename),
         str(token_ids.filename),
         str(lengths),
@@ -98,7 +102,6 @@ def build_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> None
         tac_n_iter=10,
         pq_n_iter=10,
         ef_construction=300,
-        **options,
     )
     index.save(str(folder / "index"))
     lengths.unlink()
@@ -106,7 +109,9 @@ def build_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> None
 
 def open_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> Search:
     """Settings are arguments of its ``search``."""
-    index = _tachiom().load(str(folder / "index"))
+    from tachiom import Tachiom
+
+    index = Tachiom.load(str(folder / "index"))
     return lambda query, settings: index.search(query, K, **settings)[1].tolist()
 
 
@@ -157,21 +162,29 @@ def open_fast_plaid(vectors: TokenVectors, folder: Path, options: Options) -> Se
     return search
 
 
-Build = Callable[[TokenVectors, Path, Options], None]
-Open = Callable[[TokenVectors, Path, Options], Search]
-ENGINES: dict[str, tuple[Build, Open]] = {
-    "exact": (build_nothing, open_exact),
-    "irkit": (build_irkit, open_irkit),
-    "tachiom": (build_tachiom, open_tachiom),
-    "xtr_warp": (build_xtr_warp, open_xtr_warp),
-    "fast_plaid": (build_fast_plaid, open_fast_plaid),
+@dataclass(frozen=True)
+class Engine:
+    """How to build and to open an index, and the package that does it."""
+
+    package: str
+    build: Callable[[TokenVectors, Path, Options], None]
+    open: Callable[[TokenVectors, Path, Options], Search]
+
+
+ENGINES = {
+    "exact": Engine("torch", build_nothing, open_exact),
+    "irkit": Engine("irkit", build_irkit, open_irkit),
+    "tachiom": Engine("tachiom", build_tachiom, open_tachiom),
+    "xtr_warp": Engine("xtr-warp-rs", build_xtr_warp, open_xtr_warp),
+    "fast_plaid": Engine("fast-plaid", build_fast_plaid, open_fast_plaid),
 }
 
 
 def build(engine: str, options: Options, vectors: TokenVectors, folder: Path) -> dict[str, float]:
     """Build, and say how long it took, how much memory and how many bytes."""
+    resource.setrlimit(resource.RLIMIT_CPU, (BUILD_LIMIT, BUILD_LIMIT + 10))
     before, start, used = peak_memory(), time.perf_counter(), _cpu_seconds()
-    ENGINES[engine][0](vectors, folder, options)
+    ENGINES[engine].build(vectors, folder, options)
     return {
         "seconds": time.perf_counter() - start,
         "cpu": _cpu_seconds() - used,
@@ -183,9 +196,9 @@ def build(engine: str, options: Options, vectors: TokenVectors, folder: Path) ->
 def serve(engine: str, options: Options, vectors: TokenVectors, folder: Path) -> None:
     """Answer requests until there are no more."""
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever an engine prints is no answer
-    search = ENGINES[engine][1](vectors, folder, options)
+    search = ENGINES[engine].open(vectors, folder, options)
     queries = [np.array(vectors.query(number)) for number in range(len(vectors.exact))]
-    print("{}", file=answers, flush=True)
+    print(json.dumps({"version": metadata.version(ENGINES[engine].package)}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         asked, settings = queries[: request["queries"]], request["settings"]
@@ -193,13 +206,6 @@ def serve(engine: str, options: Options, vectors: TokenVectors, folder: Path) ->
         hits = [search(query, settings) for query in asked]
         answer = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "hits": hits}
         print(json.dumps(answer), file=answers, flush=True)
-
-
-def _tachiom() -> Any:
-    sys.path.insert(0, os.environ["IRKIT_PEERS"])
-    from tachiom import Tachiom
-
-    return Tachiom
 
 
 def _documents(vectors: TokenVectors) -> list[torch.Tensor]:

@@ -1,0 +1,76 @@
+"""What the measurements of the suite ``multi_vector`` come to: ratios to the others, and what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness import Row
+
+__all__ = ["bars"]
+
+RECALL = 0.96  # at which speeds are compared
+_OURS = "irkit plaid"
+_BRUTE_FORCE = {"generated 10k": 55.0, "generated 50k": 110.0}
+_SPEED = {"TACHIOM": 2.0, "fast-plaid": 50.0}
+_BUILD = {"TACHIOM": 0.5, "xtr-warp-rs": None, "fast-plaid": 0.2}
+_BYTES = {  # with codes of as many bytes a token
+    "generated": {"TACHIOM": "irkit plaid 2 bits", "xtr-warp-rs": _OURS, "fast-plaid": _OURS},
+    "passages": {"xtr-warp-rs": _OURS, "fast-plaid": _OURS},
+}
+
+_Bar = tuple[str, float, str, float | None]
+
+
+def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
+    """A row for each thing that is wanted, by collection; what there is no measurement for is left out."""
+    rows = []
+    for name in dict.fromkeys(row["collection"] for row in curves):
+        found = [row for row in curves if row["collection"] == name]
+        built = {row["contender"]: row for row in builds if row["collection"] == name and row["build s"]}
+        for what, value, sign, wanted in [*_quality(name, found), *_sizes(name, built)]:
+            met = "" if wanted is None else "yes" if (value >= wanted) == (sign == ">=") else "no"
+            limit = "" if wanted is None else f"{sign} {wanted:g}"
+            rows.append({"collection": name, _OURS: what, "is": value, "wanted": limit, "met": met})
+    return rows
+
+
+def fastest(rows: Sequence[Row], contender: str, recall: float) -> Row | None:
+    """The setting of most queries a second among those that find so much."""
+    good = [row for row in rows if row["contender"] == contender and row["recall@10"] >= recall]
+    return max(good, key=lambda row: row["queries/s"], default=None)
+
+
+def _quality(name: str, rows: list[Row]) -> Iterator[_Bar]:
+    """Recall, and queries a second over those of the others."""
+    highest = {row["contender"]: 0.0 for row in rows}
+    for row in rows:
+        highest[row["contender"]] = max(highest[row["contender"]], row["recall@10"])
+    yield "recall@10 with every document scored by its codes", highest[_OURS], ">=", 0.985
+    ours = fastest(rows, _OURS, RECALL)
+    if ours is None:
+        return
+    what = f"queries/s at recall {RECALL} / "
+    yield f"{what}exact bfloat16", ours["x exact bfloat16"], ">=", _BRUTE_FORCE.get(name)
+    for peer, times in _SPEED.items():
+        theirs = fastest(rows, peer, min(RECALL, highest.get(peer, 0)))
+        if theirs is not None:
+            at = "" if highest[peer] >= RECALL else f" at its {highest[peer]:.3f}"
+            yield f"{what}{peer}{at}", ours["queries/s"] / theirs["queries/s"], ">=", times
+    ratios = []
+    for row in rows:
+        same = fastest(rows, _OURS, row["recall@10"]) if row["contender"] == "xtr-warp-rs" else None
+        ratios += [same["queries/s"] / row["queries/s"]] if same else []
+    if ratios:
+        yield "queries/s / xtr-warp-rs at its recall, the least of its settings", min(ratios), ">=", 4.0
+
+
+def _sizes(name: str, built: dict[str, Row]) -> Iterator[_Bar]:
+    """Time of the build and bytes over those of the others."""
+    for peer, share in _BUILD.items():
+        if peer in built:
+            times = built[_OURS]["build CPU s"] / built[peer]["build CPU s"]
+            yield f"processor time of the build / {peer}", times, "<=", share
+    for peer, ours in _BYTES[name.split()[0]].items():
+        if peer in built:
+            bits = " 2 bits" if "2 bits" in ours else ""
+            yield f"bytes{bits} / {peer}", built[ours]["bytes/token"] / built[peer]["bytes/token"], "<=", 1.0

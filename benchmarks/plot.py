@@ -1,0 +1,87 @@
+"""Curves of recall against speed as one SVG, readable on light and dark pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness import Row
+
+__all__ = ["draw_curves"]
+
+_COLORS = {
+    "irkit plaid": "#0072b2",
+    "irkit plaid 2 bits": "#56b4e9",
+    "irkit muvera": "#009e73",
+    "irkit flat": "#7fc8a9",
+    "TACHIOM": "#d55e00",
+    "xtr-warp-rs": "#cc79a7",
+    "fast-plaid": "#8c564b",
+    "exact bfloat16": "#999999",
+}
+_TEXT, _LINE = "#808080", "#80808055"
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 270, 230, 44, 62, 26  # of a panel, and around it
+_WORST = 0.8  # recall where the axis begins
+
+
+def draw_curves(rows: Sequence[Row], collections: Sequence[str]) -> str:
+    """A panel a collection: recall@10 to the right, queries a second upwards, a line a contender.
+
+    A line joins the settings that no other of the same contender beats in both.
+    """
+    speeds = [row["queries/s"] for row in rows]
+    low, high = math.floor(math.log10(min(speeds))), math.ceil(math.log10(max(speeds)))
+    width = _LEFT + len(collections) * (_WIDTH + _GAP)
+    height = _TOP + _HEIGHT + 40
+    shapes = [*_legend([name for name in _COLORS if any(row["contender"] == name for row in rows)])]
+    for place, name in enumerate(collections):
+        found = [row for row in rows if row["collection"] == name and row["recall@10"] >= _WORST]
+        shapes += _panel(_LEFT + place * (_WIDTH + _GAP), name, found, low, high)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'font-family="sans-serif" font-size="11" fill="{_TEXT}">',
+            *shapes,
+            "</svg>\n",
+        ]
+    )
+
+
+def _panel(left: int, name: str, rows: list[Row], low: int, high: int) -> Iterator[str]:
+    def x(recall: float) -> float:
+        return left + (recall - _WORST) / (1 - _WORST) * _WIDTH
+
+    def y(speed: float) -> float:
+        return _TOP + _HEIGHT * (high - math.log10(speed)) / (high - low)
+
+    bottom = _TOP + _HEIGHT
+    yield f'<text x="{left}" y="{_TOP - 8}" font-weight="bold">{name}</text>'
+    for power in range(low, high + 1):
+        at = y(10**power)
+        yield f'<line x1="{left}" x2="{left + _WIDTH}" y1="{at:.1f}" y2="{at:.1f}" stroke="{_LINE}"/>'
+        if left == _LEFT:
+            yield f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:g}</text>'
+    for step in range(5):
+        recall = _WORST + step * (1 - _WORST) / 4
+        yield f'<line x1="{x(recall):.1f}" x2="{x(recall):.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_LINE}"/>'
+        yield f'<text x="{x(recall):.1f}" y="{bottom + 15}" text-anchor="middle">{recall:.2f}</text>'
+    label = "recall@10, against queries/s of one thread" if left == _LEFT else "recall@10"
+    yield f'<text x="{left + _WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">{label}</text>'
+    for contender, color in _COLORS.items():
+        points = [(row["recall@10"], row["queries/s"]) for row in rows if row["contender"] == contender]
+        best = [point for point in points if not any(_beats(other, point) for other in points)]
+        line = " ".join(f"{x(recall):.1f},{y(speed):.1f}" for recall, speed in sorted(best))
+        yield f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>'
+        for recall, speed in points:
+            yield f'<circle cx="{x(recall):.1f}" cy="{y(speed):.1f}" r="3" fill="{color}"/>'
+
+
+def _legend(names: list[str]) -> Iterator[str]:
+    for place, name in enumerate(names):
+        left, top = _LEFT + place % 5 * 170, 14 + place // 5 * 18
+        yield f'<circle cx="{left}" cy="{top - 4}" r="4" fill="{_COLORS[name]}"/>'
+        yield f'<text x="{left + 9}" y="{top}">{name}</text>'
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] >= other[0] and one[1] >= other[1]
