@@ -5,7 +5,6 @@ Source: the saving code of PyLate 1.6.
 
 from __future__ import annotations
 
-import string
 from typing import Any
 
 from irkit.formats.layers import read_layer
@@ -33,13 +32,13 @@ def read_head(opened: Opened) -> MultiVectorHead:
     length = given.get("query_length") or 32
     attend = bool(given.get("attend_to_expansion_tokens"))
     expands = given.get("do_query_expansion") is not False
-    words = given.get("skiplist_words")
+    words = given.get("skiplist_words")  # punctuation where there are none
     config = MultiVectorConfig.parse(
         {
             "query_length": length,
             "document_length": given.get("document_length") or 180,
             "query_expansion": {"length": length, "attend": attend} if expands else None,
-            "skiplist_words": tuple(string.punctuation) if words is None else words,
+            **({} if words is None else {"skiplist_words": words}),
         },
         f"loading {opened.folder}",
     )

@@ -20,8 +20,6 @@ from irkit.representation import MultiVector
 
 __all__ = ["MultiVectorConfig", "MultiVectorHead", "QueryExpansion", "TokenPooling"]
 
-PUNCTUATION = tuple(string.punctuation)
-
 
 class QueryExpansion(Config):
     """Queries are filled up with a token whose vectors then stand for words that were not asked for.
@@ -78,7 +76,7 @@ class MultiVectorConfig(Config):
     query_length: PositiveInt | None = None
     document_length: PositiveInt | None = None
     query_expansion: QueryExpansion | None = None
-    skiplist_words: tuple[str, ...] = PUNCTUATION
+    skiplist_words: tuple[str, ...] = tuple(string.punctuation)
     skiplist_sides: tuple[Side, ...] = ("document",)
     token_pooling: TokenPooling | None = None
 
