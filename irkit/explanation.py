@@ -185,6 +185,8 @@ def match_tokens(query: TokenVectors, document: TokenVectors) -> Explanation:
 def explain(model: Model, query: str, document: str) -> Explanation:
     """Explain the score that a model gives a document.
 
+    Where the model pools tokens, what is explained is the score of the vectors before that.
+
     Args:
         model: One that makes a vector of each token.
         query: A text.

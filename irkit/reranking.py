@@ -89,10 +89,10 @@ def rerank_run(
     queries: Queries,
     run: Run,
     k: int | None = None,
-    options: RerankOptions | None = None,
+    interaction: Interaction | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Run:
     """See `Retriever.rerank`: documents of a run, by the scores of the model."""
-    progress = (options or {}).get("progress")
     texts = {query.id: query.text for query in given_queries(queries)}
     names = run.query_ids
     missing = [name for name in names if name not in texts]
@@ -107,7 +107,7 @@ def rerank_run(
         for start in range(0, len(names), _QUERIES):
             some = names[start : start + _QUERIES]
             ids = [[document for document, _ in run[name]] for name in some]
-            found = rerank_ids(retriever, [texts[name] for name in some], ids, k, options)
+            found = rerank_ids(retriever, [texts[name] for name in some], ids, k, interaction)
             for name, rows, scores in zip(some, found.rows, found.scores, strict=True):
                 yield name, retriever.documents.ids(rows[rows >= 0]), scores[rows >= 0]
             if progress is not None:
@@ -121,7 +121,7 @@ def rerank_ids(
     queries: Sequence[str],
     candidates: Sequence[Sequence[str]],
     k: int | None = None,
-    options: RerankOptions | None = None,
+    interaction: Interaction | None = None,
 ) -> Hits:
     """Score documents of the index, from what is stored of them.
 
@@ -130,7 +130,7 @@ def rerank_ids(
         queries: Texts.
         candidates: Ids of each.
         k: Results of each query, at most; None is all.
-        options: Of `Retriever.rerank`.
+        interaction: Instead of `irkit.score`.
 
     Returns:
         Rows and scores, ``(n_q, k)``, best first, ties in the order of the candidates.
@@ -146,7 +146,6 @@ def rerank_ids(
     if not rows.size:
         return Hits(rows, np.empty(rows.shape, np.float32))
     encoded = retriever.model.represent(queries, "query")
-    interaction = (options or {}).get("interaction")
     if interaction is None:
         scores = retriever.index.rescore(encoded, rows)
     else:
@@ -165,7 +164,7 @@ def rerank_texts(
     queries: Sequence[str],
     candidates: Sequence[Sequence[Document]],
     k: int | None = None,
-    options: RerankOptions | None = None,
+    interaction: Interaction | None = None,
 ) -> list[list[tuple[Document, float]]]:
     """Score documents that need not be in an index; otherwise as `rerank_ids`.
 
@@ -179,11 +178,10 @@ def rerank_texts(
     if not places:
         return [[] for _ in candidates]
     encoded, documents = model.represent(queries, "query"), model.represent(places, "document")
-    interaction = (options or {}).get("interaction") or score
     results = []
     for number, some in enumerate(candidates):
         chosen = documents[[places[document.full_text] for document in some]]
-        scores = _interact(interaction, encoded[number : number + 1], chosen)
+        scores = _interact(interaction or score, encoded[number : number + 1], chosen)
         order = np.argsort(-scores, kind="stable")[:k]
         results.append([(some[i], float(scores[i])) for i in order if scores[i] > -np.inf])
     return results

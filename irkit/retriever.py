@@ -31,6 +31,7 @@ from irkit.model import Device, Model
 from irkit.representation import Representation
 from irkit.reranking import (
     Candidates,
+    Interaction,
     RerankOptions,
     given_candidates,
     rerank_ids,
@@ -307,7 +308,13 @@ class Retriever:
         **options: Unpack[RerankOptions],
     ) -> list[list[Hit]]: ...
     def rerank(
-        self, queries: Any, candidates: Any, k: int | None = None, **options: Unpack[RerankOptions]
+        self,
+        queries: Any,
+        candidates: Any,
+        k: int | None = None,
+        *,
+        interaction: Interaction | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> list[Hit] | list[list[Hit]] | Run:
         """Rank candidates by the exact scores of the model, whatever kind it is.
 
@@ -318,9 +325,9 @@ class Retriever:
             candidates: Ids of documents of the index, or documents: id -> text, or an iterable of `Document`,
                 records or pairs. Of several queries a list of these. Or the `Run` of a first stage.
             k: Results of each query, at most; None is all.
-            options: ``interaction`` scores representations instead of `irkit.score`, such as a
-                `irkit.late_interaction.MultiVectorAttention`; ``progress`` is called with the number of
-                queries of a run finished since its last call.
+            interaction: Scores representations instead of `irkit.score`, such as a
+                `irkit.late_interaction.MultiVectorAttention`.
+            progress: Called with the number of queries of a run finished since its last call.
 
         Returns:
             As from `search`; of a run, a run. A document that scores -inf (it has no tokens) is left out.
@@ -330,13 +337,13 @@ class Retriever:
                 or ``k`` is below 1.
         """
         if isinstance(candidates, Run):
-            return rerank_run(self, queries, candidates, k, options)
+            return rerank_run(self, queries, candidates, k, interaction, progress)
         texts, single = _strings("reranking", queries), isinstance(queries, str)
         given = given_candidates([candidates] if single else candidates, len(texts))
         if all(isinstance(item, str) for some in given for item in some):
-            hits = self._hits(rerank_ids(self, texts, cast(list[list[str]], given), k, options))
+            hits = self._hits(rerank_ids(self, texts, cast(list[list[str]], given), k, interaction))
         else:
-            ranked = rerank_texts(self.model, texts, cast(list[list[Document]], given), k, options)
+            ranked = rerank_texts(self.model, texts, cast(list[list[Document]], given), k, interaction)
             hits = [
                 [Hit(found.id, value, found.text, found.title, found.metadata) for found, value in some]
                 for some in ranked
