@@ -56,6 +56,8 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     head = HEADS[kind](opened)
     similarity = (settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
     known = SIMILARITIES[head.kind]
+    if kind == "ColBERT" and similarity not in known:
+        similarity = None  # early PyLate wrote that of the class it is made of
     if similarity not in (None, *known):
         raise ConfigError(
             f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(known)}"
@@ -105,8 +107,8 @@ def write(parts: Parts, folder: Path) -> None:
         names.append(f"{_PLACES.get(name, _PLACE)}.{name}")
     if "irkit.Projection" in names:
         warnings.warn(
-            f"saving a model to {folder}: sentence-transformers cannot open it, because it has no layer like "
-            "the gated or scaled projections of this one; irkit can. Linear ones it opens after Model.fold",
+            "saving a model: sentence-transformers cannot open it, because it has no layer like the gated or "
+            "scaled projections of this one; irkit can. Linear ones it opens after Model.fold",
             stacklevel=4,  # whoever called save_pretrained
         )
     modules = [
