@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.harness import Row
 
-__all__ = ["bars"]
+__all__ = ["bars", "speeds"]
 
 RECALL = 0.96  # at which speeds are compared
 _OURS = "irkit plaid"
@@ -34,7 +34,20 @@ def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def fastest(rows: Sequence[Row], contender: str, recall: float) -> Row | None:
+def speeds(curves: Sequence[Row]) -> list[Row]:
+    """A row a contender: the fastest of its settings that reach the recall, else of those that find most."""
+    rows = []
+    for contender in dict.fromkeys(row["contender"] for row in curves):
+        cells: Row = {"one thread, queries/s (recall@10)": contender}
+        for name in dict.fromkeys(row["collection"] for row in curves):
+            found = [row for row in curves if row["collection"] == name]
+            best = _fastest(found, contender, min(RECALL, _highest(found, contender)))
+            cells[name] = f"{best['queries/s']:.3g} ({best['recall@10']:.3f})" if best else ""
+        rows.append(cells)
+    return rows
+
+
+def _fastest(rows: Sequence[Row], contender: str, recall: float) -> Row | None:
     """The setting of most queries a second among those that find so much."""
     good = [row for row in rows if row["contender"] == contender and row["recall@10"] >= recall]
     return max(good, key=lambda row: row["queries/s"], default=None)
@@ -42,23 +55,21 @@ def fastest(rows: Sequence[Row], contender: str, recall: float) -> Row | None:
 
 def _quality(name: str, rows: list[Row]) -> Iterator[_Bar]:
     """Recall, and queries a second over those of the others."""
-    highest = {row["contender"]: 0.0 for row in rows}
-    for row in rows:
-        highest[row["contender"]] = max(highest[row["contender"]], row["recall@10"])
-    yield "recall@10 with every document scored by its codes", highest[_OURS], ">=", 0.985
-    ours = fastest(rows, _OURS, RECALL)
+    yield "recall@10 with every document scored by its codes", _highest(rows, _OURS), ">=", 0.985
+    ours = _fastest(rows, _OURS, RECALL)
     if ours is None:
         return
     what = f"queries/s at recall {RECALL} / "
     yield f"{what}exact bfloat16", ours["x exact bfloat16"], ">=", _BRUTE_FORCE.get(name)
     for peer, times in _SPEED.items():
-        theirs = fastest(rows, peer, min(RECALL, highest.get(peer, 0)))
+        highest = _highest(rows, peer)
+        theirs = _fastest(rows, peer, min(RECALL, highest))
         if theirs is not None:
-            at = "" if highest[peer] >= RECALL else f" at its {highest[peer]:.3f}"
+            at = "" if highest >= RECALL else f" at its {highest:.3f}"
             yield f"{what}{peer}{at}", ours["queries/s"] / theirs["queries/s"], ">=", times
     ratios = []
     for row in rows:
-        same = fastest(rows, _OURS, row["recall@10"]) if row["contender"] == "xtr-warp-rs" else None
+        same = _fastest(rows, _OURS, row["recall@10"]) if row["contender"] == "xtr-warp-rs" else None
         ratios += [same["queries/s"] / row["queries/s"]] if same else []
     if ratios:
         yield "queries/s / xtr-warp-rs at its recall, the least of its settings", min(ratios), ">=", 4.0
@@ -74,3 +85,7 @@ def _sizes(name: str, built: dict[str, Row]) -> Iterator[_Bar]:
         if peer in built:
             bits = " 2 bits" if "2 bits" in ours else ""
             yield f"bytes{bits} / {peer}", built[ours]["bytes/token"] / built[peer]["bytes/token"], "<=", 1.0
+
+
+def _highest(rows: Sequence[Row], contender: str) -> float:
+    return max((row["recall@10"] for row in rows if row["contender"] == contender), default=0.0)

@@ -182,7 +182,6 @@ ENGINES = {
 
 def build(engine: str, options: Options, vectors: TokenVectors, folder: Path) -> dict[str, float]:
     """Build, and say how long it took, how much memory and how many bytes."""
-    resource.setrlimit(resource.RLIMIT_CPU, (BUILD_LIMIT, BUILD_LIMIT + 10))
     before, start, used = peak_memory(), time.perf_counter(), _cpu_seconds()
     ENGINES[engine].build(vectors, folder, options)
     return {
@@ -232,6 +231,8 @@ def _cpu_seconds() -> float:
 
 if __name__ == "__main__":
     verb, name, chosen, source, target = sys.argv[1:]
+    if verb == "build":
+        resource.setrlimit(resource.RLIMIT_CPU, (BUILD_LIMIT, BUILD_LIMIT + 10))
     work = {"build": build, "serve": serve}[verb]
     result = work(name, json.loads(chosen), read(Path(source)), Path(target))
     if result is not None:

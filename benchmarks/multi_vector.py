@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from benchmarks.bars import bars
+from benchmarks.bars import bars, speeds
 from benchmarks.engines import BUILD_LIMIT, K
 from benchmarks.harness import Row, write_results
 from benchmarks.plot import draw_curves
@@ -106,6 +106,7 @@ def main() -> None:
             rows += curve
             builds += built
             write_results("multi_vector_curves", rows)
+            write_results("multi_vector_speed", speeds(rows))
             write_results("multi_vector", [*bars(rows, builds), *builds])
     _PLOT.write_text(draw_curves(rows, COLLECTIONS))
 

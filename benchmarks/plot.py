@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from benchmarks.harness import Row
 
 __all__ = ["draw_curves"]
@@ -20,14 +22,15 @@ _COLORS = {
     "exact bfloat16": "#999999",
 }
 _TEXT, _LINE = "#808080", "#80808055"
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 270, 230, 44, 62, 26  # of a panel, and around it
-_WORST = 0.8  # recall where the axis begins
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 270, 230, 44, 62, 44  # of a panel, and around it
+_WORST, _STEP = 0.8, 0.05  # recall where the axis begins, and its ticks
 
 
 def draw_curves(rows: Sequence[Row], collections: Sequence[str]) -> str:
     """A panel a collection: recall@10 to the right, queries a second upwards, a line a contender.
 
-    A line joins the settings that no other of the same contender beats in both.
+    A line joins the settings that no other of the same contender beats in both. Below a recall of 0.8
+    nothing is drawn.
     """
     speeds = [row["queries/s"] for row in rows]
     low, high = math.floor(math.log10(min(speeds))), math.ceil(math.log10(max(speeds)))
@@ -61,8 +64,7 @@ def _panel(left: int, name: str, rows: list[Row], low: int, high: int) -> Iterat
         yield f'<line x1="{left}" x2="{left + _WIDTH}" y1="{at:.1f}" y2="{at:.1f}" stroke="{_LINE}"/>'
         if left == _LEFT:
             yield f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:g}</text>'
-    for step in range(5):
-        recall = _WORST + step * (1 - _WORST) / 4
+    for recall in np.arange(_WORST, 1 + _STEP / 2, _STEP).tolist():
         yield f'<line x1="{x(recall):.1f}" x2="{x(recall):.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_LINE}"/>'
         yield f'<text x="{x(recall):.1f}" y="{bottom + 15}" text-anchor="middle">{recall:.2f}</text>'
     label = "recall@10, against queries/s of one thread" if left == _LEFT else "recall@10"

@@ -167,9 +167,9 @@ def _sum_of_maxima() -> Any:
     """``(similarities (total, length), offsets (n + 1,), out (n,))``, compiled when first used."""
     import numba
 
-    @numba.njit(parallel=True, fastmath=True)
+    @numba.njit(fastmath=True)
     def reduce(similarities: Array, offsets: Array, out: Array) -> None:
-        for document in numba.prange(len(out)):
+        for document in range(len(out)):
             best = np.full(similarities.shape[1], -1e9, np.float32)
             for token in range(offsets[document], offsets[document + 1]):
                 for place in range(similarities.shape[1]):

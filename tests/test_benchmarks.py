@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,3 +66,77 @@ def test_encoder_of_the_gpu_suite(name: str) -> None:
     rows = measure_encoder(name, dict(zip(SIZES, (32, 2, 4, 64), strict=True)), "cpu", 40)
     assert [row["contender"] for row in rows] == ["transformers", "irkit sdpa"]
     assert all(row["tokens/s"] > 0 for row in rows)
+
+
+def curve(contender: str, recall: float, speed: float) -> dict[str, object]:
+    return {
+        "collection": "generated 10k",
+        "contender": contender,
+        "recall@10": recall,
+        "queries/s": speed,
+        "x exact bfloat16": speed / 10,
+    }
+
+
+CURVES = [
+    curve("exact bfloat16", 1.0, 10.0),
+    curve("irkit plaid", 0.95, 1000.0),
+    curve("irkit plaid", 0.97, 600.0),
+    curve("irkit plaid", 0.99, 200.0),
+    curve("TACHIOM", 0.94, 400.0),
+    curve("TACHIOM", 0.94, 100.0),
+    curve("xtr-warp-rs", 0.8, 100.0),
+    curve("xtr-warp-rs", 0.96, 300.0),
+]
+
+
+def test_speeds_are_compared_at_the_recall_that_both_reach() -> None:
+    from benchmarks.bars import bars, speeds
+
+    build = {"collection": "generated 10k", "build s": 1.0, "build CPU s": 2.0, "bytes/token": 80.0}
+    builds = [
+        build | {"contender": "irkit plaid"},
+        build | {"contender": "xtr-warp-rs", "build CPU s": 20.0, "bytes/token": 40.0},
+        build | {"contender": "fast-plaid", "build s": None},
+    ]
+    found = {row["irkit plaid"]: (row["is"], row["met"]) for row in bars(CURVES, builds)}
+    assert found == {
+        "recall@10 with every document scored by its codes": (0.99, "yes"),
+        "queries/s at recall 0.96 / exact bfloat16": (60.0, "yes"),
+        "queries/s at recall 0.96 / TACHIOM at its 0.940": (1.5, "no"),
+        "queries/s / xtr-warp-rs at its recall, the least of its settings": (2.0, "no"),
+        "processor time of the build / xtr-warp-rs": (0.1, ""),
+        "bytes / xtr-warp-rs": (2.0, "no"),
+    }
+    cells = [row["generated 10k"] for row in speeds(CURVES)]
+    assert cells == ["10 (1.000)", "600 (0.970)", "400 (0.940)", "300 (0.960)"]
+
+
+def test_curves_are_drawn_where_they_belong() -> None:
+    from benchmarks.plot import draw_curves
+
+    svg = ElementTree.fromstring(draw_curves(CURVES, ["generated 10k"]))
+    dots = [shape for shape in svg.iter("{http://www.w3.org/2000/svg}circle") if shape.get("r") == "3"]
+    assert len(dots) == len(CURVES)
+    ours = [dot for dot in dots if dot.get("fill") == "#0072b2"]  # more recall is further right, and lower
+    places = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in ours]
+    assert places == sorted(places)
+    assert [height for _, height in places] == sorted(height for _, height in places)
+
+
+def test_engines_of_token_vectors_find_what_is_exact(tmp_path: Path) -> None:
+    from benchmarks.engines import ENGINES, build
+    from benchmarks.token_vectors import generate, read
+    from irkit import MultiVector, Ragged, score
+
+    generate(60, 50).write(tmp_path / "vectors")
+    vectors = read(tmp_path / "vectors")
+    documents = MultiVector(Ragged(torch.tensor(vectors.tokens).float(), np.diff(vectors.offsets)))
+    for engine, options in (("exact", {"dtype": "float32"}), ("irkit", {"kind": "flat"})):
+        built = build(engine, options, vectors, tmp_path / engine)
+        assert built["bytes"] == 0 or built["bytes"] >= vectors.tokens.nbytes
+        search = ENGINES[engine].open(vectors, tmp_path / engine, options)
+        for number in range(5):
+            query = np.array(vectors.query(number))
+            best = score(MultiVector(Ragged.from_rows([query])), documents)[0].topk(10).indices.tolist()
+            assert search(query, {}) == best == vectors.exact[number, :10].tolist()
