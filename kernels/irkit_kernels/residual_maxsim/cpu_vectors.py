@@ -91,8 +91,7 @@ class _Encode(Vectors):
         norm = self.total(square)
         least = self.op(f"fmul float {self.total(total)}, {self.number(NOTHING)}")
         some = self.op(f"fcmp ogt float {norm}, {least}")
-        factor = self.op(f"fdiv float %steps, {self.op(f'call float @llvm.sqrt.f32(float {norm})')}")
-        factor = self.op(f"select i1 {some}, float {factor}, float 0.0")
+        factor = self._ratio("%steps", self.op(f"call float @llvm.sqrt.f32(float {norm})"), some)
 
         def turn(_: str, state: Values) -> Values:
             factor, a, _b = (self.broadcast(LANES, "float", value) for value in state)
@@ -128,7 +127,7 @@ class _Encode(Vectors):
         return level, value
 
     def _solve(self, some: str, cc: str, cu: str, uu: str, xc: str, xu: str) -> Values:
-        """``1 / b``, a and b of least ``|x - a c - b u|``; without ``some`` residual, a alone."""
+        """``1 / b``, a and b of least ``|x - a c - b u|``; one is 0 without residual or without centroid."""
 
         def minus(a: str, b: str, c: str, d: str) -> str:  # a b - c d
             return self.op(f"fsub float {self.op(f'fmul float {a}, {b}')}, {self.op(f'fmul float {c}, {d}')}")
@@ -136,13 +135,17 @@ class _Encode(Vectors):
         det = minus(cc, uu, cu, cu)
         least = self.op(f"fmul float {self.op(f'fmul float {cc}, {uu}')}, {self.number(NOTHING)}")
         fits = self.op(f"and i1 {some}, {self.op(f'fcmp ogt float {det}, {least}')}")
-        above = self.op(f"fcmp ogt float {cc}, 0.0")
-        alone = self.op(f"select i1 {above}, float {self.op(f'fdiv float {xc}, {cc}')}, float 0.0")
+        only_c = self._ratio(xc, cc, self.op(f"fcmp ogt float {cc}, 0.0"))
+        only_u = self._ratio(xu, uu, self.op(f"fcmp ogt float {uu}, 0.0"))
+        only_u = self.op(f"select i1 {self.op(f'fcmp oeq float {cc}, 0.0')}, float {only_u}, float 0.0")
+        only_u = self.op(f"select i1 {some}, float {only_u}, float 0.0")
         a = self.op(f"fdiv float {minus(xc, uu, xu, cu)}, {det}")
         b = self.op(f"fdiv float {minus(xu, cc, xc, cu)}, {det}")
-        a, b = (self.op(f"select i1 {fits}, float {x}, float {y}") for x, y in ((a, alone), (b, "0.0")))
-        inverse = self.op(f"fdiv float {self.number(1)}, {b}")
-        return self.op(f"select i1 {self.op(f'fcmp une float {b}, 0.0')}, float {inverse}, float 0.0"), a, b
+        a, b = (self.op(f"select i1 {fits}, float {x}, float {y}") for x, y in ((a, only_c), (b, only_u)))
+        return self._ratio(self.number(1), b, self.op(f"fcmp une float {b}, 0.0")), a, b
+
+    def _ratio(self, a: str, b: str, valid: str) -> str:
+        return self.op(f"select i1 {valid}, float {self.op(f'fdiv float {a}, {b}')}, float 0.0")
 
     def pack(self, target: str, nbits: int, width: int) -> None:
         """Join the planes of levels."""

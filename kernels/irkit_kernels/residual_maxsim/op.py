@@ -122,7 +122,7 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
     """Prepare centroids ``(K, d)``, once for all queries."""
     _vectors("pack_centroids", centroids=centroids)
-    return cpu.pack_centroids(centroids)
+    return cpu.pack_centroids(np.ascontiguousarray(centroids))
 
 
 def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> QueryTable:
@@ -138,7 +138,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     _vectors("query_table", width=centroids.dim, query=query)
     if not len(query):
         raise ValueError("query_table: got a query without tokens, expected at least one")
-    return cpu.query_table(query, centroids)
+    return cpu.query_table(np.ascontiguousarray(query), centroids)
 
 
 def probe(
@@ -226,10 +226,14 @@ def _check(operation: str, name: str, x: NDArray[Any], dims: int, *dtypes: Any) 
 
 def _vectors(operation: str, width: int | None = None, **arrays: NDArray[Any]) -> None:
     for name, x in arrays.items():
-        _check(operation, name, x, 2, np.float32)
-        if 0 in x.shape[1:] or (width is None and not len(x)) or width not in (None, x.shape[1]):
-            expected = "some of some width" if width is None else f"vectors of width {width}"
-            raise ValueError(f"{operation}: got {name} of shape {x.shape}, expected {expected}")
+        if x.dtype != np.float32 or x.ndim != 2:
+            raise TypeError(
+                f"{operation}: {name} must be an array of float32 with 2 dimensions, got {x.dtype} {x.shape}"
+            )
+        if width is None and 0 in x.shape:
+            raise ValueError(f"{operation}: got {name} of shape {x.shape}, expected at least one vector")
+        if width not in (None, x.shape[1]):
+            raise ValueError(f"{operation}: got {name} of shape {x.shape}, expected vectors of width {width}")
 
 
 def _row(operation: str, dtype: Any, **arrays: NDArray[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +148,7 @@ def encode_reference(
     middles = (codebook[1:].astype(np.int16) + codebook[:-1]) >> 1
     square, cc, xc = ((p * q).sum(1) for p, q in ((x - c, x - c), (c, c), (x, c)))
     some = square > NOTHING * (x * x).sum(1)
-    factor = np.where(some, STEPS * (x.shape[1] / np.where(some, square, 1)) ** 0.5, 0)
+    factor = STEPS * _ratio(x.shape[1], square, some) ** 0.5
     a, b = np.ones(len(x)), np.zeros(len(x))
     for _ in range(TURNS):
         steps = np.rint(np.clip(factor[:, None] * (x - a[:, None] * c), -128, 127))
@@ -157,12 +157,15 @@ def encode_reference(
         cu, uu, xu = ((p * q).sum(1) for p, q in ((c, u), (u, u), (x, u)))
         det = cc * uu - cu * cu
         fits = some & (det > NOTHING * cc * uu)
-        det = np.where(fits, det, 1)
-        a = np.where(fits, (xc * uu - xu * cu) / det, np.where(cc > 0, xc / np.where(cc > 0, cc, 1), 0))
-        b = np.where(fits, (xu * cc - xc * cu) / det, 0)
-        factor = np.where(b != 0, 1 / np.where(b != 0, b, 1), 0)
+        a = np.where(fits, _ratio(xc * uu - xu * cu, det, fits), _ratio(xc, cc, cc > 0))
+        b = np.where(fits, _ratio(xu * cc - xc * cu, det, fits), _ratio(xu, uu, some & (cc == 0) & (uu > 0)))
+        factor = _ratio(1, b, b != 0)
     coefficients = np.stack([a, b], 1).astype(np.float16)
     return Tokens(codes, coefficients, pack_levels(levels, nbits))  # type: ignore[arg-type]
+
+
+def _ratio(a: Any, b: NDArray[np.float64], valid: NDArray[np.bool_]) -> NDArray[np.float64]:
+    return np.where(valid, a / np.where(valid, b, 1), 0)
 
 
 def decode_reference(
@@ -189,14 +192,15 @@ def probe_reference(
     table: CentroidTable,
     nprobe: int,
     list_offsets: NDArray[np.int64],
-    list_rows: NDArray[np.int32],
+    list_documents: NDArray[np.int32],
     keep: NDArray[np.bool_],
 ) -> NDArray[np.int32]:
     """The documents, in order, with a token at one of the ``nprobe`` best centroids of a query token."""
-    best = np.unique(np.argsort(-table.scores, axis=0, kind="stable")[:nprobe])
     found = np.zeros(len(keep), bool)
-    for centroid in best:
-        found[list_rows[list_offsets[centroid] : list_offsets[centroid + 1]]] = True
+    for scores in table.scores.T:
+        bound = np.sort(scores)[-nprobe:][0]
+        for centroid in np.flatnonzero(scores >= bound):
+            found[list_documents[list_offsets[centroid] : list_offsets[centroid + 1]]] = True
     return np.flatnonzero(found & keep).astype(np.int32)
 
 
@@ -215,15 +219,15 @@ def residual_maxsim_reference(
     offsets: NDArray[np.int64],
     codebook: NDArray[np.int8],
     rows: NDArray[np.int32],
-) -> NDArray[np.float32]:
-    """MaxSim of each document ``rows[i]``, with the query rounded to 8 bits; -inf without tokens."""
+) -> NDArray[np.float64]:
+    """MaxSim of each document ``rows[i]``, the query rounded to 8 bits, in float64; -inf without tokens."""
     nbits, (q, scale) = len(codebook).bit_length() - 1, quantize_signed(query)
-    out = np.full(len(rows), -np.inf, np.float32)
+    out = np.full(len(rows), -np.inf)
     for i, row in enumerate(rows):
         codes, coefficients, packed = (x[offsets[row] : offsets[row + 1]] for x in tokens)
-        levels = codebook.astype(np.int32)[unpack_levels(packed, query.shape[1], nbits)]
-        a, b = coefficients.astype(np.float32).T
-        scores = a[:, None] * table.scores[codes] + b[:, None] * (levels @ q.astype(np.int32).T * scale)
+        levels = codebook.astype(np.float64)[unpack_levels(packed, query.shape[1], nbits)]
+        a, b = coefficients.astype(np.float64).T
+        scores = a[:, None] * table.scores[codes] + b[:, None] * (levels @ q.T * scale)
         if len(codes):
             out[i] = scores.max(0).sum()
     return out
