@@ -21,26 +21,43 @@ import pytest
 import torch
 
 import irkit.index.faiss
-from irkit import Dense
+import irkit.index.plaid
+import irkit.index.store
+from irkit import Dense, MultiVector, Ragged, score
 from irkit.data.document import Document
 from irkit.index import Documents, Store, create_index, open_index
+from irkit.representation import Representation
 
 DIM, CHUNK = 4, 6
+CONFIGS: dict[str, Any] = {
+    "faiss": "IVF4,Flat",
+    "plaid": {"kind": "plaid", "centroids": 8},
+    "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "factory": "IVF4,Flat"},
+}
+kind = "faiss"  # what this process works on
 
 
 def texts(n: int, label: str) -> list[Document]:
     return [Document(f"{label}{i}", label, metadata={"label": label}) for i in range(n)]
 
 
-def vectors(n: int, seed: int) -> Dense:
-    return Dense(torch.from_numpy(np.random.default_rng(seed).standard_normal((n, DIM), dtype=np.float32)))
+def vectors(n: int, seed: int) -> Representation:
+    rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((3 * n, DIM), dtype=np.float32))
+    return Dense(rows[:n]) if kind == "faiss" else MultiVector(Ragged(rows, torch.full((n,), 3)))
+
+
+def little_is_much() -> None:
+    """Constants made small, so that 30 documents are looked up and cut into blocks."""
+    irkit.index.faiss._FEW, irkit.index.faiss._PER_HIT = 8, 1
+    irkit.index.plaid._FEW = irkit.index.plaid._SCAN = 8
+    irkit.index.store._BLOCK_BYTES = 1 << 8  # 32 tokens in float16
 
 
 def build(path: Path, seed: int = 1) -> int:
     """Build an index of 30 documents in chunks, or resume it; where it went on."""
     data, documents = vectors(30, seed), texts(30, f"s{seed}-")
     with Store.build(path, key=seed, overwrite=True) as store:
-        index, stored = create_index(store, "IVF4,Flat"), Documents(store)
+        index, stored = create_index(store, CONFIGS[kind]), Documents(store)
         begun = len(stored)
         assert begun == len(index)
         for start in range(begun, 30, CHUNK):
@@ -125,7 +142,7 @@ def run_killed(action: str, path: Path, step: int) -> bool:
 def survive(action: str, directory: Path, wanted: int) -> None:
     """Kill the action at ``wanted`` random steps (0: at every one); check what is left and do it again."""
     os.fsync = lambda descriptor: None  # a killed process loses nothing that it has written
-    irkit.index.faiss._FEW, irkit.index.faiss._PER_HIT = 8, 1
+    little_is_much()
     base, path = directory / "base", directory / "index"
     before = None
     if action == "build":
@@ -184,14 +201,14 @@ def churn(path: Path, updates: int) -> None:
 ACTIONS = {"build": build, "overwrite": build, "update": update}
 
 
-def run_script(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, *map(str, arguments)]
+def run_script(kind: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, kind, *map(str, arguments)]
     single = os.environ | {"OMP_NUM_THREADS": "1"}  # a child that was forked hangs in OpenMP's threads
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=single)
 
 
-def check_survival(action: str, directory: Path, steps: int) -> None:
-    process = run_script("survive", action, directory, steps)
+def check_survival(kind: str, action: str, directory: Path, steps: int) -> None:
+    process = run_script(kind, "survive", action, directory, steps)
     output, problems = process.communicate()
     assert process.returncode == 0, problems
     result = json.loads(output)
@@ -202,20 +219,26 @@ def check_survival(action: str, directory: Path, steps: int) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_killed_at_twenty_moments(action: str, tmp_path: Path) -> None:
-    check_survival(action, tmp_path, 20)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_killed_at_twenty_moments(kind: str, action: str, tmp_path: Path) -> None:
+    check_survival(kind, action, tmp_path, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
-def test_killed_at_every_moment(action: str, tmp_path: Path) -> None:
-    check_survival(action, tmp_path, 0)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_killed_at_every_moment(kind: str, action: str, tmp_path: Path) -> None:
+    check_survival(kind, action, tmp_path, 0)
 
 
-def test_readers_of_a_changing_index_see_it_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", CONFIGS)
+def test_readers_of_a_changing_index_see_it_whole(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "kind", which)
     path = tmp_path / "index"
     build(path, 0)
-    process = run_script("churn", path, 60)
+    process = run_script(which, "churn", path, 60)
     long, seen = Store.open(path), set()
     queries = vectors(3, 99)
     while process.poll() is None:
@@ -226,7 +249,12 @@ def test_readers_of_a_changing_index_see_it_whole(tmp_path: Path) -> None:
             labels = {document.text for document in stored.fetch(rows)}
             assert (len(rows), len(labels), len(stored)) == (30, 1, len(index))
             generation = int(labels.pop()[1:-1])
-            truth = queries.values @ vectors(30, generation).values.T
+            data = vectors(30, generation)
+            if which != "faiss":  # exact for what it keeps
+                kept = index.representations(rows)
+                assert np.abs(kept.arrays()["values"] - data.arrays()["values"]).max() < 1
+                data = kept
+            truth = score(queries, data)
             hits = index.search(queries, 30)
             order = np.argsort(-truth.numpy(), axis=1, kind="stable")
             np.testing.assert_array_equal(hits.rows - rows[0], order)
@@ -237,8 +265,9 @@ def test_readers_of_a_changing_index_see_it_whole(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "survive":
-        survive(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    kind, command, *arguments = sys.argv[1:]
+    if command == "survive":
+        survive(arguments[0], Path(arguments[1]), int(arguments[2]))
     else:
-        irkit.index.faiss._FEW = 8
-        churn(Path(sys.argv[2]), int(sys.argv[3]))
+        little_is_much()
+        churn(Path(arguments[0]), int(arguments[1]))
