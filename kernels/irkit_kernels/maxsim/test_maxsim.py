@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -18,16 +19,22 @@ from irkit_kernels.maxsim import maxsim, maxsim_int8, op, quantize_rows
 from irkit_kernels.maxsim.cpu_tile import Plan
 from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward, maxsim_reference
 
-FEATURES = {"this CPU": cpu_features(), "avx2": {"avx2", "fma"}, "any": {"sse2"}, "no compiler": set()}
+AVX2 = {"avx2", "fma"}
+# what the CPU has, and LLVM's name of the one to compile for
+CPUS = {"this CPU": (cpu_features(), None), "any": ({"sse2"}, None), "no compiler": (set(), None)}
+if cpu_features() >= AVX2:
+    CPUS |= {"avx2": (AVX2, "haswell"), "any": ({"sse2"}, "x86-64")}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(params=FEATURES, scope="module", autouse=True)
+@pytest.fixture(params=CPUS, scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the code written for a CPU of these features; fresh memory is full of NaN and large integers."""
+    """Run the code for one of the CPUs; fresh memory is full of NaN and large integers."""
+    features, name = CPUS[request.param]
     torch.use_deterministic_algorithms(True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "cpu_features", lambda: frozenset(FEATURES[request.param]))
+        patch.setattr(cpu, "cpu_features", lambda: frozenset(features))
+        patch.setattr(cpu, "compile_plan", partial(cpu.compile_plan, cpu=name))
         yield request.param
     torch.use_deterministic_algorithms(False)
 
