@@ -47,7 +47,7 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
     import numba  # counts the cores it may use
 
     rows, _ = [], numba
-    for cores in (1, os.cpu_count() or 1) if device == "cpu" else (0,):
+    for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
         with _cores(cores):
             rows += _measure("1 query x 1000 documents", 1, 1000, device, cores, _search_ways)
             rows += _measure("32 x 128 and gradients", 32, 128, device, cores, _training_ways)
