@@ -14,10 +14,12 @@ from .op import (
     residual_maxsim,
     train_codebook,
 )
+from .tensor_op import TensorTokens, tensor_interaction, tensor_maxsim
 
 __all__ = [
     "PackedCentroids",
     "QueryTable",
+    "TensorTokens",
     "Tokens",
     "assign",
     "decode",
@@ -27,5 +29,7 @@ __all__ = [
     "probe",
     "query_table",
     "residual_maxsim",
+    "tensor_interaction",
+    "tensor_maxsim",
     "train_codebook",
 ]

@@ -1,0 +1,140 @@
+"""The scores of a search for torch tensors: pairs of queries and documents on CUDA, or slowly anywhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .reference import NBITS, packed_width
+
+__all__ = ["TensorTokens", "tensor_interaction", "tensor_maxsim"]
+
+
+class TensorTokens(NamedTuple):
+    """`Tokens` on a device.
+
+    Attributes:
+        codes: ``(n,)`` uint16 or int32.
+        coefficients: ``(n, 2)`` float16.
+        packed: ``(n, bytes)`` uint8.
+    """
+
+    codes: Tensor
+    coefficients: Tensor
+    packed: Tensor
+
+
+def tensor_interaction(
+    table: Tensor, query_offsets: Tensor, codes: Tensor, document_offsets: Tensor, pairs: Tensor
+) -> Tensor:
+    """Score pairs roughly: MaxSim with document tokens replaced by their centroids.
+
+    Args:
+        table: ``(K, total_q)`` floating point, ``centroids @ queries.T``.
+        query_offsets: ``(n_q + 1,)`` int32; trusted, as are the other offsets and the pairs.
+        codes: ``(n,)`` uint16 or int32. One that is no centroid counts as the last.
+        document_offsets: ``(n_d + 1,)`` int64.
+        pairs: ``(p, 2)`` int64 rows of queries and of documents.
+
+    Returns:
+        ``(p,)`` float32; minus infinity for a document without tokens, else 0 for a query without.
+    """
+    _check("tensor_interaction", table, query_offsets, codes, document_offsets, pairs)
+    if table.is_cuda:
+        from . import triton_kernel
+
+        return triton_kernel.interaction(table, query_offsets, codes, document_offsets, pairs)
+    return _by_pair(table, query_offsets, codes, document_offsets, pairs, None)
+
+
+def tensor_maxsim(
+    queries: Tensor,
+    table: Tensor,
+    query_offsets: Tensor,
+    tokens: TensorTokens,
+    document_offsets: Tensor,
+    codebook: Tensor,
+    pairs: Tensor,
+) -> Tensor:
+    """Score pairs: MaxSim with the encoded tokens, products of a token as ``a * table + b * levels @ query``.
+
+    Args:
+        queries: ``(total_q, d)`` float32, float16 or bfloat16: what levels are multiplied in.
+        table: ``(K, total_q)`` floating point, ``centroids @ queries.T``.
+        query_offsets: ``(n_q + 1,)`` int32; trusted, as are the other offsets and the pairs.
+        tokens: Of all documents.
+        document_offsets: ``(n_d + 1,)`` int64.
+        codebook: ``(2**nbits,)`` int8, that of `encode`.
+        pairs: ``(p, 2)`` int64 rows of queries and of documents.
+
+    Returns:
+        ``(p,)`` float32, as `tensor_interaction`.
+    """
+    _check("tensor_maxsim", table, query_offsets, tokens.codes, document_offsets, pairs)
+    nbits, n = len(codebook).bit_length() - 1, len(tokens.codes)
+    if codebook.dtype != torch.int8 or nbits not in NBITS or len(codebook) != 2**nbits:
+        raise ValueError(f"tensor_maxsim: got a codebook {codebook.dtype} of {len(codebook)} levels")
+    shapes = [tuple(x.shape) for x in (queries, *tokens[1:])]
+    expected = [(table.shape[1], queries.shape[-1]), (n, 2), (n, packed_width(queries.shape[-1], nbits))]
+    if shapes != expected:
+        raise ValueError(f"tensor_maxsim: got queries, coefficients, packed of {shapes}, expected {expected}")
+    if table.is_cuda:
+        from . import triton_kernel
+
+        parts = (queries, table, query_offsets, tokens, document_offsets, codebook, pairs)
+        return triton_kernel.residual_maxsim(*parts)
+    levels = codebook[_unpack(tokens.packed, queries.shape[1], nbits)].float()
+    a, b = tokens.coefficients.float().split(1, dim=1)
+    return _by_pair(
+        table, query_offsets, tokens.codes, document_offsets, pairs, (queries.float(), a, b * levels)
+    )
+
+
+def _by_pair(
+    table: Tensor,
+    query_offsets: Tensor,
+    codes: Tensor,
+    document_offsets: Tensor,
+    pairs: Tensor,
+    residual: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    codes = codes.long()
+    codes = codes.where((codes >= 0) & (codes < len(table)), len(table) - 1)
+    out = table.new_full((len(pairs),), -torch.inf, dtype=torch.float32)
+    for i, (query, document) in enumerate(pairs.tolist()):
+        rows = slice(*query_offsets[query : query + 2].tolist())
+        at = slice(*document_offsets[document : document + 2].tolist())
+        scores = table[codes[at], rows].float()
+        if residual is not None:
+            queries, a, rest = residual
+            scores = a[at] * scores + rest[at] @ queries[rows].T
+        if len(scores):
+            out[i] = scores.amax(0).sum()
+    return out
+
+
+def _unpack(packed: Tensor, dim: int, nbits: int) -> Tensor:
+    planes = [packed >> shift & (2**nbits - 1) for shift in range(0, 8, nbits)]
+    return torch.cat(planes, dim=1)[:, :dim].long()
+
+
+def _check(
+    name: str, table: Tensor, query_offsets: Tensor, codes: Tensor, document_offsets: Tensor, pairs: Tensor
+) -> None:
+    if not table.is_floating_point() or table.dim() != 2 or not len(table):
+        raise ValueError(
+            f"{name}: table must be (K, total_q) of floats, got {table.dtype} {tuple(table.shape)}"
+        )
+    for what, x, dtypes, dims in (
+        ("query_offsets", query_offsets, (torch.int32,), 1),
+        ("codes", codes, (torch.uint16, torch.int32), 1),
+        ("document_offsets", document_offsets, (torch.int64,), 1),
+        ("pairs", pairs, (torch.int64,), 2),
+    ):
+        if x.dtype not in dtypes or x.dim() != dims or x.device != table.device:
+            raise ValueError(
+                f"{name}: {what} must be {' or '.join(map(str, dtypes))} with {dims} dimension(s) on "
+                f"{table.device}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )

@@ -1,0 +1,197 @@
+"""Scores of tensors against the definition: slowly, on CUDA, and in the interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from irkit_kernels._aot import compile_cubin
+from irkit_kernels.residual_maxsim import TensorTokens, Tokens, reference, tensor_interaction, tensor_maxsim
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytest.importorskip("triton")
+needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
+
+
+def on_device(test):
+    return test if INTERPRETED else pytest.mark.gpu(test)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _poison():
+    """Fresh memory is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Problem(NamedTuple):
+    queries: Tensor
+    table: Tensor
+    query_offsets: Tensor
+    tokens: TensorTokens
+    document_offsets: Tensor
+    codebook: Tensor
+    pairs: Tensor
+
+    def on(self, device: str) -> Problem:
+        moved = (
+            x.to(device) if isinstance(x, Tensor) else TensorTokens(*(y.to(device) for y in x)) for x in self
+        )
+        return Problem(*moved)
+
+    @property
+    def rough(self) -> tuple[Tensor, ...]:
+        return self.table, self.query_offsets, self.tokens.codes, self.document_offsets, self.pairs
+
+
+def problem(q_lengths, d_lengths, k: int, dim: int, nbits: int, seed: int, wide: bool = True) -> Problem:
+    """Small integers, which every dtype and order of addition represents exactly."""
+    rng = np.random.default_rng(seed)
+    tq, td = sum(q_lengths), sum(d_lengths)
+    codebook = np.sort(rng.choice(np.arange(-128, 128), 2**nbits, replace=False)).astype(np.int8)
+    packed = reference.pack_levels(rng.integers(0, 2**nbits, (td, dim)).astype(np.uint8), nbits)
+    codes = rng.integers(0, k + 2 * wide, td).astype(np.int32 if wide else np.uint16)  # some are no centroid
+    coefficients = rng.integers(-2, 3, (td, 2)).astype(np.float16)
+    queries, table = rng.integers(-2, 3, (tq, dim)), rng.integers(-9, 10, (k, tq))
+    pairs = (
+        np.stack([rng.integers(0, len(x), 6) if x else np.zeros(0, int) for x in (q_lengths, d_lengths)], 1)
+        if q_lengths and d_lengths
+        else np.zeros((0, 2), int)
+    )
+    offsets = [np.concatenate([[0], np.cumsum(x, dtype=np.int64)]) for x in (q_lengths, d_lengths)]
+    return Problem(
+        torch.from_numpy(queries.astype(np.float32)),
+        torch.from_numpy(table.astype(np.float32)),
+        torch.from_numpy(offsets[0].astype(np.int32)),
+        TensorTokens(torch.from_numpy(codes), torch.from_numpy(coefficients), torch.from_numpy(packed)),
+        torch.from_numpy(offsets[1]),
+        torch.from_numpy(codebook),
+        torch.from_numpy(pairs.astype(np.int64)),
+    )
+
+
+lengths = st.lists(st.one_of(st.integers(0, 9), st.sampled_from([0, 1, 17, 33])), max_size=3)
+problems = st.builds(
+    problem,
+    lengths,
+    lengths,
+    st.integers(1, 20),
+    st.sampled_from([1, 8, 24, 40, 128]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(0, 2**31),
+    st.booleans(),
+)
+
+
+@needs_no_gpu
+@settings(max_examples=40, deadline=None)
+@given(problems)
+def test_definition(x):
+    """Scores of tensors are those of the search."""
+    k = len(x.table)
+    codes = np.minimum(x.tokens.codes.numpy(), k - 1)
+    tokens = Tokens(codes, x.tokens.coefficients.numpy(), x.tokens.packed.numpy())
+    got, rough = tensor_maxsim(*x), tensor_interaction(*x.rough)
+    for (query, document), score, rough_score in zip(x.pairs.tolist(), got, rough, strict=True):
+        rows = slice(*x.query_offsets[query : query + 2].tolist())
+        at = slice(*x.document_offsets[document : document + 2].tolist())
+        if at.start == at.stop:
+            assert score == rough_score == -torch.inf
+            continue
+        part = Tokens(*(y[at] for y in tokens))
+        scores = x.table.numpy()[part.codes][:, rows]
+        assert rough_score == scores.max(0).sum()
+        centroids = np.zeros((k, x.queries.shape[1]), np.float32)
+        levels = reference.decode_reference(part, centroids, x.codebook.numpy())
+        a = part.coefficients[:, :1].astype(np.float32)
+        assert score == (a * scores + levels @ x.queries.numpy()[rows].T).max(0).sum()
+
+
+@on_device
+@settings(max_examples=12 if INTERPRETED else 60, deadline=None)
+@given(problems)
+def test_kernel(x):
+    from irkit_kernels.residual_maxsim import triton_kernel
+
+    there = x.on(DEVICE)
+    assert torch.equal(triton_kernel.interaction(*there.rough).cpu(), tensor_interaction(*x.rough))
+    assert torch.equal(triton_kernel.residual_maxsim(*there).cpu(), tensor_maxsim(*x))
+    half = there._replace(queries=there.queries.half(), table=there.table.half())
+    assert torch.equal(triton_kernel.residual_maxsim(*half).cpu(), tensor_maxsim(*x))
+
+
+@needs_no_gpu
+@pytest.mark.gpu
+def test_error_is_that_of_torch():
+    x = problem([32] * 4, [100] * 50, 64, 128, 4, 0)
+    rng = torch.Generator().manual_seed(0)
+    x = x._replace(
+        queries=torch.randn(x.queries.shape, generator=rng), table=torch.randn(x.table.shape, generator=rng)
+    )
+    exact = tensor_maxsim(*x)
+    there = x._replace(queries=x.queries.half(), table=x.table.half()).on("cuda")
+    rounded = tensor_maxsim(*x._replace(queries=x.queries.half().float(), table=x.table.half().float()))
+    error = (tensor_maxsim(*there).cpu() - exact).abs().max()
+    assert error <= 2 * (rounded - exact).abs().max()
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("nbits", [0, 1, 4, 8])
+def test_compiles_for_gpus(capability, nbits):
+    from irkit_kernels.residual_maxsim import triton_kernel
+
+    width = 96 * nbits // 8 or 1
+    arguments = {"table": "*fp16", "queries": "*fp16", "query_offsets": "*i32", "codes": "*u16"}
+    arguments |= {"coefficients": "*fp16", "packed": "*u8", "document_offsets": "*i64", "codebook": "*i8"}
+    arguments |= {"pairs": "*i64", "out": "*fp32", "n_centroids": "i32", "n_queries": "i32"}
+    arguments |= {"D": 96, "NBITS": nbits, "WIDTH": width, "BLOCK_W": 16 if nbits < 2 else 64}
+    arguments |= {"BLOCK_Q": 32, "BLOCK_D": 64, "num_warps": 4, "enable_fp_fusion": True}
+    assert compile_cubin(triton_kernel.score, arguments, capability)[:4] == b"\x7fELF"
+
+
+@needs_no_gpu
+def test_in_the_interpreter():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+    ]
+    result = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "1 passed" in result.stdout
+
+
+@needs_no_gpu
+def test_errors():
+    x = problem([3], [4], 5, 8, 4, 0)
+    with pytest.raises(ValueError, match=r"tensor_interaction: table must be \(K, total_q\)"):
+        tensor_interaction(x.table[0], *x.rough[1:])
+    with pytest.raises(ValueError, match=r"tensor_interaction: pairs must be torch\.int64"):
+        tensor_interaction(*x.rough[:-1], x.pairs.int())
+    with pytest.raises(
+        ValueError, match=r"codes must be torch\.uint16 or torch\.int32 .* on cpu, got torch\.int64"
+    ):
+        tensor_maxsim(*x._replace(tokens=x.tokens._replace(codes=x.tokens.codes.long())))
+    with pytest.raises(ValueError, match=r"expected \[\(3, 8\), \(4, 2\), \(4, 4\)\]"):
+        tensor_maxsim(*x._replace(tokens=x.tokens._replace(packed=x.tokens.packed[:, :2])))
+    with pytest.raises(ValueError, match=r"codebook torch\.int8 of 3 levels"):
+        tensor_maxsim(*x._replace(codebook=x.codebook[:3]))

@@ -1,0 +1,172 @@
+"""Scores of encoded documents on CUDA: one program a pair of query and document."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["interaction", "residual_maxsim", "score"]
+
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
+_OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
+_CONFIGS = [
+    triton.Config({"BLOCK_D": block}, num_warps=warps, num_stages=stages)
+    for block, warps, stages in ((16, 1, 2), (32, 2, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2))
+]
+
+
+@triton.jit
+def _residual(
+    packed,
+    codebook,
+    queries,
+    tokens,
+    d_stop,
+    rows,
+    q_stop,
+    D: tl.constexpr,
+    NBITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+):
+    """Products of the levels of tokens with query tokens, plane by plane."""
+    total = tl.zeros([BLOCK_D, BLOCK_Q], tl.float32)
+    columns = tl.arange(0, BLOCK_W)
+    for plane in tl.static_range(8 // NBITS):
+        for first in range(0, WIDTH, BLOCK_W):
+            place = first + columns
+            dims = plane * WIDTH + place
+            there = (place < WIDTH) & (dims < D)
+            bytes_ = tl.load(
+                packed + tokens.to(tl.int64)[:, None] * WIDTH + place[None, :],
+                mask=(tokens < d_stop)[:, None] & there[None, :],
+                other=0,
+            )
+            levels = tl.load(codebook + ((bytes_.to(tl.int32) >> (plane * NBITS)) & ((1 << NBITS) - 1)))
+            q = tl.load(
+                queries + rows.to(tl.int64)[None, :] * D + dims[:, None],
+                mask=(rows < q_stop)[None, :] & there[:, None],
+                other=0.0,
+            )
+            total = tl.dot(levels.to(q.dtype), q, total, input_precision="ieee")
+    return total
+
+
+@triton.autotune(configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "NBITS", "BLOCK_Q"])
+@triton.jit
+def score(
+    table,
+    queries,
+    query_offsets,
+    codes,
+    coefficients,
+    packed,
+    document_offsets,
+    codebook,
+    pairs,
+    out,
+    n_centroids,
+    n_queries,
+    D: tl.constexpr,
+    NBITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """MaxSim of a pair; with ``NBITS`` 0 of the centroids alone."""
+    job = tl.program_id(0).to(tl.int64)
+    query, document = tl.load(pairs + 2 * job), tl.load(pairs + 2 * job + 1)
+    q_start, q_stop = tl.load(query_offsets + query), tl.load(query_offsets + query + 1)
+    d_start, d_stop = tl.load(document_offsets + document), tl.load(document_offsets + document + 1)
+    width = tl.load(query_offsets + n_queries).to(tl.int64)  # of a row of the table
+    total = 0.0
+    for first_q in range(q_start, q_stop, BLOCK_Q):
+        rows = first_q + tl.arange(0, BLOCK_Q)
+        best = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+        for first in range(d_start, d_stop, BLOCK_D):
+            tokens = first + tl.arange(0, BLOCK_D)
+            inside = tokens < d_stop
+            centroids = tl.load(codes + tokens, mask=inside, other=0).to(tl.int64)
+            centroids = tl.where((centroids < 0) | (centroids >= n_centroids), n_centroids - 1, centroids)
+            scores = tl.load(
+                table + centroids[:, None] * width + rows[None, :],
+                mask=inside[:, None] & (rows < q_stop)[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            if NBITS > 0:
+                rest = _residual(
+                    packed,
+                    codebook,
+                    queries,
+                    tokens,
+                    d_stop,
+                    rows,
+                    q_stop,
+                    D,
+                    NBITS,
+                    WIDTH,
+                    BLOCK_W,
+                    BLOCK_D,
+                    BLOCK_Q,
+                )
+                a = tl.load(coefficients + 2 * tokens.to(tl.int64), mask=inside, other=0.0).to(tl.float32)
+                b = tl.load(coefficients + 2 * tokens.to(tl.int64) + 1, mask=inside, other=0.0).to(tl.float32)
+                scores = a[:, None] * scores + b[:, None] * rest
+            best = tl.maximum(best, tl.max(tl.where(inside[:, None], scores, float("-inf")), 0))
+        total += tl.sum(tl.where(rows < q_stop, best, 0.0))
+    tl.store(out + job, tl.where(d_start < d_stop, total, float("-inf")))
+
+
+def interaction(
+    table: Tensor, query_offsets: Tensor, codes: Tensor, document_offsets: Tensor, pairs: Tensor
+) -> Tensor:
+    """As `tensor_op.tensor_interaction`."""
+    nothing = table.new_empty(0)
+    parts = (table, nothing, query_offsets, codes, nothing, nothing, document_offsets, nothing, pairs)
+    return _launch(*parts, nbits=0)
+
+
+def residual_maxsim(
+    queries: Tensor,
+    table: Tensor,
+    query_offsets: Tensor,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    document_offsets: Tensor,
+    codebook: Tensor,
+    pairs: Tensor,
+) -> Tensor:
+    """As `tensor_op.tensor_maxsim`."""
+    parts = (table, queries, query_offsets, *tokens, document_offsets, codebook, pairs)
+    return _launch(*parts, nbits=len(codebook).bit_length() - 1)
+
+
+def _launch(table: Tensor, queries: Tensor, query_offsets: Tensor, *rest: Tensor, nbits: int) -> Tensor:
+    codes, coefficients, packed, document_offsets, codebook, pairs = rest
+    out = table.new_empty(len(pairs), dtype=torch.float32)
+    if not len(pairs):
+        return out
+    width = packed.shape[1] if nbits else 1
+    average = table.shape[1] // max(1, len(query_offsets) - 1)
+    with torch.cuda.device(table.device) if table.is_cuda else nullcontext():
+        score[(len(pairs),)](
+            *(x.contiguous() for x in (table, queries, query_offsets, codes, coefficients, packed)),
+            *(x.contiguous() for x in (document_offsets, codebook, pairs)),
+            out,
+            len(table),
+            len(query_offsets) - 1,
+            D=queries.shape[1] if nbits else 1,
+            NBITS=nbits,
+            WIDTH=width,
+            BLOCK_W=min(64, max(16, triton.next_power_of_2(width))),
+            BLOCK_Q=min(64, max(16, triton.next_power_of_2(average))),
+            **_OPTIONS,
+        )
+    return out
