@@ -132,4 +132,8 @@ class Muvera(Faiss):
         assert isinstance(queries, MultiVector)
         wanted = max(self.config.candidates, 2 * k)
         _, rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), wanted, keep, share)
+        empty = (queries.tokens.lengths == 0).numpy()
+        kept = (self.live if keep is None else keep)[: self._state("covered")]
+        first = np.flatnonzero(kept)[: rows.shape[1]]
+        rows[empty], rows[empty, : len(first)] = -1, first  # all score 0
         return self._score_rows(queries, rows), rows
