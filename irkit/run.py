@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from irkit.data.files import decode, parse_json, read_lines
+from irkit.data.files import decode, name_of, parse_json, read_lines
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
 __all__ = ["Run", "ScoredDoc", "check_trec_words", "is_jsonl"]
@@ -57,7 +57,7 @@ class Run:
     def __init__(self, rankings: Iterable[Ranking] = ()) -> None:
         self._rows: dict[str, int] = {}  # query id -> position in offsets
         self._offsets, self._doc_ids, parts = [0], list[str](), [np.empty(0)]
-        for query_id, doc_ids, scores in rankings:
+        for query_id, doc_ids, scores in _triples(rankings):
             if query_id in self._rows:
                 raise BadValueError(f"Run: query {query_id!r} appears twice; expected one ranking per query")
             values = _check(query_id, doc_ids, scores)
@@ -71,6 +71,11 @@ class Run:
     @classmethod
     def from_dict(cls, results: Mapping[str, Mapping[str, float]]) -> Run:
         """Take query id -> document id -> score, the form of pytrec_eval, ranx and BEIR."""
+        for found in [results, *results.values()] if isinstance(results, Mapping) else [results]:
+            if not isinstance(found, Mapping):
+                raise BadTypeError(
+                    f"Run.from_dict: got {found!r:.60}, expected {{query id: {{document id: score}}}}"
+                )
         return cls((query_id, list(found), list(found.values())) for query_id, found in results.items())
 
     @classmethod
@@ -84,7 +89,7 @@ class Run:
             BadValueError: A line is malformed, a score is not a finite number, or a document appears twice
                 for a query; the message names file and line.
         """
-        name = str(path)
+        name = name_of(path)
         parse = _parse_json if is_jsonl(name) else _parse_trec
         known: dict[str, str] = {}  # one object for each distinct document id
         results: dict[str, dict[str, float]] = {}
@@ -120,7 +125,7 @@ class Run:
             StorageError: The file cannot be written.
             BadValueError: An id or the tag has a space, which the TREC format cannot hold.
         """
-        name = str(path)
+        name = name_of(path)
         lines = self._json_lines() if is_jsonl(name) else self._trec_lines(tag)
         if name == "-":
             sys.stdout.writelines(lines)
@@ -152,8 +157,8 @@ class Run:
 
     def cut(self, k: int) -> Run:
         """The best ``k`` results of every query."""
-        if k < 1:
-            raise BadValueError(f"Run.cut: expected k of at least 1, got {k}")
+        if not isinstance(k, int) or k < 1:
+            raise BadValueError(f"Run.cut: expected a whole number k of at least 1, got {k!r}")
         return Run.from_dict({query_id: dict(self[query_id][:k]) for query_id in self._rows})
 
     def without_identical_ids(self) -> Run:
@@ -201,6 +206,15 @@ class Run:
                 yield f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
 
 
+def _triples(rankings: Iterable[Ranking]) -> Iterator[Ranking]:
+    if not isinstance(rankings, Iterable):
+        raise BadTypeError(f"Run: got {rankings!r:.60}, expected rankings")
+    for ranking in rankings:
+        if not isinstance(ranking, Sequence) or len(ranking) != 3:
+            raise BadTypeError(f"Run: got {ranking!r:.60}, expected query id, document ids and scores")
+        yield ranking
+
+
 def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The scores of one query as float64, which holds float32 exactly."""
     for word in (query_id, *doc_ids):
@@ -236,10 +250,9 @@ def check_trec_words(words: Iterable[str]) -> None:
         BadValueError: One is empty or has a space.
     """
     for word in words:
-        if not word or _SPACE.search(word):
-            raise BadValueError(
-                f"writing a TREC run: {word!r} has a space, which separates columns there; write .jsonl"
-            )
+        if not isinstance(word, str) or not word or _SPACE.search(word):
+            problem = "has a space, which separates columns there; write .jsonl" if word else "is no word"
+            raise BadValueError(f"writing a TREC run: {word!r} {problem}")
 
 
 def is_jsonl(name: str) -> bool:

@@ -193,6 +193,9 @@ def test_recipe(call: Call, tmp_path: Path) -> None:
     assert (recipe["model"], recipe["corpus"], recipe["chunk_size"]) == ("model", "beir", 3)
     assert call("index", "model", "beir", *words, "--out", tmp_path / "i")[0] == 0
     assert (tmp_path / "i" / "recipe.yaml").read_text() == out
+    named = call("index", "model", "beir", *words[2:], "--set", "index=hnsw", "--print-config")
+    assert named[1] != out
+    assert yaml.safe_load(named[1])["index"] == yaml.safe_load(out)["index"] | {"ef_search": 128}
     again = ("index", "--index", tmp_path / "i" / "recipe.yaml")
     assert call(*again, "--print-config")[1] == out
     changed = yaml.safe_load(call(*again, "--print-config", "--dtype", "int8", "--set", "index.refine=2")[1])
@@ -514,6 +517,8 @@ def test_info(call: Call, place: Path) -> None:
         ("index ./no-model beir --out x", "no-model: no such directory"),
         ("index model beir --out beir", "other files"),
         ("index model beir --out index", "--overwrite"),
+        ("search index beir --out beir", "it is a directory; name a file"),
+        ("info index/irkit.json", "it is a file; expected a directory"),
         ("search index --text x --k 0", "--k"),
         ("search index --text x beir", "give one of them"),
         ("search index --qrels beir", "QUERIES"),
@@ -549,6 +554,19 @@ def test_bad_input_is_one_line_and_exit_code_2(call: Call, place: Path, words: s
     assert message in err
     assert err.count("\n") == 1
     assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [("index", "", "beir", "--out", "x"), ("search", "", "--text", "x")])
+def test_empty_words_are_refused(call: Call, words: tuple[str, ...]) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert f"word {words.index('') + 1} of the command is empty; is a variable" in err
+
+
+def test_text_that_is_not_utf8(call: Call) -> None:
+    code, _, err = call("search", "index", "--text", os.fsdecode(b"\xff"))
+    assert code == 2
+    assert "unpaired surrogate" in err
 
 
 def test_damaged_index(call: Call, tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ def test_names_that_are_none(name: Any) -> None:
         Model.from_pretrained(name)
 
 
+def test_values_that_make_no_sense(model: Model) -> None:
+    for vectors in (None, "text", [["a"]], [object()]):
+        with pytest.raises(BadTypeError, match=r"similarity: got .*, expected vectors"):
+            model.similarity(vectors, vectors)
+    with pytest.raises(BadTypeError, match="encode: prompt is 5"):
+        model.encode(TEXTS, prompt=5)
+    with pytest.raises(BadValueError, match="truncate_dim must be at least 1, got 'x'"):
+        model.encode(TEXTS, truncate_dim="x")
+    with pytest.raises(BadTypeError, match="save_pretrained: got None"):
+        model.save_pretrained(None)
+
+
 @pytest.mark.parametrize("name", ["user/name", "a bad name", "", "a/b/c"])
 def test_uploads_that_fail(model: Model, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from irkit.data import read_documents, read_qrels, read_queries
 from irkit.errors import BadTypeError, BadValueError, IrkitError, StorageError
 from irkit.run import Run, ScoredDoc
 
@@ -233,6 +234,38 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_bad_rankings(rankings, error, message):
     with pytest.raises(error, match=message):
         Run(rankings)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"run.trec"])
+def test_names_that_are_none(name):
+    for use in (Run.read, Run.from_dict({"q": {"d": 1.0}}).write, read_documents, read_queries, read_qrels):
+        with pytest.raises(BadTypeError, match="as a file, expected a path or the name of a source"):
+            use(name)
+    with pytest.raises(BadValueError, match="empty name of a file"):
+        read_documents("")
+
+
+@pytest.mark.parametrize("results", [[], None, {"q": ["d"]}, {"q": None}])
+def test_dictionaries_that_are_none(results):
+    with pytest.raises(BadTypeError, match=r"got .*, expected \{query id: \{document id: score\}\}"):
+        Run.from_dict(results)
+
+
+@pytest.mark.parametrize("rankings", [5, [5], [("q", ["d"])], ["abcd"]])
+def test_rankings_that_are_none(rankings):
+    with pytest.raises(BadTypeError, match="Run: got"):
+        Run(rankings)
+
+
+def test_messages_show_text_not_bytes(tmp_path):
+    (tmp_path / "run.trec").write_bytes("ü d\n".encode())
+    with pytest.raises(BadValueError, match="got 2: 'ü d'"):
+        Run.read(tmp_path / "run.trec")
+    (tmp_path / "run.trec").write_text("q Q0 d 1 high x\n")
+    with pytest.raises(BadValueError, match="expected a finite number as score, got 'high'"):
+        Run.read(tmp_path / "run.trec")
+    with pytest.raises(BadValueError, match="got 6: 'q Q0 d"):
+        read_qrels(tmp_path / "run.trec")
 
 
 def test_cut_needs_a_positive_number():

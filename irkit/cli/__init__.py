@@ -20,7 +20,7 @@ from irkit.cli.info import info
 from irkit.cli.output import note
 from irkit.cli.rerank import rerank
 from irkit.cli.search import search
-from irkit.errors import IrkitError
+from irkit.errors import BadValueError, IrkitError
 
 __all__ = ["app", "main"]
 
@@ -66,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = [word for word in words if word != "--traceback"] or ["--help"]
     try:
         try:
+            if "" in words:
+                raise BadValueError(
+                    f"word {words.index('') + 1} of the command is empty; is a variable in it not set?"
+                )
             _invoke(words)
         finally:
             sys.stdout.flush()

@@ -59,6 +59,8 @@ class IndexRecipe(Config):
             for item in overrides
         ]
         data, source = with_overrides(data, full), choice if is_file else "recipe"
+        if isinstance(data["index"], str):  # --set index=hnsw
+            data["index"] = index_config(data["index"]).model_dump(mode="json")
         if missing := [name.upper() for name in ("model", "corpus") if data.get(name) is None]:
             expected = "MODEL CORPUS on the command line" + (f" or as keys of {choice}" if is_file else "")
             raise ConfigError(f"irkit index: no {' and no '.join(missing)}; expected {expected}")

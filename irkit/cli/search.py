@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -64,8 +65,11 @@ def search(
     from irkit.run import is_jsonl
 
     if queries is None:
+        from irkit.data import Query
+
         with Retriever.load(directory, model, device=device) as retriever:
             if text is not None:
+                Query("query", text)  # is checked
                 hits = retriever.search(text, k or 10, wanted)
                 show_hits(hits)
                 if not hits:
@@ -98,8 +102,15 @@ def check_out(out: str | None, qrels: str | None) -> None:
     """
     if out == "-" and qrels is not None:
         raise BadValueError("--out - and --qrels would both write to standard output; give --out FILE")
-    if out is not None and not Path(out).resolve().parent.is_dir():
+    if out is None or out == "-":
+        return
+    folder = Path(out).resolve().parent
+    if not folder.is_dir():
         raise StorageError(f"--out {out}: there is no such directory")
+    if Path(out).is_dir():
+        raise StorageError(f"--out {out}: it is a directory; name a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"--out {out}: its directory is not writable")
 
 
 def read_judged(

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from irkit.data.document import JSON, Document, Qrels, Query
+from irkit.data.files import name_of
 from irkit.data.qrels import read_qrels_file
 from irkit.data.remote import PREFIXES, read_remote_qrels, remote_source
 from irkit.data.source import (
@@ -58,7 +59,7 @@ def read_documents(source: str | Path) -> Source[Document]:
         StorageError: There is no such file, or a folder lacks ``corpus.jsonl``.
         BadValueError: While iterating: a line is malformed; the message names file and line.
     """
-    name = str(source)
+    name = name_of(source)
     if name.startswith(PREFIXES):
         return remote_source(name, "docs", DOCUMENT_FIELDS, to_document)
     path = _member(name, "corpus.jsonl") if _is_folder(name) else name
@@ -80,7 +81,7 @@ def read_queries(source: str | Path, split: str | None = None) -> Source[Query]:
         BadValueError: ``split`` with anything but a folder. While iterating: a line is malformed, or a
             judged query is missing.
     """
-    name = str(source)
+    name = name_of(source)
     if not _is_folder(name):
         _reject_split(name, split)
         if name.startswith(PREFIXES):
@@ -102,7 +103,7 @@ def read_qrels(source: str | Path, split: str | None = None) -> Qrels:
         BadValueError: A line is malformed, the choice of the split is open, or ``split`` is given with
             anything but a folder.
     """
-    name = str(source)
+    name = name_of(source)
     if _is_folder(name):
         return read_qrels_file(_split_file(name, split))
     _reject_split(name, split)

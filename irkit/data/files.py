@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadTypeError, BadValueError, StorageError
 
-__all__ = ["Fields", "decode", "parse_json", "read_lines", "read_records"]
+__all__ = ["Fields", "decode", "name_of", "parse_json", "read_lines", "read_records"]
 
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}
 
@@ -32,6 +32,20 @@ class Fields(NamedTuple):
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     columns: Mapping[int, tuple[str, ...]]
+
+
+def name_of(source: str | Path) -> str:
+    """The name of a file, or of another source, as a string.
+
+    Raises:
+        BadTypeError: It is no name.
+        BadValueError: It is empty.
+    """
+    if not isinstance(source, str | Path):
+        raise BadTypeError(f"got {source!r:.60} as a file, expected a path or the name of a source")
+    if not str(source):
+        raise BadValueError("got an empty name of a file; expected a path or the name of a source")
+    return str(source)
 
 
 def read_lines(path: str) -> Iterator[tuple[int, bytes]]:

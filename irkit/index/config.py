@@ -140,7 +140,7 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
             f"index: got {choice!r:.100}, expected a name, a configuration or its keys and values"
         )
     kind = choice.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(_unknown(kind))
     config: IndexConfig = _KINDS[kind].parse(choice, "index")
     return config

@@ -101,5 +101,6 @@ def absence(directory: Path) -> StorageError:
         reason = "its build has not finished; run the same build again to resume it"
     else:
         found = "no irkit.json in it" if directory.is_dir() else "no such directory"
+        found = "it is a file" if directory.is_file() else found
         reason = f"{found}; expected a directory that an index was built in"
     return StorageError(f"opening index {directory}: {reason}")

@@ -136,8 +136,8 @@ def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
     Raises:
         BadValueError: ``size`` is not positive.
     """
-    if size < 1:
-        raise BadValueError(f"chunk_size must be at least 1, got {size}")
+    if not isinstance(size, int) or size < 1:
+        raise BadValueError(f"chunk_size must be at least 1, got {size!r}")
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk

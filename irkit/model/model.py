@@ -205,6 +205,8 @@ class Model(Pipeline):
         """
         if self._int8_fingerprint is not None:
             raise BadValueError("save_pretrained: the weights are int8; load the model in float32 to save it")
+        if not isinstance(path, str | Path):
+            raise BadTypeError(f"save_pretrained: got {path!r:.60}, expected the path of a directory")
         write_model(
             {
                 "tokenizer": self.tokenizer,
@@ -335,6 +337,8 @@ def _check(options: EncodeOptions) -> None:
     size = options.get("batch_size")
     if size is not None and (not isinstance(size, int) or size < 1):
         raise BadValueError(f"encode: batch_size is {size!r}, expected a whole number of 1 or more")
+    if not isinstance(options.get("prompt"), str | None):
+        raise BadTypeError(f"encode: prompt is {options.get('prompt')!r:.60}, expected a string")
 
 
 def _with_prompt(name: str, options: EncodeOptions) -> EncodeOptions:

@@ -294,8 +294,8 @@ class Pipeline(nn.Module):
 
     def _finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
         """Cut vectors to ``dim`` and scale them to length 1 where asked, or where they had it before."""
-        if dim is not None and dim < 1:
-            raise BadValueError(f"truncate_dim must be at least 1, got {dim}")
+        if dim is not None and (not isinstance(dim, int) or dim < 1):
+            raise BadValueError(f"truncate_dim must be at least 1, got {dim!r}")
         if isinstance(representation, Dense):
             values = representation.values[:, :dim].contiguous()
             return Dense(F.normalize(values, dim=1) if unit else values)

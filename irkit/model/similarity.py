@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.errors import BadValueError
+from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector
@@ -99,7 +99,10 @@ def _rows(vectors: Vectors) -> Tensor:
     """``(n, dim)`` float32; one vector is a row, a list of vectors is stacked."""
     if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
         vectors = torch.stack(list(vectors))
-    tensor = torch.as_tensor(np.asarray(vectors) if isinstance(vectors, Sequence) else vectors).float()
+    try:
+        tensor = torch.as_tensor(np.asarray(vectors) if isinstance(vectors, Sequence) else vectors).float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadTypeError(f"similarity: got {vectors!r:.60}, expected vectors (n, dim)") from error
     if tensor.dim() not in (1, 2):
         raise BadValueError(f"similarity: expected vectors (n, dim), got shape {tuple(tensor.shape)}")
     return tensor if tensor.dim() == 2 else tensor.view(min(1, len(tensor)), -1 if len(tensor) else 0)
