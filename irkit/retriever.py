@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack, cast, overload
 
@@ -17,6 +17,7 @@ from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, explain
 from irkit.index import (
+    AutoConfig,
     Documents,
     Hits,
     IndexConfig,
@@ -109,7 +110,8 @@ class Retriever:
                 such as ``{"_id": "1", "text": "..."}``, pairs of id and text, or texts, whose ids are
                 their positions: "0", "1", ...
             path: A new or empty directory, or that of an index to replace.
-            index: ``"flat"`` (exact), ``"hnsw"`` or any choice of `irkit.index.index_config`.
+            index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (by the number of documents, whose
+                first 20,000 are read ahead) or any other choice of `irkit.index.index_config`.
             chunk_size: Documents that are encoded and stored together.
             overwrite: Replace the index that is there; it stays in use until the new one is complete.
             progress: Told of the stages ("encoding", and those of the index), see `StageProgress`.
@@ -122,7 +124,10 @@ class Retriever:
         """
         if not isinstance(model, Model):
             model = Model.from_pretrained(model)
-        config, about = index_config(index), _describe(model)
+        config, about, stream = index_config(index), _describe(model), given_documents(documents)
+        if isinstance(config, AutoConfig):
+            first = list(islice(stream, config.documents))
+            config, stream = config.choose(model.kind, len(first)), chain(first, stream)
         check_index(config, model.represent([], "document"))
         key = {**about, "name": None, "index": config.model_dump(mode="json")}
         store = Store.build(path, key=key, overwrite=overwrite)
@@ -131,7 +136,6 @@ class Retriever:
             with store.update():
                 store.meta["model"] = about
             retriever = cls(store, lambda: model)
-            stream = given_documents(documents)
             if not retriever._resumes(stream, progress):
                 if not overwrite or isinstance(documents, Iterator):
                     raise BadValueError(

@@ -27,7 +27,11 @@ def index(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the index.")] = None,
     choice: Annotated[
-        str, typer.Option("--index", help="flat, hnsw, ivf, pq, ivfpqfs, a FAISS string or a recipe.yaml.")
+        str,
+        typer.Option(
+            "--index",
+            help="auto, flat, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a FAISS string or recipe.yaml.",
+        ),
     ] = "flat",
     override: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as ef_search=128.")

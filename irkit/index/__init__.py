@@ -20,10 +20,11 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.base import Index, StageProgress
 from irkit.index.compaction import compact
 from irkit.index.config import (
+    AutoConfig,
     FaissConfig,
     FlatConfig,
     IndexConfig,
@@ -38,6 +39,7 @@ from irkit.index.topk import Hits
 from irkit.representation import Representation
 
 __all__ = [
+    "AutoConfig",
     "Documents",
     "FaissConfig",
     "Flat",
@@ -68,6 +70,8 @@ def check_index(config: IndexConfig, representation: Representation) -> None:
         ConfigError: It cannot be built, such as a factory string that FAISS does not know.
         BadValueError: It is for representations of another kind.
     """
+    if isinstance(config, AutoConfig):
+        config = config.choose(representation.kind, config.documents)
     with tempfile.TemporaryDirectory() as folder, Store.build(folder) as store:
         create_index(store, config).add(representation)
 
@@ -95,6 +99,10 @@ def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "
         [[0]]
     """
     chosen = index_config(config)
+    if isinstance(chosen, AutoConfig):
+        raise ConfigError(
+            "index 'auto' depends on the documents, which `Retriever.build` counts; name an index here"
+        )
     saved = chosen.model_dump(mode="json")
     with store.update():
         begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})

@@ -102,12 +102,29 @@ class MuveraConfig(Config):
     seed: int = 0
 
 
+class AutoConfig(Config):
+    """Exact search of few documents; of many, `plaid` for token vectors and `hnsw` for dense ones.
+
+    Attributes:
+        documents: How many are many.
+    """
+
+    kind: Literal["auto"] = "auto"
+    documents: int = Field(20_000, ge=1)
+
+    def choose(self, representation: str, documents: int) -> IndexConfig:
+        """The configuration for ``documents`` of a kind of representation."""
+        if documents < self.documents or representation == "sparse":
+            return FlatConfig()
+        return PlaidConfig.model_validate({}) if representation == "multi_vector" else index_config("hnsw")
+
+
 IndexConfig: TypeAlias = Annotated[
-    FlatConfig | FaissConfig | PlaidConfig | MuveraConfig, Field(discriminator="kind")
+    AutoConfig | FlatConfig | FaissConfig | PlaidConfig | MuveraConfig, Field(discriminator="kind")
 ]
 """Configuration of any index; the field ``kind`` tells which."""
 
-_CLASSES = (FlatConfig, FaissConfig, PlaidConfig, MuveraConfig)
+_CLASSES = (AutoConfig, FlatConfig, FaissConfig, PlaidConfig, MuveraConfig)
 _KINDS: dict[str, Any] = {cls.model_fields["kind"].default: cls for cls in _CLASSES}
 _SHORT = ("hnsw", "ivf", "pq", "ivfpqfs")
 
@@ -116,8 +133,8 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
     """The configuration that ``choice`` stands for.
 
     Args:
-        choice: A configuration; its keys and values; or a name: ``"flat"``, ``"faiss"``, ``"plaid"``,
-            ``"muvera"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` or a factory string of FAISS.
+        choice: A configuration; its keys and values; or a name: ``"auto"``, ``"flat"``, ``"plaid"``,
+            ``"muvera"``, ``"faiss"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` or a factory string.
 
     Raises:
         ConfigError: There is no such index, key or value.
