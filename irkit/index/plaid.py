@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from irkit_kernels._threads import share
-from irkit_kernels.residual_maxsim import (
-    PackedCentroids,
-    QueryTable,
-    Tokens,
-    assign,
-    decode,
-    encode,
-    interaction,
-    pack_centroids,
-    probe,
-    query_table,
-    residual_maxsim,
-    train_codebook,
-)
+from irkit_kernels.residual_maxsim import Tokens, assign, decode, encode, train_codebook
 
-from irkit.errors import CorruptError
+from irkit.errors import ConfigError, CorruptError
 from irkit.index.base import StageProgress
 from irkit.index.clustering import (
     build_lists,
@@ -37,6 +22,7 @@ from irkit.index.clustering import (
 from irkit.index.config import PlaidConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat, halved
+from irkit.index.plaid_search import CpuSearch, Effort, Structure, TensorSearch, select_tokens
 from irkit.index.topk import Hits, TopK
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector, Representation
@@ -48,21 +34,7 @@ _FEW = 1 << 14  # tokens that are scored as they are sooner than compressed
 _POINTS = 32  # tokens sampled for each centroid
 _UNITS = 4096  # tokens sampled to train the codebook
 _SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
-_EXACT = 256  # documents decoded at a time
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
-
-
-@dataclass(frozen=True)
-class _Structure:
-    """What a search reads: of all compressed rows, and mapped, but for the centroids."""
-
-    centroids: Array  # (K, dim) float32
-    packed: PackedCentroids  # the same
-    codebook: Array
-    tokens: Tokens
-    offsets: Array  # (covered + 1,) int64, of tokens
-    list_offsets: Array  # (centroids + 1,) int64
-    lists: Array  # int32 rows
 
 
 class Plaid(Flat):
@@ -215,7 +187,7 @@ class Plaid(Flat):
             places = np.arange(places.start, places.stop)
         values, compressed = np.empty((len(places), self.dim), np.float32), places < begin
         if compressed.any():
-            chosen = _take(self._encoded(), places[compressed])
+            chosen = select_tokens(self._encoded(), places[compressed])
             values[compressed] = decode(chosen, self._centroids(), self.store.read("codebook.bin"))
         if not compressed.all():
             values[~compressed] = self.store.read("values.bin")[places[~compressed] - begin]
@@ -224,101 +196,61 @@ class Plaid(Flat):
     def _encoded(self) -> Tokens:
         return Tokens(*map(self.store.read, _ARRAYS))
 
-    def _open(self) -> _Structure:
+    def _structure(self) -> Structure:
         covered, count = self._state("covered"), self.store.rows("centroids.bin")
         offsets = np.concatenate([[0], self._ends()[:covered]])
-        tokens = _take(self._encoded(), slice(int(offsets[-1])))
+        tokens = select_tokens(self._encoded(), slice(int(offsets[-1])))
         starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)
         if self.store.rows("lists.bin"):
             starts, lists = self.store.read("list_offsets.bin"), self.store.read("lists.bin").view(np.int32)
-        if any(len(array) != offsets[-1] for array in tokens) or starts[-1] != len(lists):
+        fits = all(len(array) == offsets[-1] for array in tokens) and starts[-1] == len(lists)
+        if not fits or len(starts) > count + 1 or (np.diff(offsets) < 0).any():
             raise CorruptError(
                 f"index {self.store.path}: its arrays do not fit together; restore the directory from a copy "
                 "or rebuild the index"
             )
-        return _Structure(
-            self._centroids(),
-            pack_centroids(self._centroids()),
-            self.store.read("codebook.bin"),
-            tokens,
-            offsets,
-            np.pad(starts, (0, count + 1 - len(starts)), mode="edge"),  # new centroids have no lists yet
-            lists,
-        )
+        starts = np.pad(starts, (0, count + 1 - len(starts)), mode="edge")  # new centroids have no lists yet
+        codebook, listed = self.store.read("codebook.bin"), self._state("listed")
+        return Structure(self._centroids(), codebook, tokens, offsets, starts, lists, listed)
 
     # ---- searching ----
 
     def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        if not self._state("covered"):
+        covered = self._state("covered")
+        if not covered:
             return super()._search_block(queries, k, keep)
         assert isinstance(queries, MultiVector)
-        structure, covered = self.store.derived("structure", self._open), self._state("covered")
-        kept = np.ones(covered, np.bool_) if keep is None else keep[:covered]
-        rows = np.full((len(queries), k + _MARGIN), -1)
-        scores = np.full(rows.shape, -np.inf, np.float32)
-
-        def rank(start: int, stop: int) -> None:
-            for number in range(start, stop):
-                query = queries.tokens[number].numpy()
-                found = self._candidates(structure, query, k + _MARGIN, kept)
-                rows[number, : len(found)] = found
-                scores[number, : len(found)] = _exact(structure, query, found)
-
-        share(rank, len(queries), torch.get_num_threads())
+        structure, search = self.store.derived(("search", self.config.device), self._searcher)
+        kept = structure.filled if keep is None else structure.filled & keep[:covered]
+        effort = self._effort(k, kept)
+        some = queries.tokens.lengths > 0
+        asked, empty = queries.tokens if some.all() else queries.tokens[some], ~some.numpy()
+        scores = np.full((len(queries), effort.wanted), -np.inf, np.float32)
+        rows = np.full(scores.shape, -1)
+        scores[~empty], rows[~empty] = search(asked, effort, kept)
+        if empty.any():  # score 0 with everything
+            first = np.flatnonzero((self.live if keep is None else keep)[:covered])[:k]
+            scores[empty, : len(first)], rows[empty, : len(first)] = 0, first
         best = TopK(len(queries), k)
         best.push_pairs(scores, rows)
         if covered < len(self):
             self._scan(queries, best, covered, keep)
         return best.hits()
 
-    def _candidates(self, structure: _Structure, query: Array, wanted: int, kept: Array) -> Array:
-        """The best rows of one query ``(m, dim)``, by scores in whole numbers: ``wanted``, if there are."""
-        if not len(query):  # scores 0 with everything
-            return np.flatnonzero(kept)[:wanted]
-        count, tokens, offsets = np.count_nonzero(kept), structure.tokens, structure.offsets
-        table = query_table(query, structure.packed)
-        refined = max(self.config.candidates or max(128, 2 * wanted), wanted)
-        rows = np.empty(0, np.int32)
-        if count > max(_SCAN, 2 * refined):
-            rows = self._probe(structure, table, kept, refined)
-        if len(rows) < wanted:
-            rows = np.flatnonzero(kept & (np.diff(offsets) > 0)).astype(np.int32)
-        if len(rows) > refined:
-            rows = _best(rows, interaction(table, tokens.codes, offsets, rows), refined)
-        return _best(rows, residual_maxsim(table, tokens, offsets, structure.codebook, rows), wanted)
-
-    def _probe(self, structure: _Structure, table: QueryTable, kept: Array, refined: int) -> Array:
-        """Rows that the centroids nearest to a query's tokens have, and those that are not listed yet."""
-        listed = self._state("listed")
+    def _effort(self, k: int, kept: Array) -> Effort:
+        """How far to go for ``k`` hits where a filter leaves ``kept``."""
+        wanted, listed, count = k + _MARGIN, self._state("listed"), int(np.count_nonzero(kept))
+        refined = max(wanted, self.config.candidates or max(128, 2 * wanted))
+        if count <= max(_SCAN, 2 * refined):
+            return Effort(0, refined, wanted)
         share = max(np.count_nonzero(kept[:listed]) / listed, 1 / 64)  # what a filter hides is made up for
-        nprobe = min(math.ceil((self.config.nprobe or 2) / share), len(structure.list_offsets) - 1)
-        found = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:listed])
-        return np.concatenate([found, np.flatnonzero(kept[listed:]).astype(np.int32) + np.int32(listed)])
+        nprobe = math.ceil((self.config.nprobe or 2) / share)
+        return Effort(min(nprobe, self.store.rows("centroids.bin")), refined, wanted)
 
-
-def _exact(structure: _Structure, query: Array, rows: Array) -> Array:
-    """MaxSim of a query ``(m, dim)`` and ``rows (n,)``, none without tokens unless the query is: ``(n,)``."""
-    scores = np.zeros(len(rows), np.float32)
-    for start in range(0, len(rows) if len(query) else 0, _EXACT):
-        some = rows[start : start + _EXACT]
-        lengths = structure.offsets[some + 1] - structure.offsets[some]
-        starts = np.cumsum(lengths) - lengths
-        places = np.repeat(structure.offsets[some] - starts, lengths) + np.arange(lengths.sum())
-        values = decode(_take(structure.tokens, places), structure.centroids, structure.codebook)
-        scores[start : start + _EXACT] = np.maximum.reduceat(values @ query.T, starts).sum(1)
-    return scores
-
-
-def _take(tokens: Tokens, at: Array | slice) -> Tokens:
-    return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
-
-
-def _best(rows: Array, scores: Array, count: int) -> Array:
-    """The ``count`` rows of highest score, rising as ``rows`` are; of equals the first."""
-    if len(rows) <= count:
-        return rows
-    cut = np.partition(scores, len(rows) - count)[len(rows) - count]
-    above, equal = scores > cut, np.flatnonzero(scores == cut)
-    above[equal[: count - np.count_nonzero(above)]] = True
-    chosen: Array = rows[above]
-    return chosen
+    def _searcher(self) -> tuple[Structure, CpuSearch | TensorSearch]:
+        structure, device = self._structure(), self.config.device
+        if device == "gpu" and not torch.cuda.is_available():
+            raise ConfigError("index: device is 'gpu', but torch finds none; set it to 'auto' or 'cpu'")
+        if device != "cpu" and torch.cuda.is_available():
+            return structure, TensorSearch(structure, torch.device("cuda"))
+        return structure, CpuSearch(structure)

@@ -1,0 +1,207 @@
+"""The search of a `Plaid` index: by CPU kernels query by query, or by tensors on a GPU, a block at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from irkit_kernels._threads import share
+from irkit_kernels.residual_maxsim import (
+    TensorTokens,
+    Tokens,
+    decode,
+    interaction,
+    pack_centroids,
+    probe,
+    query_table,
+    residual_maxsim,
+    tensor_interaction,
+    tensor_maxsim,
+)
+from torch import Tensor
+
+from irkit.index.files import Array
+from irkit.ragged import Ragged
+
+__all__ = ["CpuSearch", "Effort", "Structure", "TensorSearch", "select_tokens"]
+
+_EXACT = 256  # documents decoded at a time
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a search reads: of all compressed rows, and mapped, but for the centroids.
+
+    Attributes:
+        centroids: ``(K, dim)`` float32.
+        codebook: ``(2**nbits,)`` int8.
+        tokens: Of all documents.
+        offsets: ``(n + 1,)`` int64: where the tokens of each document start.
+        list_offsets: ``(K + 1,)`` int64: where the list of each centroid starts.
+        lists: int32 documents.
+        listed: How many documents are in lists.
+        filled: ``(n,)`` bool: those that have tokens.
+    """
+
+    centroids: Array
+    codebook: Array
+    tokens: Tokens
+    offsets: Array
+    list_offsets: Array
+    lists: Array
+    listed: int
+    filled: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filled", np.diff(self.offsets) > 0)
+
+
+class Effort(NamedTuple):
+    """How far a search goes.
+
+    Attributes:
+        nprobe: Centroids visited for each token of a query; 0 visits no lists, but ranks all documents.
+        refined: Documents whose residuals are scored.
+        wanted: Documents that are scored exactly.
+    """
+
+    nprobe: int
+    refined: int
+    wanted: int
+
+
+class CpuSearch:
+    """Search with kernels for CPUs; queries are shared among threads."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._packed = pack_centroids(structure.centroids)
+
+    def __call__(self, queries: Ragged, effort: Effort, kept: Array) -> tuple[Array, Array]:
+        """The best rows of each query, and their exact scores.
+
+        Args:
+            queries: ``n_q`` of ``(m, dim)`` float32, each with tokens.
+            effort: How far to go.
+            kept: ``(n,)`` bool: documents to be found; they have tokens.
+
+        Returns:
+            Scores and rows, ``(n_q, effort.wanted)`` float32 and int64; -inf and -1 where there are no more.
+        """
+        rows = np.full((len(queries), effort.wanted), -1)
+        scores = np.full(rows.shape, -np.inf, np.float32)
+
+        def rank(start: int, stop: int) -> None:
+            for number in range(start, stop):
+                query = queries[number].numpy()
+                found = self._candidates(query, effort, kept)
+                rows[number, : len(found)] = found
+                scores[number, : len(found)] = self._exact(query, found)
+
+        share(rank, len(queries), torch.get_num_threads())
+        return scores, rows
+
+    def _candidates(self, query: Array, effort: Effort, kept: Array) -> Array:
+        """The best rows of one query ``(m, dim)``, by scores in whole numbers: ``wanted``, if there are."""
+        structure, table, rows = self._structure, query_table(query, self._packed), np.empty(0, np.int32)
+        if effort.nprobe:
+            n = structure.listed
+            rows = probe(table, effort.nprobe, structure.list_offsets, structure.lists, kept[:n])
+            rows = np.concatenate([rows, np.flatnonzero(kept[n:]).astype(np.int32) + np.int32(n)])
+        if len(rows) < effort.wanted:
+            rows = np.flatnonzero(kept).astype(np.int32)
+        if len(rows) > effort.refined:
+            rough = interaction(table, structure.tokens.codes, structure.offsets, rows)
+            rows = _best(rows, rough, effort.refined)
+        fine = residual_maxsim(table, structure.tokens, structure.offsets, structure.codebook, rows)
+        return _best(rows, fine, effort.wanted)
+
+    def _exact(self, query: Array, rows: Array) -> Array:
+        """MaxSim of a query ``(m, dim)`` and documents ``rows (n,)``: ``(n,)``."""
+        scores, offsets = np.empty(len(rows), np.float32), self._structure.offsets
+        for start in range(0, len(rows), _EXACT):
+            some = rows[start : start + _EXACT]
+            lengths = offsets[some + 1] - offsets[some]
+            starts = np.cumsum(lengths) - lengths
+            places = np.repeat(offsets[some] - starts, lengths) + np.arange(lengths.sum())
+            tokens = select_tokens(self._structure.tokens, places)
+            values = decode(tokens, self._structure.centroids, self._structure.codebook)
+            scores[start : start + _EXACT] = np.maximum.reduceat(values @ query.T, starts).sum(1)
+        return scores
+
+
+class TensorSearch:
+    """Search with torch and Triton; everything is kept on the device."""
+
+    def __init__(self, structure: Structure, device: torch.device) -> None:
+        def moved(array: Array) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        self._device, self._listed = device, structure.listed
+        self._centroids, self._codebook = moved(structure.centroids), moved(structure.codebook)
+        self._tokens = TensorTokens(*map(moved, structure.tokens))
+        self._offsets, self._list_offsets = moved(structure.offsets), moved(structure.list_offsets)
+        self._lists = moved(structure.lists).long()
+
+    def __call__(self, queries: Ragged, effort: Effort, kept: Array) -> tuple[Array, Array]:
+        """As `CpuSearch`."""
+        queries, wanted = queries.to(self._device), torch.from_numpy(kept).to(self._device)
+        table = self._centroids @ queries.values.T  # (K, total_q)
+        chosen = wanted.expand(len(queries), -1)
+        if effort.nprobe:
+            found = self._probe(queries, table, effort.nprobe) & wanted
+            enough = found.sum(1, keepdim=True) >= effort.wanted
+            chosen = torch.where(enough, found, chosen)
+        pairs = chosen.nonzero()
+        if int(chosen.sum(1).max()) > effort.refined:
+            rough = tensor_interaction(table, queries.offsets, self._tokens.codes, self._offsets, pairs)
+            rows = _best_of_pairs(pairs, rough, len(queries), effort.refined)[1].sort(1).values
+            query, place = (rows >= 0).nonzero(as_tuple=True)
+            pairs = torch.stack([query, rows[query, place]], dim=1)
+        documents = (self._tokens, self._offsets, self._codebook)
+        fine = tensor_maxsim(queries.values, table, queries.offsets, *documents, pairs)  # exact in float32
+        scores, rows = _best_of_pairs(pairs, fine, len(queries), effort.wanted)
+        return scores.cpu().numpy(), rows.cpu().numpy()
+
+    def _probe(self, queries: Ragged, table: Tensor, nprobe: int) -> Tensor:
+        """``(n_q, n)`` bool: documents of the centroids nearest to a token of the query, or of none."""
+        found = torch.zeros(len(queries), len(self._offsets) - 1, dtype=torch.bool, device=self._device)
+        found[:, self._listed :] = True
+        near = torch.zeros(len(queries), len(table), dtype=torch.bool, device=self._device)
+        near[queries.row_ids().expand(nprobe, -1), table.topk(nprobe, dim=0).indices] = True
+        query, centroid = near.nonzero(as_tuple=True)
+        starts, sizes = self._list_offsets[centroid], self._list_offsets.diff()[centroid]
+        places = torch.arange(int(sizes.sum()), device=self._device)
+        places += torch.repeat_interleave(starts - sizes.cumsum(0) + sizes, sizes)
+        found[torch.repeat_interleave(query, sizes), self._lists[places]] = True
+        return found
+
+
+def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
+    """The tokens at some places."""
+    return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
+
+
+def _best(rows: Array, scores: Array, count: int) -> Array:
+    """The ``count`` rows of highest score, rising as ``rows`` are; of equals the first."""
+    if len(rows) <= count:
+        return rows
+    cut = np.partition(scores, len(rows) - count)[len(rows) - count]
+    above, equal = scores > cut, np.flatnonzero(scores == cut)
+    above[equal[: count - np.count_nonzero(above)]] = True
+    chosen: Array = rows[above]
+    return chosen
+
+
+def _best_of_pairs(pairs: Tensor, scores: Tensor, n_q: int, count: int) -> tuple[Tensor, Tensor]:
+    """Of ``pairs (p, 2)``, rising, the ``count`` best of each query: scores and rows ``(n_q, count)``."""
+    query, sizes = pairs[:, 0], torch.bincount(pairs[:, 0], minlength=n_q)
+    place = torch.arange(len(pairs), device=pairs.device) - (sizes.cumsum(0) - sizes)[query]
+    width = max(count, int(sizes.max()))
+    padded = scores.new_full((n_q, width), -torch.inf)
+    rows = pairs.new_full((n_q, width), -1)
+    padded[query, place], rows[query, place] = scores, pairs[:, 1]
+    order = padded.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    return padded.gather(1, order), rows.gather(1, order)
