@@ -26,7 +26,7 @@ def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
     rows = []
     for name in dict.fromkeys(row["collection"] for row in curves):
         found = [row for row in curves if row["collection"] == name]
-        built = {row["contender"]: row for row in builds if row["collection"] == name and row["build s"]}
+        built = {row["contender"]: row for row in builds if row["collection"] == name and row["build CPU s"]}
         for what, value, sign, wanted in [*_quality(name, found), *_sizes(name, built)]:
             met = "" if wanted is None else "yes" if (value >= wanted) == (sign == ">=") else "no"
             limit = "" if wanted is None else f"{sign} {wanted:g}"

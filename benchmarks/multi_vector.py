@@ -108,7 +108,7 @@ def main() -> None:
             write_results("multi_vector_curves", rows)
             write_results("multi_vector_speed", speeds(rows))
             write_results("multi_vector", [*bars(rows, builds), *builds])
-    _PLOT.write_text(draw_curves(rows, COLLECTIONS))
+            _PLOT.write_text(draw_curves(rows, COLLECTIONS[: COLLECTIONS.index(name) + 1]))
 
 
 def prepared(name: str, work: Path) -> Path:
@@ -201,7 +201,6 @@ def _build_row(name: str, label: str, built: Row, tokens: int) -> Row:
         "collection": name,
         "contender": label,
         "version": built.get("version"),
-        "build s": built.get("seconds"),
         "build CPU s": built.get("cpu"),
         "memory of the build MB": built.get("memory"),
         "bytes/token": built["bytes"] / tokens if built.get("bytes") else None,
