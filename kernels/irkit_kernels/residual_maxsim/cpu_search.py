@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from .._jit import Values, splat
-from .cpu_tile import FLOATS, GROUP, INTS, LANES, LOWEST, TABLE, TILE, Header, Plan, Writer, module
+from .cpu_tile import FLOATS, GROUP, INTS, LANES, LOWEST, TABLE, TILE, Header, Plan, Writer, module, size_of
 
 __all__ = ["write_interaction", "write_maxsim", "write_table"]
+
+_AHEAD = 4 * TILE  # tokens: the processor does not foresee where documents begin
 
 
 def write_table(plan: Plan) -> str:
@@ -52,7 +54,7 @@ def write_table(plan: Plan) -> str:
 
 def write_interaction(plan: Plan, code: str) -> str:
     """The module of ``interaction``: sums of byte maxima of documents with codes of LLVM type ``code``."""
-    c, lanes, size = Writer(plan), plan.lanes, _size(code)
+    c, lanes, size = Writer(plan), plan.lanes, size_of(code)
     kind, wide = f"<{lanes} x i8>", f"<{lanes} x i32>"
 
     def document(i: str, _: Values) -> None:
@@ -89,68 +91,76 @@ def write_interaction(plan: Plan, code: str) -> str:
 
 
 def write_maxsim(plan: Plan, code: str, nbits: int, width: int) -> str:
-    """The module of ``residual_maxsim`` for tokens of ``width`` packed bytes and codes of type ``code``.
-
-    Scratch memory holds the unpacked tokens of a tile, then the best scores of a document's tokens so far.
-    """
-    c, lanes, stride = Writer(plan), plan.lanes, plan.stride(nbits, width)
-    best_at, table, size = c.at("%scratch", TILE * stride), c.lookup_table(nbits), _size(code)
-
-    def tile(t: str, last: str) -> None:
-        tokens = [c.minimum(c.add(t, r), last) for r in range(TILE)]  # the last token fills up its tile
-        for r, token in enumerate(tokens):
-            packed = c.at("%packed", c.mul(token, width))
-            c.unpack(packed, c.at("%scratch", r * stride), nbits, width, table)
-        a, b = ([c.half(c.at("%coefficients", c.mul(x, 4)), at) for x in tokens] for at in (0, 2))
-        rows = [c.mul(c.centroid(code, c.at("%codes", c.mul(x, size))), 4 * lanes) for x in tokens]
-
-        def block(index: str, _: Values) -> None:
-            part, place = c.block(index), c.at(best_at, c.mul(index, 4 * lanes))
-            sums = c.dots("%scratch", stride, part.query, c.words(part.header, Header.BIAS, INTS))
-            best = c.words(place, 0)
-            for r in range(TILE):
-                score = c.words(c.at(part.scores, rows[r]), 0)
-                for v in c.each:
-                    rest = c.floats("fmul", c.op(f"sitofp {INTS} {sums[r][v]} to {FLOATS}"), b[r])
-                    best[v] = c.maximum(c.fma(score[v], a[r], rest), best[v])
-            c.store_words(best, place)
-
-        c.loop(0, "%blocks", 1, block)
-
-    def add(index: str, total: Values) -> Values:
-        best, (result,) = c.words(c.at(best_at, c.mul(index, 4 * lanes)), 0), total
-        for v, scale in enumerate(c.words(c.block(index).header, Header.SCALE)):
-            result = c.fma(best[v], scale, result)
-        return (result,)
-
-    def document(i: str, _: Values) -> None:
-        start, stop = c.tokens(i)
-        following, _end = c.tokens(c.minimum(c.add(i, 1), c.sub("%items", 1)))
-        for name, bytes_ in (("packed", width), ("codes", size), ("coefficients", 4)):
-            _prefetch(c, c.at(f"%{name}", c.mul(following, bytes_)), 4 * TILE * bytes_)
-        lowest, last = splat(LANES, "float", LOWEST), c.sub(stop, 1)
-        clear = c.mul("%blocks", 4 * lanes)
-        c.loop(0, clear, 4 * LANES, lambda at, _: c.store(FLOATS, lowest, best_at, at))
-        c.loop(start, stop, TILE, lambda t, _: tile(t, last))
-        (sums,) = c.loop(0, "%blocks", 1, add, (splat(LANES, "float", 0),), FLOATS)
-        some, nothing = c.op(f"icmp slt i64 {start}, {stop}"), "0xFFF0000000000000"  # minus infinity
-        c.store(
-            "float", c.op(f"select i1 {some}, float {c.total(sums)}, float {nothing}"), "%out", c.mul(i, 4)
-        )
-
-    c.loop(0, "%items", 1, document)
-    body = c.function(
+    """The module of ``residual_maxsim`` for tokens of ``width`` packed bytes and codes of type ``code``."""
+    maxsim = _MaxSim(plan, code, nbits, width)
+    maxsim.loop(0, "%items", 1, maxsim.document)
+    body = maxsim.function(
         f"define void @residual_maxsim({TABLE}, ptr %codes, ptr %coefficients, ptr %packed, ptr %offsets, "
         "ptr %levels, ptr %documents, ptr %out, ptr %scratch, i64 %items, i64 %last, i64 %rows, i64 %blocks)"
     )
     return module(plan, body)
 
 
-def _prefetch(c: Writer, pointer: str, size: int) -> None:
-    """Fetch the beginning of what the next document reads; the processor foresees the rest."""
-    for line in range(0, size, 64):
-        c.do(f"call void @llvm.prefetch.p0(ptr {c.at(pointer, line)}, i32 0, i32 2, i32 1)")
+class _MaxSim(Writer):
+    """Scratch memory holds the unpacked tokens of a tile, then the best scores of the document so far."""
 
+    def __init__(self, plan: Plan, code: str, nbits: int, width: int) -> None:
+        super().__init__(plan)
+        self.code, self.nbits, self.width = code, nbits, width
+        self.row, self.stride = 4 * plan.lanes, plan.stride(nbits, width)
+        self.best = self.at("%scratch", TILE * self.stride)
+        self.levels = self.lookup_table(nbits)
 
-def _size(code: str) -> int:
-    return int(code.removeprefix("i")) // 8
+    def document(self, i: str, _: Values) -> None:
+        start, stop = self.tokens(i)
+        following, _end = self.tokens(self.minimum(self.add(i, 1), self.sub("%items", 1)))
+        for name, size in (("packed", self.width), ("codes", size_of(self.code)), ("coefficients", 4)):
+            self._prefetch(self.at(f"%{name}", self.mul(following, size)), _AHEAD * size)
+        lowest, last = splat(LANES, "float", LOWEST), self.sub(stop, 1)
+        clear = self.mul("%blocks", self.row)
+        self.loop(0, clear, 4 * LANES, lambda at, _: self.store(FLOATS, lowest, self.best, at))
+        self.loop(start, stop, TILE, lambda t, _: self._tile(t, last))
+        (sums,) = self.loop(0, "%blocks", 1, self._add, (splat(LANES, "float", 0),), FLOATS)
+        some, nothing = self.op(f"icmp slt i64 {start}, {stop}"), "0xFFF0000000000000"  # minus infinity
+        score = self.op(f"select i1 {some}, float {self.total(sums)}, float {nothing}")
+        self.store("float", score, "%out", self.mul(i, 4))
+
+    def _tile(self, t: str, last: str) -> None:
+        ahead = self.minimum(self.add(t, _AHEAD), last)
+        self._prefetch(self.at("%packed", self.mul(ahead, self.width)), TILE * self.width)
+        for r in range(TILE):
+            token = self.minimum(self.add(t, TILE + r), last)
+            self._prefetch(self.at("%scores", self._row_of(token)), self.row)
+        tokens = [self.minimum(self.add(t, r), last) for r in range(TILE)]  # the last one fills up its tile
+        for r, token in enumerate(tokens):
+            packed = self.at("%packed", self.mul(token, self.width))
+            self.unpack(packed, self.at("%scratch", r * self.stride), self.nbits, self.width, self.levels)
+        a, b = ([self.half(self.at("%coefficients", self.mul(x, 4)), at) for x in tokens] for at in (0, 2))
+        rows = [self._row_of(token) for token in tokens]
+
+        def block(index: str, _: Values) -> None:
+            part, place = self.block(index), self.at(self.best, self.mul(index, self.row))
+            bias, best = self.words(part.header, Header.BIAS, INTS), self.words(place, 0)
+            sums = self.dots("%scratch", self.stride, part.query, bias)
+            for r in range(TILE):
+                for v, score in enumerate(self.words(self.at(part.scores, rows[r]), 0)):
+                    rest = self.floats("fmul", self.op(f"sitofp {INTS} {sums[r][v]} to {FLOATS}"), b[r])
+                    best[v] = self.maximum(self.fma(score, a[r], rest), best[v])
+            self.store_words(best, place)
+
+        self.loop(0, "%blocks", 1, block)
+
+    def _add(self, index: str, total: Values) -> Values:
+        best, (result,) = self.words(self.at(self.best, self.mul(index, self.row)), 0), total
+        for v, scale in enumerate(self.words(self.block(index).header, Header.SCALE)):
+            result = self.fma(best[v], scale, result)
+        return (result,)
+
+    def _row_of(self, token: str) -> str:
+        """Where a token's centroid is in a block of the table, in bytes."""
+        code = self.at("%codes", self.mul(token, size_of(self.code)))
+        return self.mul(self.centroid(self.code, code), self.row)
+
+    def _prefetch(self, pointer: str, size: int) -> None:
+        for line in range(0, size, 64):
+            self.do(f"call void @llvm.prefetch.p0(ptr {self.at(pointer, line)}, i32 0, i32 2, i32 1)")

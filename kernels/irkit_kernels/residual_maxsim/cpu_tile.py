@@ -28,6 +28,7 @@ __all__ = [
     "Plan",
     "Writer",
     "module",
+    "size_of",
 ]
 
 LANES = 16
@@ -242,3 +243,8 @@ def module(plan: Plan, *parts: str) -> str:
         declared.append(f"{INTS} @llvm.x86.avx512.vpdpbusd.512({INTS}, {INTS}, {INTS})")
         declared.append(f"{BYTES} @llvm.x86.avx512.pshuf.b.512({BYTES}, {BYTES})")
     return "\n".join([*(f"declare {line}" for line in declared), *parts])
+
+
+def size_of(code: str) -> int:
+    """Bytes of a code of LLVM type i16 or i32."""
+    return int(code.removeprefix("i")) // 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._jit import Values, array, splat
-from .cpu_tile import FLOATS, INTS, LANES, MASK, Plan, Writer, module
+from .cpu_tile import FLOATS, INTS, LANES, MASK, Plan, Writer, module, size_of
 from .reference import NOTHING, TURNS
 
 __all__ = ["Vectors", "write_decode", "write_encode"]
@@ -67,7 +67,7 @@ def write_encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
     ]
 
     def token(i: str, _: Values) -> None:
-        number = c.centroid(code, "%codes", c.mul(i, _size(code)))
+        number = c.centroid(code, "%codes", c.mul(i, size_of(code)))
         a, b = c.fit(c.vector("%values", i), c.vector("%centroids", number), steps)
         for at, x in ((0, a), (4, b)):
             c.store("float", x, "%coefficients", c.add(c.mul(i, 8), at))
@@ -167,7 +167,7 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
     def token(i: str, _: Values) -> None:
         c.unpack(c.at("%packed", c.mul(i, width)), "%scratch", nbits, width, table)
         a, b = (c.half("%coefficients", c.add(c.mul(i, 4), at)) for at in (0, 2))
-        centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, _size(code))))
+        centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, size_of(code))))
         out = c.at("%out", c.mul(i, 4 * dim))
         for chunk, x in enumerate(centroid):
             level = c.op(f"zext {_SMALL} {c.load(_SMALL, '%scratch', LANES * chunk)} to {INTS}")
@@ -184,7 +184,3 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
         "ptr %out, ptr %scratch, i64 %n, i64 %last)"
     )
     return module(c.plan, *Vectors.DECLARE, body)
-
-
-def _size(code: str) -> int:
-    return int(code.removeprefix("i")) // 8

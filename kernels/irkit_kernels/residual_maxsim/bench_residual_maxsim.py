@@ -1,0 +1,243 @@
+"""Speed of building and searching encoded documents, step by step, against torch on one core.
+
+Tokens are noisy copies of 8192 centroids of 128 dimensions; documents have 40 to 100, queries 32. Times are
+CPU time, the best of interleaved rounds, so that neighbours on a shared machine disturb less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit_kernels.residual_maxsim import (
+    Tokens,
+    assign,
+    decode,
+    encode,
+    interaction,
+    pack_centroids,
+    probe,
+    query_table,
+    residual_maxsim,
+    train_codebook,
+)
+
+__all__ = ["DEVICES", "run"]
+
+DEVICES = ("cpu",)
+DOCUMENTS, CENTROIDS, DIM, QUERY, LENGTHS = 5000, 8192, 128, 32, (40, 101)
+VECTORS, SCORED, NPROBE, ROUNDS = 4000, 256, 2, 25
+
+
+class Step(NamedTuple):
+    """Something to time: ``kernel`` and ``plain`` do the same to ``items`` items."""
+
+    name: str
+    item: str
+    items: int
+    kernel: Callable[[], Any]
+    plain: Callable[[], Any]
+    tolerance: float  # of what they return
+
+
+def run(device: str = "cpu") -> list[dict[str, Any]]:
+    """Time each step on one core.
+
+    Returns:
+        One dict a step: what an item is, nanoseconds an item here and in torch, and torch's over ours.
+
+    Raises:
+        RuntimeError: A result is wrong.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"residual_maxsim: no bench for {device!r}, only for {DEVICES}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        corpora = {nbits: Corpus(nbits) for nbits in (4, 2, 1)}
+        steps = [*_common(corpora[4]), *(step for corpus in corpora.values() for step in _coding(corpus))]
+        return [_measure(step) for step in steps]
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Corpus:
+    """Random documents, encoded; and plain torch on them."""
+
+    def __init__(self, nbits: int) -> None:
+        rng = np.random.default_rng(0)
+        self.nbits, self.offsets = nbits, np.concatenate([[0], np.cumsum(rng.integers(*LENGTHS, DOCUMENTS))])
+        self.centroids = F.normalize(torch.from_numpy(rng.standard_normal((CENTROIDS, DIM), np.float32)))
+        self.codes = rng.integers(0, CENTROIDS, self.offsets[-1]).astype(np.uint16)
+        noise = torch.from_numpy(rng.standard_normal((len(self.codes), DIM), np.float32))
+        self.values = F.normalize(self.centroids[self.codes.astype(np.int64)] + 0.07 * noise)
+        self.c, self.v = self.centroids.numpy(), self.values.numpy()
+        self.codebook = train_codebook(self.v[:VECTORS] - self.c[self.codes[:VECTORS]], nbits)
+        self.tokens = encode(self.v, self.c, self.codes, self.codebook)
+        self.query = self.values[torch.from_numpy(rng.integers(0, len(self.codes), QUERY))]
+        owners = np.repeat(np.arange(DOCUMENTS), np.diff(self.offsets))
+        pairs = np.unique(self.codes.astype(np.int64) << 32 | owners)
+        self.lists = np.searchsorted(pairs >> 32, np.arange(CENTROIDS + 1)), pairs.astype(np.int32)
+        self.table = query_table(self.query.numpy(), pack_centroids(self.c))
+        self.scores = self.centroids @ self.query.T
+        self.rows = np.sort(rng.choice(DOCUMENTS, SCORED, replace=False)).astype(np.int32)
+
+    def places(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor]:
+        """The tokens of documents, and which of the documents each belongs to."""
+        lengths = np.diff(self.offsets)[rows]
+        starts = np.repeat(self.offsets[rows] - np.cumsum(lengths) + lengths, lengths)
+        owners = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
+        return starts + np.arange(len(starts)), owners
+
+    def decode(self, tokens: Tokens) -> Tensor:
+        """Levels looked up byte by byte, and both products."""
+        packed, mask = torch.from_numpy(tokens.packed), 2**self.nbits - 1
+        planes = [packed >> shift & mask for shift in range(0, 8, self.nbits)]
+        levels = torch.from_numpy(self.codebook.astype(np.float32))[torch.cat(planes, 1).int()]
+        a, b = torch.from_numpy(tokens.coefficients).float().split(1, dim=1)
+        return a * self.centroids[torch.from_numpy(tokens.codes.astype(np.int64))] + b * levels
+
+    def encode(self, values: Tensor, codes: NDArray[np.uint16]) -> Tensor:
+        """Nearest levels of the residual of length 1, which take one turn less and no fit."""
+        residuals = values - self.centroids[torch.from_numpy(codes.astype(np.int64))]
+        norms = residuals.norm(dim=1, keepdim=True)
+        middles = torch.from_numpy((self.codebook[1:].astype(np.float32) + self.codebook[:-1]) / 2)
+        levels = torch.bucketize(residuals * (32 * DIM**0.5 / norms), middles, out_int32=True).byte()
+        planes = levels.view(len(values), 8 // self.nbits, -1)
+        return sum(planes[:, i] << (i * self.nbits) for i in range(8 // self.nbits))
+
+    def best(self, scores: Tensor, owners: Tensor, count: int) -> Tensor:
+        """MaxSim of scores of tokens of documents."""
+        highest = scores.new_full((count, QUERY), -torch.inf)
+        return highest.scatter_reduce(0, owners[:, None].expand_as(scores), scores, "amax").sum(1)
+
+    def maxsim(self) -> Tensor:
+        """Decode, multiply, take the maxima."""
+        places, owners = self.places(self.rows)
+        tokens = Tokens(*(x[places] for x in self.tokens))
+        return self.best(self.decode(tokens) @ self.query.T, owners, len(self.rows))
+
+    def probe(self) -> Tensor:
+        """The best centroids of each token, their lists, and a flag for each document."""
+        found = torch.zeros(DOCUMENTS, dtype=torch.bool)
+        offsets, documents = self.lists
+        for centroid in self.scores.topk(NPROBE, dim=0).indices.unique().tolist():
+            found[documents[offsets[centroid] : offsets[centroid + 1]]] = True
+        return found.nonzero()[:, 0]
+
+
+def _common(x: Corpus) -> list[Step]:
+    keep, packed = np.ones(DOCUMENTS, bool), pack_centroids(x.c)
+    found = probe(x.table, NPROBE, *x.lists, keep)
+    places, owners = x.places(found)
+    codes = torch.from_numpy(x.codes[places].astype(np.int64))
+    some, half = x.values[:VECTORS], x.centroids.bfloat16().T
+
+    def chosen(codes: Any) -> Tensor:
+        return (some * x.centroids[torch.as_tensor(codes).long()]).sum(1)
+
+    def rough() -> NDArray[np.int32]:
+        return interaction(x.table, x.codes, x.offsets, found)
+
+    return [
+        Step(
+            "assign",
+            "vector",
+            VECTORS,
+            lambda: chosen(assign(some.numpy(), x.c)),
+            lambda: chosen(torch.cat([(part.bfloat16() @ half).argmax(1) for part in some.split(1000)])),
+            0.01,
+        ),
+        Step(
+            "query_table",
+            "query",
+            1,
+            lambda: query_table(x.query.numpy(), packed).scores[0] * x.table.header[0, 1],
+            lambda: x.centroids @ x.query.T,
+            0.01,
+        ),
+        Step(
+            "probe",
+            "query",
+            1,
+            lambda: len(probe(x.table, NPROBE, *x.lists, keep)),
+            lambda: len(x.probe()),
+            50,
+        ),
+        Step(
+            "interaction",
+            "document token",
+            len(places),
+            lambda: torch.from_numpy(rough()) * (1.25 / 255) - 0.25 * QUERY,
+            lambda: x.best(x.scores[codes], owners, len(found)),
+            0.5 * QUERY / 100,
+        ),
+    ]
+
+
+def _coding(x: Corpus) -> list[Step]:
+    some, codes = x.values[:VECTORS], x.codes[:VECTORS]
+    tokens, count = Tokens(*(part[:VECTORS] for part in x.tokens)), len(x.places(x.rows)[0])
+    return [
+        Step(
+            f"encode, {x.nbits} bits",
+            "vector",
+            VECTORS,
+            lambda: encode(some.numpy(), x.c, codes, x.codebook).packed.shape[1],
+            lambda: x.encode(some, codes).shape[1],
+            0,
+        ),
+        Step(
+            f"decode, {x.nbits} bits",
+            "vector",
+            VECTORS,
+            lambda: decode(tokens, x.c, x.codebook),
+            lambda: x.decode(tokens),
+            1e-6,
+        ),
+        Step(
+            f"residual_maxsim, {x.nbits} bits",
+            "document token",
+            count,
+            lambda: residual_maxsim(x.table, x.tokens, x.offsets, x.codebook, x.rows),
+            x.maxsim,
+            0.05,
+        ),
+    ]
+
+
+def _measure(step: Step) -> dict[str, Any]:
+    results = [torch.as_tensor(way()).double() for way in (step.kernel, step.plain)]
+    error = float((results[0] - results[1]).abs().max())
+    if not error <= step.tolerance:
+        raise RuntimeError(
+            f"residual_maxsim: {step.name} is off by {error}, at most {step.tolerance} is right"
+        )
+    best = [float("inf")] * 2
+    for _ in range(ROUNDS):
+        for i, way in enumerate((step.kernel, step.plain)):
+            start = time.thread_time()
+            way()
+            best[i] = min(best[i], (time.thread_time() - start) / step.items)
+    return {
+        "step": step.name,
+        "item": step.item,
+        "items": step.items,
+        "ns": best[0] * 1e9,
+        "torch ns": best[1] * 1e9,
+        "x torch": best[1] / best[0],
+    }
+
+
+if __name__ == "__main__":
+    print("| step | item | ns | torch ns | x torch |")
+    print("|---|---|---|---|---|")
+    for row in run():
+        print("| {step} | {item} | {ns:.3g} | {torch ns:.3g} | {x torch:.1f} |".format(**row))
