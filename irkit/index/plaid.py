@@ -30,10 +30,12 @@ from irkit.representation import MultiVector, Representation
 __all__ = ["Plaid"]
 
 _ARRAYS = ("codes.bin", "coefficients.bin", "residuals.bin")  # fields of Tokens
+_NARROW = 1 << 16  # centroids whose numbers fit into two bytes
 _FEW = 1 << 14  # tokens that are scored as they are sooner than compressed
 _POINTS = 32  # tokens sampled for each centroid
 _UNITS = 4096  # tokens sampled to train the codebook
 _SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
+_VISITED = 32  # centroids a query, at least
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
 
 
@@ -119,7 +121,7 @@ class Plaid(Flat):
         """Encode the tokens kept whole, and let go of them."""
         store, centroids, codebook = self.store, self._centroids(), self.store.read("codebook.bin")
         done, total = store.rows("codes.bin") - self._begin(), store.rows("values.bin")
-        wide = len(centroids) > 1 << 16
+        wide = len(centroids) > _NARROW
         if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
             self._widen_codes()
         report("compressing", done, total)
@@ -242,10 +244,10 @@ class Plaid(Flat):
         wanted, listed, count = k + _MARGIN, self._state("listed"), int(np.count_nonzero(kept))
         refined = max(wanted, self.config.candidates or max(128, 2 * wanted))
         if count <= max(_SCAN, 2 * refined):
-            return Effort(0, refined, wanted)
+            return Effort(0, 0, refined, wanted)
         share = max(np.count_nonzero(kept[:listed]) / listed, 1 / 64)  # what a filter hides is made up for
-        nprobe = math.ceil((self.config.nprobe or 2) / share)
-        return Effort(min(nprobe, self.store.rows("centroids.bin")), refined, wanted)
+        nprobe, visited = (self.config.nprobe, 0) if self.config.nprobe else (1, max(_VISITED, 2 * wanted))
+        return Effort(math.ceil(nprobe / share), math.ceil(visited / share), refined, wanted)
 
     def _searcher(self) -> tuple[Structure, CpuSearch | TensorSearch]:
         structure, device = self._structure(), self.config.device

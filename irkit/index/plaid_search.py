@@ -62,14 +62,21 @@ class Effort(NamedTuple):
     """How far a search goes.
 
     Attributes:
-        nprobe: Centroids visited for each token of a query; 0 visits no lists, but ranks all documents.
+        nprobe: Centroids visited for each token of a query, at least; 0 goes to no lists, but ranks all
+            documents.
+        visited: Centroids visited for a query, at least: one of few tokens visits more for each.
         refined: Documents whose residuals are scored.
         wanted: Documents that are scored exactly.
     """
 
     nprobe: int
+    visited: int
     refined: int
     wanted: int
+
+    def probes(self, tokens: int, centroids: int) -> int:
+        """Centroids visited for each of a query's ``tokens``."""
+        return min(centroids, max(self.nprobe, -(-self.visited // max(1, tokens))))
 
 
 class CpuSearch:
@@ -107,8 +114,8 @@ class CpuSearch:
         """The best rows of one query ``(m, dim)``, by scores in whole numbers: ``wanted``, if there are."""
         structure, table, rows = self._structure, query_table(query, self._packed), np.empty(0, np.int32)
         if effort.nprobe:
-            n = structure.listed
-            rows = probe(table, effort.nprobe, structure.list_offsets, structure.lists, kept[:n])
+            n, nprobe = structure.listed, effort.probes(len(query), len(structure.centroids))
+            rows = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:n])
             rows = np.concatenate([rows, np.flatnonzero(kept[n:]).astype(np.int32) + np.int32(n)])
         if len(rows) < effort.wanted:
             rows = np.flatnonzero(kept).astype(np.int32)
@@ -151,7 +158,8 @@ class TensorSearch:
         table = self._centroids @ queries.values.T  # (K, total_q)
         chosen = wanted.expand(len(queries), -1)
         if effort.nprobe:
-            found = self._probe(queries, table, effort.nprobe) & wanted
+            nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
+            found = self._probe(queries, table, torch.tensor(nprobe, device=self._device)) & wanted
             enough = found.sum(1, keepdim=True) >= effort.wanted
             chosen = torch.where(enough, found, chosen)
         pairs = chosen.nonzero()
@@ -165,12 +173,15 @@ class TensorSearch:
         scores, rows = _best_of_pairs(pairs, fine, len(queries), effort.wanted)
         return scores.cpu().numpy(), rows.cpu().numpy()
 
-    def _probe(self, queries: Ragged, table: Tensor, nprobe: int) -> Tensor:
+    def _probe(self, queries: Ragged, table: Tensor, nprobe: Tensor) -> Tensor:
         """``(n_q, n)`` bool: documents of the centroids nearest to a token of the query, or of none."""
         found = torch.zeros(len(queries), len(self._offsets) - 1, dtype=torch.bool, device=self._device)
         found[:, self._listed :] = True
         near = torch.zeros(len(queries), len(table), dtype=torch.bool, device=self._device)
-        near[queries.row_ids().expand(nprobe, -1), table.topk(nprobe, dim=0).indices] = True
+        row, most = queries.row_ids(), int(nprobe.max())
+        best = table.topk(most, dim=0).indices  # (most, total_q)
+        used = torch.arange(most, device=self._device)[:, None] < nprobe[row]
+        near[row.expand(most, -1)[used], best[used]] = True
         query, centroid = near.nonzero(as_tuple=True)
         starts, sizes = self._list_offsets[centroid], self._list_offsets.diff()[centroid]
         places = torch.arange(int(sizes.sum()), device=self._device)
