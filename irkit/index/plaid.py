@@ -33,7 +33,8 @@ _ARRAYS = ("codes.bin", "coefficients.bin", "residuals.bin")  # fields of Tokens
 _NARROW = 1 << 16  # centroids whose numbers fit into two bytes
 _FEW = 1 << 14  # tokens that are scored as they are sooner than compressed
 _POINTS = 32  # tokens sampled for each centroid
-_UNITS = 4096  # tokens sampled to train the codebook
+_UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
+_MISFIT = 1.02  # times as much as the first tokens is another kind of tokens
 _SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
 _VISITED = 32  # centroids a query, at least
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
@@ -68,7 +69,7 @@ class Plaid(Flat):
                 self._train(report)
                 self._compress(report)
             covered, listed = self._state("covered"), self._state("listed")
-            grown = store.rows("list_offsets.bin") <= store.rows("centroids.bin")
+            grown = store.rows("list_offsets.bin") <= self._count()
             if covered - listed > covered // 20 or (covered and grown):
                 self._list(report)
 
@@ -81,7 +82,7 @@ class Plaid(Flat):
 
     def stats(self) -> dict[str, Any]:
         """As of every index; bits of a residual, centroids, and how many rows are compressed."""
-        centroids = self.store.rows("centroids.bin")
+        centroids = self._count()
         more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self._state("covered")}
         return super().stats() | more
 
@@ -92,25 +93,34 @@ class Plaid(Flat):
 
     def _train(self, report: StageProgress) -> None:
         """Make the first centroids, or more of them from the added tokens that they fit worst."""
-        store, have, limit = self.store, self.store.rows("centroids.bin"), self.config.train_size
-        fixed = self.config.centroids
-        wanted = fixed or centroid_count(int(self._ends()[-1]), limit)
-        new = min(wanted - have, store.rows("values.bin"))
+        store, have, limit, seed = self.store, self._count(), self.config.train_size, self.config.seed
+        fixed, total, added = self.config.centroids, int(self._ends()[-1]), store.rows("values.bin")
+        wanted = fixed or centroid_count(total, limit)
+        new = min(wanted - have, added)
+        if have and not fixed and self._misfit() > _MISFIT * store.meta["index"]["misfit"]:
+            new = max(new, added * wanted // total)  # tokens of another kind: as many as a rebuild gave them
         if new <= have // 64:
             return
         report("training", 0, None)
         size = max(new, min(limit, _POINTS * new * (2 if have else 1)))
-        places = sample_places(store.rows("values.bin"), size, self.config.seed)
-        values = store.take("values.bin", places).astype(np.float32)
+        values = store.take("values.bin", sample_places(added, size, seed)).astype(np.float32)
         if have:
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
             values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
-        centroids = train_centroids(values, new, self.config.seed, self.config.device != "cpu")
+        centroids = train_centroids(values, new, seed, self.config.device != "cpu")
         with store.update():
             store.append("centroids.bin", centroids)
             if not have:
-                some = values[sample_places(len(values), _UNITS, self.config.seed)]
+                some = values[sample_places(len(values), _UNITS, seed)]
                 store.append("codebook.bin", train_codebook(some - self._nearest(some), self.config.nbits))
+                store.meta["index"]["misfit"] = self._misfit()
+
+    def _misfit(self) -> float:
+        """Share of the tokens kept whole, by their squared lengths, that their centroids leave open."""
+        places = sample_places(self.store.rows("values.bin"), _UNITS, self.config.seed + 1)
+        values = self.store.take("values.bin", places).astype(np.float32)
+        left = np.square(values - self._nearest(values)).sum()
+        return float(left / max(np.square(values).sum(), 1e-30))
 
     def _nearest(self, values: Array) -> Array:
         """``(n, dim)`` the nearest centroid of each token."""
@@ -148,7 +158,7 @@ class Plaid(Flat):
         """List the documents of every centroid anew."""
         report("listing", 0, None)
         codes, ends = self.store.read("codes.bin"), self._ends()[: self._state("covered")]
-        offsets = build_lists(codes, ends, self.store.rows("centroids.bin"))
+        offsets = build_lists(codes, ends, self._count())
         with self.store.update():
             self.store.drop("list_offsets.bin")
             self.store.append("list_offsets.bin", offsets)
@@ -164,6 +174,9 @@ class Plaid(Flat):
         """Tokens of the compressed rows: those kept whole start there."""
         covered = self._state("covered")
         return int(self._ends()[covered - 1]) if covered else 0
+
+    def _count(self) -> int:
+        return self.store.rows("centroids.bin")
 
     def _centroids(self) -> Array:
         return self.store.derived("centroids", lambda: self.store.read("centroids.bin").astype(np.float32))
@@ -199,7 +212,7 @@ class Plaid(Flat):
         return Tokens(*map(self.store.read, _ARRAYS))
 
     def _structure(self) -> Structure:
-        covered, count = self._state("covered"), self.store.rows("centroids.bin")
+        covered, count = self._state("covered"), self._count()
         offsets = np.concatenate([[0], self._ends()[:covered]])
         tokens = select_tokens(self._encoded(), slice(int(offsets[-1])))
         starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)

@@ -1,0 +1,351 @@
+"""What is particular to plaid and muvera: the codec, growth, resumed passes, effort, devices."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import irkit.index.plaid
+import irkit.index.store
+from irkit import Model, MultiVector, Ragged, Retriever, score
+from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.index import (
+    AutoConfig,
+    FaissConfig,
+    FlatConfig,
+    Index,
+    MuveraConfig,
+    PlaidConfig,
+    Store,
+    create_index,
+    open_index,
+)
+from irkit.index.clustering import build_lists, centroid_count, sample_places, train_centroids, write_lists
+from irkit.index.muvera import Encoder
+from irkit.index.plaid_search import TensorSearch
+
+DIM = 32
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("irkit.index.plaid._FEW", 256)
+    monkeypatch.setattr("irkit.index.plaid._SCAN", 16)
+
+
+def texts(n: int, seed: int, topics: int = 30) -> MultiVector:
+    """Documents of 5 to 20 tokens, near some of their topic's 12 prototypes; length 1."""
+    space, rng = np.random.default_rng(99), np.random.default_rng(seed)
+    prototypes = space.standard_normal((topics, 12, DIM))
+    lengths = rng.integers(5, 21, n)
+    topic = np.repeat(rng.integers(0, topics, n), lengths)
+    tokens = prototypes[topic, rng.integers(0, 12, len(topic))]
+    tokens = tokens + 0.7 * rng.standard_normal((len(topic), DIM))
+    values = torch.nn.functional.normalize(torch.tensor(tokens, dtype=torch.float32))
+    return MultiVector(Ragged(values, torch.tensor(lengths)))
+
+
+def build(path: Path, pieces: list[MultiVector], **options: Any) -> Index:
+    with Store.build(path) as store:
+        index = create_index(store, {"kind": "plaid"} | options)
+        for piece in pieces:
+            index.add(piece)
+        index.finish()
+        store.publish()
+    return open_index(Store.open(path))
+
+
+def recall(index: Index, queries: MultiVector, data: MultiVector, k: int = 10) -> float:
+    truth = score(queries, data).topk(k).indices.numpy()
+    rows = index.search(queries, k).rows
+    return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(rows, truth, strict=True)]))
+
+
+def test_a_token_is_closer_the_more_bits_it_has(tmp_path: Path) -> None:
+    data, errors = texts(300, 0), []
+    for nbits in (1, 2, 4, 8):
+        index = build(tmp_path / str(nbits), [data], nbits=nbits)
+        kept = index.representations(np.arange(300)).tokens.values
+        errors.append(float((kept - data.tokens.values).square().sum(1).mean()))
+        assert index.stats()["nbits"] == nbits
+    residual = (data.tokens.values - nearest(index, data)).square().sum(1).mean()
+    # distortion of Lloyd-Max quantisers of a normal variable (Max 1960, table I): .3634, .1175, .00955
+    for found, bound in zip(errors, (0.3634, 0.1175, 0.00955, 0.0004), strict=True):
+        assert found < bound * residual
+
+
+def nearest(index: Index, data: MultiVector) -> torch.Tensor:
+    centroids = torch.from_numpy(index.store.read("centroids.bin").astype(np.float32))
+    return centroids[(data.tokens.values @ centroids.T).argmax(1)]
+
+
+def test_bytes_of_a_token(tmp_path: Path) -> None:
+    data = texts(300, 0)
+    for nbits in (1, 2, 4, 8):
+        store = build(tmp_path / str(nbits), [data], nbits=nbits).store
+        total = sum(store.sizes()[name] for name in ("codes.bin", "coefficients.bin", "residuals.bin"))
+        assert total == len(data.tokens.values) * (2 + 4 + DIM * nbits // 8)
+        assert store.rows("values.bin") == 0
+
+
+def test_ten_additions_are_as_good_as_one_build(tmp_path: Path) -> None:
+    """Half of the topics come only later."""
+    early, late = texts(600, 1, topics=15), texts(1200, 2, topics=60)
+    pieces = [early, *(late[start : start + 120] for start in range(0, 1200, 120))]
+    data = MultiVector(Ragged.concat([piece.tokens for piece in pieces]))
+    queries = texts(200, 3, topics=60)
+    index = build(tmp_path / "grown", pieces[:1], nbits=2)
+    first = index.stats()["centroids"]
+    for piece in pieces[1:]:
+        index.add(piece)
+        index.finish()
+    rebuilt = build(tmp_path / "rebuilt", pieces, nbits=2)
+    assert index.stats()["centroids"] > 1.2 * first
+    assert index.stats()["covered"] == rebuilt.stats()["covered"] == len(data)
+    assert recall(index, queries, data) >= recall(rebuilt, queries, data) - 0.01
+
+
+def test_old_rows_stay_when_centroids_are_added(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 1, topics=5)])
+    before = index.representations(np.arange(300)).tokens.values
+    index.add(texts(900, 2))
+    index.finish()
+    assert torch.equal(index.representations(np.arange(300)).tokens.values, before)
+
+
+def test_codes_are_widened_when_centroids_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = texts(900, 1)
+    index = build(tmp_path / "index", [data[:300]])
+    monkeypatch.setattr("irkit.index.plaid._NARROW", index.stats()["centroids"])
+    kept = index.representations(np.arange(300)).tokens.values
+    index.add(data[300:])
+    index.finish()
+    assert index.store.read("codes.bin").dtype == np.int32
+    assert torch.equal(index.representations(np.arange(300)).tokens.values, kept)
+    assert recall(index, texts(50, 5), data) > 0.8
+
+
+def test_both_passes_of_a_build_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(irkit.index.store, "_BLOCK_BYTES", 2 * DIM * 500)  # tokens in float16
+    data, encode = texts(300, 0), irkit.index.plaid.encode
+    total = len(data.tokens.values)
+    encoded: list[int] = []
+
+    def fail_at(stop: int) -> None:
+        def function(values: Any, *rest: Any) -> Any:
+            if len(encoded) == stop:
+                raise KeyboardInterrupt
+            encoded.append(len(values))
+            return encode(values, *rest)
+
+        monkeypatch.setattr(irkit.index.plaid, "encode", function)
+
+    def go_on() -> None:
+        with Store.build(tmp_path / "index", key=1) as store:
+            index = create_index(store, "plaid")
+            if not len(index):
+                index.add(data)
+            index.finish(lambda *told: stages.append(told[0]))
+            store.publish()
+
+    for stop in (0, 2):
+        fail_at(stop)
+        stages: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            go_on()
+        assert ("training" in stages) == (stop == 0)
+        with Store.build(tmp_path / "index", key=1) as store:  # searched as it is, exactly
+            index = open_index(store)
+            rows = index.search(data[:5], 3).rows
+            assert (rows == score(data[:5], data).topk(3).indices.numpy()).all()
+    fail_at(-1)
+    stages = []
+    go_on()
+    assert sum(encoded) == total
+    assert len(encoded) == -(-total // 500)
+    assert stages[0] == "compressing"
+    whole = build(tmp_path / "whole", [data]).search(data[:20], 10)
+    hits = open_index(Store.open(tmp_path / "index")).search(data[:20], 10)
+    np.testing.assert_array_equal(hits.rows, whole.rows)
+    np.testing.assert_array_equal(hits.scores, whole.scores)
+
+
+@pytest.mark.parametrize("nbits", [1, 4])
+def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int) -> None:
+    data, queries = texts(300, 0), texts(6, 1)
+    index = build(tmp_path / "index", [data], nbits=nbits)
+    index.add(texts(20, 2))
+    index.remove([3, 5, 8])
+    allowed = np.random.default_rng(0).random(320) < 0.5
+    structure, _ = index.store.derived(("search", "auto"), index._searcher)
+    tensors = TensorSearch(structure, torch.device("cpu"))
+    for options, k in itertools.product(({}, {"candidates": 40, "nprobe": 3}), (1, 10, 400)):
+        index.config = index.config.model_copy(update=options)
+        for keep in (None, allowed):
+            kernels = index.search(queries, k, keep)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(index, "_searcher", lambda: (structure, tensors))
+                index.store._derived.pop(("search", "auto"), None)
+                hits = index.search(queries, k, keep)
+                index.store._derived.pop(("search", "auto"), None)
+            np.testing.assert_allclose(hits.scores, kernels.scores, atol=1e-4)
+            np.testing.assert_array_equal(hits.rows, kernels.rows)
+
+
+def test_more_candidates_find_more(tmp_path: Path) -> None:
+    data, queries = texts(2000, 0), texts(100, 1)
+    index = build(tmp_path / "index", [data])
+    found = []
+    for nprobe, candidates in ((1, 14), (2, 50), (50, 2000)):
+        index.config = index.config.model_copy(update={"nprobe": nprobe, "candidates": candidates})
+        found.append(recall(index, queries, data))
+    assert found == sorted(found)
+    assert found[-1] > found[0]
+    kept = index.representations(np.arange(2000))
+    assert recall(index, queries, kept) > 0.999  # all that is there
+
+
+@pytest.mark.parametrize("dim", [1, 7, 20, 130])
+def test_any_width(tmp_path: Path, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    values = torch.from_numpy(rng.standard_normal((900, dim), dtype=np.float32))
+    data = MultiVector(Ragged(values, torch.full((300,), 3)))
+    index = build(tmp_path / "index", [data])
+    hits = index.search(data[:20], 300)
+    truth = score(data[:20], index.representations(np.arange(300))).numpy()
+    assert (np.sort(hits.rows, axis=1) == np.arange(300)).all()
+    np.testing.assert_allclose(hits.scores, np.take_along_axis(truth, hits.rows, 1), rtol=1e-5, atol=1e-4)
+
+
+def test_zeros_duplicates_and_single_tokens(tmp_path: Path) -> None:
+    values = torch.zeros(600, DIM)
+    values[100:200, 0] = 1
+    values[200:, :] = torch.nn.functional.normalize(torch.ones(1, DIM))
+    data = MultiVector(Ragged(values, torch.ones(600, dtype=torch.int64)))
+    index = build(tmp_path / "index", [data])
+    hits = index.search(data[[150, 300]], 300)
+    assert (hits.rows[0, :100] == np.arange(100, 200)).all()
+    assert (hits.rows[1] == np.arange(200, 500)).all()
+    np.testing.assert_allclose(hits.scores[:, :100], 1, atol=2e-3)
+    assert (index.representations(np.arange(100)).tokens.values == 0).all()
+
+
+def test_huge_values_are_refused(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 0)])
+    with pytest.raises(BadValueError, match="65504"):
+        index.add(MultiVector(Ragged(torch.full((1, DIM), 1e5), torch.tensor([1]))))
+    assert len(index) == 300
+
+
+def test_what_does_not_fit_together_is_noticed_when_searched(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 0)])
+    lengths = next((tmp_path / "index").glob("lengths.*"))
+    content = np.fromfile(lengths, np.int64)
+    content[0] += 1
+    content.tofile(lengths)
+    with pytest.raises(CorruptError):
+        Store.open(tmp_path / "index")
+    index = open_index(Store.open(tmp_path / "index", verify=False))
+    with pytest.raises(CorruptError, match="do not fit"):
+        index.search(texts(1, 1), 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 0)], device="gpu")
+    with pytest.raises(ConfigError, match="torch finds none"):
+        index.search(texts(1, 1), 3)
+    index.config = PlaidConfig()
+    assert index.search(texts(1, 1), 3).rows.min() >= 0
+
+
+def test_numbers_of_centroids() -> None:
+    assert [centroid_count(tokens, 10**6) for tokens in (1, 100, 700_000, 3_500_000)] == [1, 12, 8320, 18688]
+    assert centroid_count(10**9, 10**6) == 10**6 // 8 // 64 * 64
+
+
+def test_samples_are_spread() -> None:
+    assert sample_places(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
+    places = sample_places(1000, 10, 0)
+    assert (places // 100 == np.arange(10)).all()
+
+
+def test_lists_hold_each_document_once_per_centroid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irkit.index.clustering._BLOCK", 50)
+    rng = np.random.default_rng(0)
+    ends, codes = np.cumsum(rng.integers(0, 30, 40)), rng.integers(0, 9, 2000).astype(np.uint16)
+    offsets = build_lists(codes, ends, 9)
+    write_lists(tmp_path / "lists", codes, ends, offsets)
+    found = np.split(np.fromfile(tmp_path / "lists", np.int32), offsets[1:-1])
+    parts = np.split(codes, ends)[:-1]
+    for centroid in range(9):
+        assert found[centroid].tolist() == [row for row, part in enumerate(parts) if centroid in part]
+
+
+def test_centroids_fit_as_well_as_those_of_one_clustering(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = texts(3000, 0).tokens.values.numpy()
+    at_once = train_centroids(values, 400, 0, False)
+    monkeypatch.setattr("irkit.index.clustering._DIRECT", 10)
+    in_steps = train_centroids(values, 400, 0, False)
+    fits = [(values @ c.astype(np.float32).T).max(1).mean() for c in (at_once, in_steps)]
+    assert fits[1] >= fits[0] - 0.005
+    np.testing.assert_allclose(np.linalg.norm(in_steps.astype(np.float32), axis=1), 1, atol=2e-3)
+
+
+def test_encodings_follow_their_definition() -> None:
+    config = MuveraConfig(repetitions=3, bits=2, projection=4)
+    encoder, data = Encoder(DIM, config), texts(6, 0)
+    queries, documents = encoder.queries(data.tokens), encoder.documents(data.tokens)
+    assert queries.shape == documents.shape == (6, encoder.width) == (6, 3 * 4 * 4)
+    planes, signs = encoder._planes.view(DIM, 3, 2), encoder._signs.view(DIM, 3, 4)
+    for text, tokens in enumerate(data.tokens):
+        for repetition, cell in itertools.product(range(3), range(4)):
+            above = tokens @ planes[:, repetition] > 0
+            cells = above[:, 0] * 1 + above[:, 1] * 2
+            projected = tokens @ signs[:, repetition]
+            part = slice((repetition * 4 + cell) * 4, (repetition * 4 + cell) * 4 + 4)
+            torch.testing.assert_close(queries[text, part], projected[cells == cell].sum(0))
+            distances = {other: bin(other ^ cell).count("1") for other in cells.tolist()}
+            near = min(distances, key=lambda other: (distances[other], other))
+            torch.testing.assert_close(documents[text, part], projected[cells == near].mean(0))
+
+
+def test_inner_products_of_encodings_rank_as_maxsim_does() -> None:
+    data, queries = texts(400, 0), texts(50, 1)
+    truth = score(queries, data)
+    found = []
+    for repetitions in (2, 10, 40):
+        encoder = Encoder(DIM, MuveraConfig(repetitions=repetitions))
+        rough = encoder.queries(queries.tokens) @ encoder.documents(data.tokens).T
+        found.append(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(rough, truth, strict=True)]))
+    assert found == sorted(found)
+
+
+def test_auto_chooses_by_number_and_kind(tmp_path: Path) -> None:
+    auto = AutoConfig(documents=10)
+    assert all(auto.choose(kind, 9) == FlatConfig() for kind in ("dense", "multi_vector", "sparse"))
+    assert auto.choose("multi_vector", 10) == PlaidConfig()
+    assert auto.choose("dense", 10) == FaissConfig(factory="hnsw")
+    assert auto.choose("sparse", 10) == FlatConfig()
+    with Store.build(tmp_path / "index") as store, pytest.raises(ConfigError, match="name an index"):
+        create_index(store, "auto")
+
+
+@pytest.mark.parametrize("given", [dict, iter])
+def test_auto_reads_ahead(tiny_bert: Path, tmp_path: Path, given: Any) -> None:
+    notes = {str(number): f"note {number}" for number in range(12)}
+    with pytest.warns(UserWarning, match="mean"):
+        model = Model.from_pretrained(tiny_bert)
+    for documents, kind in ((12, "faiss"), (13, "flat")):
+        source = notes if given is dict else ({"_id": name, "text": text} for name, text in notes.items())
+        path, index = tmp_path / kind, {"kind": "auto", "documents": documents}
+        retriever = Retriever.build(model, source, path, index=index)
+        assert (retriever.stats()["kind"], len(retriever)) == (kind, 12)
