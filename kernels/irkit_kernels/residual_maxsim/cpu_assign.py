@@ -72,7 +72,7 @@ class _Assign(Vectors):
         chunks = self.vector("%values", source)
         highest = total = splat(LANES, "float", 0)
         for x in chunks:
-            highest = self.maximum(self.op(f"call {FLOATS} @llvm.fabs.v16f32({FLOATS} {x})"), highest)
+            highest = self.fmax(self.op(f"call {FLOATS} @llvm.fabs.v16f32({FLOATS} {x})"), highest)
             total = self.fma(x, x, total)
         high = self.op(f"call float @llvm.vector.reduce.fmax.v16f32({FLOATS} {highest})")
         factor = self.op(f"fdiv float {self.number(127)}, {high}")

@@ -20,6 +20,7 @@ from .reference import STEPS, Tokens, packed_width
 __all__ = ["assign", "decode", "encode"]
 
 _MIN_WORK = 1 << 25  # multiply-adds worth a thread
+_MOST = np.finfo(np.float16).max
 
 
 def assign(values: NDArray[np.float32], centroids: NDArray[np.float32], threads: int) -> NDArray[np.int32]:
@@ -69,6 +70,7 @@ def encode(
         kernel(*addresses(*arrays), STEPS * dim**0.5, stop - start, len(centroids) - 1)
 
     share(run, n, min(threads, n * dim * 64 // _MIN_WORK))
+    np.clip(coefficients, -_MOST, _MOST, out=coefficients)
     return Tokens(codes, coefficients.astype(np.float16), packed)
 
 

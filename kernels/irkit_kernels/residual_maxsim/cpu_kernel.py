@@ -109,14 +109,15 @@ def probe(
     table: QueryTable,
     nprobe: int,
     list_offsets: NDArray[np.int64],
-    list_rows: NDArray[np.int32],
+    lists: NDArray[np.int32],
     marks: NDArray[np.bool_],
 ) -> None:
     """Set the marks ``(documents,)`` of what is listed at a query token's ``nprobe`` best centroids."""
     blocks, rows, lanes = table.scores.shape
     best = np.empty((nprobe, lanes), np.float32)
-    arrays = (*table[:_TABLE_ARRAYS], best, list_offsets, list_rows, marks)
-    _probe(table.plan)(*addresses(*arrays), nprobe, table.count, rows, blocks)
+    arrays = (*table[:_TABLE_ARRAYS], best, list_offsets, lists, marks)
+    numbers = (nprobe, table.count, len(lists), len(marks) - 1, rows, blocks)
+    _probe(table.plan)(*addresses(*arrays), *numbers)
 
 
 def interaction(
@@ -199,7 +200,7 @@ def _table(plan: Plan) -> Callable[..., None]:
 
 @cache
 def _probe(plan: Plan) -> Callable[..., None]:
-    return _compile(write_probe(plan), "probe", 4, 4)
+    return _compile(write_probe(plan), "probe", 4, 6)
 
 
 @cache

@@ -20,8 +20,8 @@ def write_probe(plan: Plan) -> str:
     probe = _Probe(plan)
     probe.loop(0, "%blocks", 1, lambda index, _: probe.write(probe.block(index)))
     body = probe.function(
-        f"define void @probe({TABLE}, ptr %best, ptr %list_offsets, ptr %list_rows, ptr %marks, i64 %nprobe, "
-        "i64 %count, i64 %rows, i64 %blocks)"
+        f"define void @probe({TABLE}, ptr %best, ptr %list_offsets, ptr %lists, ptr %marks, i64 %nprobe, "
+        "i64 %count, i64 %listed, i64 %last, i64 %rows, i64 %blocks)"
     )
     return module(plan, body)
 
@@ -59,7 +59,7 @@ class _Probe(Writer):
 
     def _least(self, part: Block) -> list[str]:
         last, floor = self._at("%best", self.sub("%nprobe", 1)), self.words(part.header, Header.FLOOR)
-        return [self.maximum(x, y) for x, y in zip(last, floor, strict=True)]
+        return [self.fmax(x, y) for x, y in zip(last, floor, strict=True)]
 
     def _each(self, part: Block, bound: list[str], found: Callable[[str, list[str]], None]) -> None:
         """Call ``found(row, scores)`` for each centroid that reaches the bound of a query token."""
@@ -82,9 +82,12 @@ class _Probe(Writer):
         return self.op(f"icmp ne i{LANES} {self.op(f'bitcast {MASK} {reached} to i{LANES}')}, 0")
 
     def _mark(self, row: str) -> None:
+        """Mark the documents of a centroid; a damaged list marks others, but nothing else."""
+
         def document(i: str, _: Values) -> None:
-            number = self.op(f"zext i32 {self.load('i32', '%list_rows', self.mul(i, 4))} to i64")
-            self.store("i8", "1", "%marks", number)
+            number = self.op(f"zext i32 {self.load('i32', '%lists', self.mul(i, 4))} to i64")
+            self.store("i8", "1", "%marks", self.minimum(number, "%last"))
 
         place = self.at("%list_offsets", self.mul(row, 8))
-        self.loop(self.load("i64", place), self.load("i64", place, 8), 1, document)
+        start, stop = self.load("i64", place), self.load("i64", place, 8)
+        self.loop(self.maximum(start, 0), self.minimum(stop, "%listed"), 1, document)

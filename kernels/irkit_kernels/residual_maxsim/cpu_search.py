@@ -16,7 +16,7 @@ def write_table(plan: Plan) -> str:
     lowest = (splat(LANES, "float", LOWEST),) * plan.vectors
 
     def byte(score: str, factor: str, offset: str) -> str:
-        level = c.maximum(c.fma(score, factor, offset), splat(LANES, "float", 0))
+        level = c.fmax(c.fma(score, factor, offset), splat(LANES, "float", 0))
         level = c.op(f"fptosi {FLOATS} {level} to {INTS}")
         level = c.op(f"call {INTS} @llvm.umin.v16i32({INTS} {level}, {INTS} {splat(LANES, 'i32', 255)})")
         return c.op(f"trunc {INTS} {level} to <16 x i8>")
@@ -37,7 +37,7 @@ def write_table(plan: Plan) -> str:
                     score = c.floats("fmul", c.op(f"sitofp {INTS} {sums[r][v]} to {FLOATS}"), scale)
                     c.store(FLOATS, score, scores, 4 * (r * lanes + LANES * v))
                     c.store("<16 x i8>", byte(score, factor[v], offset[v]), levels, r * lanes + LANES * v)
-                    new[v] = c.maximum(score, new[v])
+                    new[v] = c.fmax(score, new[v])
             return tuple(new)
 
         def group(first: str, _: Values) -> None:
@@ -145,7 +145,7 @@ class _MaxSim(Writer):
             for r in range(TILE):
                 for v, score in enumerate(self.words(self.at(part.scores, rows[r]), 0)):
                     rest = self.floats("fmul", self.op(f"sitofp {INTS} {sums[r][v]} to {FLOATS}"), b[r])
-                    best[v] = self.maximum(self.fma(score, a[r], rest), best[v])
+                    best[v] = self.fmax(self.fma(score, a[r], rest), best[v])
             self.store_words(best, place)
 
         self.loop(0, "%blocks", 1, block)

@@ -105,7 +105,7 @@ class Writer(Code):
         """``a * b + c`` of 16 float32."""
         return self.op(f"call {FLOATS} @llvm.fmuladd.v16f32({FLOATS} {a}, {FLOATS} {b}, {FLOATS} {c})")
 
-    def maximum(self, a: str, b: str) -> str:
+    def fmax(self, a: str, b: str) -> str:
         """The higher of 16 float32 each."""
         return self.select(self.op(f"fcmp ogt {FLOATS} {a}, {b}"), a, b)
 

@@ -112,7 +112,7 @@ class _Encode(Vectors):
 
     def _level(self, x: str, steps: list[tuple[str, str]]) -> tuple[str, str]:
         """The level next to 16 numbers, and what it stands for."""
-        x = self.maximum(x, splat(LANES, "float", -128))
+        x = self.fmax(x, splat(LANES, "float", -128))
         x = self.select(
             self.op(f"fcmp olt {FLOATS} {x}, {splat(LANES, 'float', 127)}"), x, splat(LANES, "float", 127)
         )

@@ -122,6 +122,8 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
     """Prepare centroids ``(K, d)``, once for all queries."""
     _vectors("pack_centroids", centroids=centroids)
+    if not np.isfinite(centroids).all():
+        raise ValueError("pack_centroids: got a centroid with NaN or infinity")
     return cpu.pack_centroids(np.ascontiguousarray(centroids))
 
 
@@ -136,8 +138,8 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
         What the other functions of a search read; about ``5 * K * m`` bytes.
     """
     _vectors("query_table", width=centroids.dim, query=query)
-    if not len(query):
-        raise ValueError("query_table: got a query without tokens, expected at least one")
+    if not len(query) or not np.isfinite(query).all():
+        raise ValueError("query_table: got a query without tokens or with NaN or infinity in them")
     return cpu.query_table(np.ascontiguousarray(query), centroids)
 
 
@@ -154,7 +156,7 @@ def probe(
         table: Of the query. A token of zeros finds nothing.
         nprobe: Best centroids of a query token, at least 1; more where several score the same.
         list_offsets: ``(K + 1,)``; documents of centroid ``c`` lie from ``list_offsets[c]`` on.
-        list_documents: Documents of all centroids, below ``len(keep)``; trusted, like the offsets.
+        list_documents: Documents of all centroids, below ``len(keep)``.
         keep: ``(documents,)``, which of them may be found.
 
     Returns:
@@ -168,7 +170,8 @@ def probe(
     if len(list_offsets) != table.count + 1:
         raise ValueError(f"probe: got {len(list_offsets)} list_offsets for {table.count} centroids")
     marks = np.zeros(len(keep), np.bool_)
-    cpu.probe(table, min(nprobe, table.count), list_offsets, list_documents, marks)
+    if len(keep):
+        cpu.probe(table, min(nprobe, table.count), list_offsets, list_documents, marks)
     return np.flatnonzero(marks & keep).astype(np.int32)
 
 

@@ -160,7 +160,8 @@ def encode_reference(
         a = np.where(fits, _ratio(xc * uu - xu * cu, det, fits), _ratio(xc, cc, cc > 0))
         b = np.where(fits, _ratio(xu * cc - xc * cu, det, fits), _ratio(xu, uu, some & (cc == 0) & (uu > 0)))
         factor = _ratio(1, b, b != 0)
-    coefficients = np.stack([a, b], 1).astype(np.float16)
+    most = np.finfo(np.float16).max
+    coefficients = np.clip(np.stack([a, b], 1), -most, most).astype(np.float16)
     return Tokens(codes, coefficients, pack_levels(levels, nbits))  # type: ignore[arg-type]
 
 

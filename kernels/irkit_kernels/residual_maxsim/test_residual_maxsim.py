@@ -141,6 +141,16 @@ def test_probe_of_zeros_finds_nothing():
     assert np.array_equal(*found)
 
 
+def test_damaged_lists_stay_within_their_memory():
+    x = corpus([3, 4], 2, 5, 8, 4, 0, False)
+    table, keep = tables(x)[0], np.ones(2, bool)
+    listed = np.where(x.list_documents == 1, -(2**31), x.list_documents).astype(np.int32)
+    offsets = x.list_offsets.copy()
+    offsets[0], offsets[-1] = -(2**40), 2**40
+    assert probe(table, 5, offsets, listed, keep).tolist() == [0, 1]
+    assert len(probe(table, 5, x.list_offsets, x.list_documents, keep[:0])) == 0
+
+
 @settings(max_examples=40, deadline=None)
 @given(corpora, seeds)
 def test_scores(x, seed):
@@ -302,6 +312,12 @@ def test_encode_of_nothing_and_of_the_centroid_itself():
         decoded = decode(tokens, centroids, codebook)
         assert decoded[:4] == pytest.approx(values[:4], abs=6 * 2**-11)  # of float16 coefficients
         assert decoded[4] == pytest.approx(values[4], abs=5 * 2**-5)  # one direction, well in reach of 1 bit
+
+
+def test_coefficients_that_float16_cannot_hold_are_cut():
+    centroids, values = np.full((1, 8), 1e-9, np.float32), np.ones((1, 8), np.float32)
+    tokens = encode(values, centroids, np.zeros(1, np.uint16), np.array([-32, 32], np.int8))
+    assert np.isfinite(tokens.coefficients).all()
 
 
 def test_coefficients_of_every_finite_float16_are_read_exactly():
@@ -482,6 +498,8 @@ def test_errors():
             lambda: decode(x.tokens, c, np.arange(16, dtype=np.int8)),
         ),
         (ValueError, "query_table: got a query without tokens", lambda: query_table(none, packed)),
+        (ValueError, "query_table: .* NaN", lambda: query_table(x.query * np.float32(np.nan), packed)),
+        (ValueError, "pack_centroids: .* NaN", lambda: pack_centroids(c * np.float32(np.inf))),
         (ValueError, "query_table: .* of width 24", lambda: query_table(x.query[:, :3], packed)),
         (ValueError, "probe: got nprobe 0", lambda: probe(table, 0, *listed, keep)),
         (
