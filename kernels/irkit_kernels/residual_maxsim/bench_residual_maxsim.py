@@ -101,7 +101,8 @@ class Corpus:
         packed, mask = torch.from_numpy(tokens.packed), 2**self.nbits - 1
         planes = [packed >> shift & mask for shift in range(0, 8, self.nbits)]
         levels = torch.from_numpy(self.codebook.astype(np.float32))[torch.cat(planes, 1).int()]
-        a, b = torch.from_numpy(tokens.coefficients).float().split(1, dim=1)
+        coefficients = torch.from_numpy(tokens.coefficients).float()
+        a, b = coefficients[:, :1], coefficients[:, 1:]
         return a * self.centroids[torch.from_numpy(tokens.codes.astype(np.int64))] + b * levels
 
     def encode(self, values: Tensor, codes: NDArray[np.uint16]) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ Codes = NDArray[np.uint16] | NDArray[np.int32]
 _TABLE_ARRAYS = 5
 
 
-class PackedCentroids(NamedTuple):
+@dataclass(frozen=True)
+class PackedCentroids:
     """Centroids as `query_table` reads them; made by `pack_centroids`.
 
     Attributes:
@@ -53,7 +55,8 @@ class PackedCentroids(NamedTuple):
     reach: float
 
 
-class QueryTable(NamedTuple):
+@dataclass(frozen=True)
+class QueryTable:
     """A query and what it makes of every centroid; made by `query_table`.
 
     Attributes:
@@ -75,6 +78,11 @@ class QueryTable(NamedTuple):
     plan: Plan
     count: int
     dim: int
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The first arguments of the machine code."""
+        return self.query, self.header, self.scores, self.bytes, self.maxima
 
 
 def has_vnni() -> bool:
@@ -101,7 +109,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     levels = np.empty((blocks, rows, plan.lanes), np.uint8)
     maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
     table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim)
-    _table(plan)(*addresses(*table[:_TABLE_ARRAYS], centroids.levels, centroids.scales), rows, blocks)
+    _table(plan)(*addresses(*table.arrays, centroids.levels, centroids.scales), rows, blocks)
     return table
 
 
@@ -115,7 +123,7 @@ def probe(
     """Set the marks ``(documents,)`` of what is listed at a query token's ``nprobe`` best centroids."""
     blocks, rows, lanes = table.scores.shape
     best = np.empty((nprobe, lanes), np.float32)
-    arrays = (*table[:_TABLE_ARRAYS], best, list_offsets, lists, marks)
+    arrays = (*table.arrays, best, list_offsets, lists, marks)
     numbers = (nprobe, table.count, len(lists), len(marks) - 1, rows, blocks)
     _probe(table.plan)(*addresses(*arrays), *numbers)
 
@@ -127,7 +135,7 @@ def interaction(
     out = np.empty(len(documents), np.int32)
     blocks, rows, _ = table.scores.shape
     kernel = _interaction(table.plan, code_type(codes))
-    arrays = (*table[:_TABLE_ARRAYS], codes, offsets, documents, out)
+    arrays = (*table.arrays, codes, offsets, documents, out)
     kernel(*addresses(*arrays), len(documents), table.count - 1, rows, blocks)
     return out
 
@@ -145,7 +153,7 @@ def residual_maxsim(
     nbits, width = len(codebook).bit_length() - 1, tokens.packed.shape[1]
     scratch = np.empty(TILE * table.plan.stride(nbits, width) + 4 * blocks * lanes, np.uint8)
     kernel = _maxsim(table.plan, code_type(tokens.codes), nbits, width)
-    arrays = (*table[:_TABLE_ARRAYS], *tokens, offsets, shifted(codebook), documents, out, scratch)
+    arrays = (*table.arrays, *tokens, offsets, shifted(codebook), documents, out, scratch)
     kernel(*addresses(*arrays), len(documents), table.count - 1, rows, blocks)
     return out
 

@@ -129,7 +129,7 @@ class Writer(Code):
     def block(self, index: str) -> Block:
         """The parts of a block of query tokens."""
         lanes = self.plan.lanes
-        sizes = {
+        sizes: dict[str, str | int] = {
             "query": self.plan.dim * lanes,
             "header": 4 * Header.ROWS * lanes,
             "scores": self.mul("%rows", 4 * lanes),
@@ -151,7 +151,7 @@ class Writer(Code):
         value = self.op(f"fmul float {self.op(f'bitcast i32 {bits} to float')}, 0x46F0000000000000")  # 2^112
         return self.broadcast(LANES, "float", value)
 
-    def centroid(self, code: str, pointer: str, offset: int = 0) -> str:
+    def centroid(self, code: str, pointer: str, offset: str | int = 0) -> str:
         """The centroid of a token, of LLVM type ``code``; that of a damaged file is the last one."""
         number = self.op(f"zext {code} {self.load(code, pointer, offset)} to i64")
         return self.minimum(number, "%last")

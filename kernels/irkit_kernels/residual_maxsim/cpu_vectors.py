@@ -9,7 +9,13 @@ from .reference import NOTHING, TURNS
 __all__ = ["Vectors", "write_decode", "write_encode"]
 
 _SMALL = "<16 x i8>"
-_PRODUCTS = ("cc", "cu", "uu", "xc", "xu")  # of a vector x, its centroid c and its levels u
+_PRODUCTS = [
+    ("c", "c"),
+    ("c", "u"),
+    ("u", "u"),
+    ("x", "c"),
+    ("x", "u"),
+]  # of a vector x, its centroid c and its levels u
 
 
 class Vectors(Writer):

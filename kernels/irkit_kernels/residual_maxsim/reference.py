@@ -129,8 +129,8 @@ def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int
     for cut in reversed(cuts):
         ends.append(int(cut[ends[-1]]))
     start, stop = np.array([0, *ends[:0:-1]]), np.array(ends[::-1])
-    mean = first[start, stop] / count[start, stop]
-    return np.rint(mean).astype(np.int8)
+    levels: NDArray[np.int8] = np.rint(first[start, stop] / count[start, stop]).astype(np.int8)
+    return levels
 
 
 def assign_reference(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
@@ -176,7 +176,8 @@ def decode_reference(
     nbits = len(codebook).bit_length() - 1
     levels = codebook.astype(np.float32)[unpack_levels(tokens.packed, centroids.shape[1], nbits)]
     a, b = tokens.coefficients.astype(np.float32).T
-    return a[:, None] * centroids[tokens.codes] + b[:, None] * levels
+    values: NDArray[np.float32] = a[:, None] * centroids[tokens.codes] + b[:, None] * levels
+    return values
 
 
 def centroid_table_reference(query: NDArray[np.float32], centroids: NDArray[np.float32]) -> CentroidTable:
@@ -225,9 +226,10 @@ def residual_maxsim_reference(
     nbits, (q, scale) = len(codebook).bit_length() - 1, quantize_signed(query)
     out = np.full(len(rows), -np.inf)
     for i, row in enumerate(rows):
-        codes, coefficients, packed = (x[offsets[row] : offsets[row + 1]] for x in tokens)
-        levels = codebook.astype(np.float64)[unpack_levels(packed, query.shape[1], nbits)]
-        a, b = coefficients.astype(np.float64).T
+        part = slice(offsets[row], offsets[row + 1])
+        codes = tokens.codes[part]
+        levels = codebook.astype(np.float64)[unpack_levels(tokens.packed[part], query.shape[1], nbits)]
+        a, b = tokens.coefficients[part].astype(np.float64).T
         scores = a[:, None] * table.scores[codes] + b[:, None] * (levels @ q.T * scale)
         if len(codes):
             out[i] = scores.max(0).sum()

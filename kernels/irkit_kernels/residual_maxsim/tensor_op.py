@@ -86,7 +86,7 @@ def tensor_maxsim(
         parts = (queries, table, query_offsets, tokens, document_offsets, codebook, pairs)
         return triton_kernel.residual_maxsim(*parts)
     levels = codebook[_unpack(tokens.packed, queries.shape[1], nbits)].float()
-    a, b = tokens.coefficients.float().split(1, dim=1)
+    a, b = tokens.coefficients[:, :1].float(), tokens.coefficients[:, 1:].float()
     return _by_pair(
         table, query_offsets, tokens.codes, document_offsets, pairs, (queries.float(), a, b * levels)
     )
