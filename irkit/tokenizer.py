@@ -21,7 +21,7 @@ from irkit.config import read_json
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.ragged import Ragged
 
-__all__ = ["Piece", "Tokenizer", "sentence_settings", "strings"]
+__all__ = ["Piece", "Tokenizer", "sentence_settings", "strings", "well_formed"]
 
 _USUAL = {  # role: what BERT calls it, what RoBERTa calls it
     "cls": ("[CLS]", "<s>"),
@@ -126,15 +126,17 @@ class Tokenizer:
 
     @max_length.setter
     def max_length(self, length: int | None) -> None:
-        special = self.backend.num_special_tokens_to_add(False)
+        self.check_length(length)
         if length is None:
             self.backend.no_truncation()
-        elif length <= special:
-            raise BadValueError(
-                f"Tokenizer: max_length {length} leaves no room beside {special} special tokens"
-            )
         else:
             self.backend.enable_truncation(length, direction=self._side)
+
+    def check_length(self, length: int | None, name: str = "max_length") -> None:
+        """Raise BadValueError, about ``name``, if texts of ``length`` tokens hold nothing of the text."""
+        special = self.backend.num_special_tokens_to_add(False)
+        if length is not None and length <= special:
+            raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")
 
     @property
     def vocab_size(self) -> int:
@@ -161,7 +163,7 @@ class Tokenizer:
         try:
             encodings = backend.encode_batch_fast(inputs)
         except TypeError:  # a lone surrogate
-            encodings = backend.encode_batch_fast([_well_formed(text) for text in inputs])
+            encodings = backend.encode_batch_fast([well_formed(text) for text in inputs])
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         values = np.fromiter(ids, np.int64, int(lengths.sum()))
@@ -169,7 +171,7 @@ class Tokenizer:
 
     def pieces(self, text: str, prompt: str = "", max_length: int | None = None) -> list[Piece]:
         """The tokens that calling the tokenizer makes of one text, as strings with their places in it."""
-        encoding = self._backend(max_length).encode(_well_formed(prompt + text))
+        encoding = self._backend(max_length).encode(well_formed(prompt + text))
         places = [
             [min(max(0, place - len(prompt)), len(text)) for place in offsets] for offsets in encoding.offsets
         ]
@@ -180,14 +182,19 @@ class Tokenizer:
         found = map(self.backend.token_to_id, words)
         return [number for number in found if number is not None]
 
-    def add_marker(self, marker: str) -> None:
-        """Let ``marker`` be one token wherever a text holds it, under a new id unless it has one.
+    def add_marker(self, marker: str, *, new: bool = True) -> None:
+        """Let ``marker`` be one token wherever a text holds it.
 
         A marker that ends in a space and is no token with it, such as ``"[unused0] "``, is the token
         without the space.
+
+        Args:
+            marker: A text.
+            new: Give it an id if the vocabulary lacks it, for which the encoder has to grow; otherwise it
+                stays the text that it is.
         """
         known = [name for name in (marker, marker.strip()) if self.ids([name])]
-        token = known[0] if known else marker
+        token = known[0] if known else marker if new else ""
         if token and self.backend.encode(token, add_special_tokens=False).tokens != [token]:
             self.backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
             self._cut.clear()
@@ -248,6 +255,11 @@ def strings(texts: Iterable[str]) -> Iterator[str]:
         if not isinstance(text, str):
             raise BadTypeError(f"tokenizing: text {position} is {type(text).__name__}, expected a string")
         yield text
+
+
+def well_formed(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair that stands alone."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def sentence_settings(directory: Path) -> dict[str, Any]:
@@ -330,7 +342,3 @@ def _optional(path: Path) -> dict[str, Any]:
 
 def _has_line(path: Path, line: str) -> bool:
     return path.is_file() and line in path.read_text(encoding="utf-8").split("\n")
-
-
-def _well_formed(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

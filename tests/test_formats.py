@@ -242,10 +242,22 @@ def test_other_kinds_of_model_are_named(saved, kind):
 @pytest.mark.parametrize(
     ("file", "change", "problem"),
     [
-        ("2_Dense/config.json", {"activation_function": "os.system"}, "expected one of torch.nn"),
-        ("2_Dense/config.json", {"activation_function": "torch.nn.init.ones_"}, "expected one of torch.nn"),
+        ("2_Dense/config.json", {"activation_function": "os.system"}, "expected an activation of torch.nn"),
+        (
+            "2_Dense/config.json",
+            {"activation_function": "torch.nn.init.ones_"},
+            "'torch.nn.init.ones_', expected",
+        ),
+        (
+            "2_Dense/config.json",
+            {"activation_function": "torch.nn.Linear"},
+            "expected an activation of torch",
+        ),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.ModuleList"}, "expected an activation of"),
+        ("2_Dense/config.json", {"activation_function": 3}, "activation_function 3, expected"),
         ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name is 'token_emb"),
-        ("2_Dense/config.json", {"in_features": 16}, "size mismatch"),
+        ("2_Dense/config.json", {"in_features": 16}, "Projection: size mismatch"),
+        ("2_Dense/config.json", {"in_features": "32"}, "2_Dense: "),
         ("1_Pooling/config.json", {"word_embedding_dimension": 99}, "expects width 99, the encoder gives 32"),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "unknown pooling median"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "does fill-mask"),
@@ -255,7 +267,16 @@ def test_other_kinds_of_model_are_named(saved, kind):
             {"similarity_fn_name": "hamming"},
             "similarity_fn_name 'hamming'",
         ),
+        ("config_sentence_transformers.json", {"similarity_fn_name": 3}, "similarity_fn_name '3'"),
+        ("config_sentence_transformers.json", {"model_type": ["a"]}, "irkit loads SentenceTransformer"),
         ("config_sentence_transformers.json", {"default_prompt_name": "odd"}, "no prompt is named 'odd'"),
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, r"prompts \['a'\] .*, expected texts by"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 3}}, "expected texts by name"),
+        (
+            "config_sentence_transformers.json",
+            {"truncate_dim": "8"},
+            "truncate_dim must be at least 1, got '8'",
+        ),
     ],
 )
 def test_settings_that_cannot_be_honoured(saved, file, change, problem):
@@ -279,6 +300,7 @@ def test_module_paths_stay_inside(saved, path):
         ("[", CorruptError, "not a list of modules"),
         ("{}", ConfigError, "starts with nothing"),
         ('[{"idx": 0}]', CorruptError, "not a list of modules"),
+        ('[{"type": null, "path": ""}]', CorruptError, "type None, path '': no names"),
         (
             '[{"type": "sentence_transformers.models.CLIPModel", "path": ""}]',
             ConfigError,

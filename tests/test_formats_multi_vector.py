@@ -245,6 +245,17 @@ def test_markers_are_one_token_right_after_the_first(tiny_bert, tmp_path):
     assert ["The text"[piece.start : piece.end] for piece in pieces[:4]] == ["", "", "The", "text"]
 
 
+@pytest.mark.parametrize("marker", ["[X] ", "search: "])
+def test_markers_that_the_vocabulary_lacks_are_text(peer, tiny_bert, tmp_path, marker):
+    """Their tokens would have no embedding."""
+    folder = pylate(tiny_bert, tmp_path / "pylate", query_prefix=marker)
+    model = Model.from_pretrained(folder, device="cpu")
+    agree(model, open_peer(peer, folder))
+    assert model.tokenizer.vocab_size == len(model.encoder.embeddings.word.weight)
+    folder = stanford(tiny_bert, tmp_path / "stanford", query_token_id="[nowhere]")
+    agree(Model.from_pretrained(folder, device="cpu"), open_peer(peer, folder))
+
+
 def test_unknown_words_of_the_skip_list_do_not_hide_unknown_words_of_documents(tiny_bert, tmp_path):
     folder = pylate(tiny_bert, tmp_path / "pylate", skiplist_words=["unheard-of", "?"])
     model = Model.from_pretrained(folder, device="cpu")

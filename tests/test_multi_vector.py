@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from irkit.cli import app
-from irkit.errors import BadValueError, ConfigError
+from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, Projection
 from irkit.heads.projection import PRESETS
 from irkit.heads.token_pooling import pool_tokens
@@ -202,6 +202,11 @@ def test_a_dense_model_has_no_vectors_of_tokens(tiny_bert):
         dense.represent_with_tokens("text", "query")
 
 
+def test_what_is_no_text_has_no_tokens(tiny):
+    with pytest.raises(BadTypeError, match="text 0 is int, expected a string"):
+        tiny.represent_with_tokens(3, "query")
+
+
 def test_what_is_added_to_queries_is_not_seen_unless_attended_to(tiny, tiny_bert):
     plain = Model(tiny.tokenizer, tiny.encoder, MultiVectorHead(32, tiny.head.layers), prompts=tiny.prompts)
     config = MultiVectorConfig.parse({"query_expansion": {"length": 8, "attend": True}})
@@ -248,6 +253,11 @@ def test_similarities(tiny):
         tiny.similarity(queries, [np.zeros((2, 5), np.float32)])
     with pytest.raises(BadValueError, match=r"array \(tokens, dim\)"):
         tiny.similarity(queries, [np.zeros(5, np.float32)])
+    for wrong in ("texts", ["text"], [None], 3, None):
+        with pytest.raises(
+            BadTypeError, match=r"similarity: got .*, expected an array \(tokens, dim\) a text"
+        ):
+            tiny.similarity(queries, wrong)
     with pytest.raises(BadValueError, match="similarity 'cosine', expected one of maxsim, meanmaxsim"):
         Model(tiny.tokenizer, tiny.encoder, tiny.head, similarity_name="cosine")
 
@@ -267,6 +277,8 @@ def test_leading_dimensions_are_scaled_to_length_1_again(tiny, tmp_path):
     assert Model.from_pretrained(tmp_path / "model", device="cpu").dim == 3
     with pytest.raises(BadValueError, match="truncate_dim must be at least 1"):
         tiny.encode_query("text", truncate_dim=0)
+    with pytest.raises(BadValueError, match="truncate_dim must be at least 1"):
+        Model(tiny.tokenizer, tiny.encoder, tiny.head, truncate_dim=0)
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
@@ -325,8 +337,15 @@ def test_models_that_cannot_be(tiny_bert, tmp_path):
         Model.multi_vector(tiny_bert, "linaer", device="cpu")
     with pytest.raises(ConfigError, match="multi-vector model: unknown key 'query_len'"):
         Model.multi_vector(tiny_bert, None, {"query_len": 3}, device="cpu")
-    with pytest.raises(BadValueError, match="max_length 2 leaves no room"):
-        Model.multi_vector(tiny_bert, None, {"document_length": 2}, device="cpu").encode_document("the text")
+    with pytest.raises(BadValueError, match="document_length 2 leaves no room beside 2 special tokens"):
+        Model.multi_vector(tiny_bert, None, {"document_length": 2}, device="cpu")
+    with pytest.raises(BadValueError, match="query_length 2 leaves no room"):
+        Model.multi_vector(tiny_bert, None, {"query_expansion": {"length": 2}}, device="cpu")
+    for markers in ("[Q] ", ("[Q] ",), (1, 2), 3):
+        with pytest.raises(
+            BadTypeError, match=r"markers are .*, expected one of queries and one of documents"
+        ):
+            Model.multi_vector(tiny_bert, markers=markers, device="cpu")
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from irkit.config import read_json
@@ -93,17 +95,21 @@ def _projection(place: Path, settings: dict[str, Any]) -> Projection:
         layer.load_state_dict({name: value.float() for name, value in read_weights(place).items()})
     except KeyError as error:
         raise ConfigError(f"loading {place}: its config.json lacks the key {error}") from error
-    except RuntimeError as error:
-        raise CorruptError(f"loading {place}: {error}") from error
+    except (RuntimeError, TypeError) as error:  # weights of other shapes, settings of other types
+        raise CorruptError(f"loading {place}: {' '.join(str(error).split())}") from error
     return layer
 
 
-def _activation(name: str, place: Path) -> nn.Module:
+def _activation(name: Any, place: Path) -> nn.Module:
     """The class that a configuration names; only those of torch.nn, because loading must run no code."""
-    found = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"loading {place}: activation_function {name!r}, expected one of torch.nn")
-    return found()
+    home, _, last = str(name).rpartition(".")
+    found = getattr(nn, last, None) if f"{home}.".startswith("torch.nn.") else None
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        with suppress(Exception):  # of what asks for arguments, or is no function of a tensor
+            activation: nn.Module = found()
+            if activation(torch.zeros(2, 3)).shape == (2, 3):
+                return activation
+    raise ConfigError(f"loading {place}: activation_function {name!r}, expected an activation of torch.nn")
 
 
 LAYERS: dict[str, Callable[[Path, dict[str, Any]], nn.Module | None]] = {

@@ -23,11 +23,11 @@ def model_type(settings: dict[str, Any]) -> str | None:
 def read_head(opened: Opened) -> MultiVectorHead:
     """Dense modules; the rest is in config_sentence_transformers.json, or PyLate's default.
 
-    Markers become tokens of the tokenizer, as which PyLate inserts them.
+    Markers that the vocabulary has are tokens wherever they stand, as which PyLate inserts them.
     """
     given = opened.settings
     for key in ("query_prefix", "document_prefix"):
-        opened.tokenizer.add_marker(given.get(key) or "")
+        opened.tokenizer.add_marker(given.get(key) or "", new=False)
     layers = [read_layer(name, place, "token_embeddings") for name, place in opened.modules]
     length = given.get("query_length") or 32
     attend = bool(given.get("attend_to_expansion_tokens"))

@@ -45,16 +45,16 @@ _OTHERS = ("pylate.models.Dense.Dense", "irkit.Projection")  # modules outside s
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read a directory, see `irkit.formats.read_model`."""
     settings = optional(folder / "config_sentence_transformers.json")
-    kind = settings.get("model_type") or pylate.model_type(settings) or "SentenceTransformer"
+    kind = str(settings.get("model_type") or pylate.model_type(settings) or "SentenceTransformer")
     if kind not in HEADS:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(HEADS)} here")
-    root = text_encoder(folder)
+    root, prompts = text_encoder(folder), _prompts(folder, settings)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
     opened = Opened(
         folder, _modules(folder)[1:], encoder.hidden_size, tokenizer, settings, sentence_settings(root)
     )
     head = HEADS[kind](opened)
-    similarity = (settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
+    similarity = str(settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
     known = SIMILARITIES[head.kind]
     if kind == "ColBERT" and similarity not in known:
         similarity = None  # early PyLate wrote that of the class it is made of
@@ -66,7 +66,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         "tokenizer": tokenizer,
         "encoder": encoder,
         "head": head,
-        "prompts": _prompts(settings),
+        "prompts": prompts,
         "default_prompt_name": settings.get("default_prompt_name"),
         "similarity_name": similarity,
         "truncate_dim": settings.get("truncate_dim"),
@@ -140,6 +140,8 @@ def _modules(folder: Path) -> Modules:
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptError(f"reading {folder / 'modules.json'}: not a list of modules: {error}") from error
     for kind, path in entries:
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise CorruptError(f"reading {folder / 'modules.json'}: type {kind!r}, path {path!r}: no names")
         if not kind.startswith("sentence_transformers.") and kind not in _OTHERS:
             raise ConfigError(f"loading {folder}: module {kind} is code of its own, which irkit does not run")
         if not (folder / path).resolve().is_relative_to(folder.resolve()):
@@ -147,16 +149,22 @@ def _modules(folder: Path) -> Modules:
     return [(kind.rpartition(".")[2], folder / path) for kind, path in entries]
 
 
-def _prompts(settings: dict[str, Any]) -> dict[str, str]:
+def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Prompts by name, each after the marker that PyLate puts before it.
 
     Some authors call the document's prompt otherwise; version 6 looks for these names too, in vain.
     """
-    prompts = {name: text or "" for name, text in (settings.get("prompts") or {}).items()}
+    given = settings.get("prompts") or {}
+    markers = {side: settings.get(f"{side}_prefix") or "" for side in ("query", "document")}
+    named = isinstance(given, dict)
+    if not named or not all(isinstance(text, str | None) for text in (*given.values(), *markers.values())):
+        raise ConfigError(
+            f"loading {folder}: prompts {given!r:.60} and prefixes {markers!r:.60}, expected texts by name"
+        )
+    prompts = {name: text or "" for name, text in given.items()}
     aliases = (prompts.get(name) for name in ("document", "passage", "corpus"))
     prompts["document"] = next(filter(None, aliases), "")
-    for side in ("query", "document"):
-        marker = settings.get(f"{side}_prefix") or ""
+    for side, marker in markers.items():
         prompts[side] = marker + prompts.get(side, "").removeprefix(marker)
     return prompts
 

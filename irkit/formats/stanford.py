@@ -54,7 +54,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         "document": (given.get("doc_token_id") or "[unused1]") + " ",
     }
     for marker in markers.values():
-        tokenizer.add_marker(marker)
+        tokenizer.add_marker(marker, new=False)
     config = MultiVectorConfig.parse(
         {
             "document_length": given.get("doc_maxlen") or 220,

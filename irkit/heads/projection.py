@@ -74,7 +74,7 @@ class Projection(nn.Module):
         """
         super().__init__()
         self.linear = nn.Linear(in_features, out_features, bias)
-        self.activation = activation or nn.Identity()
+        self.activation = nn.Identity() if activation is None else activation
         if gated:
             self.gate = nn.Linear(in_features, out_features, bias)
         if residual != "none" and in_features != out_features:

@@ -146,8 +146,16 @@ class Model(Pipeline):
             attention: As for `from_pretrained`.
 
         Raises:
+            BadTypeError: ``markers`` are not two strings.
             ConfigError: There is no such preset, key or value.
         """
+        if markers is not None and not (
+            isinstance(markers, tuple | list) and [type(marker) for marker in markers] == [str, str]
+        ):
+            raise BadTypeError(
+                f"Model.multi_vector: markers are {markers!r:.60}, expected one of queries and one of "
+                "documents, such as ('[Q] ', '[D] ')"
+            )
         places = find_devices(device)
         load = partial(Encoder.from_pretrained, attention=attention)
         tokenizer, encoder = read_encoder(local_directory(name_or_path), load)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import nn
@@ -46,8 +46,8 @@ class Pipeline(nn.Module):
         """Join the parts. The tokenizer is set to cut texts at the positions the encoder has.
 
         Raises:
-            BadValueError: There is no such similarity or prompt, or queries are expanded beyond the positions
-                of the encoder.
+            BadValueError: There is no such similarity or prompt, queries are expanded beyond the positions of
+                the encoder, or a length leaves nothing of a text or a vector.
         """
         super().__init__()
         self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
@@ -59,6 +59,7 @@ class Pipeline(nn.Module):
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []
         self.prompt_named(default_prompt_name)
+        _check_dim(truncate_dim)
         if self.similarity_name not in known:
             raise BadValueError(f"Model: similarity {similarity_name!r}, expected one of {', '.join(known)}")
         queries, _ = head.expand(Ragged.from_rows([[0]]), "query")
@@ -69,6 +70,8 @@ class Pipeline(nn.Module):
             )
         limits = [limit for limit in (tokenizer.max_length, encoder.max_positions) if limit is not None]
         tokenizer.max_length = min(limits, default=None)
+        for side in get_args(Side):
+            tokenizer.check_length(head.max_length(side), f"{side}_length")
 
     @property
     def kind(self) -> str:
@@ -271,14 +274,15 @@ class Pipeline(nn.Module):
             One row, as `represent` gives it; and as many pieces as it has vectors.
 
         Raises:
+            BadTypeError: ``text`` is not a string.
             BadValueError: The model does not make token vectors.
         """
         if not isinstance(self.head, MultiVectorHead):
             raise BadValueError(f"represent_with_tokens: the model makes {self.kind}, not a vector a token")
         self.eval()
         template = self.template(side)
-        pieces = self.tokenizer.pieces(text, template.prompt, template.max_length)
         tokens, attended = self.head.expand(self.tokenize([text], template), side)
+        pieces = self.tokenizer.pieces(text, template.prompt, template.max_length)
         for number in tokens.values[len(pieces) :].tolist():
             token = str(self.tokenizer.backend.id_to_token(number))
             pieces.append(Piece(token, len(text), len(text)))
@@ -294,8 +298,7 @@ class Pipeline(nn.Module):
 
     def _finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
         """Cut vectors to ``dim`` and scale them to length 1 where asked, or where they had it before."""
-        if dim is not None and (not isinstance(dim, int) or dim < 1):
-            raise BadValueError(f"truncate_dim must be at least 1, got {dim!r}")
+        _check_dim(dim)
         if isinstance(representation, Dense):
             values = representation.values[:, :dim].contiguous()
             return Dense(F.normalize(values, dim=1) if unit else values)
@@ -304,3 +307,8 @@ class Pipeline(nn.Module):
             unit = unit or (isinstance(self.head, MultiVectorHead) and self.head.unit)
             return MultiVector(rows.with_values(F.normalize(values, dim=1) if unit else values))
         return representation
+
+
+def _check_dim(dim: int | None) -> None:
+    if dim is not None and (not isinstance(dim, int) or dim < 1):
+        raise BadValueError(f"truncate_dim must be at least 1, got {dim!r}")

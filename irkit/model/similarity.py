@@ -80,7 +80,12 @@ def _texts(vectors: Vectors) -> MultiVector:
         return vectors
     if isinstance(vectors, Tensor | np.ndarray) and vectors.ndim == 2:
         vectors = [vectors]
-    rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(torch.zeros(0, 1), torch.zeros(0))
+    try:
+        rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(torch.zeros(0, 1), torch.zeros(0))
+    except (TypeError, RuntimeError) as error:
+        raise BadTypeError(
+            f"similarity: got {vectors!r:.60}, expected an array (tokens, dim) a text"
+        ) from error
     if rows.values.dim() != 2:
         raise BadValueError(
             f"similarity: expected an array (tokens, dim) a text, got values {tuple(rows.values.shape)}"
