@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from irkit.errors import BadValueError, StorageError
 from irkit.representation import MultiVector
 from irkit.scoring import score
-from irkit.tokenizer import Piece
+from irkit.tokenizer import Piece, strings, well_formed
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -111,9 +111,9 @@ class Explanation:
             StorageError: It cannot be written.
         """
         try:
-            Path(path).write_text(self.to_html(), encoding="utf-8", errors="replace")
+            Path(path).write_text(self.to_html(), encoding="utf-8")
         except OSError as error:
-            raise StorageError(f"writing {path}: {error}") from error
+            raise StorageError(f"writing {path}: {error.strerror or error}") from error
 
     def __rich__(self) -> Group:
         from rich.console import Group
@@ -193,6 +193,7 @@ def explain(model: Model, query: str, document: str) -> Explanation:
         document: A text.
 
     Raises:
+        BadTypeError: Query or document is not a string.
         BadValueError: The model makes something else.
     """
     if model.kind != "multi_vector":
@@ -200,6 +201,7 @@ def explain(model: Model, query: str, document: str) -> Explanation:
             f"explain: the model makes {model.kind} representations, which have no tokens to match; "
             "expected multi_vector"
         )
+    query, document = map(well_formed, strings([query, document]))  # as the tokenizer sees them
     return match_tokens(
         TokenVectors(query, *model.represent_with_tokens(query, "query")),
         TokenVectors(document, *model.represent_with_tokens(document, "document")),

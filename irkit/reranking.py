@@ -14,6 +14,7 @@ from irkit.data import Document
 from irkit.data.given import Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Hits
+from irkit.lookup import find_rows
 from irkit.representation import Representation
 from irkit.run import Run
 from irkit.scoring import score
@@ -139,7 +140,10 @@ def rerank_ids(
         BadValueError: There is no document of an id, or ``k`` is below 1.
     """
     _check_k(k)
-    lines = [_rows(retriever, list(dict.fromkeys(ids))) for ids in candidates]
+    advice = "give documents that are not in it as id -> text"
+    lines = [
+        find_rows(retriever.documents, list(dict.fromkeys(ids)), "reranking", advice) for ids in candidates
+    ]
     rows = np.full((len(lines), max(map(len, lines), default=0)), -1, np.int64)
     for place, line in enumerate(lines):
         rows[place, : len(line)] = line
@@ -190,18 +194,6 @@ def rerank_texts(
 def _check_k(k: int | None) -> None:
     if k is not None and (not isinstance(k, int | np.integer) or k < 1):
         raise BadValueError(f"reranking: k is {k!r}; expected a whole number of 1 or more, or None for all")
-
-
-def _rows(retriever: Retriever, ids: list[str]) -> Array:
-    rows = retriever.documents.find(ids)
-    missing = [name for name, row in zip(ids, rows.tolist(), strict=True) if row < 0]
-    if missing:
-        others = f" nor {len(missing) - 1} other candidates" if len(missing) > 1 else ""
-        raise BadValueError(
-            f"reranking: the index has no document {missing[0]!r}{others}; give documents that are not in it "
-            "as id -> text"
-        )
-    return rows
 
 
 @torch.inference_mode()

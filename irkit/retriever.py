@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self, TypeAlias, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 import numpy as np
 
-from irkit.data import JSON, Document
+from irkit.data import Document
 from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, explain
@@ -28,6 +27,7 @@ from irkit.index import (
     index_config,
     open_index,
 )
+from irkit.lookup import Filter, Hit, allowed_rows, find_rows, read_hits
 from irkit.model import Device, Model
 from irkit.representation import Representation
 from irkit.reranking import (
@@ -43,23 +43,9 @@ from irkit.run import Run
 
 __all__ = ["Hit", "Retriever"]
 
-Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
-"""Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
-Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-
 _CHUNK = 1024  # documents encoded and stored together
 _QUERIES = 256  # encoded and searched together
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A document that a search found; a higher score is better."""
-
-    id: str
-    score: float
-    text: str
-    title: str
-    metadata: Mapping[str, JSON]
+_UNCHANGED = "nothing was changed"
 
 
 class Retriever:
@@ -257,7 +243,9 @@ class Retriever:
             BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
         """
         texts = _strings("searching", queries)
-        results = [hits for found in self._find(texts, k, filter) for hits in self._hits(found)]
+        results = [
+            hits for found in self._find(texts, k, filter) for hits in read_hits(self.documents, found)
+        ]
         return results[0] if isinstance(queries, str) else results
 
     def run(
@@ -345,29 +333,33 @@ class Retriever:
         texts, single = _strings("reranking", queries), isinstance(queries, str)
         given = given_candidates([candidates] if single else candidates, len(texts))
         if all(isinstance(item, str) for some in given for item in some):
-            hits = self._hits(rerank_ids(self, texts, cast(list[list[str]], given), k, interaction))
+            found = rerank_ids(self, texts, cast(list[list[str]], given), k, interaction)
+            hits = read_hits(self.documents, found)
         else:
             ranked = rerank_texts(self.model, texts, cast(list[list[Document]], given), k, interaction)
-            hits = [
-                [Hit(found.id, value, found.text, found.title, found.metadata) for found, value in some]
-                for some in ranked
-            ]
+            hits = [[Hit.of(document, value) for document, value in some] for some in ranked]
         return hits[0] if single else hits
 
-    def explain(self, query: str, document: str | Document) -> Explanation:
+    def explain(
+        self, query: str, document: str | Document | Mapping[str, Any] | tuple[str, Any]
+    ) -> Explanation:
         """Which token of a document each token of the query matched, see `irkit.explanation`.
 
         Args:
             query: A text.
-            document: Id of a document of the index, or a `Document`.
+            document: Id of a document of the index; or a `Document`, a record, or a pair of id and text.
 
         Raises:
+            BadTypeError: The query is not a string.
             BadValueError: There is no such document, or the model does not make a vector of each token.
         """
         if isinstance(document, str):
-            [row] = self._rows("explaining a score", [document])
-            [document] = self.documents.fetch(np.array([row]))
-        return explain(self.model, query, document.full_text)
+            advice = "give one that is not in it as a Document"
+            row = find_rows(self.documents, [document], "explaining a score", advice)
+            [found] = self.documents.fetch(row)
+        else:
+            [found] = given_documents([document])
+        return explain(self.model, query, found.full_text)
 
     # ---- changing ----
 
@@ -395,7 +387,8 @@ class Retriever:
         """
         with self.store.update():
             self._check_build()
-            self.index.remove(self._rows("removing documents", _strings("removing documents", ids)))
+            names = _strings("removing documents", ids)
+            self.index.remove(find_rows(self.documents, names, "removing documents", _UNCHANGED))
 
     def update(self, documents: Collection, *, progress: StageProgress | None = None) -> None:
         """Replace documents by others of the same ids in one step: a reader sees all of it or nothing.
@@ -411,7 +404,8 @@ class Retriever:
         items = list(given_documents(documents))
         with self.store.update():
             self._check_build()
-            self.index.remove(self._rows("updating documents", [item.id for item in items]))
+            names = [item.id for item in items]
+            self.index.remove(find_rows(self.documents, names, "updating documents", _UNCHANGED))
             self._add(items, progress)
 
     def refresh(self) -> bool:
@@ -450,39 +444,10 @@ class Retriever:
         if not isinstance(k, int | np.integer) or k < 1:
             raise BadValueError(f"search: k is {k!r}; expected a whole number of 1 or more")
         k = min(int(k), max(1, len(self.index)))
-        allowed = None if filter is None else self._allowed(filter)
+        allowed = None if filter is None else allowed_rows(self.documents, filter)
         for start in range(0, len(texts), _QUERIES):
             queries = self.model.represent(texts[start : start + _QUERIES], "query")
             yield self.index.search(queries, k, allowed)
-
-    def _allowed(self, filter: Filter) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        if isinstance(filter, str) or not isinstance(filter, Iterable):
-            raise BadTypeError(
-                f"filter: got {filter!r:.100}, expected conditions in a dictionary or a list of ids"
-            )
-        conditions = dict(filter) if isinstance(filter, Mapping) else {"_id": list(filter)}
-        ids = conditions.pop("_id", None)
-        allowed = self.documents.filter(conditions)
-        if ids is None:
-            return allowed
-        names = [ids] if isinstance(ids, str) else ids
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise BadTypeError(f"filter: ids are {ids!r:.100}, expected strings in a list")
-        chosen = np.zeros(len(allowed) + 1, np.bool_)
-        chosen[self.documents.find(names)] = True  # unknown ones are -1: the place after the last row
-        return allowed & chosen[:-1]
-
-    def _hits(self, found: Hits) -> list[list[Hit]]:
-        rows = np.unique(found.rows[found.rows >= 0])
-        known = dict(zip(rows.tolist(), self.documents.fetch(rows), strict=True))
-        return [
-            [
-                Hit(known[row].id, score, known[row].text, known[row].title, known[row].metadata)
-                for row, score in zip(*line, strict=True)
-                if row >= 0
-            ]
-            for line in zip(found.rows.tolist(), found.scores.tolist(), strict=True)
-        ]
 
     def _check_build(self) -> None:
         if self.store.meta["build"] != self._build:
@@ -523,16 +488,6 @@ class Retriever:
     def _append(self, documents: list[Document], part: Representation) -> None:
         self.documents.add(documents)
         self.index.add(part)
-
-    def _rows(self, operation: str, ids: list[str]) -> Rows:
-        rows = self.documents.find(ids)
-        missing = [name for name, row in zip(ids, rows.tolist(), strict=True) if row < 0]
-        if missing:
-            others = f" nor {len(missing) - 1} others given" if len(missing) > 1 else ""
-            raise BadValueError(
-                f"{operation}: there is no document {missing[0]!r}{others}; nothing was changed"
-            )
-        return rows
 
 
 def _strings(operation: str, given: str | Iterable[str]) -> list[str]:

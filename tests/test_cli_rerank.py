@@ -134,7 +134,7 @@ def test_explain_in_colour_and_as_a_page(call: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("index", "gnu", "d99"), "explaining a score: there is no document 'd99'"),
+        (("index", "gnu", "d99"), "explaining a score: the index has no document 'd99'; give one"),
         (("dense", "gnu", "d3"), "the model makes dense representations, which have no tokens to match"),
         (
             ("index", "gnu", "d3", "--html", "no/where.html"),

@@ -35,6 +35,7 @@ LAYERS = {
     "standardization": {"data", "trec_measures", "evaluation"},
     "data": {"data"},
     "index": BASE | {"index", "data"},
+    "lookup": {"index", "data"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
@@ -87,7 +88,8 @@ def test_public_names_exist_and_are_sorted() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["import irkit", "import irkit.cli", "import irkit.preferences, irkit.standardization, irkit.data"]
+    "code",
+    ["import irkit", "import irkit.cli", "import irkit.preferences, irkit.standardization, irkit.data"],
 )
 def test_imports_are_light(code: str) -> None:
     heavy = {"torch", "transformers", "faiss", "numba", "scipy", "ir_measures", "sentence_transformers"}

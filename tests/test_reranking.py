@@ -139,7 +139,7 @@ def test_other_interactions(retriever: Retriever, model: Model) -> None:
         (
             ("gnu", ["d1", "nowhere", "gone"]),
             BadValueError,
-            "no document 'nowhere' nor 1 other cand",
+            "the index has no document 'nowhere', nor 1 more of those given; give documents",
         ),
         (("gnu", "d1"), BadTypeError, "candidates are 'd1', expected ids in a list"),
         (("gnu", 3), BadTypeError, "candidates are 3, expected ids in a list"),
@@ -213,9 +213,19 @@ def test_explanations_are_of_the_score_that_was_given(retriever: Retriever, mode
         assert "." not in [match.document.token for match in explanation.matches]  # gives no vector
     given = retriever.explain(query, Document("x", "text of the gnu", "An a"))
     assert given == retriever.explain(query, "d3")
+    assert given == retriever.explain(query, {"_id": "x", "text": "text of the gnu", "title": "An a"})
+    assert given == retriever.explain(query, ("x", "An a text of the gnu"))
     json.dumps(given.to_dict())
-    with pytest.raises(BadValueError, match="no document 'nowhere'"):
+    broken = retriever.explain("\ud83d\ude42 gnu \ud800", "d3").words()  # halves of characters
+    assert broken.query == "\U0001f642 gnu \ufffd"
+    assert "gnu" in [match.query.token for match in broken.matches]
+    assert "\U0001f642 " in broken.to_html()
+    with pytest.raises(BadValueError, match="no document 'nowhere'; give one that is not in it as a Doc"):
         retriever.explain(query, "nowhere")
+    with pytest.raises(BadTypeError, match="text 0 is int, expected a string"):
+        retriever.explain(3, "d3")
+    with pytest.raises(BadValueError, match="expected a Document, a record"):
+        retriever.explain(query, 3)
 
 
 def test_matches_are_of_equal_tokens_where_vectors_are(tiny_bert: Path) -> None:
