@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -146,7 +147,9 @@ def test_what_is_printed_and_stored(tmp_path: Path) -> None:
     assert all(f"{match.score:.4f}" in shown for match in explanation.matches)
     assert "a <cat> & more" in shown
     assert f"score {explanation.score:.4f}" in shown
-    assert "\x1b[30;48;2;255;176;32m" in printed(explanation, force_terminal=True, color_system="truecolor")
+    colored = printed(explanation, force_terminal=True, color_system="truecolor")
+    # rich keeps the code of a style from its first use: where another test used it, for 256 colours
+    assert re.search("\x1b\\[30;48;(2;255;176;32|5;214)mmore\x1b", colored)
     assert json.loads(json.dumps(explanation.to_dict()))["matches"][0]["query"] == {
         "token": "big",
         "start": 6,
