@@ -186,8 +186,8 @@ def _search(
 
 
 def _recall(label: str, hits: list[list[int]], vectors: TokenVectors) -> float:
-    """Share of the exact ten best that were found; stops if an answer is no ranking or exact search errs."""
-    if any(len(set(each)) != K or min(each) < 0 for each in hits):
+    """Share of the exact ten best that were found; stops if our answer is no ranking or exact search errs."""
+    if label.startswith("irkit") and any(len(set(each)) != K or min(each) < 0 for each in hits):
         raise SystemExit(f"multi_vector: {label} did not find {K} different documents for every query")
     pairs = zip(hits, vectors.exact[:, :K].tolist(), strict=True)
     recall = float(np.mean([len(set(found) & set(best)) / K for found, best in pairs]))
