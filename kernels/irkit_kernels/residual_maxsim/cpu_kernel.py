@@ -68,6 +68,7 @@ class QueryTable:
         plan: What the code that reads this is written for.
         count: Centroids.
         dim: Numbers of a vector.
+        step: What a step of ``bytes``, and so of `interaction`, stands for in a score.
     """
 
     query: NDArray[np.int8]
@@ -78,6 +79,7 @@ class QueryTable:
     plan: Plan
     count: int
     dim: int
+    step: float
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
@@ -103,12 +105,14 @@ def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
 def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> QueryTable:
     """Score all centroids for ``query (m, d)``."""
     plan = Plan(centroids.levels.shape[1], 1 if len(query) <= LANES else 2, has_vnni())
-    packed, header = _pack_query(query, plan, centroids.reach * _longest(query))
+    reach = centroids.reach * _longest(query)
+    packed, header = _pack_query(query, plan, reach)
     blocks, rows = len(packed), len(centroids.levels)
     scores = np.empty((blocks, rows, plan.lanes), np.float32)
     levels = np.empty((blocks, rows, plan.lanes), np.uint8)
     maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
-    table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim)
+    step = reach * (CEILING - FLOOR) / 255
+    table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim, step)
     _table(plan)(*addresses(*table.arrays, centroids.levels, centroids.scales), rows, blocks)
     return table
 

@@ -187,7 +187,8 @@ def interaction(
         documents: Which to score.
 
     Returns:
-        ``(len(documents),)`` int32, comparable within the query only; 0 for a document without tokens.
+        ``(len(documents),)`` int32, in units of ``table.step`` above a score that is the same for all
+        documents of a query; 0 for a document without tokens.
     """
     _codes("interaction", codes)
     _documents("interaction", offsets, documents)
