@@ -238,8 +238,11 @@ def _score(measures: set[Any], qrels: Qrels, run: Run) -> dict[Any, dict[str, fl
 
     results = {query: dict(run[query]) for query in run.query_ids if query in qrels and run[query]}
     found: dict[Any, dict[str, float]] = {measure: {} for measure in measures}
-    for metric in ir_measures.iter_calc(list(measures), for_library(qrels), results) if measures else ():
-        found[metric.measure][metric.query_id] = metric.value
+    # gains apart: ir_measures may score a plain nDCG with those of another one that is asked at once
+    gained = [measure for measure in measures if "gains" in measure.params]
+    for group in ([*measures - set(gained)], *([measure] for measure in gained)):
+        for metric in ir_measures.iter_calc(group, for_library(qrels), results) if group else ():
+            found[metric.measure][metric.query_id] = metric.value
     for measure in measures:  # what counts the judgments alone must not depend on the run
         if measure.NAME == "NumQ":
             found[measure] = dict.fromkeys(qrels, 1.0)

@@ -203,3 +203,10 @@ def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(systems):
         assert n.corrected_p <= h.corrected_p <= b.corrected_p <= 1
     ordered = sorted(holm, key=lambda row: row.p)
     assert [row.corrected_p for row in ordered] == sorted(row.corrected_p for row in holm)
+
+
+@pytest.mark.parametrize("others", [[], ["nDCG"], ["nDCG", "nDCG@2", "nDCG(gains={1:5})"]])
+def test_gains_do_not_reach_other_measures(others):
+    qrels, run = {"q": {"a": 1, "b": 3}}, {"q": {"a": 2.0, "b": 1.0}}
+    values = evaluate(run, qrels, ["nDCG(gains={1:3})", *others]).mean
+    assert values == {name: evaluate(run, qrels, name).mean[name] for name in values}
