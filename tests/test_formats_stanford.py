@@ -53,14 +53,13 @@ def test_folded_heads_are_written_as_linear_weight(
     assert Model.from_pretrained(tmp_path / "colbert").fingerprint == loaded.fingerprint
 
 
-def test_sentence_transformers_reads_it_alike(tiny_bert: Path, tmp_path: Path) -> None:
+def test_sentence_transformers_reads_it_alike(peer: Any, tiny_bert: Path, tmp_path: Path) -> None:
     model = colbert(tiny_bert, projection={"dim": 8})
     model.save_pretrained(tmp_path / "colbert", format="stanford")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        library = pytest.importorskip("sentence_transformers")
-        peer = library.MultiVectorEncoder(str(tmp_path / "colbert"), device="cpu")
-    for ours, theirs in zip(vectors(model), vectors(peer), strict=True):
+        other = peer.MultiVectorEncoder(str(tmp_path / "colbert"), device="cpu")
+    for ours, theirs in zip(vectors(model), vectors(other), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 

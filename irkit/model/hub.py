@@ -45,7 +45,9 @@ def local_directory(name_or_path: str | Path) -> Path:
     if path.is_dir():
         return path
     name = str(name_or_path)
-    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if path.exists():
+        raise StorageError(f"loading {name}: it is a file; expected the directory of a model")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise StorageError(f"loading {name}: no such directory")
     from huggingface_hub import snapshot_download
 
