@@ -219,7 +219,13 @@ class MultiVectorAttention(nn.Module):
         def __call__(self, queries: MultiVector, documents: MultiVector) -> Tensor: ...  # noqa: D102
 
     def forward(self, queries: MultiVector, documents: MultiVector) -> Tensor:
-        """Score token vectors ``(total, width)`` of both: ``(n_q, n_d)``."""
+        """Score token vectors ``(total, width)`` of both: ``(n_q, n_d)``.
+
+        Raises:
+            BadTypeError: One of them is no MultiVector.
+            BadValueError: Vectors have another width.
+        """
+        _check_kinds("MultiVectorAttention", queries, documents)
         return self.attend(self.project_queries(queries), self.project_documents(documents))
 
     def attend(self, queries: MultiVector, documents: MultiVector) -> Tensor:
@@ -296,12 +302,16 @@ def temporal_pooling(rows: Ragged, factor: int) -> Ragged:
 
 
 def _check(operation: str, queries: MultiVector, documents: MultiVector) -> None:
+    _check_kinds(operation, queries, documents)
+    check_comparable(queries, documents)
+
+
+def _check_kinds(operation: str, queries: MultiVector, documents: MultiVector) -> None:
     if not isinstance(queries, MultiVector) or not isinstance(documents, MultiVector):
         raise BadTypeError(
             f"{operation}: got {type(queries).__name__} and {type(documents).__name__}, expected two "
             "MultiVector: one vector a token"
         )
-    check_comparable(queries, documents)
 
 
 def _check_count(operation: str, name: str, count: int) -> None:
@@ -329,5 +339,9 @@ def _per_query(tokens: Tensor, queries: MultiVector, documents: MultiVector, cou
 
 
 def _project(vectors: MultiVector, key: nn.Linear, value: nn.Linear) -> MultiVector:
+    if vectors.dim != key.in_features:
+        raise BadValueError(
+            f"MultiVectorAttention: got vectors of width {vectors.dim}, expected {key.in_features}"
+        )
     joined = F.linear(vectors.tokens.values, torch.cat([key.weight, value.weight]))
     return MultiVector(vectors.tokens.with_values(joined))

@@ -251,6 +251,10 @@ def test_what_is_refused() -> None:
         xtr(Dense(torch.eye(4)), documents, 1)  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="dimension 4 and documents 5"):
         mean_maxsim(queries, vectors([1], 0, width=5))
+    with pytest.raises(BadValueError, match="MultiVectorAttention: got vectors of width 4, expected 5"):
+        MultiVectorAttention(5)(queries, documents)
+    with pytest.raises(BadTypeError, match="MultiVectorAttention: got Dense and MultiVector"):
+        MultiVectorAttention(WIDTH)(Dense(torch.eye(4)), documents)  # type: ignore[arg-type]
     with pytest.raises(BadValueError, match="k is 0, expected 1"):
         xtr(queries, documents, 0)
     with pytest.raises(BadValueError, match="k is 0, expected 1"):

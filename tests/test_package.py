@@ -26,6 +26,7 @@ LAYERS = {
     "scoring": BASE,
     "encoder": BASE | {"encoder"},
     "heads": BASE | {"heads"},
+    "vector_files": {"representation"},
     "late_interaction": BASE | {"encoder"},
     "tokenizer": {"ragged"},
     "run": {"data"},

@@ -1,0 +1,117 @@
+"""Representations to files, part by part: .npy, .safetensors or .jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.lib.format import write_array_header_1_0
+
+from irkit.errors import StorageError
+
+if TYPE_CHECKING:
+    from irkit.representation import Representation
+
+__all__ = ["SUFFIXES", "Parts", "write_vectors"]
+
+Parts: TypeAlias = "Iterator[tuple[list[str], Representation]]"
+"""Ids, and a representation of as many rows; one part or more."""
+
+
+def write_vectors(path: Path, parts: Parts) -> int:
+    """Write representations to a file, which appears whole or not at all.
+
+    Args:
+        path: Ends in one of `SUFFIXES`: .npy holds the vectors of dense ones, .jsonl an object with id and
+            vector a line; .safetensors arrays of any, and ``ids``, a JSON string a line.
+        parts: In the order of the rows; any number of them fits in memory.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        StorageError: The disk is full, or the file cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        count = _WRITERS[path.suffix](aside, parts)
+        aside.replace(path)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"writing {path}: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return count
+
+
+def _write_npy(path: Path, parts: Parts) -> int:
+    count = 0
+    with path.open("wb") as stream:
+        for _, part in parts:
+            values = part.arrays()["values"]
+            if not count:
+                write_array_header_1_0(stream, _npy_header(0, part.dim))
+            stream.write(values.tobytes())
+            count += len(values)
+        stream.seek(0)  # the header has room for the number of any rows
+        write_array_header_1_0(stream, _npy_header(count, part.dim))
+    return count
+
+
+def _npy_header(rows: int, dim: int) -> dict[str, Any]:
+    return {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
+
+
+def _write_jsonl(path: Path, parts: Parts) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as stream:
+        for ids, part in parts:
+            for name, vector in zip(ids, part.arrays()["values"].tolist(), strict=True):
+                stream.write(json.dumps({"id": name, "vector": vector}, ensure_ascii=False) + "\n")
+            count += len(ids)
+    return count
+
+
+def _write_safetensors(path: Path, parts: Parts) -> int:
+    """Every array grows in a file of its own: the header, which knows their lengths, comes before them."""
+    count, last, files = 0, dict[str, Any](), dict[str, IO[bytes]]()
+    with ExitStack() as stack:
+        for ids, part in parts:
+            lines = "".join(json.dumps(name) + "\n" for name in ids).encode()
+            last = part.arrays() | {"ids": np.frombuffer(lines, np.uint8)}
+            for name, array in last.items():
+                if name not in files:
+                    files[name] = stack.enter_context(tempfile.TemporaryFile(dir=path.parent))
+                files[name].write(array.tobytes())
+            count += len(ids)
+        header: dict[str, Any] = {"__metadata__": {"kind": part.kind, "dim": str(part.dim)}}
+        order, end = sorted(last, key=lambda name: -last[name].itemsize), 0  # keeps all of them aligned
+        for name in order:
+            array, start, end = last[name], end, end + files[name].tell()
+            rows = (end - start) // array.itemsize // math.prod(array.shape[1:])
+            header[name] = {
+                "dtype": f"{array.dtype.kind.upper()}{8 * array.itemsize}",
+                "shape": [rows, *array.shape[1:]],
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                files[name].seek(0)
+                shutil.copyfileobj(files[name], stream, 1 << 20)
+    return count
+
+
+_WRITERS = {".npy": _write_npy, ".safetensors": _write_safetensors, ".jsonl": _write_jsonl}
+SUFFIXES = tuple(_WRITERS)
