@@ -36,6 +36,8 @@ _POINTS = 32  # tokens sampled for each centroid
 _UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
 _MISFIT = 1.02  # times as much as the first tokens is another kind of tokens
 _SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
+_BLOCK = 1 << 16  # tokens compressed at a time
+_CANDIDATES = 256  # at least
 _VISITED = 32  # centroids a query, at least
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
 
@@ -75,10 +77,19 @@ class Plaid(Flat):
 
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
-        lengths = self.store.read("lengths.bin")[rows]
+        read, begin = self.store.read, self._begin()
+        lengths = read("lengths.bin")[rows]
         starts = self._ends()[rows] - lengths
         places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        return self._tokens(places, lengths)
+        values, compressed = np.empty((len(places), self.dim), np.float32), places < begin
+        if compressed.any():
+            row = np.repeat(rows, lengths)[compressed]
+            tokens = select_tokens(self._encoded(), places[compressed])
+            values[compressed] = decode(tokens, self._centroids(), read("codebook.bin"))
+            values[compressed] += read("means.bin")[row] * read("scales.bin")[row, None]
+        if not compressed.all():
+            values[~compressed] = read("values.bin")[places[~compressed] - begin]
+        return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
     def stats(self) -> dict[str, Any]:
         """As of every index; bits of a residual, centroids, and how many rows are compressed."""
@@ -98,7 +109,7 @@ class Plaid(Flat):
         wanted = fixed or centroid_count(total, limit)
         new = min(wanted - have, added)
         if have and not fixed and self._misfit() > _MISFIT * store.meta["index"]["misfit"]:
-            new = max(new, added * wanted // total)  # tokens of another kind: as many as a rebuild gave them
+            new = max(new, 3 * added * wanted // (2 * total))  # half more than a rebuild gives their like
         if new <= have // 64:
             return
         report("training", 0, None)
@@ -135,13 +146,22 @@ class Plaid(Flat):
         if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
             self._widen_codes()
         report("compressing", done, total)
-        for block in store.blocks("values.bin", done):
-            values = block.astype(np.float32)
+        row, ends, begin = store.rows("means.bin"), self._ends(), self._begin()
+        while row < len(ends):
+            first = int(ends[row - 1]) if row else 0
+            stop = max(row + 1, int(np.searchsorted(ends, first + _BLOCK, "right")))
+            values = store.take("values.bin", np.arange(first, ends[stop - 1]) - begin).astype(np.float32)
+            lengths = np.diff(ends[row:stop], prepend=first)
             codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
+            means, scales = _means(values - centroids[codes], lengths)
+            values -= np.repeat(means * scales[:, None], lengths, axis=0)
             with store.update():
                 for name, array in zip(_ARRAYS, encode(values, centroids, codes, codebook), strict=True):
                     store.append(name, array)
-            report("compressing", len(block), total)
+                store.append("means.bin", means)
+                store.append("scales.bin", scales)
+            report("compressing", len(values), total)
+            row = stop
         with store.update():
             store.drop("values.bin")
             store.meta["index"]["covered"] = len(self)
@@ -188,24 +208,12 @@ class Plaid(Flat):
         return {"lengths": self.store.read("lengths.bin")}
 
     def _slice(self, start: int, stop: int) -> Representation:
-        ends = self._ends()
-        places = slice(int(ends[start - 1]) if start else 0, int(ends[stop - 1]))
-        return self._tokens(places, self.store.read("lengths.bin")[start:stop])
-
-    def _tokens(self, places: Array | slice, lengths: Array) -> MultiVector:
-        """Documents of ``lengths`` with the tokens at ``places``."""
-        begin = self._begin()
-        if isinstance(places, slice) and places.start >= begin:  # kept whole: not copied
-            values = self.store.read("values.bin")[places.start - begin : places.stop - begin]
-            return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
-        if isinstance(places, slice):
-            places = np.arange(places.start, places.stop)
-        values, compressed = np.empty((len(places), self.dim), np.float32), places < begin
-        if compressed.any():
-            chosen = select_tokens(self._encoded(), places[compressed])
-            values[compressed] = decode(chosen, self._centroids(), self.store.read("codebook.bin"))
-        if not compressed.all():
-            values[~compressed] = self.store.read("values.bin")[places[~compressed] - begin]
+        if start < self._state("covered"):
+            return self.representations(np.arange(start, stop))
+        ends, begin = self._ends(), self._begin()
+        first = int(ends[start - 1]) if start else 0
+        values = self.store.read("values.bin")[first - begin : int(ends[stop - 1]) - begin]  # not copied
+        lengths = self.store.read("lengths.bin")[start:stop]
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
     def _encoded(self) -> Tokens:
@@ -226,7 +234,8 @@ class Plaid(Flat):
             )
         starts = np.pad(starts, (0, count + 1 - len(starts)), mode="edge")  # new centroids have no lists yet
         codebook, listed = self.store.read("codebook.bin"), self._state("listed")
-        return Structure(self._centroids(), codebook, tokens, offsets, starts, lists, listed)
+        means, scales = (self.store.read(name)[:covered] for name in ("means.bin", "scales.bin"))
+        return Structure(self._centroids(), codebook, tokens, means, scales, offsets, starts, lists, listed)
 
     # ---- searching ----
 
@@ -255,12 +264,13 @@ class Plaid(Flat):
     def _effort(self, k: int, kept: Array) -> Effort:
         """How far to go for ``k`` hits where a filter leaves ``kept``."""
         wanted, listed, count = k + _MARGIN, self._state("listed"), int(np.count_nonzero(kept))
-        refined = max(wanted, self.config.candidates or max(128, 2 * wanted))
-        if count <= max(_SCAN, 2 * refined):
-            return Effort(0, 0, refined, wanted)
+        candidates = max(wanted, self.config.candidates or max(_CANDIDATES, 8 * wanted))
+        refined = max(2 * wanted, candidates // 8)
+        if count <= max(_SCAN, 2 * candidates):
+            return Effort(0, 0, candidates, refined, wanted)
         share = max(np.count_nonzero(kept[:listed]) / listed, 1 / 64)  # what a filter hides is made up for
         nprobe, visited = (self.config.nprobe, 0) if self.config.nprobe else (1, max(_VISITED, 2 * wanted))
-        return Effort(math.ceil(nprobe / share), math.ceil(visited / share), refined, wanted)
+        return Effort(math.ceil(nprobe / share), math.ceil(visited / share), candidates, refined, wanted)
 
     def _searcher(self) -> tuple[Structure, CpuSearch | TensorSearch]:
         structure, device = self._structure(), self.config.device
@@ -269,3 +279,14 @@ class Plaid(Flat):
         if device != "cpu" and torch.cuda.is_available():
             return structure, TensorSearch(structure, torch.device("cuda"))
         return structure, CpuSearch(structure)
+
+
+def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:
+    """Mean residual of each document, rounded to 8 bits: ``(n, dim)`` int8 and factors ``(n,)`` float32."""
+    means = np.zeros((len(lengths), residuals.shape[1]), np.float32)
+    filled = lengths > 0
+    starts = np.cumsum(lengths) - lengths
+    means[filled] = np.add.reduceat(residuals, starts[filled]) / lengths[filled, None] if filled.any() else 0
+    scales = np.abs(means).max(1, initial=0) / np.float32(127)
+    scales[scales == 0] = 1
+    return np.rint(means / scales[:, None]).astype(np.int8), scales

@@ -20,6 +20,7 @@ from irkit_kernels.residual_maxsim import (
     tensor_interaction,
     tensor_maxsim,
 )
+from irkit_kernels.residual_maxsim.reference import CEILING, FLOOR
 from torch import Tensor
 
 from irkit.index.files import Array
@@ -37,7 +38,9 @@ class Structure:
     Attributes:
         centroids: ``(K, dim)`` float32.
         codebook: ``(2**nbits,)`` int8.
-        tokens: Of all documents.
+        tokens: Of all documents, less their documents' means.
+        means: ``(n, dim)`` int8, what the tokens of a document have in common beyond their centroids.
+        scales: ``(n,)`` float32, of the means.
         offsets: ``(n + 1,)`` int64: where the tokens of each document start.
         list_offsets: ``(K + 1,)`` int64: where the list of each centroid starts.
         lists: int32 documents.
@@ -48,6 +51,8 @@ class Structure:
     centroids: Array
     codebook: Array
     tokens: Tokens
+    means: Array
+    scales: Array
     offsets: Array
     list_offsets: Array
     lists: Array
@@ -57,6 +62,11 @@ class Structure:
     def __post_init__(self) -> None:
         object.__setattr__(self, "filled", np.diff(self.offsets) > 0)
 
+    def common(self, query: Array, rows: Array) -> Array:
+        """What their means add to the scores of documents ``rows (n,)`` for a query ``(m, dim)``."""
+        added: Array = self.means[rows].astype(np.float32) @ query.sum(0) * self.scales[rows]
+        return added
+
 
 class Effort(NamedTuple):
     """How far a search goes.
@@ -65,12 +75,14 @@ class Effort(NamedTuple):
         nprobe: Centroids visited for each token of a query, at least; 0 goes to no lists, but ranks all
             documents.
         visited: Centroids visited for a query, at least: one of few tokens visits more for each.
+        candidates: Documents whose means are scored, the best by their centroids alone.
         refined: Documents whose residuals are scored.
         wanted: Documents that are scored exactly.
     """
 
     nprobe: int
     visited: int
+    candidates: int
     refined: int
     wanted: int
 
@@ -121,9 +133,10 @@ class CpuSearch:
             rows = np.flatnonzero(kept).astype(np.int32)
         if len(rows) > effort.refined:
             rough = interaction(table, structure.tokens.codes, structure.offsets, rows)
-            rows = _best(rows, rough, effort.refined)
+            rows, rough = _best(rows, rough, effort.candidates)
+            rows, _ = _best(rows, rough * table.step + structure.common(query, rows), effort.refined)
         fine = residual_maxsim(table, structure.tokens, structure.offsets, structure.codebook, rows)
-        return _best(rows, fine, effort.wanted)
+        return _best(rows, fine + structure.common(query, rows), effort.wanted)[0]
 
     def _exact(self, query: Array, rows: Array) -> Array:
         """MaxSim of a query ``(m, dim)`` and documents ``rows (n,)``: ``(n,)``."""
@@ -136,7 +149,7 @@ class CpuSearch:
             tokens = select_tokens(self._structure.tokens, places)
             values = decode(tokens, self._structure.centroids, self._structure.codebook)
             scores[start : start + _EXACT] = np.maximum.reduceat(values @ query.T, starts).sum(1)
-        return scores
+        return scores + self._structure.common(query, rows)
 
 
 class TensorSearch:
@@ -148,7 +161,9 @@ class TensorSearch:
 
         self._device, self._listed = device, structure.listed
         self._centroids, self._codebook = moved(structure.centroids), moved(structure.codebook)
+        self._rounded, self._reach = _rounded(self._centroids), self._centroids.norm(dim=1).amax()
         self._tokens = TensorTokens(*map(moved, structure.tokens))
+        self._means, self._scales = moved(structure.means), moved(structure.scales)
         self._offsets, self._list_offsets = moved(structure.offsets), moved(structure.list_offsets)
         self._lists = moved(structure.lists).long()
 
@@ -156,28 +171,41 @@ class TensorSearch:
         """As `CpuSearch`."""
         queries, wanted = queries.to(self._device), torch.from_numpy(kept).to(self._device)
         table = self._centroids @ queries.values.T  # (K, total_q)
+        rounded = (
+            self._rounded @ _rounded(queries.values).T
+        )  # as kernels for CPUs have it: ranks are the same
         chosen = wanted.expand(len(queries), -1)
         if effort.nprobe:
             nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
-            found = self._probe(queries, table, torch.tensor(nprobe, device=self._device)) & wanted
+            found = self._probe(queries, rounded, torch.tensor(nprobe, device=self._device)) & wanted
             enough = found.sum(1, keepdim=True) >= effort.wanted
             chosen = torch.where(enough, found, chosen)
         pairs = chosen.nonzero()
+        sums = torch.stack([query.sum(0) for query in queries])
         if int(chosen.sum(1).max()) > effort.refined:
-            rough = tensor_interaction(table, queries.offsets, self._tokens.codes, self._offsets, pairs)
-            rows = _best_of_pairs(pairs, rough, len(queries), effort.refined)[1].sort(1).values
-            query, place = (rows >= 0).nonzero(as_tuple=True)
-            pairs = torch.stack([query, rows[query, place]], dim=1)
+            reach = self._reach * torch.stack([query.norm(dim=1).amax() for query in queries])
+            bytes_ = (rounded / reach[queries.row_ids()] - FLOOR) * (255 / (CEILING - FLOOR))
+            bytes_ = bytes_.round().clamp(0, 255)
+            rough = tensor_interaction(bytes_, queries.offsets, self._tokens.codes, self._offsets, pairs)
+            pairs, rough = _flat(*_best_of_pairs(pairs, rough, len(queries), effort.candidates))
+            rough = rough * (reach * (CEILING - FLOOR) / 255)[pairs[:, 0]] + self._common(sums, pairs)
+            pairs, _ = _flat(*_best_of_pairs(pairs, rough, len(queries), effort.refined))
         documents = (self._tokens, self._offsets, self._codebook)
         fine = tensor_maxsim(queries.values, table, queries.offsets, *documents, pairs)  # exact in float32
+        fine = fine + self._common(sums, pairs)
         scores, rows = _best_of_pairs(pairs, fine, len(queries), effort.wanted)
         return scores.cpu().numpy(), rows.cpu().numpy()
+
+    def _common(self, sums: Tensor, pairs: Tensor) -> Tensor:
+        """What the means of documents add to the scores of pairs: ``(p,)``."""
+        query, row = pairs.T
+        return (self._means[row].float() * sums[query]).sum(1) * self._scales[row]
 
     def _probe(self, queries: Ragged, table: Tensor, nprobe: Tensor) -> Tensor:
         """``(n_q, n)`` bool: documents of the centroids nearest to a token of the query, or of none."""
         found = torch.zeros(len(queries), len(self._offsets) - 1, dtype=torch.bool, device=self._device)
         found[:, self._listed :] = True
-        near = torch.zeros(len(queries), len(table), dtype=torch.bool, device=self._device)
+        near = torch.zeros(len(queries), len(self._centroids), dtype=torch.bool, device=self._device)
         row, most = queries.row_ids(), int(nprobe.max())
         best = table.topk(most, dim=0).indices  # (most, total_q)
         used = torch.arange(most, device=self._device)[:, None] < nprobe[row]
@@ -195,15 +223,20 @@ def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
     return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
 
 
-def _best(rows: Array, scores: Array, count: int) -> Array:
-    """The ``count`` rows of highest score, rising as ``rows`` are; of equals the first."""
+def _best(rows: Array, scores: Array, count: int) -> tuple[Array, Array]:
+    """The ``count`` rows of highest score, rising as ``rows`` are, and their scores; of equals the first."""
     if len(rows) <= count:
-        return rows
+        return rows, scores
     cut = np.partition(scores, len(rows) - count)[len(rows) - count]
     above, equal = scores > cut, np.flatnonzero(scores == cut)
     above[equal[: count - np.count_nonzero(above)]] = True
-    chosen: Array = rows[above]
-    return chosen
+    return rows[above], scores[above]
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """Rows ``(n, dim)`` rounded to 8 bits each."""
+    scales = values.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return (values / scales).round() * scales
 
 
 def _best_of_pairs(pairs: Tensor, scores: Tensor, n_q: int, count: int) -> tuple[Tensor, Tensor]:
@@ -216,3 +249,10 @@ def _best_of_pairs(pairs: Tensor, scores: Tensor, n_q: int, count: int) -> tuple
     padded[query, place], rows[query, place] = scores, pairs[:, 1]
     order = padded.sort(dim=1, descending=True, stable=True).indices[:, :count]
     return padded.gather(1, order), rows.gather(1, order)
+
+
+def _flat(scores: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs of query and row that ``rows (n_q, count)`` has, rising, and their scores."""
+    rows, order = rows.sort(dim=1)
+    query, place = (rows >= 0).nonzero(as_tuple=True)
+    return torch.stack([query, rows[query, place]], dim=1), scores.gather(1, order)[query, place]
