@@ -24,6 +24,7 @@ __all__ = [
 _DIRECT = 512  # centroids that are trained at once
 _ROUNDS = 4  # of k-means: more hardly help, as residuals are stored
 _REFINED = 3
+_PART = 1 << 17  # tokens assigned at a time
 _POINTS = 8  # tokens for each centroid, at least
 _STEP = 64  # centroids come in multiples of it
 _BLOCK = 1 << 20  # tokens listed at a time
@@ -87,11 +88,14 @@ def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
             parts.append(cluster(values[order[start:stop]], int(share)))
     centroids = np.concatenate(parts)
     for _ in range(_REFINED):
-        order, starts = _grouped(assign(values, centroids), count)
-        filled = np.diff(starts) > 0
-        sums = np.add.reduceat(values[order], starts[:-1][filled])
+        sums = np.zeros_like(centroids)
+        for start in range(0, len(values), _PART):
+            part = values[start : start + _PART]
+            order, starts = _grouped(assign(part, centroids), count)
+            filled = np.diff(starts) > 0
+            sums[filled] += np.add.reduceat(part[order], starts[:-1][filled])
         sizes = np.linalg.norm(sums, axis=1, keepdims=True)
-        centroids[filled] = sums / np.where(sizes > 0, sizes, 1)
+        centroids = np.where(sizes > 0, sums / np.where(sizes > 0, sizes, 1), centroids)
     return centroids.astype(np.float16)
 
 

@@ -220,7 +220,9 @@ class TensorSearch:
 
 def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
     """The tokens at some places."""
-    return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
+    if isinstance(at, slice):
+        return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
+    return Tokens(tokens.codes.take(at), tokens.coefficients.take(at, 0), tokens.packed.take(at, 0))
 
 
 def _best(rows: Array, scores: Array, count: int) -> tuple[Array, Array]:
