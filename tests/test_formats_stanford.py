@@ -63,10 +63,28 @@ def test_sentence_transformers_reads_it_alike(peer: Any, tiny_bert: Path, tmp_pa
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
+def test_markers_of_pylate_are_tokens_with_a_space(peer: Any, tiny_bert: Path, tmp_path: Path) -> None:
+    model = colbert(tiny_bert, projection={"dim": 8}, markers=("[Q] ", "[D] "))
+    model.save_pretrained(tmp_path / "colbert", format="stanford")
+    written = json.loads((tmp_path / "colbert/artifact.metadata").read_text())
+    assert (written["query_token_id"], written["doc_token_id"]) == ("[Q] ", "[D] ")
+    loaded = Model.from_pretrained(tmp_path / "colbert")
+    assert loaded.fingerprint == model.fingerprint
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = peer.MultiVectorEncoder(str(tmp_path / "colbert"), device="cpu")
+    for ours, again, theirs in zip(vectors(model), vectors(loaded), vectors(other), strict=True):
+        np.testing.assert_allclose(again, ours, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "other layers than one linear layer without bias"),
+        (
+            {},
+            "^saving a model: Stanford's ColBERT has no place for other layers than one linear layer without",
+        ),
         ({"projection": {"dim": 8, "bias": True}}, "other layers than one linear layer without bias"),
         (
             {"projection": "linear", "markers": None},

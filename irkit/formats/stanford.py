@@ -49,10 +49,11 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     if not (folder / "artifact.metadata").is_file():
         warnings.warn(f"{folder} has no artifact.metadata; taking ColBERT's defaults", stacklevel=5)
     given = optional(folder / "artifact.metadata")
-    markers = {
-        "query": (given.get("query_token_id") or "[unused0]") + " ",
-        "document": (given.get("doc_token_id") or "[unused1]") + " ",
+    tokens = {
+        "query": str(given.get("query_token_id") or "[unused0]"),
+        "document": str(given.get("doc_token_id") or "[unused1]"),
     }
+    markers = {side: token if token.endswith(" ") else f"{token} " for side, token in tokens.items()}
     for marker in markers.values():
         tokenizer.add_marker(marker, new=False)
     config = MultiVectorConfig.parse(
@@ -81,9 +82,9 @@ def write(parts: Parts, folder: Path) -> None:
         BadValueError: The model does something that these checkpoints have no place for.
     """
     encoder, head, tokenizer = parts["encoder"], parts["head"], parts["tokenizer"]
-    markers = {side: parts.get("prompts", {}).get(side, "") for side in ("query", "document")}
+    markers = [_token(tokenizer, parts.get("prompts", {}).get(side, "")) for side in ("query", "document")]
     if problems := _problems(parts, markers):
-        raise BadValueError(f"saving {folder}: Stanford's ColBERT has no place for {', '.join(problems)}")
+        raise BadValueError(f"saving a model: Stanford's ColBERT has no place for {', '.join(problems)}")
     assert isinstance(encoder, Encoder)  # checked above, as is what follows
     assert isinstance(head, MultiVectorHead)
     projection, expansion = head.layers[0], head.config.query_expansion
@@ -101,8 +102,8 @@ def write(parts: Parts, folder: Path) -> None:
     write_json(
         folder / "artifact.metadata",
         {
-            "query_token_id": markers["query"].strip(),
-            "doc_token_id": markers["document"].strip(),
+            "query_token_id": markers[0],
+            "doc_token_id": markers[1],
             "query_token": "[Q]",
             "doc_token": "[D]",
             "dim": head.dim,
@@ -116,9 +117,14 @@ def write(parts: Parts, folder: Path) -> None:
     )
 
 
-def _problems(parts: Parts, markers: dict[str, str]) -> list[str]:
+def _token(tokenizer: Tokenizer, prompt: str) -> str | None:
+    """The token that a prompt is, such as ``"[Q] "`` or, of ``"[unused0] "``, the part before the space."""
+    return next((token for token in (prompt, prompt.strip()) if tokenizer.ids([token])), None)
+
+
+def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
     """What of a model these checkpoints cannot hold."""
-    encoder, head, known = parts["encoder"], parts["head"], parts["tokenizer"].ids
+    encoder, head = parts["encoder"], parts["head"]
     if not isinstance(head, MultiVectorHead):
         return [f"{head.kind} vectors"]
     config, expansion = head.config, head.config.query_expansion
@@ -129,12 +135,11 @@ def _problems(parts: Parts, markers: dict[str, str]) -> list[str]:
         and isinstance(first.activation, nn.Identity)
         and not first.use_residual
     )
-    single = [len(marker.split()) == 1 and len(known([marker.strip()])) == 1 for marker in markers.values()]
     found = {
         "encoders other than BERT": not isinstance(encoder, Encoder)
         or encoder.settings["model_type"] != "bert",
         "other layers than one linear layer without bias, then length 1 (fold what is linear)": not plain,
-        "prompts that are not one token of the vocabulary each, such as [unused0]": not all(single),
+        "prompts that are not one token of the vocabulary each, such as [unused0]": None in markers,
         "queries that are not filled up with the mask token to one length": (
             expansion is None or expansion.strategy != "fixed" or expansion.token is not None
         ),
