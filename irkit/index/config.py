@@ -57,9 +57,10 @@ class PlaidConfig(Config):
 
     Attributes:
         nbits: Bits of each dimension of a residual; fewer are smaller and find less.
-        centroids: Their number; by default some 16 times the root of the number of tokens.
-        nprobe: Centroids visited for each token of a query; by default as many as suit the hits wanted.
-        candidates: Documents whose residuals are scored; by default as many as suit the hits wanted.
+        centroids: Their number; by default some 10 times the root of the number of tokens.
+        nprobe: Centroids visited for each token of a query; by default some 32 for all of them.
+        candidates: Documents looked at beyond their centroids; by default 256, or 8 for each hit wanted. An
+            eighth of them has its residuals scored.
         train_size: Tokens sampled to train the centroids, at most.
         seed: Makes the build reproducible.
         device: ``"gpu"`` trains and searches on a GPU, ``"auto"`` where there is one.
