@@ -221,6 +221,10 @@ def test_pylate_directories(peer, tiny_bert, tmp_path, name):
     model.save_pretrained(tmp_path / "ours")
     agree(model, open_peer(peer, tmp_path / "ours"))
     agree(Model.from_pretrained(tmp_path / "ours", device="cpu"), model)
+    if name in ("as saved", "attended"):
+        model.fold().save_pretrained(tmp_path / "stanford", format="stanford")
+        assert Model.from_pretrained(tmp_path / "stanford", device="cpu").fingerprint == model.fingerprint
+        model = Model.from_pretrained(folder, device="cpu")
     # the model may be saved where it was loaded from
     model.save_pretrained(folder)
     assert Model.from_pretrained(folder, device="cpu").fingerprint == model.fingerprint

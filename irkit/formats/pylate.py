@@ -35,7 +35,7 @@ def read_head(opened: Opened) -> MultiVectorHead:
     words = given.get("skiplist_words")  # punctuation where there are none
     config = MultiVectorConfig.parse(
         {
-            "query_length": length,
+            "query_length": None if expands else length,  # that of the expansion
             "document_length": given.get("document_length") or 180,
             "query_expansion": {"length": length, "attend": attend} if expands else None,
             **({} if words is None else {"skiplist_words": words}),
