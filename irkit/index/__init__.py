@@ -9,7 +9,7 @@ The directory of an index::
     documents.g4.jsonl     the documents as they came, one JSON object a line (BEIR's corpus.jsonl)
     removed.g8.bin         rows that were removed
     faiss.g9.index         what FAISS built, as FAISS writes it
-    codes.g9.bin ...       plaid: of each token its centroid, factors and residual; of each document their mean
+    codes.g9.bin ...       plaid: centroid, factors and residual of each token; mean of each document
     lists.g9.bin ...       plaid: the documents of each centroid
 
 A file that the manifest does not name, and bytes after those it names, do not exist for a reader; the
