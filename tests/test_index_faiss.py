@@ -243,7 +243,7 @@ def test_names_of_indexes() -> None:
     assert isinstance(index_config(FaissConfig()), Config)
     for wrong, message in (
         ("hsnw", "did you mean 'hnsw'"),
-        ("annoy", "known: flat"),
+        ("annoy", "known: auto, flat"),
         ({"kind": "faise"}, "did you mean 'faiss'"),
         ({"factory": "hnsw"}, "unknown kind None"),
         ({"kind": "faiss", "ef": 3}, "unknown key 'ef'"),

@@ -142,6 +142,25 @@ def test_an_update_that_changes_nothing_writes_nothing(path: Path) -> None:
     assert (path / "irkit.json").stat().st_ino == stamp.st_ino
 
 
+def test_a_dropped_array_is_gone_and_may_begin_anew(path: Path) -> None:
+    store, reader = Store.open(path), Store.open(path)
+    names = list(store.sizes())
+    with pytest.raises(ZeroDivisionError), store.update():
+        store.drop(names[0])
+        raise ZeroDivisionError
+    assert list(store.sizes()) == names
+    before = store.read(names[0]).copy()
+    with store.update():
+        store.drop(names[0])
+        store.drop("never.bin")
+        assert names[0] not in store.sizes()
+        store.append(names[0], np.float64([1.5]))
+    np.testing.assert_array_equal(reader.read(names[0]), before)
+    assert Store.open(path).read(names[0]).tolist() == [1.5]
+    with pytest.raises(BadValueError, match="inside"):
+        store.drop(names[0])
+
+
 def test_changes_need_an_update(path: Path) -> None:
     store = Store.open(path)
     before = files(path)
