@@ -21,6 +21,7 @@ from irkit.index import (
     MuveraConfig,
     PlaidConfig,
     Store,
+    compact,
     create_index,
     open_index,
 )
@@ -116,6 +117,20 @@ def test_old_rows_stay_when_centroids_are_added(tmp_path: Path) -> None:
     index.add(texts(900, 2))
     index.finish()
     assert torch.equal(index.representations(np.arange(300)).tokens.values, before)
+
+
+def test_compaction_keeps_what_is_compressed_as_it_is(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 1)], nbits=1)
+    rows = index.add(texts(10, 2))
+    index.remove([*range(0, 300, 3), rows[4]])
+    live = np.flatnonzero(index.live)
+    kept, queries = index.representations(live).tokens, texts(20, 3)
+    before = index.search(queries, 10)
+    compact(tmp_path / "index")
+    index = open_index(Store.open(tmp_path / "index"))
+    assert index.stats()["covered"] == 200
+    assert torch.equal(index.representations(np.arange(len(live))).tokens.values, kept.values)
+    np.testing.assert_array_equal(live[index.search(queries, 10).rows], before.rows)
 
 
 def test_codes_are_widened_when_centroids_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,10 @@ class Index(ABC):
             }
             return range(start, len(self))
 
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, rising, of another index of the same kind, as they are kept there."""
+        self.add(source.representations(rows))
+
     def remove(self, rows: Sequence[int] | Array) -> int:
         """Take rows out of all later searches; their bytes stay until the index is compacted.
 

@@ -37,7 +37,7 @@ def compact(path: str | Path) -> None:
         for start in range(len(index), len(rows), size):
             chosen = rows[start : start + size]
             with new.update():
-                index.add(source.representations(chosen))
+                index.copy(source, chosen)
                 if len(texts):
                     documents.add(texts.fetch(chosen))
         index.finish()

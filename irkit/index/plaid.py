@@ -11,7 +11,7 @@ import torch
 from irkit_kernels.residual_maxsim import Tokens, assign, decode, encode, train_codebook
 
 from irkit.errors import ConfigError, CorruptError
-from irkit.index.base import StageProgress
+from irkit.index.base import Index, StageProgress
 from irkit.index.clustering import (
     build_lists,
     centroid_count,
@@ -78,9 +78,7 @@ class Plaid(Flat):
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
         read, begin = self.store.read, self._begin()
-        lengths = read("lengths.bin")[rows]
-        starts = self._ends()[rows] - lengths
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        lengths, places = self._places(rows)
         values, compressed = np.empty((len(places), self.dim), np.float32), places < begin
         if compressed.any():
             row = np.repeat(rows, lengths)[compressed]
@@ -90,6 +88,25 @@ class Plaid(Flat):
         if not compressed.all():
             values[~compressed] = read("values.bin")[places[~compressed] - begin]
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents of another `Plaid`; what is compressed stays as it is."""
+        assert isinstance(source, Plaid)
+        read, compressed = source.store.read, rows[rows < source._state("covered")]
+        with self.store.update():
+            if len(compressed):
+                for name in ("centroids.bin", "codebook.bin") if not self._count() else ():
+                    self.store.append(name, read(name))
+                lengths, places = source._places(compressed)
+                arrays = dict(zip(_ARRAYS, select_tokens(source._encoded(), places), strict=True))
+                arrays |= {name: read(name)[compressed] for name in ("means.bin", "scales.bin")}
+                for name, array in (arrays | {"lengths.bin": lengths}).items():
+                    self.store.append(name, array)
+                count = len(self) + len(compressed)
+                about = source.store.meta["index"] | {"rows": count, "covered": count, "listed": 0}
+                self.store.meta["index"] = about
+            if len(compressed) < len(rows):
+                self.add(source.representations(rows[len(compressed) :]))
 
     def stats(self) -> dict[str, Any]:
         """As of every index; bits of a residual, centroids, and how many rows are compressed."""
@@ -203,6 +220,12 @@ class Plaid(Flat):
 
     def _ends(self) -> Array:
         return self.store.derived("ends", lambda: np.cumsum(self.store.read("lengths.bin")))
+
+    def _places(self, rows: Array) -> tuple[Array, Array]:
+        """Lengths of some rows, and where their tokens are."""
+        lengths = self.store.read("lengths.bin")[rows]
+        starts = self._ends()[rows] - lengths
+        return lengths, np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
 
     def _arrays(self) -> dict[str, Array]:
         return {"lengths": self.store.read("lengths.bin")}
