@@ -214,6 +214,15 @@ def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int) -> None:
             np.testing.assert_array_equal(hits.rows, kernels.rows)
 
 
+def test_queries_without_tokens_score_nothing_with_everything(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 0)])
+    empty = MultiVector(Ragged(torch.empty(0, DIM), torch.zeros(2, dtype=torch.int64)))
+    hits = index.search(empty, 3)
+    assert (hits.rows.tolist(), hits.scores.tolist()) == ([[0, 1, 2]] * 2, [[0, 0, 0]] * 2)
+    mixed = MultiVector(Ragged.concat([empty.tokens, texts(1, 1).tokens]))
+    np.testing.assert_array_equal(index.search(mixed, 3).rows[2:], index.search(mixed[2:], 3).rows)
+
+
 def test_more_candidates_find_more(tmp_path: Path) -> None:
     data, queries = texts(2000, 0), texts(100, 1)
     index = build(tmp_path / "index", [data])

@@ -274,7 +274,8 @@ class Plaid(Flat):
         asked, empty = queries.tokens if some.all() else queries.tokens[some], ~some.numpy()
         scores = np.full((len(queries), effort.wanted), -np.inf, np.float32)
         rows = np.full(scores.shape, -1)
-        scores[~empty], rows[~empty] = search(asked, effort, kept)
+        if len(asked):
+            scores[~empty], rows[~empty] = search(asked, effort, kept)
         if empty.any():  # score 0 with everything
             first = np.flatnonzero((self.live if keep is None else keep)[:covered])[:k]
             scores[empty, : len(first)], rows[empty, : len(first)] = 0, first

@@ -173,7 +173,7 @@ class TensorSearch:
         table = self._centroids @ queries.values.T  # (K, total_q)
         rounded = (
             self._rounded @ _rounded(queries.values).T
-        )  # as kernels for CPUs have it: ranks are the same
+        )  # as the kernels have it, so that ranks are equal
         chosen = wanted.expand(len(queries), -1)
         if effort.nprobe:
             nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
