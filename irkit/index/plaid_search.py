@@ -171,9 +171,7 @@ class TensorSearch:
         """As `CpuSearch`."""
         queries, wanted = queries.to(self._device), torch.from_numpy(kept).to(self._device)
         table = self._centroids @ queries.values.T  # (K, total_q)
-        rounded = (
-            self._rounded @ _rounded(queries.values).T
-        )  # as the kernels have it, so that ranks are equal
+        rounded = self._rounded @ _rounded(queries.values).T  # as kernels have it, so that ranks agree
         chosen = wanted.expand(len(queries), -1)
         if effort.nprobe:
             nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
