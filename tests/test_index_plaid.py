@@ -167,15 +167,15 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
             index = create_index(store, "plaid")
             if not len(index):
                 index.add(data)
-            index.finish(lambda *told: stages.append(told[0]))
+            index.finish(lambda *told: stages.append(told))
             store.publish()
 
     for stop in (0, 2):
         fail_at(stop)
-        stages: list[str] = []
+        stages: list[tuple[str, int, int | None]] = []
         with pytest.raises(KeyboardInterrupt):
             go_on()
-        assert ("training" in stages) == (stop == 0)
+        assert (stages[0][0] == "training") == (stop == 0)
         with Store.build(tmp_path / "index", key=1) as store:  # searched as it is, exactly
             index = open_index(store)
             rows = index.search(data[:5], 3).rows
@@ -185,7 +185,9 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
     go_on()
     assert sum(encoded) == total
     assert len(encoded) > 5
-    assert stages[0] == "compressing"
+    assert stages[0][0] == "compressing"
+    assert stages[0][1] > 0
+    assert sum(count for name, count, _ in stages if name == "compressing") == stages[0][2] == 300
     whole = build(tmp_path / "whole", [data]).search(data[:20], 10)
     hits = open_index(Store.open(tmp_path / "index")).search(data[:20], 10)
     np.testing.assert_array_equal(hits.rows, whole.rows)

@@ -158,12 +158,16 @@ class Plaid(Flat):
     def _compress(self, report: StageProgress) -> None:
         """Encode the tokens kept whole, and let go of them."""
         store, centroids, codebook = self.store, self._centroids(), self.store.read("codebook.bin")
-        done, total = store.rows("codes.bin") - self._begin(), store.rows("values.bin")
+        covered, row, ends, begin = (
+            self._state("covered"),
+            store.rows("means.bin"),
+            self._ends(),
+            self._begin(),
+        )
         wide = len(centroids) > _NARROW
         if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
             self._widen_codes()
-        report("compressing", done, total)
-        row, ends, begin = store.rows("means.bin"), self._ends(), self._begin()
+        report("compressing", row - covered, len(self) - covered)
         while row < len(ends):
             first = int(ends[row - 1]) if row else 0
             stop = max(row + 1, int(np.searchsorted(ends, first + _BLOCK, "right")))
@@ -177,7 +181,7 @@ class Plaid(Flat):
                     store.append(name, array)
                 store.append("means.bin", means)
                 store.append("scales.bin", scales)
-            report("compressing", len(values), total)
+            report("compressing", stop - row, len(self) - covered)
             row = stop
         with store.update():
             store.drop("values.bin")
