@@ -53,6 +53,7 @@ BACKENDS = [
         Backend({"kind": "plaid", "nbits": nbits}, "multi_vector", False, True, COMPRESSED)
         for nbits in (1, 2, 4, 8)
     ),
+    Backend({"kind": "plaid", "nbits": 1, "keep_tokens": True}, "multi_vector", False, True, COMPRESSED),
 ]
 
 

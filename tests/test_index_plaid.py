@@ -133,6 +133,32 @@ def test_compaction_keeps_what_is_compressed_as_it_is(tmp_path: Path) -> None:
     np.testing.assert_array_equal(live[index.search(queries, 10).rows], before.rows)
 
 
+def test_tokens_that_are_kept_give_exact_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, queries = texts(900, 0), texts(40, 1)
+    halves = MultiVector(data.tokens.with_values(data.tokens.values.half().float()))
+    truth = score(queries, halves)
+    best = truth.topk(5).indices.numpy()
+    found = {}
+    for keep in (False, True):
+        path = tmp_path / str(keep)
+        build(path, [data[:600]], nbits=1, keep_tokens=keep)
+        index = open_index(Store.open(path))
+        index.add(data[600:])
+        index.remove([3, 700])
+        index.finish()
+        compact(path)  # renumbers the rows behind those that were removed
+        index = open_index(Store.open(path))
+        assert index.stats()["covered"] == len(index) == 898
+        hits = index.search(queries, 5)
+        rows = hits.rows + (hits.rows >= 3) + (hits.rows >= 699)
+        found[keep] = np.mean(
+            [len(set(a) & set(b)) for a, b in zip(rows.tolist(), best.tolist(), strict=True)]
+        )
+        if keep:
+            np.testing.assert_allclose(hits.scores, truth.gather(1, torch.tensor(rows)), rtol=1e-5)
+    assert found[False] < 4.7 < 4.95 < found[True]
+
+
 def test_codes_are_widened_when_centroids_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = texts(900, 1)
     index = build(tmp_path / "index", [data[:300]])
@@ -145,8 +171,9 @@ def test_codes_are_widened_when_centroids_are_many(tmp_path: Path, monkeypatch: 
     assert recall(index, texts(50, 5), data) > 0.8
 
 
+@pytest.mark.parametrize("keep", [False, True])
 def test_both_passes_of_a_build_go_on_where_they_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
     monkeypatch.setattr(irkit.index.plaid, "_BLOCK", 500)
     data, encode = texts(300, 0), irkit.index.plaid.encode
@@ -164,7 +191,7 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
 
     def go_on() -> None:
         with Store.build(tmp_path / "index", key=1) as store:
-            index = create_index(store, "plaid")
+            index = create_index(store, {"kind": "plaid", "keep_tokens": keep})
             if not len(index):
                 index.add(data)
             index.finish(lambda *told: stages.append(told))
@@ -188,7 +215,7 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
     assert stages[0][0] == "compressing"
     assert stages[0][1] > 0
     assert sum(count for name, count, _ in stages if name == "compressing") == stages[0][2] == 300
-    whole = build(tmp_path / "whole", [data]).search(data[:20], 10)
+    whole = build(tmp_path / "whole", [data], keep_tokens=keep).search(data[:20], 10)
     hits = open_index(Store.open(tmp_path / "index")).search(data[:20], 10)
     np.testing.assert_array_equal(hits.rows, whole.rows)
     np.testing.assert_array_equal(hits.scores, whole.scores)

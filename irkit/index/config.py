@@ -53,7 +53,8 @@ class FaissConfig(Config):
 class PlaidConfig(Config):
     """Approximate MaxSim over compressed tokens: each is its centroid and a residual of a few bits.
 
-    Scores are exact for the tokens that the codes stand for, which differ a little from those given.
+    Scores are exact for the tokens that the codes stand for, which differ a little from those given; or for
+    those, if they are kept.
 
     Attributes:
         nbits: Bits of each dimension of a residual; fewer are smaller and find less.
@@ -61,6 +62,8 @@ class PlaidConfig(Config):
         nprobe: Centroids visited for each token of a query; by default some 32 for all of them.
         candidates: Documents looked at beyond their centroids; by default 256, or 8 for each hit wanted. An
             eighth of them has its residuals scored.
+        keep_tokens: Keep the tokens as well, at two bytes a dimension, and score the best documents by them:
+            scores are then those of `irkit.score`, and codes only choose the documents.
         train_size: Tokens sampled to train the centroids, at most.
         seed: Makes the build reproducible.
         device: ``"gpu"`` trains and searches on a GPU, ``"auto"`` where there is one.
@@ -73,6 +76,7 @@ class PlaidConfig(Config):
     centroids: int | None = Field(None, ge=1)
     nprobe: int | None = Field(None, ge=1)
     candidates: int | None = Field(None, ge=1)
+    keep_tokens: bool = False
     train_size: int = Field(1_000_000, ge=1)
     seed: int = 0
     device: Literal["auto", "cpu", "gpu"] = "auto"

@@ -46,7 +46,8 @@ class Plaid(Flat):
     """Compressed tokens of the first rows; those of the rows added since are kept whole until ``finish``.
 
     A token is ``a * centroid + b * residual``: the number of the nearest centroid, two float16 factors (a
-    least-squares fit), and a residual of a few bits a dimension. Scores are exact for these tokens.
+    least-squares fit), and a residual of a few bits a dimension. Scores are exact for these tokens; with
+    ``keep_tokens``, for those that were added.
 
     A search visits the centroids nearest to the query's tokens, ranks the documents listed there by their
     centroids alone, scores the residuals of the best in whole numbers, and the best of these exactly.
@@ -67,7 +68,7 @@ class Plaid(Flat):
         """
         report, store = progress or (lambda stage, count, total: None), self.store
         with contextlib.nullcontext() if store.building else store.update():
-            if store.rows("values.bin") > _FEW:
+            if self._total() - self._begin() > _FEW:
                 self._train(report)
                 self._compress(report)
             covered, listed = self._state("covered"), self._state("listed")
@@ -77,16 +78,16 @@ class Plaid(Flat):
 
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
-        read, begin = self.store.read, self._begin()
+        read, kept = self.store.read, self._kept()
         lengths, places = self._places(rows)
-        values, compressed = np.empty((len(places), self.dim), np.float32), places < begin
+        values, compressed = np.empty((len(places), self.dim), np.float32), places < kept
         if compressed.any():
             row = np.repeat(rows, lengths)[compressed]
             tokens = select_tokens(self._encoded(), places[compressed])
             values[compressed] = decode(tokens, self._centroids(), read("codebook.bin"))
             values[compressed] += read("means.bin")[row] * read("scales.bin")[row, None]
         if not compressed.all():
-            values[~compressed] = read("values.bin")[places[~compressed] - begin]
+            values[~compressed] = read("values.bin")[places[~compressed] - kept]
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
     def copy(self, source: Index, rows: Array) -> None:
@@ -100,6 +101,8 @@ class Plaid(Flat):
                 lengths, places = source._places(compressed)
                 arrays = dict(zip(_ARRAYS, select_tokens(source._encoded(), places), strict=True))
                 arrays |= {name: read(name)[compressed] for name in ("means.bin", "scales.bin")}
+                if self.config.keep_tokens:
+                    arrays["values.bin"] = read("values.bin")[places]
                 for name, array in (arrays | {"lengths.bin": lengths}).items():
                     self.store.append(name, array)
                 count = len(self) + len(compressed)
@@ -122,7 +125,7 @@ class Plaid(Flat):
     def _train(self, report: StageProgress) -> None:
         """Make the first centroids, or more of them from the added tokens that they fit worst."""
         store, have, limit, seed = self.store, self._count(), self.config.train_size, self.config.seed
-        fixed, total, added = self.config.centroids, int(self._ends()[-1]), store.rows("values.bin")
+        fixed, total, added = self.config.centroids, self._total(), self._total() - self._begin()
         wanted = fixed or centroid_count(total, limit)
         new = min(wanted - have, added)
         if have and not fixed and self._misfit() > _MISFIT * store.meta["index"]["misfit"]:
@@ -131,7 +134,7 @@ class Plaid(Flat):
             return
         report("training", 0, None)
         size = max(new, min(limit, _POINTS * new * (2 if have else 1)))
-        values = store.take("values.bin", sample_places(added, size, seed)).astype(np.float32)
+        values = self._sample(size, seed)
         if have:
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
             values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
@@ -144,11 +147,16 @@ class Plaid(Flat):
                 store.meta["index"]["misfit"] = self._misfit()
 
     def _misfit(self) -> float:
-        """Share of the tokens kept whole, by their squared lengths, that their centroids leave open."""
-        places = sample_places(self.store.rows("values.bin"), _UNITS, self.config.seed + 1)
-        values = self.store.take("values.bin", places).astype(np.float32)
+        """Share of the tokens to be compressed, by their squared lengths, that their centroids leave open."""
+        values = self._sample(_UNITS, self.config.seed + 1)
         left = np.square(values - self._nearest(values)).sum()
         return float(left / max(np.square(values).sum(), 1e-30))
+
+    def _sample(self, size: int, seed: int) -> Array:
+        """``(size or fewer, dim)`` of the tokens that are not compressed."""
+        begin = self._begin()
+        places = begin - self._kept() + sample_places(self._total() - begin, size, seed)
+        return self.store.take("values.bin", places).astype(np.float32)
 
     def _nearest(self, values: Array) -> Array:
         """``(n, dim)`` the nearest centroid of each token."""
@@ -156,14 +164,9 @@ class Plaid(Flat):
         return centroids[assign(values, centroids)]
 
     def _compress(self, report: StageProgress) -> None:
-        """Encode the tokens kept whole, and let go of them."""
+        """Encode the tokens of further rows, and let go of them unless they are to be kept."""
         store, centroids, codebook = self.store, self._centroids(), self.store.read("codebook.bin")
-        covered, row, ends, begin = (
-            self._state("covered"),
-            store.rows("means.bin"),
-            self._ends(),
-            self._begin(),
-        )
+        covered, row, ends, kept = self._state("covered"), store.rows("means.bin"), self._ends(), self._kept()
         wide = len(centroids) > _NARROW
         if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
             self._widen_codes()
@@ -171,7 +174,7 @@ class Plaid(Flat):
         while row < len(ends):
             first = int(ends[row - 1]) if row else 0
             stop = max(row + 1, int(np.searchsorted(ends, first + _BLOCK, "right")))
-            values = store.take("values.bin", np.arange(first, ends[stop - 1]) - begin).astype(np.float32)
+            values = store.take("values.bin", np.arange(first, ends[stop - 1]) - kept).astype(np.float32)
             lengths = np.diff(ends[row:stop], prepend=first)
             codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
             means, scales = _means(values - centroids[codes], lengths)
@@ -184,7 +187,8 @@ class Plaid(Flat):
             report("compressing", stop - row, len(self) - covered)
             row = stop
         with store.update():
-            store.drop("values.bin")
+            if not self.config.keep_tokens:
+                store.drop("values.bin")
             store.meta["index"]["covered"] = len(self)
 
     def _widen_codes(self) -> None:
@@ -212,9 +216,17 @@ class Plaid(Flat):
         return int(self.store.meta["index"].get(name, 0))
 
     def _begin(self) -> int:
-        """Tokens of the compressed rows: those kept whole start there."""
+        """Tokens of the compressed rows."""
         covered = self._state("covered")
         return int(self._ends()[covered - 1]) if covered else 0
+
+    def _kept(self) -> int:
+        """The first of the tokens that are kept whole, as are all that follow."""
+        return self._total() - self.store.rows("values.bin")
+
+    def _total(self) -> int:
+        """Tokens of all rows."""
+        return int(self._ends()[-1]) if self.store.rows("lengths.bin") else 0
 
     def _count(self) -> int:
         return self.store.rows("centroids.bin")
@@ -235,11 +247,11 @@ class Plaid(Flat):
         return {"lengths": self.store.read("lengths.bin")}
 
     def _slice(self, start: int, stop: int) -> Representation:
-        if start < self._state("covered"):
-            return self.representations(np.arange(start, stop))
-        ends, begin = self._ends(), self._begin()
+        ends, kept = self._ends(), self._kept()
         first = int(ends[start - 1]) if start else 0
-        values = self.store.read("values.bin")[first - begin : int(ends[stop - 1]) - begin]  # not copied
+        if first < kept:
+            return self.representations(np.arange(start, stop))
+        values = self.store.read("values.bin")[first - kept : int(ends[stop - 1]) - kept]  # not copied
         lengths = self.store.read("lengths.bin")[start:stop]
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
@@ -274,12 +286,14 @@ class Plaid(Flat):
         structure, search = self.store.derived(("search", self.config.device), self._searcher)
         kept = structure.filled if keep is None else structure.filled & keep[:covered]
         effort = self._effort(k, kept)
-        some = queries.tokens.lengths > 0
-        asked, empty = queries.tokens if some.all() else queries.tokens[some], ~some.numpy()
+        empty = queries.tokens.lengths.numpy() == 0
+        asked = queries.tokens[~empty] if empty.any() else queries.tokens
         scores = np.full((len(queries), effort.wanted), -np.inf, np.float32)
         rows = np.full(scores.shape, -1)
         if len(asked):
             scores[~empty], rows[~empty] = search(asked, effort, kept)
+            if self.config.keep_tokens:
+                scores[~empty] = self._score_rows(MultiVector(asked), rows[~empty])
         if empty.any():  # score 0 with everything
             first = np.flatnonzero((self.live if keep is None else keep)[:covered])[:k]
             scores[empty, : len(first)], rows[empty, : len(first)] = 0, first
@@ -291,7 +305,8 @@ class Plaid(Flat):
 
     def _effort(self, k: int, kept: Array) -> Effort:
         """How far to go for ``k`` hits where a filter leaves ``kept``."""
-        wanted, listed, count = k + _MARGIN, self._state("listed"), int(np.count_nonzero(kept))
+        wanted = k * (2 if self.config.keep_tokens else 1) + _MARGIN
+        listed, count = self._state("listed"), int(np.count_nonzero(kept))
         candidates = max(wanted, self.config.candidates or max(_CANDIDATES, 8 * wanted))
         refined = max(2 * wanted, candidates // 8)
         if count <= max(_SCAN, 2 * candidates):
