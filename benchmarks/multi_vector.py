@@ -76,6 +76,9 @@ def contenders() -> dict[str, Contender]:
         "exact bfloat16": Contender("exact", {"dtype": "bfloat16"}),
         "irkit flat": Contender("irkit", {"kind": "flat"}),
         "irkit plaid": Contender("irkit", {"kind": "plaid"}, ({}, *plaid)),
+        "irkit plaid, tokens kept": Contender(
+            "irkit", {"kind": "plaid", "keep_tokens": True}, ({}, *plaid[3:5])
+        ),
         "irkit plaid 2 bits": Contender("irkit", {"kind": "plaid", "nbits": 2}, ({}, *plaid[-2:])),
         "irkit muvera": Contender("irkit", {"kind": "muvera"}, ({"candidates": 50}, {}, {"candidates": 800})),
         "TACHIOM": Contender("tachiom", {}, tachiom, peer=True),
