@@ -13,6 +13,7 @@ __all__ = ["draw_curves"]
 
 _COLORS = {
     "irkit plaid": "#0072b2",
+    "irkit plaid, tokens kept": "#003f5c",
     "irkit plaid 2 bits": "#56b4e9",
     "irkit muvera": "#009e73",
     "irkit flat": "#7fc8a9",
