@@ -114,6 +114,9 @@ def halved(representation: Representation) -> dict[str, Array]:
 
 def _query_blocks(queries: Representation) -> Iterator[Representation]:
     size = _QUERIES[queries.kind]
+    if len(queries) <= size:
+        yield queries
+        return
     for start in range(0, len(queries), size):
         yield queries[start : start + size]
 

@@ -64,7 +64,7 @@ class Structure:
 
     def common(self, query: Array, rows: Array) -> Array:
         """What their means add to the scores of documents ``rows (n,)`` for a query ``(m, dim)``."""
-        added: Array = self.means[rows].astype(np.float32) @ query.sum(0) * self.scales[rows]
+        added: Array = self.means.take(rows, 0).astype(np.float32) @ query.sum(0) * self.scales.take(rows)
         return added
 
 
@@ -111,10 +111,11 @@ class CpuSearch:
         """
         rows = np.full((len(queries), effort.wanted), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)
+        values, offsets = queries.values.detach().numpy(), queries.offsets.tolist()
 
         def rank(start: int, stop: int) -> None:
             for number in range(start, stop):
-                query = queries[number].numpy()
+                query = values[offsets[number] : offsets[number + 1]]
                 found = self._candidates(query, effort, kept)
                 rows[number, : len(found)] = found
                 scores[number, : len(found)] = self._exact(query, found)
@@ -128,7 +129,8 @@ class CpuSearch:
         if effort.nprobe:
             n, nprobe = structure.listed, effort.probes(len(query), len(structure.centroids))
             rows = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:n])
-            rows = np.concatenate([rows, np.flatnonzero(kept[n:]).astype(np.int32) + np.int32(n)])
+            if n < len(kept):
+                rows = np.concatenate([rows, np.flatnonzero(kept[n:]).astype(np.int32) + np.int32(n)])
         if len(rows) < effort.wanted:
             rows = np.flatnonzero(kept).astype(np.int32)
         if len(rows) > effort.refined:

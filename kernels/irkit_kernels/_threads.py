@@ -27,7 +27,7 @@ def share(
         parts: Ranges a thread, so that none waits long for another.
         multiple: Ranges are this long or a multiple of it, but for the last.
     """
-    if threads <= 1 or getattr(_here, "sharing", False):
+    if min(threads, items) <= 1 or getattr(_here, "sharing", False):
         work(0, items)
         return
     step = max(1, -(-items // (threads * parts * multiple))) * multiple

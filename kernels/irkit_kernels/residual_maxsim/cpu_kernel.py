@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,10 @@ class QueryTable:
     dim: int
     step: float
 
-    @property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
+    @cached_property
+    def pointers(self) -> list[int]:
         """The first arguments of the machine code."""
-        return self.query, self.header, self.scores, self.bytes, self.maxima
+        return addresses(self.query, self.header, self.scores, self.bytes, self.maxima)
 
 
 def has_vnni() -> bool:
@@ -113,7 +113,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
     step = reach * (CEILING - FLOOR) / 255
     table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim, step)
-    _table(plan)(*addresses(*table.arrays, centroids.levels, centroids.scales), rows, blocks)
+    _table(plan)(*table.pointers, *addresses(centroids.levels, centroids.scales), rows, blocks)
     return table
 
 
@@ -127,9 +127,9 @@ def probe(
     """Set the marks ``(documents,)`` of what is listed at a query token's ``nprobe`` best centroids."""
     blocks, rows, lanes = table.scores.shape
     best = np.empty((nprobe, lanes), np.float32)
-    arrays = (*table.arrays, best, list_offsets, lists, marks)
+    arrays = (best, list_offsets, lists, marks)
     numbers = (nprobe, table.count, len(lists), len(marks) - 1, rows, blocks)
-    _probe(table.plan)(*addresses(*arrays), *numbers)
+    _probe(table.plan)(*table.pointers, *addresses(*arrays), *numbers)
 
 
 def interaction(
@@ -139,8 +139,8 @@ def interaction(
     out = np.empty(len(documents), np.int32)
     blocks, rows, _ = table.scores.shape
     kernel = _interaction(table.plan, code_type(codes))
-    arrays = (*table.arrays, codes, offsets, documents, out)
-    kernel(*addresses(*arrays), len(documents), table.count - 1, rows, blocks)
+    arrays = (codes, offsets, documents, out)
+    kernel(*table.pointers, *addresses(*arrays), len(documents), table.count - 1, rows, blocks)
     return out
 
 
@@ -157,8 +157,8 @@ def residual_maxsim(
     nbits, width = len(codebook).bit_length() - 1, tokens.packed.shape[1]
     scratch = np.empty(TILE * table.plan.stride(nbits, width) + 4 * blocks * lanes, np.uint8)
     kernel = _maxsim(table.plan, code_type(tokens.codes), nbits, width)
-    arrays = (*table.arrays, *tokens, offsets, shifted(codebook), documents, out, scratch)
-    kernel(*addresses(*arrays), len(documents), table.count - 1, rows, blocks)
+    arrays = (*tokens, offsets, shifted(codebook), documents, out, scratch)
+    kernel(*table.pointers, *addresses(*arrays), len(documents), table.count - 1, rows, blocks)
     return out
 
 

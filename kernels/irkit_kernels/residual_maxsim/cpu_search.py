@@ -8,6 +8,8 @@ from .cpu_tile import FLOATS, GROUP, INTS, LANES, LOWEST, TABLE, TILE, Header, P
 __all__ = ["write_interaction", "write_maxsim", "write_table"]
 
 _AHEAD = 4 * TILE  # tokens: the processor does not foresee where documents begin
+_NEXT = 4  # documents ahead, of which `interaction` fetches that many bytes of codes:
+_CODES = 256
 
 
 def write_table(plan: Plan) -> str:
@@ -59,21 +61,29 @@ def write_interaction(plan: Plan, code: str) -> str:
 
     def document(i: str, _: Values) -> None:
         start, stop = c.tokens(i)
-        whole = c.sub(stop, c.op(f"and i64 {c.sub(stop, start)}, {TILE - 1}"))
+        following, _end = c.tokens(c.minimum(c.add(i, _NEXT), c.sub("%items", 1)))
+        c.prefetch(c.at("%codes", c.mul(following, size)), _CODES)
+        tail, last = c.maximum(start, c.sub(stop, TILE)), c.sub(stop, 1)  # a maximum may see tokens twice
 
         def block(index: str, total: Values) -> Values:
             levels = c.block(index).bytes
 
-            def tokens(t: str, best: str, count: int) -> Values:
-                codes = c.at("%codes", c.mul(t, size))
-                for k in range(count):
-                    row = c.load(kind, levels, c.mul(c.centroid(code, codes, k * size), lanes))
-                    best = c.op(f"call {kind} @llvm.umax.v{lanes}i8({kind} {best}, {kind} {row})")
-                return (best,)
+            def tile(tokens: list[str], best: Values) -> Values:
+                for token in tokens:
+                    row = c.mul(c.centroid(code, "%codes", c.mul(token, size)), lanes)
+                    row = c.load(kind, levels, row)
+                    best = (c.op(f"call {kind} @llvm.umax.v{lanes}i8({kind} {best[0]}, {kind} {row})"),)
+                return best
+
+            def whole(t: str, best: Values) -> Values:
+                return tile([c.add(t, r) for r in range(TILE)], best)
+
+            def rest(t: str, best: Values) -> Values:
+                return tile([c.minimum(c.add(t, r), last) for r in range(TILE)], best)
 
             best: Values = (splat(lanes, "i8", 0),)
-            best = c.loop(start, whole, TILE, lambda t, state: tokens(t, state[0], TILE), best, kind)
-            best = c.loop(whole, stop, 1, lambda t, state: tokens(t, state[0], 1), best, kind)
+            best = c.loop(start, tail, TILE, whole, best, kind)
+            best = c.loop(tail, stop, TILE, rest, best, kind)
             each = c.op(f"zext {kind} {best[0]} to {wide}")
             return (c.op(f"add i32 {total[0]}, {c.op(f'call i32 {add}({wide} {each})')}"),)
 
@@ -115,7 +125,7 @@ class _MaxSim(Writer):
         start, stop = self.tokens(i)
         following, _end = self.tokens(self.minimum(self.add(i, 1), self.sub("%items", 1)))
         for name, size in (("packed", self.width), ("codes", size_of(self.code)), ("coefficients", 4)):
-            self._prefetch(self.at(f"%{name}", self.mul(following, size)), _AHEAD * size)
+            self.prefetch(self.at(f"%{name}", self.mul(following, size)), _AHEAD * size)
         lowest, last = splat(LANES, "float", LOWEST), self.sub(stop, 1)
         clear = self.mul("%blocks", self.row)
         self.loop(0, clear, 4 * LANES, lambda at, _: self.store(FLOATS, lowest, self.best, at))
@@ -127,10 +137,10 @@ class _MaxSim(Writer):
 
     def _tile(self, t: str, last: str) -> None:
         ahead = self.minimum(self.add(t, _AHEAD), last)
-        self._prefetch(self.at("%packed", self.mul(ahead, self.width)), TILE * self.width)
+        self.prefetch(self.at("%packed", self.mul(ahead, self.width)), TILE * self.width)
         for r in range(TILE):
             token = self.minimum(self.add(t, TILE + r), last)
-            self._prefetch(self.at("%scores", self._row_of(token)), self.row)
+            self.prefetch(self.at("%scores", self._row_of(token)), self.row)
         tokens = [self.minimum(self.add(t, r), last) for r in range(TILE)]  # the last one fills up its tile
         for r, token in enumerate(tokens):
             packed = self.at("%packed", self.mul(token, self.width))
@@ -160,7 +170,3 @@ class _MaxSim(Writer):
         """Where a token's centroid is in a block of the table, in bytes."""
         code = self.at("%codes", self.mul(token, size_of(self.code)))
         return self.mul(self.centroid(self.code, code), self.row)
-
-    def _prefetch(self, pointer: str, size: int) -> None:
-        for line in range(0, size, 64):
-            self.do(f"call void @llvm.prefetch.p0(ptr {self.at(pointer, line)}, i32 0, i32 2, i32 1)")

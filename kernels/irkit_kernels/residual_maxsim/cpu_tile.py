@@ -144,6 +144,11 @@ class Writer(Code):
         place = self.at("%offsets", self.mul(number, 8))
         return self.load("i64", place), self.load("i64", place, 8)
 
+    def prefetch(self, pointer: str, size: int) -> None:
+        """Fetch ``size`` bytes that are read soon."""
+        for line in range(0, size, 64):
+            self.do(f"call void @llvm.prefetch.p0(ptr {self.at(pointer, line)}, i32 0, i32 2, i32 1)")
+
     def half(self, pointer: str, offset: str | int) -> str:
         """A finite float16 as float32, in all lanes: not every CPU converts, but all move bits."""
         bits = self.op(f"sext i16 {self.load('i16', pointer, offset)} to i32")

@@ -9,6 +9,7 @@ from .reference import NOTHING, TURNS
 __all__ = ["Vectors", "write_decode", "write_encode"]
 
 _SMALL = "<16 x i8>"
+_AHEAD = 4  # tokens: the processor does not foresee where their centroids are
 _PRODUCTS = [
     ("c", "c"),
     ("c", "u"),
@@ -173,6 +174,8 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
     def token(i: str, _: Values) -> None:
         c.unpack(c.at("%packed", c.mul(i, width)), "%scratch", nbits, width, table)
         a, b = (c.half("%coefficients", c.add(c.mul(i, 4), at)) for at in (0, 2))
+        following = c.mul(c.minimum(c.add(i, _AHEAD), c.sub("%n", 1)), size_of(code))
+        c.prefetch(c.at("%centroids", c.mul(c.centroid(code, "%codes", following), 4 * dim)), 4 * dim)
         centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, size_of(code))))
         out = c.at("%out", c.mul(i, 4 * dim))
         for chunk, x in enumerate(centroid):
