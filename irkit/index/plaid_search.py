@@ -232,7 +232,8 @@ def _best(rows: Array, scores: Array, count: int) -> tuple[Array, Array]:
     cut = np.partition(scores, len(rows) - count)[len(rows) - count]
     above, equal = scores > cut, np.flatnonzero(scores == cut)
     above[equal[: count - np.count_nonzero(above)]] = True
-    return rows[above], scores[above]
+    best = np.flatnonzero(above)
+    return rows.take(best), scores.take(best)
 
 
 def _rounded(values: Tensor) -> Tensor:
