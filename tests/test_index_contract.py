@@ -41,6 +41,7 @@ MUVERA = {"kind": "muvera", "repetitions": 10, "bits": 3, "candidates": 50}
 COMPRESSED = SMALL_BLOCKS | {"irkit.index.plaid": {"_FEW": 20, "_SCAN": 4, "_MARGIN": 2}}
 BACKENDS = [
     *(Backend("flat", kind, modules=SMALL_BLOCKS) for kind in ("dense", "multi_vector", "sparse")),
+    Backend({"kind": "flat", "dtype": "int8"}, "multi_vector", False, True, SMALL_BLOCKS),
     *(
         Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False, False, NO_SCAN)
         for factory in ("hnsw", "ivf", "pq", "ivfpqfs", "Flat", "HNSW8", "IVF4,SQ8", "RR8,IVF4_HNSW4,PQ4x4fs")

@@ -137,4 +137,8 @@ def open_index(store: Store) -> Index:
         from irkit.index.muvera import Muvera
 
         return Muvera(store, config)
+    if isinstance(config, FlatConfig) and config.dtype == "int8":
+        from irkit.index.flat_int8 import FlatInt8
+
+        return FlatInt8(store, config)
     return Flat(store, config)

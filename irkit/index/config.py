@@ -16,9 +16,15 @@ __all__ = ["FaissConfig", "FlatConfig", "IndexConfig", "MuveraConfig", "PlaidCon
 
 
 class FlatConfig(Config):
-    """Exact search over everything that is stored; for any kind of representation."""
+    """Exact search over everything that is stored; for any kind of representation.
+
+    Attributes:
+        dtype: ``"int8"`` keeps the tokens of multi-vector models in 8 bits a dimension and searches them so:
+            a quarter of the bytes, several times as fast. Scores are exact for what is kept.
+    """
 
     kind: Literal["flat"] = "flat"
+    dtype: Literal["float32", "int8"] = "float32"
 
 
 class FaissConfig(Config):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from irkit.errors import BadValueError
 from irkit.index.base import Index
@@ -29,13 +30,7 @@ class Flat(Index):
 
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
-        arrays, ends = self._arrays(), self._ends()
-        if ends is None:
-            return self._make({name: array[rows] for name, array in arrays.items()})
-        lengths = arrays.pop("lengths")[rows]
-        starts = ends[rows] - lengths
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        return self._make({"lengths": lengths} | {name: array[places] for name, array in arrays.items()})
+        return self._make(self._take(rows))
 
     def _append(self, representation: Representation) -> None:
         for name, array in self._stored(representation).items():
@@ -63,22 +58,35 @@ class Flat(Index):
                 queries, 0, len(rows), None if lengths is None else lengths[rows].cumsum()
             ):
                 chosen = rows[start:stop]
-                best.push(score(queries, self.representations(chosen)).numpy(), chosen)
+                best.push(self._scores(queries, chosen).numpy(), chosen)
             return
         for start, stop in _blocks(queries, first, n, self._ends()):
-            scores = score(queries, self._slice(start, stop))
+            scores = self._scores(queries, slice(start, stop))
             if keep is not None:
                 scores.masked_fill_(torch.from_numpy(~keep[start:stop]), float("-inf"))
             best.push(scores.numpy(), np.arange(start, stop))
 
+    def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
+        """Scores ``(n_q, n)`` of some rows."""
+        part = self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self.representations(rows)
+        return score(queries, part)
+
     def _slice(self, start: int, stop: int) -> Representation:
         """Rows ``start`` to ``stop``, not copied."""
+        return self._make(self._take(slice(start, stop)))
+
+    def _take(self, rows: Array | slice) -> dict[str, Array]:
+        """The arrays of some rows; those of a slice are not copied."""
         arrays, ends = self._arrays(), self._ends()
         if ends is None:
-            return self._make({name: array[start:stop] for name, array in arrays.items()})
-        lengths = arrays.pop("lengths")[start:stop]
-        begin, end = (int(ends[row - 1]) if row else 0 for row in (start, stop))
-        return self._make({"lengths": lengths} | {name: array[begin:end] for name, array in arrays.items()})
+            return {name: array[rows] for name, array in arrays.items()}
+        lengths, places = arrays.pop("lengths")[rows], rows
+        if isinstance(rows, slice):
+            places = slice(*(int(ends[row - 1]) if row else 0 for row in (rows.start, rows.stop)))
+        else:
+            starts = ends[rows] - lengths
+            places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        return {"lengths": lengths} | {name: array[places] for name, array in arrays.items()}
 
     def _arrays(self) -> dict[str, Array]:
         names = {"dense": ["values"], "multi_vector": ["values", "lengths"]}

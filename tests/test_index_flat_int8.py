@@ -1,0 +1,50 @@
+"""What is particular to exact search in 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from irkit import Dense, MultiVector, Ragged, score
+from irkit.errors import BadValueError, ConfigError
+from irkit.index import Store, create_index, index_config, open_index
+
+INT8 = {"kind": "flat", "dtype": "int8"}
+
+
+def texts(n: int, seed: int) -> MultiVector:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 12, n)
+    values = torch.tensor(rng.standard_normal((lengths.sum(), 24)), dtype=torch.float32)
+    return MultiVector(Ragged(torch.nn.functional.normalize(values), torch.tensor(lengths)))
+
+
+def test_nearly_all_of_the_best_in_a_quarter_of_the_bytes(tmp_path: Path) -> None:
+    data, queries = texts(2000, 0), texts(50, 1)
+    with Store.build(tmp_path) as store:
+        index = create_index(store, INT8)
+        index.add(data)
+        index.finish()
+        store.publish()
+    index = open_index(Store.open(tmp_path))
+    hits = index.search(queries, 10)
+    truth = score(queries, data)
+    best = truth.topk(10).indices.numpy()
+    found = np.mean([np.isin(some, others).mean() for some, others in zip(hits.rows, best, strict=True)])
+    assert found > 0.95
+    # a token of length 1 is off by half a step of its scale in each dimension, at most
+    error = 0.5 * np.sqrt(24) / 127 * queries.tokens.lengths.numpy()[:, None]
+    assert (np.abs(hits.scores - truth.gather(1, torch.tensor(hits.rows)).numpy()) <= error).all()
+    assert index.stats()["bytes"] == len(data.tokens.values) * (24 + 4) + len(data) * 8
+
+
+def test_other_kinds_are_refused(tmp_path: Path) -> None:
+    with Store.build(tmp_path) as store:
+        index = create_index(store, INT8)
+        with pytest.raises(BadValueError, match="holds multi_vector, got dense"):
+            index.add(Dense(torch.eye(3)))
+    with pytest.raises(ConfigError, match="dtype"):
+        index_config({"kind": "flat", "dtype": "int4"})
