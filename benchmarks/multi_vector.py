@@ -40,7 +40,7 @@ COLLECTIONS = ("generated 10k", "generated 50k", "passages")
 ROUNDS = 5
 _ROUND = 1.0  # seconds that a setting may take in a round, if five queries take no more
 _ALL = 10**9
-# recall that proves them right; passages that are there twice tie, and rounding decides which of them comes first
+# recall that proves them right; of passages that are there twice, rounding decides which comes first
 EXACT = {"exact float32": 0.99, "exact bfloat16": 0.9, "irkit flat": 0.99}
 _PLOT = Path(__file__).parents[1] / "docs" / "multi_vector.svg"
 
