@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,7 +17,23 @@ from irkit.errors import ConfigError, StorageError
 __all__ = ["Config", "read_json", "read_mapping", "with_overrides"]
 
 
-class Config(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _Meta(ModelMetaclass):
+    """Of classes whose constructor raises irkit's own error, as `Config.parse` does."""
+
+    def __call__(cls, *arguments: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **values)
+        except ValidationError as error:
+            raise _refusal(cls.__name__, error, cls) from error
+
+
+class Config(BaseModel, metaclass=_Meta):
     """Base of every configuration: immutable; an unknown key is an error that names the nearest known one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,8 +52,7 @@ class Config(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            problems = [_explain(problem, cls) for problem in error.errors()]
-            raise ConfigError(f"{source}: " + "; ".join(problems)) from error
+            raise _refusal(source, error, cls) from error
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
@@ -117,6 +132,10 @@ def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: {value!r} is not a YAML value") from error
     return dict(result)
+
+
+def _refusal(source: str, error: ValidationError, model: Any) -> ConfigError:
+    return ConfigError(f"{source}: " + "; ".join(_explain(problem, model) for problem in error.errors()))
 
 
 def _explain(problem: Any, model: type[BaseModel]) -> str:

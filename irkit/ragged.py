@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -11,9 +11,21 @@ from torch import Tensor
 
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["Ragged"]
+__all__ = ["Ragged", "as_tensor"]
 
 _MAX_TOTAL = 2**31 - 1  # offsets are int32: what attention kernels read as cu_seqlens
+
+
+def as_tensor(operation: str, given: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """`torch.as_tensor` whose error says which operation got what.
+
+    Raises:
+        BadTypeError: It is nothing that makes a tensor.
+    """
+    try:
+        return torch.as_tensor(given, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadTypeError(f"{operation}: got {given!r:.60}, expected numbers: {error}") from error
 
 
 class Ragged:
@@ -43,7 +55,8 @@ class Ragged:
         Raises:
             BadValueError: The lengths are negative or do not add up to ``total``.
         """
-        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        values = as_tensor("Ragged: values", values)
+        lengths = as_tensor("Ragged: lengths", lengths, torch.int64).cpu()
         total = int(lengths.sum())
         if lengths.dim() != 1 or (len(lengths) and int(lengths.min()) < 0):
             raise BadValueError(
@@ -75,7 +88,11 @@ class Ragged:
             rows: Tensors, arrays or lists. Empty lists take the trailing shape of the others.
             dtype: Of the values; by default that of the first row that is not empty.
         """
-        parts = [torch.as_tensor(row) if dtype is None else torch.as_tensor(row, dtype=dtype) for row in rows]
+        if not isinstance(rows, Iterable):
+            raise BadTypeError(f"Ragged.from_rows: got {rows!r:.60}, expected a sequence of rows")
+        parts = [as_tensor("Ragged.from_rows: a row", row, dtype) for row in rows]
+        if any(part.dim() == 0 for part in parts):
+            raise BadTypeError("Ragged.from_rows: got a number, expected rows; wrap one row as [row]")
         lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         filled = [part for part in parts if len(part)] or parts[:1]
         if not filled:
@@ -94,6 +111,7 @@ class Ragged:
             mask: ``(n, length)``, true (or 1) where a value belongs to the row. It may have holes and
                 padding on either side; the kept values close up.
         """
+        values, mask = as_tensor("Ragged.from_padded", values), as_tensor("Ragged.from_padded", mask)
         if mask.dim() != 2 or values.shape[:2] != mask.shape:
             raise BadValueError(
                 f"Ragged.from_padded: values {tuple(values.shape)} and mask {tuple(mask.shape)} must agree "
@@ -132,6 +150,7 @@ class Ragged:
 
     def with_values(self, values: Tensor) -> Ragged:
         """The same rows holding other ``values (total, ...)``."""
+        values = as_tensor("Ragged.with_values", values)
         if values.shape[:1] != self.values.shape[:1] or values.device != self.offsets.device:
             raise BadValueError(
                 f"Ragged.with_values: expected {self.values.shape[0]} elements on {self.offsets.device}, "
@@ -202,6 +221,7 @@ class Ragged:
                 begin = int(self.lengths[:start].sum())
                 lengths = self.lengths[start:stop]
                 return Ragged(self.values[begin : begin + int(lengths.sum())], lengths)
+            step = max(-len(self), min(step, len(self))) or 1  # beyond it torch overflows
             chosen = torch.arange(len(self))[torch.arange(start, stop, step)]
         else:
             chosen = torch.as_tensor(rows, device="cpu")

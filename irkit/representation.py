@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from irkit.errors import BadTypeError, BadValueError
-from irkit.ragged import Ragged
+from irkit.ragged import Ragged, as_tensor
 
 __all__ = ["Dense", "MultiVector", "Representation", "Sparse", "concat", "representation_from_arrays"]
 
@@ -31,7 +31,7 @@ class Dense:
     kind: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", torch.as_tensor(self.values))
+        object.__setattr__(self, "values", as_tensor("Dense", self.values))
         if self.values.dim() != 2 or not self.values.is_floating_point():
             raise BadValueError(
                 f"Dense: expected floating point values of shape (n, dim), got {tuple(self.values.shape)} "
@@ -115,11 +115,22 @@ class Sparse:
     kind: ClassVar[str] = "sparse"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", as_tensor("Sparse: weights", self.weights))
+        if not isinstance(self.terms, Ragged) or not isinstance(self.dim, int):
+            raise BadTypeError(
+                f"Sparse: got terms {type(self.terms).__name__} and dim {self.dim!r:.60}, expected a Ragged "
+                "and the size of the vocabulary"
+            )
         terms = self.terms.values
-        if terms.dim() != 1 or terms.is_floating_point() or self.weights.shape != terms.shape:
+        if (
+            terms.dim() != 1
+            or terms.is_floating_point()
+            or self.weights.shape != terms.shape
+            or not self.weights.is_floating_point()
+        ):
             raise BadValueError(
-                f"Sparse: expected integer terms (nonzeros,) and as many weights, got terms "
-                f"{tuple(terms.shape)} {terms.dtype} and weights {tuple(self.weights.shape)}"
+                f"Sparse: expected integer terms (nonzeros,) and as many floating point weights, got terms "
+                f"{tuple(terms.shape)} {terms.dtype}, {tuple(self.weights.shape)} {self.weights.dtype}"
             )
         low, high = (int(terms.min()), int(terms.max())) if terms.numel() else (0, 0)
         if low < 0 or high >= max(self.dim, 1):

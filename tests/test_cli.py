@@ -522,7 +522,7 @@ def test_info(call: Call, place: Path) -> None:
         ("search index --text x --k 0", "--k"),
         ("search index --text x beir", "give one of them"),
         ("search index --qrels beir", "QUERIES"),
-        ("search index nowhere.tsv", "nowhere.tsv"),
+        ("search index nowhere.tsv", "one query is given as --text 'nowhere.tsv'"),
         ("search index beir --out nowhere/run.trec", "nowhere/run.trec"),
         ("search index beir --qrels beir --out -", "standard output"),
         ("search index beir --split dev", "no split 'dev'"),

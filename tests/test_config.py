@@ -40,6 +40,8 @@ def test_yaml_numbers_and_overrides(tmp_path: Path) -> None:
         assert with_overrides({}, [f"a.b={text}"]) == {"a": {"b": value}}
     with pytest.raises(ValidationError):
         recipe.model = "frozen"
+    with pytest.raises(ConfigError, match=r"Recipe: .*unknown key 'modell'; did you mean 'model'"):
+        Recipe(modell="x")
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,8 @@ def test_standard_input_and_names_without_extension(tmp_path, monkeypatch, conte
     assert [(d.id, d.text) for d in source] == expected
     with pytest.raises(StorageError, match="only once"):
         iter(source)
+    with pytest.raises(BadTypeError, match="got None, expected documents"):
+        check_documents(None)
     with pytest.raises(BadTypeError, match="only once"):
         check_documents(read_documents("-"))
 

@@ -90,6 +90,15 @@ def test_bad_input_is_named() -> None:
         ragged.with_values(torch.zeros(4))
     with pytest.raises(BadValueError, match="at least one"):
         Ragged.concat([])
+    for wrong in (None, "a", [["a"]]):
+        with pytest.raises(BadTypeError, match="Ragged: values: got"):
+            Ragged(wrong, [1])
+        with pytest.raises(BadTypeError, match="Ragged: lengths: got"):
+            Ragged(torch.zeros(1), wrong)
+    with pytest.raises(BadTypeError, match="from_rows: got None"):
+        Ragged.from_rows(None)
+    with pytest.raises(BadTypeError, match=r"wrap one row as \[row\]"):
+        Ragged.from_rows([1, 2])
     with pytest.raises(BadTypeError, match="integers or booleans"):
         ragged[torch.tensor([0.5])]
     with pytest.raises(IndexError):

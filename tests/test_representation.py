@@ -107,6 +107,14 @@ def test_bad_input_is_named() -> None:
         Dense(torch.zeros(3))
     with pytest.raises(BadValueError, match="floating point"):
         Dense(torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(BadTypeError, match="Dense: got None"):
+        Dense(None)
+    with pytest.raises(BadTypeError, match="Sparse: weights: got None"):
+        Sparse(Ragged.from_rows([[1]]), None, 3)
+    with pytest.raises(BadTypeError, match="got terms list and dim 3"):
+        Sparse([[1]], torch.ones(1), 3)
+    with pytest.raises(BadValueError, match=r"\(1,\) torch.int64"):
+        Sparse(Ragged.from_rows([[1]]), torch.ones(1).long(), 3)
     with pytest.raises(BadTypeError, match="Ragged"):
         MultiVector(torch.zeros(2, 3))
     with pytest.raises(BadValueError, match="one kind and width"):

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +79,8 @@ def search(
                 _answer(retriever, k or 10, wanted)
         return
 
-    items, judgments = read_judged(queries, qrels, split, measures)
+    with _hinted(queries):
+        items, judgments = read_judged(queries, qrels, split, measures)
     with Retriever.load(directory, model, device=device) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):
             _check_ids(retriever, items)
@@ -91,6 +93,16 @@ def search(
         from irkit.evaluation import evaluate
 
         show_table(["measure", "value"], evaluate(run, judgments, measures).mean.items())
+
+
+@contextmanager
+def _hinted(queries: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        if not str(error).startswith(f"reading {queries}: "):
+            raise
+        raise StorageError(f"{error}; one query is given as --text {queries!r}") from error
 
 
 def check_out(out: str | None, qrels: str | None) -> None:

@@ -145,6 +145,8 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
         2
     """
     name = getattr(documents, "name", "documents")
+    if not isinstance(documents, Iterable):
+        raise BadTypeError(f"checking {name}: got {documents!r:.60}, expected documents")
     if getattr(documents, "once", False) or iter(documents) is documents:
         raise BadTypeError(f"checking {name}: it can be read only once; save it to a file or pass a list")
 

@@ -15,7 +15,7 @@ from irkit.encoder.attention import leading, pick_backend
 from irkit.encoder.families import FAMILIES
 from irkit.encoder.layers import Embeddings, Layer, make_norm
 from irkit.encoder.weights import export_weights, find_prefix, import_weights, read_weights, write_weights
-from irkit.errors import BadValueError, ConfigError
+from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Encoder(nn.Module):
             ConfigError: ``settings`` describe something this encoder cannot be.
         """
         super().__init__()
+        if not isinstance(settings, Mapping):
+            raise BadTypeError(f"Encoder: got {settings!r:.60}, expected the keys of a config.json")
         self.settings = dict(settings)
         self.family = str(settings.get("model_type"))
         if self.family not in FAMILIES:
@@ -97,6 +99,8 @@ class Encoder(nn.Module):
             StorageError: A file is missing.
             CorruptError: The weights do not fit the configuration.
         """
+        if not isinstance(directory, str | Path):
+            raise BadTypeError(f"Encoder.from_pretrained: got {directory!r:.60}, expected a directory")
         settings = read_json(Path(directory) / "config.json")
         try:
             encoder = cls(settings, attention=attention)
@@ -136,12 +140,12 @@ class Encoder(nn.Module):
 
         Weights of task heads over the old vocabulary are dropped.
         """
-        old = self.embeddings.word.weight
+        old = self.embeddings.word.weight.detach()
         if vocab_size <= len(old):
             return
-        mean = old.detach().mean(0).expand(vocab_size - len(old), -1)
-        word = nn.Embedding(vocab_size, old.shape[1], _weight=torch.cat([old.detach(), mean]))
-        self.embeddings.word = word
+        mean = old.mean(0).expand(vocab_size - len(old), -1)
+        self.embeddings.word.weight.data = torch.cat([old, mean])  # a decoder may share the parameter
+        self.embeddings.word.num_embeddings = vocab_size
         heads = self.head_weights.items()
         self.head_weights = {name: weight for name, weight in heads if weight.shape[:1] != old.shape[:1]}
         self.settings["vocab_size"] = vocab_size
@@ -160,6 +164,11 @@ class Encoder(nn.Module):
     def hidden_size(self) -> int:
         """Width of the output."""
         return self.config.hidden_size
+
+    @property
+    def word_embeddings(self) -> nn.Parameter:
+        """``(vocab_size, width)``: a row for each token."""
+        return self.embeddings.word.weight
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 

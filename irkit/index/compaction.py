@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from irkit.errors import StorageError
+from irkit.index.base import StageProgress
 from irkit.index.documents import Documents
 from irkit.index.store import Store
 
@@ -16,8 +17,12 @@ __all__ = ["compact"]
 _CHUNK_BYTES = 1 << 26
 
 
-def compact(path: str | Path) -> None:
+def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
     """Write the index anew without its removed rows; it stays in use meanwhile. Rows are renumbered.
+
+    Args:
+        path: Its directory.
+        progress: Told of the stages of the work, see `StageProgress`.
 
     Raises:
         LockedError: Somebody else is writing to it.
@@ -40,7 +45,9 @@ def compact(path: str | Path) -> None:
                 index.copy(source, chosen)
                 if len(texts):
                     documents.add(texts.fetch(chosen))
-        index.finish()
+            if progress is not None:
+                progress("compacting", len(chosen), len(rows))
+        index.finish(progress)
         with new.update():
             new.meta |= {key: value for key, value in old.meta.items() if key != "index"}
         new.publish()
