@@ -1,0 +1,270 @@
+"""``irkit::splade_pool``: vocabulary weights of ragged sequences, dense and differentiable, or sparse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import tiled
+from .reference import ACTIVATIONS, POOLINGS, slope
+
+__all__ = ["splade_pool", "splade_pool_sparse"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def splade_pool(
+    hidden: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "log1p_relu",
+    pooling: str = "max",
+) -> Tensor:
+    """Weight of each vocabulary term in each sequence: its activated logits, pooled over the tokens.
+
+    Logits ``hidden @ weight.T + bias`` never reach memory as a whole. Sums are float32 whatever the dtype. A
+    sequence without tokens has weights 0. The gradient of a maximum flows through its token alone, of equals
+    the first; none flows where the weight is 0. Results do not depend on the number of threads. Runs on
+    `torch.get_num_threads` threads or on CUDA, under ``torch.compile`` and autocast, too. On CUDA offsets
+    are trusted: to look at them is to wait.
+
+    Args:
+        hidden: ``(t, d)`` float32, bfloat16 or float16: token vectors, back to back.
+        offsets: ``(n + 1,)`` int32; sequence ``i`` begins at ``offsets[i]`` and ends before
+            ``offsets[i + 1]``.
+        weight: ``(v, d)`` of the same dtype: the decoder of a masked language model.
+        bias: ``(v,)`` of the same dtype or float32.
+        activation: log1p_relu, ``log(1 + relu(x))``; log1p_log1p_relu, the logarithm taken twice; or relu.
+        pooling: max or sum.
+
+    Returns:
+        ``(n, v)`` float32, not negative.
+
+    Raises:
+        ValueError: Shapes, dtypes, devices or offsets do not fit together, or a name is unknown.
+
+    Examples:
+        >>> ends = torch.tensor([0, 2, 3], dtype=torch.int32)
+        >>> hidden = torch.tensor([[1.0, 0.0], [3.0, -1.0], [0.0, 2.0]])
+        >>> splade_pool(hidden, ends, torch.eye(2), activation="relu")
+        tensor([[3., 0.],
+                [0., 2.]])
+
+    Source: Formal et al. 2021 (SPLADE v2), equation 6 for max, SPLADE equation 3 for sum.
+    """
+    arguments = _checked("splade_pool", hidden, offsets, weight, bias, activation, pooling)
+    tensors = [tensor for tensor in arguments[:4] if tensor is not None]
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if wanted or torch.compiler.is_compiling():
+        weights: Tensor = torch.ops.irkit.splade_pool(*arguments)[0]
+        return weights
+    return _forward(*arguments, with_argmax=False)[0]
+
+
+def splade_pool_sparse(
+    hidden: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "log1p_relu",
+    pooling: str = "max",
+    threshold: float = 0.0,
+    top_k: int | None = None,
+    excluded: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`splade_pool` as sparse rows, written tile by tile of the vocabulary; without gradient.
+
+    Args:
+        hidden: ``(t, d)``; this and what follows as for `splade_pool`.
+        offsets: ``(n + 1,)`` int32.
+        weight: ``(v, d)``.
+        bias: ``(v,)``.
+        activation: As for `splade_pool`.
+        pooling: As for `splade_pool`.
+        threshold: Only weights above it are returned; not negative.
+        top_k: At most so many terms of a sequence, those of the largest weights, of equals the first; None is
+            all.
+        excluded: ``(m,)`` int64 terms never to be returned.
+
+    Returns:
+        Number of terms of each sequence ``(n,)`` int64; terms ``(nnz,)`` int64, ascending within a sequence,
+        and their weights ``(nnz,)`` float32, back to back. NaN counts as the largest weight.
+
+    Raises:
+        ValueError: As for `splade_pool`, or threshold, top_k or excluded are out of range.
+
+    Examples:
+        >>> ends = torch.tensor([0, 2, 3], dtype=torch.int32)
+        >>> hidden = torch.tensor([[1.0, 0.0], [3.0, -1.0], [0.0, 2.0]])
+        >>> splade_pool_sparse(hidden, ends, torch.eye(2), activation="relu")
+        (tensor([1, 1]), tensor([0, 1]), tensor([3., 2.]))
+    """
+    name = "splade_pool_sparse"
+    arguments = _checked(name, hidden, offsets, weight, bias, activation, pooling)
+    if not 0 <= threshold < math.inf:
+        raise ValueError(f"{name}: threshold must be a finite number of at least 0, got {threshold}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"{name}: top_k must be at least 1, or None for all terms, got {top_k}")
+    v = weight.shape[0]
+    if excluded is None:
+        excluded = torch.empty(0, dtype=torch.int64, device=hidden.device)
+    elif excluded.dtype != torch.int64 or excluded.dim() != 1 or excluded.device != hidden.device:
+        raise ValueError(
+            f"{name}: excluded must be (m,) int64 on {hidden.device}, got {tuple(excluded.shape)} "
+            f"{excluded.dtype} on {excluded.device}"
+        )
+    elif len(excluded) and not 0 <= int(excluded.min()) <= int(excluded.max()) < v:
+        raise ValueError(
+            f"{name}: excluded must hold terms from 0 to {v - 1}, got {excluded.tolist()!s:.200}"
+        )
+    hidden, offsets, weight, bias, *_ = arguments
+
+    def weights_of(terms: slice) -> Tensor:
+        part = None if bias is None else bias[terms]
+        return _forward(hidden, offsets, weight[terms], part, activation, pooling, with_argmax=False)[0]
+
+    with torch.no_grad():
+        return tiled.sparse_rows(weights_of, len(offsets) - 1, v, threshold, top_k, excluded)
+
+
+def _forward(
+    hidden: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    pooling: str,
+    *,
+    with_argmax: bool = True,
+) -> tuple[Tensor, Tensor]:
+    arguments = (hidden, offsets, weight, bias, activation, pooling)
+    if hidden.is_cpu:
+        _check_offsets("splade_pool", hidden, offsets)
+    return tiled.forward(*arguments, with_argmax)
+
+
+def _backward(
+    grad: Tensor,
+    hidden: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weights: Tensor,
+    argmax: Tensor,
+    activation: str,
+    pooling: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if pooling == "sum":
+        return tiled.sum_backward(grad, hidden, offsets, weight, bias, activation)
+    by_term = grad * slope(weights, activation)
+    d_hidden, d_weight = tiled.max_backward(by_term, hidden, weight, argmax)
+    return d_hidden, d_weight, by_term.sum(0).to(weight.dtype if bias is None else bias.dtype)
+
+
+def _checked(
+    name: str,
+    hidden: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    pooling: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, str, str]:
+    """The arguments of the operator; under autocast hidden and weight in its dtype."""
+    kind = hidden.device.type
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        hidden, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (hidden, weight))
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or 0 in weight.shape:
+        raise ValueError(
+            f"{name}: expected hidden (t, d) and weight (v, d) of one d, got {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if hidden.dtype != weight.dtype or hidden.dtype not in _FLOATS:
+        raise ValueError(
+            f"{name}: expected hidden and weight of one dtype among {_FLOATS}, got {hidden.dtype} and "
+            f"{weight.dtype}"
+        )
+    if bias is not None and (
+        bias.shape != weight.shape[:1] or bias.dtype not in (weight.dtype, torch.float32)
+    ):
+        raise ValueError(
+            f"{name}: bias must be ({weight.shape[0]},) {weight.dtype} or float32, got {tuple(bias.shape)} "
+            f"{bias.dtype}"
+        )
+    if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.shape[0] == 0:
+        raise ValueError(
+            f"{name}: offsets must be (n + 1,) int32, got {tuple(offsets.shape)} {offsets.dtype}"
+        )
+    if activation not in ACTIVATIONS or pooling not in POOLINGS:
+        raise ValueError(
+            f"{name}: expected an activation of {ACTIVATIONS} and a pooling of {POOLINGS}, got "
+            f"{activation!r} and {pooling!r}"
+        )
+    devices = {x.device for x in (hidden, offsets, weight, bias) if x is not None}
+    if len(devices) > 1 or kind not in ("cpu", "cuda"):
+        raise ValueError(
+            f"{name}: expected all tensors on one CPU or CUDA device, got {sorted(map(str, devices))}"
+        )
+    return hidden, offsets, weight, bias, activation, pooling
+
+
+def _check_offsets(name: str, hidden: Tensor, offsets: Tensor) -> None:
+    """What the compiled code trusts: wrong offsets would read outside of the tensors."""
+    total = len(hidden)
+    if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
+        raise ValueError(
+            f"{name}: offsets must rise from 0 to {total}, the number of tokens, got "
+            f"{offsets.tolist()!s:.200}"
+        )
+
+
+# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+_TENSORS = "Tensor hidden, Tensor offsets, Tensor weight, Tensor? bias"
+torch.library.define("irkit::splade_pool", f"({_TENSORS}, str activation, str pooling) -> (Tensor, Tensor)")
+torch.library.define(
+    "irkit::splade_pool_backward",
+    f"(Tensor grad, {_TENSORS}, Tensor weights, Tensor argmax, str activation, str pooling) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+for _device in ("cpu", "cuda"):
+    torch.library.impl("irkit::splade_pool", _device, _forward)
+    torch.library.impl("irkit::splade_pool_backward", _device, _backward)
+
+
+@torch.library.register_fake("irkit::splade_pool")  # type: ignore[untyped-decorator]
+def _(
+    hidden: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None, activation: str, pooling: str
+) -> tuple[Tensor, Tensor]:
+    n, v = offsets.shape[0] - 1, weight.shape[0]
+    kept = n if pooling == "max" else 0
+    return hidden.new_empty((n, v), dtype=torch.float32), hidden.new_empty((kept, v), dtype=torch.int32)
+
+
+@torch.library.register_fake("irkit::splade_pool_backward")  # type: ignore[untyped-decorator]
+def _(
+    grad: Tensor, hidden: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = weight.dtype if bias is None else bias.dtype
+    d_bias = weight.new_empty(weight.shape[:1], dtype=dtype)
+    return hidden.new_empty(hidden.shape), weight.new_empty(weight.shape), d_bias
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.activation, ctx.pooling = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    results = torch.ops.irkit.splade_pool_backward(grad, *saved, ctx.activation, ctx.pooling)
+    return results[0], None, results[1], None if saved[3] is None else results[2], None, None
+
+
+torch.library.register_autograd("irkit::splade_pool", _gradients, setup_context=_save)
