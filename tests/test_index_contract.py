@@ -33,11 +33,14 @@ class Backend:
     lossy: bool = False  # exact for what it keeps, which is not quite what it was given
     modules: dict[str, dict[str, int]] = field(default_factory=dict)  # constants made small, so that
     # little data is cut into many blocks and looked up rather than scanned
+    positive: bool = False  # given no values below 0
 
 
 SMALL_BLOCKS = {"irkit.index.flat": {"_SCORES": 32, "_NUMBERS": 64}, "irkit.index.base": {"_NUMBERS": 64}}
 NO_SCAN = SMALL_BLOCKS | {"irkit.index.faiss": {"_FEW": 20, "_PER_HIT": 1, "_POINTS_PER_CENTROID": 1}}
+INVERTED = {"kind": "inverted"}
 MUVERA = {"kind": "muvera", "repetitions": 10, "bits": 3, "candidates": 50}
+LISTED = SMALL_BLOCKS | {"irkit.index.inverted": {"_FEW": 4}}
 COMPRESSED = SMALL_BLOCKS | {"irkit.index.plaid": {"_FEW": 20, "_SCAN": 4, "_MARGIN": 2}}
 BACKENDS = [
     *(Backend("flat", kind, modules=SMALL_BLOCKS) for kind in ("dense", "multi_vector", "sparse")),
@@ -55,6 +58,20 @@ BACKENDS = [
         for nbits in (1, 2, 4, 8)
     ),
     Backend({"kind": "plaid", "nbits": 1, "keep_tokens": True}, "multi_vector", False, True, COMPRESSED),
+    *(
+        Backend(
+            INVERTED | {"dtype": dtype, "mode": mode}, "sparse", exact, dtype != "float32", LISTED, positive
+        )
+        for dtype, mode, exact, positive in (
+            ("float32", "exact", True, True),
+            ("float32", "exact", True, False),
+            ("float16", "exact", True, True),
+            ("float16", "approximate", False, True),
+            ("uint16", "exact", False, True),
+            ("uint8", "exact", False, True),
+            ("uint8", "approximate", False, True),
+        )
+    ),
 ]
 
 
@@ -73,13 +90,15 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return chosen
 
 
-def whole_numbers(kind: str, n: int, rng: np.random.Generator) -> Representation:
+def whole_numbers(backend: Backend, n: int, rng: np.random.Generator) -> Representation:
     """Small integers: all scores are exact in float32, and many are equal."""
-    return make(kind, n, rng, lambda *shape: rng.integers(-2, 3, shape))
+    lowest = 0 if backend.positive else -2
+    return make(backend.kind, n, rng, lambda *shape: rng.integers(lowest, 3, shape))
 
 
-def reals(kind: str, n: int, rng: np.random.Generator) -> Representation:
-    return make(kind, n, rng, lambda *shape: rng.standard_normal(shape))
+def reals(backend: Backend, n: int, rng: np.random.Generator) -> Representation:
+    sign = np.abs if backend.positive else np.positive
+    return make(backend.kind, n, rng, lambda *shape: sign(rng.standard_normal(shape)))
 
 
 def make(kind: str, n: int, rng: np.random.Generator, values: Any) -> Representation:
@@ -141,8 +160,8 @@ def tolerance(queries: Representation, documents: Representation) -> float:
 @settings(max_examples=15, deadline=None)
 def check_contract(backend: Backend, seed: int, n: int, k: int) -> None:
     rng = np.random.default_rng(seed)
-    data = whole_numbers(backend.kind, n, rng)
-    queries = whole_numbers(backend.kind, 3, rng)
+    data = whole_numbers(backend, n, rng)
+    queries = whole_numbers(backend, 3, rng)
     cuts = np.sort(rng.integers(0, n + 1, 2))
     pieces = [data[: cuts[0]], data[cuts[0] : cuts[1]], data[cuts[1] :]]
     store = Store.open(build(backend, pieces[:2]))
@@ -210,7 +229,7 @@ def test_search_follows_the_definition(backend: Backend) -> None:
 
 def test_scores_of_real_numbers(backend: Backend) -> None:
     rng = np.random.default_rng(0)
-    data, queries = reals(backend.kind, 200, rng), reals(backend.kind, 5, rng)
+    data, queries = reals(backend, 200, rng), reals(backend, 5, rng)
     index = open_index(Store.open(build(backend, [data])))
     hits = index.search(queries, 10)
     truth = truth_of(backend, index, queries, data)
@@ -222,8 +241,9 @@ def test_scores_of_real_numbers(backend: Backend) -> None:
 
 
 def clustered(data: Representation, rng: np.random.Generator) -> Representation:
-    """Its vectors, each moved to that of the cluster that its row belongs to."""
-    assert not isinstance(data, Sparse)
+    """Its vectors, each moved to that of the cluster that its row belongs to; sparse ones as they are."""
+    if isinstance(data, Sparse):
+        return data
     values = data.values if isinstance(data, Dense) else data.tokens.values
     cluster = torch.tensor(rng.integers(0, 20, len(data)))
     cluster = cluster if isinstance(data, Dense) else cluster[data.tokens.row_ids()]
@@ -233,7 +253,7 @@ def clustered(data: Representation, rng: np.random.Generator) -> Representation:
 
 def test_finds_most_of_the_best(backend: Backend) -> None:
     rng = np.random.default_rng(1)
-    data = reals(backend.kind, 500, rng)
+    data = reals(backend, 500, rng)
     if not backend.exact:  # twenty clusters, as texts have them
         data = clustered(data, rng)
     queries = data[:50]
@@ -247,7 +267,7 @@ def test_finds_most_of_the_best(backend: Backend) -> None:
 
 def test_one_build_equals_another(backend: Backend) -> None:
     rng = np.random.default_rng(2)
-    data, queries = reals(backend.kind, 100, rng), reals(backend.kind, 5, rng)
+    data, queries = reals(backend, 100, rng), reals(backend, 5, rng)
     one = build(backend, [data])
     pieces = build(backend, [data[:30], data[30:30], data[30:99], data[99:]])
     for path in (build(backend, [data]), pieces):
@@ -260,7 +280,7 @@ def test_one_build_equals_another(backend: Backend) -> None:
 
 def test_a_reader_sees_the_old_index_until_it_refreshes(backend: Backend) -> None:
     rng = np.random.default_rng(3)
-    data, queries = whole_numbers(backend.kind, 60, rng), whole_numbers(backend.kind, 4, rng)
+    data, queries = whole_numbers(backend, 60, rng), whole_numbers(backend, 4, rng)
     path = build(backend, [data[:30]])
     reader = Store.open(path)
     index = open_index(reader)
@@ -279,7 +299,7 @@ def test_a_reader_sees_the_old_index_until_it_refreshes(backend: Backend) -> Non
 
 
 def test_nothing_in_it(backend: Backend) -> None:
-    queries = reals(backend.kind, 2, np.random.default_rng(4))
+    queries = reals(backend, 2, np.random.default_rng(4))
     index = open_index(Store.open(build(backend, [])))
     hits = index.search(queries, 3)
     assert hits.rows.tolist() == [[-1] * 3] * 2
@@ -317,7 +337,7 @@ def wider(kind: str) -> Representation:
 
 def test_bad_representations_change_nothing(backend: Backend) -> None:
     rng = np.random.default_rng(5)
-    data = reals(backend.kind, 40, rng)
+    data = reals(backend, 40, rng)
     index = open_index(Store.open(build(backend, [data])))
     hits = index.search(data, 5)
     other = {"dense": "sparse", "multi_vector": "dense", "sparse": "multi_vector"}[backend.kind]
@@ -325,7 +345,7 @@ def test_bad_representations_change_nothing(backend: Backend) -> None:
         with_value(data, np.nan),
         with_value(data, np.inf),
         wider(backend.kind),
-        reals(other, 3, rng),
+        reals(Backend("flat", other), 3, rng),
     ):
         with pytest.raises(BadValueError):
             index.add(bad)
@@ -340,7 +360,7 @@ def test_bad_representations_change_nothing(backend: Backend) -> None:
 
 
 def test_bad_arguments_are_refused(backend: Backend) -> None:
-    data = reals(backend.kind, 40, np.random.default_rng(5))
+    data = reals(backend, 40, np.random.default_rng(5))
     index = open_index(Store.open(build(backend, [data])))
     for k in (0, -1):
         with pytest.raises(BadValueError, match="1 or more"):
@@ -364,7 +384,7 @@ def test_bad_arguments_are_refused(backend: Backend) -> None:
 
 def test_queries_in_other_dtypes_and_with_gradients(backend: Backend) -> None:
     rng = np.random.default_rng(6)
-    data = whole_numbers(backend.kind, 30, rng)
+    data = whole_numbers(backend, 30, rng)
     index = open_index(Store.open(build(backend, [data])))
     queries = data[:4]
     hits = index.search(queries, 5)

@@ -18,6 +18,7 @@ from irkit.index import (
     FaissConfig,
     FlatConfig,
     Index,
+    InvertedConfig,
     MuveraConfig,
     PlaidConfig,
     Store,
@@ -383,10 +384,10 @@ def test_inner_products_of_encodings_rank_as_maxsim_does() -> None:
 
 def test_auto_chooses_by_number_and_kind(tmp_path: Path) -> None:
     auto = AutoConfig(documents=10)
-    assert all(auto.choose(kind, 9) == FlatConfig() for kind in ("dense", "multi_vector", "sparse"))
+    assert all(auto.choose(kind, 9) == FlatConfig() for kind in ("dense", "multi_vector"))
     assert auto.choose("multi_vector", 10) == PlaidConfig()
     assert auto.choose("dense", 10) == FaissConfig(factory="hnsw")
-    assert auto.choose("sparse", 10) == FlatConfig()
+    assert auto.choose("sparse", 9) == auto.choose("sparse", 10) == InvertedConfig()
     with Store.build(tmp_path / "index") as store, pytest.raises(ConfigError, match="name an index"):
         create_index(store, "auto")
 

@@ -30,7 +30,7 @@ def index(
         str,
         typer.Option(
             "--index",
-            help="auto, flat, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a FAISS string or recipe.yaml.",
+            help="auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, FAISS string or recipe.yaml.",
         ),
     ] = "flat",
     override: Annotated[

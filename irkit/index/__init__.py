@@ -11,6 +11,7 @@ The directory of an index::
     faiss.g9.index         what FAISS built, as FAISS writes it
     codes.g9.bin ...       plaid: centroid, factors and residual of each token; mean of each document
     lists.g9.bin ...       plaid: the documents of each centroid
+    segment_a.g9.bin ...   inverted: the lists of some rows
 
 A file that the manifest does not name, and bytes after those it names, do not exist for a reader; the
 next writer removes them. ``g1`` numbers files in order of creation: a rewritten array is a new file.
@@ -30,6 +31,7 @@ from irkit.index.config import (
     FaissConfig,
     FlatConfig,
     IndexConfig,
+    InvertedConfig,
     MuveraConfig,
     PlaidConfig,
     index_config,
@@ -49,6 +51,7 @@ __all__ = [
     "Hits",
     "Index",
     "IndexConfig",
+    "InvertedConfig",
     "MuveraConfig",
     "PlaidConfig",
     "StageProgress",
@@ -137,6 +140,10 @@ def open_index(store: Store) -> Index:
         from irkit.index.muvera import Muvera
 
         return Muvera(store, config)
+    if isinstance(config, InvertedConfig):
+        from irkit.index.inverted import Inverted
+
+        return Inverted(store, config)
     if isinstance(config, FlatConfig) and config.dtype == "int8":
         from irkit.index.flat_int8 import FlatInt8
 

@@ -12,7 +12,16 @@ from pydantic import Field
 from irkit.config import Config
 from irkit.errors import ConfigError
 
-__all__ = ["FaissConfig", "FlatConfig", "IndexConfig", "MuveraConfig", "PlaidConfig", "index_config"]
+__all__ = [
+    "AutoConfig",
+    "FaissConfig",
+    "FlatConfig",
+    "IndexConfig",
+    "InvertedConfig",
+    "MuveraConfig",
+    "PlaidConfig",
+    "index_config",
+]
 
 
 class FlatConfig(Config):
@@ -113,8 +122,29 @@ class MuveraConfig(Config):
     seed: int = 0
 
 
+class InvertedConfig(Config):
+    """Search of sparse representations by lists of the documents that have each term.
+
+    Scores are exact for the weights that are kept.
+
+    Attributes:
+        dtype: Of a weight that is kept. The integer kinds are linear, from 0 to the largest weight of the
+            document, which makes them wrong by up to 1/510 (uint8) or 1/131070 (uint16) of that.
+        mode: ``"exact"`` finds the best; ``"approximate"`` most of them, sooner; ``"auto"`` is exact up to
+            some 100,000 documents.
+        effort: How much an approximate search looks at; more finds more and takes longer.
+        seed: Makes the build reproducible.
+    """
+
+    kind: Literal["inverted"] = "inverted"
+    dtype: Literal["float32", "float16", "uint16", "uint8"] = "float16"
+    mode: Literal["auto", "exact", "approximate"] = "auto"
+    effort: float = Field(1.0, gt=0)
+    seed: int = 0
+
+
 class AutoConfig(Config):
-    """Exact search of few documents; of many, `plaid` for token vectors and `hnsw` for dense ones.
+    """By kind: `inverted` for sparse; else exact search of few documents, of many `plaid` or `hnsw`.
 
     Attributes:
         documents: How many are many.
@@ -125,17 +155,20 @@ class AutoConfig(Config):
 
     def choose(self, representation: str, documents: int) -> IndexConfig:
         """The configuration for ``documents`` of a kind of representation."""
-        if documents < self.documents or representation == "sparse":
+        if representation == "sparse":
+            return InvertedConfig()
+        if documents < self.documents:
             return FlatConfig()
         return PlaidConfig.model_validate({}) if representation == "multi_vector" else index_config("hnsw")
 
 
 IndexConfig: TypeAlias = Annotated[
-    AutoConfig | FlatConfig | FaissConfig | PlaidConfig | MuveraConfig, Field(discriminator="kind")
+    AutoConfig | FlatConfig | FaissConfig | PlaidConfig | MuveraConfig | InvertedConfig,
+    Field(discriminator="kind"),
 ]
 """Configuration of any index; the field ``kind`` tells which."""
 
-_CLASSES = (AutoConfig, FlatConfig, FaissConfig, PlaidConfig, MuveraConfig)
+_CLASSES = (AutoConfig, FlatConfig, FaissConfig, PlaidConfig, MuveraConfig, InvertedConfig)
 _KINDS: dict[str, Any] = {cls.model_fields["kind"].default: cls for cls in _CLASSES}
 _SHORT = ("hnsw", "ivf", "pq", "ivfpqfs")
 
@@ -145,7 +178,8 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
 
     Args:
         choice: A configuration; its keys and values; or a name: ``"auto"``, ``"flat"``, ``"plaid"``,
-            ``"muvera"``, ``"faiss"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` or a factory string.
+            ``"muvera"``, ``"inverted"``, ``"faiss"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` or a
+            factory string.
 
     Raises:
         ConfigError: There is no such index, key or value.

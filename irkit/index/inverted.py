@@ -1,0 +1,193 @@
+"""Search of sparse representations by lists of the documents of each term."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from irkit.errors import BadValueError
+from irkit.index.base import Index, StageProgress
+from irkit.index.config import InvertedConfig
+from irkit.index.files import Array
+from irkit.index.flat import Flat
+from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
+from irkit.index.topk import Hits, TopK
+from irkit.representation import Representation, Sparse
+
+__all__ = ["Inverted"]
+
+_FEW = 2048  # rows that are scanned sooner than looked up
+_GROWTH = 4  # segments this many times as large as what is added behind them stay as they are
+_LARGEST = {"uint8": 255, "uint16": 65535}
+_NARROW = 1 << 16  # terms whose numbers fit into two bytes
+_EXACT = 100_000  # rows that are searched exactly by default
+
+
+class Inverted(Flat):
+    """Lists over segments of rows; the rows added since the last one are scanned until ``finish``.
+
+    The weights of each row are kept as the configuration says, in order of addition: every score is exact for
+    these. Segments are structures made of them, each over the rows behind those of the one before, and small
+    ones at the end are merged with what is added. An index or a query with a negative weight is scanned.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("sparse",)
+    config: InvertedConfig
+
+    def finish(self, progress: StageProgress | None = None) -> None:
+        """Make a segment of the rows that have none, and of the small ones before them, if they are many.
+
+        Args:
+            progress: Told of the stage "listing".
+        """
+        segments, n = read_segments(self.store), len(self)
+        start = segments[-1].stop if segments else 0
+        if n - start <= _FEW or self._negative:
+            return
+        kept = len(segments)
+        while kept and segments[kept - 1].stop - segments[kept - 1].start < _GROWTH * (n - start):
+            kept -= 1
+            start = segments[kept].start
+        if progress is not None:
+            progress("listing", 0, None)
+        with self.store.update():
+            drop_segments(self.store, kept)
+            add_segment(self.store, start, n, lambda allocate: self._build(start, n, allocate))
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents of another `Inverted`; their weights stay as they are kept."""
+        with self.store.update():
+            for name, array in cast(Inverted, source)._kept(rows).items():
+                self.store.append(f"{name}.bin", array)
+            self.store.meta["index"] |= {
+                key: source.store.meta["index"][key] for key in ("representation", "dim", "negative")
+            } | {"rows": len(self) + len(rows)}
+
+    def stats(self) -> dict[str, Any]:
+        """As of every index; weights, bytes of each of them, segments and the rows that these cover."""
+        stats, segments = super().stats(), self.store.meta["index"].get("segments", [])
+        weights = self.store.rows("weights.bin")
+        return stats | {
+            "dtype": self.config.dtype,
+            "weights": weights,
+            "bytes_per_weight": stats["bytes"] / max(1, weights),
+            "segments": len(segments),
+            "covered": segments[-1]["stop"] if segments else 0,
+        }
+
+    # ---- rows as they are kept ----
+
+    @property
+    def _negative(self) -> bool:
+        """Whether a weight is below 0, of which lists know nothing."""
+        return bool(self.store.meta["index"].get("negative", False))
+
+    def _append(self, representation: Representation) -> None:
+        assert isinstance(representation, Sparse)
+        arrays, about = representation.arrays(), self.store.meta["index"]
+        lowest = arrays["weights"].min(initial=0)
+        if lowest < 0 and self.config.dtype in _LARGEST:
+            raise BadValueError(
+                f"adding documents: got a weight of {lowest:g}, expected 0 or more in {self.config.dtype}; "
+                "keep them in float16 or float32"
+            )
+        about |= {"negative": self._negative or bool(lowest < 0)}
+        arrays |= {"terms": arrays["terms"].astype(np.uint16 if representation.dim <= _NARROW else np.uint32)}
+        for name, array in (
+            arrays | quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
+        ).items():
+            self.store.append(f"{name}.bin", array)
+
+    def _kept(self, rows: Array | slice) -> dict[str, Array]:
+        """The arrays of some rows as they are stored."""
+        arrays = super()._take(rows)
+        if self.config.dtype in _LARGEST:
+            arrays["scales"] = self.store.read("scales.bin")[rows]
+        return arrays
+
+    def _take(self, rows: Array | slice) -> dict[str, Array]:
+        arrays = self._kept(rows)
+        weights = arrays["weights"].astype(np.float32)
+        if "scales" in arrays:
+            weights *= np.repeat(arrays.pop("scales"), arrays["lengths"])
+        return arrays | {"terms": arrays["terms"].astype(np.int32), "weights": weights}
+
+    # ---- searching ----
+
+    def _build(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
+        from irkit.index import _standin
+
+        arrays = self._take(slice(start, stop))
+        return _standin.build(arrays["lengths"], arrays["terms"], arrays["weights"], self.dim, allocate)
+
+    def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        assert isinstance(queries, Sparse)
+        segments = self.store.derived("segments", lambda: read_segments(self.store))
+        kept = len(self) if keep is None else int(np.count_nonzero(keep))
+        arrays = queries.arrays()
+        if not segments or kept <= _FEW or self._negative or arrays["weights"].min(initial=0) < 0:
+            return super()._search_block(queries, k, keep)
+        hits = self._look_up(segments, queries, k, keep, self._approximate)
+        short = hits.rows[:, -1] < 0
+        if short.any() and self._approximate:
+            some = np.flatnonzero(short)
+            hits.rows[some], hits.scores[some] = self._look_up(segments, queries[some], k, keep, False)
+            short = hits.rows[:, -1] < 0
+        for query in np.flatnonzero(short):
+            _fill(hits.rows[query], hits.scores[query], keep)
+        return hits
+
+    @property
+    def _approximate(self) -> bool:
+        mode = self.config.mode
+        return mode == "approximate" or (mode == "auto" and len(self) > _EXACT)
+
+    def _look_up(
+        self, segments: list[Segment], queries: Sparse, k: int, keep: Array | None, approximate: bool
+    ) -> Hits:
+        """The best rows that score above 0."""
+        from irkit.index import _standin
+
+        best = TopK(len(queries), k)
+        arrays = queries.arrays()
+        for start, stop, structure in segments:
+            allowed = None if keep is None else keep[start:stop]
+            rows, scores = _standin.exact(structure, arrays, k, allowed)
+            best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
+        self._scan(queries, best, segments[-1].stop, keep)
+        hits = best.hits()
+        nothing = hits.scores <= 0
+        hits.rows[nothing], hits.scores[nothing] = -1, -np.inf
+        return hits
+
+
+def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
+    """``weights`` as they are kept, and ``scales (n,)`` of the rows if these are integers.
+
+    Raises:
+        BadValueError: A weight is too large.
+    """
+    if dtype not in _LARGEST:
+        with np.errstate(over="ignore"):
+            kept = weights.astype(dtype)
+        if not np.isfinite(kept).all():
+            raise BadValueError(
+                f"adding documents: got a weight of {np.abs(weights).max():g}, expected at most 65504, the "
+                "largest float16; keep them in float32"
+            )
+        return {"weights": kept}
+    largest = np.zeros(len(lengths), np.float32)
+    filled = lengths > 0
+    if filled.any():
+        largest[filled] = np.maximum.reduceat(weights, (np.cumsum(lengths) - lengths)[filled])
+    scales = np.where(largest > 0, largest / np.float32(_LARGEST[dtype]), np.float32(1))
+    return {"weights": np.rint(weights / np.repeat(scales, lengths)).astype(dtype), "scales": scales}
+
+
+def _fill(rows: Array, scores: Array, keep: Array | None) -> None:
+    """Put the lowest rows that are not there yet, which score 0, behind the hits of a query."""
+    found = rows[rows >= 0]
+    some = np.arange(2 * len(rows)) if keep is None else np.flatnonzero(keep)[: 2 * len(rows)]
+    rest = some[~np.isin(some, found)][: len(rows) - len(found)]
+    rows[len(found) :], scores[len(found) :] = rest, 0
