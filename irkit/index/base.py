@@ -15,6 +15,7 @@ from irkit.index.config import IndexConfig
 from irkit.index.files import Array
 from irkit.index.store import Store
 from irkit.index.topk import Hits
+from irkit.index.vocabulary import Vocabulary
 from irkit.representation import Dense, MultiVector, Representation, Sparse
 from irkit.scoring import score
 
@@ -247,7 +248,9 @@ class Index(ABC):
                 f"{operation}: an index of kind {self.config.kind!r} holds {', '.join(self.kinds)}, "
                 f"got {given.kind}; choose another kind of index"
             )
-        if self.representation and (given.kind, given.dim) != (self.representation, self.dim):
+        grows = Vocabulary.grows(self.store) and operation.startswith("adding")
+        dim = max(self.dim, given.dim) if grows else self.dim
+        if self.representation and (given.kind, given.dim) != (self.representation, dim):
             raise BadValueError(
                 f"{operation}: the index holds {self.representation} of dimension {self.dim}, "
                 f"got {given.kind} of dimension {given.dim}; use the model it was built with"

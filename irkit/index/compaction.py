@@ -11,6 +11,7 @@ from irkit.errors import StorageError
 from irkit.index.base import StageProgress
 from irkit.index.documents import Documents
 from irkit.index.store import Store
+from irkit.index.vocabulary import Vocabulary
 
 __all__ = ["compact"]
 
@@ -37,6 +38,8 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
             raise StorageError(f"compacting {path}: it was changed meanwhile; run it again")
         source, texts = open_index(old), Documents(old)
         index, documents = create_index(new, source.config), Documents(new)
+        with new.update():
+            Vocabulary(new).copy(old)
         rows = np.flatnonzero(source.live)
         size = max(1, _CHUNK_BYTES * max(1, len(source)) // max(1, source.stats()["bytes"]))
         for start in range(len(index), len(rows), size):

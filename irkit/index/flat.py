@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from irkit.errors import BadValueError
-from irkit.index.base import Index
+from irkit.index import bm25
+from irkit.index.base import Index, StageProgress
 from irkit.index.files import Array
 from irkit.index.topk import Hits, TopK
 from irkit.representation import MultiVector, Representation, representation_from_arrays
@@ -31,6 +32,26 @@ class Flat(Index):
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
         return self._make(self._take(rows))
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, rising, of another index of the same kind, as they are kept there."""
+        settings = source.store.meta["index"].get("bm25")
+        if settings is None:
+            super().copy(source, rows)
+            return
+        assert isinstance(source, Flat)  # of the same kind
+        with self.store.update():
+            bm25.begin(self.store, settings["k1"], settings["b"])
+            self.add(source._make(source._kept(rows)))
+
+    def finish(self, progress: StageProgress | None = None) -> None:
+        """Keep the statistics of an index of BM25; nothing else is to be done.
+
+        Args:
+            progress: Is told nothing.
+        """
+        with self.store.update():
+            bm25.renew(self.store)
 
     def _append(self, representation: Representation) -> None:
         for name, array in self._stored(representation).items():
@@ -77,6 +98,10 @@ class Flat(Index):
 
     def _take(self, rows: Array | slice) -> dict[str, Array]:
         """The arrays of some rows; those of a slice are not copied."""
+        return bm25.weigh(self.store, self._kept(rows))
+
+    def _kept(self, rows: Array | slice) -> dict[str, Array]:
+        """The same as they are stored."""
         arrays, ends = self._arrays(), self._ends()
         if ends is None:
             return {name: array[rows] for name, array in arrays.items()}

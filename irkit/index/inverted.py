@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from irkit.errors import BadValueError
+from irkit.index import bm25
 from irkit.index.base import Index, StageProgress
 from irkit.index.config import InvertedConfig
 from irkit.index.files import Array
@@ -41,28 +42,34 @@ class Inverted(Flat):
         Args:
             progress: Told of the stage "listing".
         """
-        segments, n = read_segments(self.store), len(self)
-        start = segments[-1].stop if segments else 0
-        if n - start <= _FEW or self._negative:
-            return
-        kept = len(segments)
-        while kept and segments[kept - 1].stop - segments[kept - 1].start < _GROWTH * (n - start):
-            kept -= 1
-            start = segments[kept].start
-        if progress is not None:
-            progress("listing", 0, None)
         with self.store.update():
+            if bm25.renew(self.store):  # all weights are others now
+                drop_segments(self.store, 0)
+            segments, n = read_segments(self.store), len(self)
+            start = segments[-1].stop if segments else 0
+            if n - start <= _FEW or self._negative:
+                return
+            kept = len(segments)
+            while kept and segments[kept - 1].stop - segments[kept - 1].start < _GROWTH * (n - start):
+                kept -= 1
+                start = segments[kept].start
+            if progress is not None:
+                progress("listing", 0, None)
             drop_segments(self.store, kept)
             add_segment(self.store, start, n, lambda allocate: self._build(start, n, allocate))
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents of another `Inverted`; their weights stay as they are kept."""
+        about, given = self.store.meta["index"], source.store.meta["index"]
         with self.store.update():
+            if "bm25" in given:
+                bm25.begin(self.store, given["bm25"]["k1"], given["bm25"]["b"])
             for name, array in cast(Inverted, source)._kept(rows).items():
                 self.store.append(f"{name}.bin", array)
-            self.store.meta["index"] |= {
-                key: source.store.meta["index"][key] for key in ("representation", "dim", "negative")
-            } | {"rows": len(self) + len(rows)}
+            about |= {
+                key: given[key] for key in ("representation", "dim", "negative", "open") if key in given
+            }
+            about |= {"rows": len(self) + len(rows)}
 
     def stats(self) -> dict[str, Any]:
         """As of every index; weights, bytes of each of them, segments and the rows that these cover."""
@@ -87,27 +94,29 @@ class Inverted(Flat):
         assert isinstance(representation, Sparse)
         arrays, about = representation.arrays(), self.store.meta["index"]
         lowest = arrays["weights"].min(initial=0)
-        if lowest < 0 and self.config.dtype in _LARGEST:
-            raise BadValueError(
-                f"adding documents: got a weight of {lowest:g}, expected 0 or more in {self.config.dtype}; "
-                "keep them in float16 or float32"
-            )
         about |= {"negative": self._negative or bool(lowest < 0)}
-        arrays |= {"terms": arrays["terms"].astype(np.uint16 if representation.dim <= _NARROW else np.uint32)}
-        for name, array in (
-            arrays | quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
-        ).items():
+        narrow = representation.dim <= _NARROW and "bm25" not in about and "open" not in about
+        arrays |= {"terms": arrays["terms"].astype(np.uint16 if narrow else np.uint32)}
+        if "bm25" in about:
+            arrays |= {"weights": _counts(arrays["weights"])}
+        else:
+            arrays |= quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
+        for name, array in arrays.items():
             self.store.append(f"{name}.bin", array)
 
+    def _arrays(self) -> dict[str, Array]:
+        return {name: self.store.read(f"{name}.bin") for name in ("terms", "weights", "lengths")}
+
     def _kept(self, rows: Array | slice) -> dict[str, Array]:
-        """The arrays of some rows as they are stored."""
-        arrays = super()._take(rows)
-        if self.config.dtype in _LARGEST:
+        arrays = super()._kept(rows)
+        if self.store.rows("scales.bin"):
             arrays["scales"] = self.store.read("scales.bin")[rows]
         return arrays
 
     def _take(self, rows: Array | slice) -> dict[str, Array]:
-        arrays = self._kept(rows)
+        arrays = bm25.weigh(self.store, self._kept(rows))
+        if "bm25" in self.store.meta["index"]:
+            arrays |= quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
         weights = arrays["weights"].astype(np.float32)
         if "scales" in arrays:
             weights *= np.repeat(arrays.pop("scales"), arrays["lengths"])
@@ -166,23 +175,40 @@ def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
     """``weights`` as they are kept, and ``scales (n,)`` of the rows if these are integers.
 
     Raises:
-        BadValueError: A weight is too large.
+        BadValueError: A weight is too large, or below 0 where there are only numbers above.
     """
+    lowest, largest = weights.min(initial=0), weights.max(initial=0)
+    if dtype in _LARGEST and lowest < 0:
+        raise BadValueError(
+            f"adding documents: got a weight of {lowest:g}, expected 0 or more for an index of {dtype}; choose "
+            "the dtype float16 or float32"
+        )
     if dtype not in _LARGEST:
         with np.errstate(over="ignore"):
             kept = weights.astype(dtype)
         if not np.isfinite(kept).all():
             raise BadValueError(
-                f"adding documents: got a weight of {np.abs(weights).max():g}, expected at most 65504, the "
-                "largest float16; keep them in float32"
+                f"adding documents: got weights of {lowest:g} to {largest:g}, expected at most 65504, the "
+                "largest float16; choose the dtype float32"
             )
         return {"weights": kept}
-    largest = np.zeros(len(lengths), np.float32)
+    most = np.zeros(len(lengths), np.float32)
     filled = lengths > 0
     if filled.any():
-        largest[filled] = np.maximum.reduceat(weights, (np.cumsum(lengths) - lengths)[filled])
-    scales = np.where(largest > 0, largest / np.float32(_LARGEST[dtype]), np.float32(1))
+        most[filled] = np.maximum.reduceat(weights, (np.cumsum(lengths) - lengths)[filled])
+    scales = np.where(most > 0, most / np.float32(_LARGEST[dtype]), np.float32(1))
     return {"weights": np.rint(weights / np.repeat(scales, lengths)).astype(dtype), "scales": scales}
+
+
+def _counts(weights: Array) -> Array:
+    """How often each term occurs, in two bytes."""
+    counts = weights.astype(np.uint16)
+    if (counts != weights).any():
+        raise BadValueError(
+            f"adding documents: got {weights[counts != weights][0]:g} as how often a term occurs; expected a "
+            "whole number from 0 to 65535"
+        )
+    return counts
 
 
 def _fill(rows: Array, scores: Array, keep: Array | None) -> None:
