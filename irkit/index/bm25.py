@@ -17,7 +17,7 @@ _NONE = {"rows": 0, "removed": 0, "documents": 0, "tokens": 0}
 
 
 class Statistics(NamedTuple):
-    """Of the documents that are there: their number and that of their tokens; ``(dim,)`` those with each term."""
+    """Of the documents that are there: their number, that of their tokens, ``(dim,)`` those with each term."""
 
     documents: int
     tokens: int
@@ -122,7 +122,9 @@ def _count(store: Store) -> Statistics:
         for block in store.blocks("terms.bin", first):
             frequencies += np.bincount(block, minlength=dim)
         tokens += sum(int(block.sum(dtype=np.int64)) for block in store.blocks("weights.bin", first))
-    gone = np.sort(store.read("removed.bin")[counted["removed"] :]) if store.rows("removed.bin") else ()
+    gone = np.empty(0, np.int64)
+    if store.rows("removed.bin"):
+        gone = np.sort(store.read("removed.bin")[counted["removed"] :])
     for start in range(0, len(gone), _ROWS):
         rows = gone[start : start + _ROWS]
         starts = np.where(rows > 0, ends[rows - 1], 0)

@@ -42,7 +42,7 @@ class Flat(Index):
         assert isinstance(source, Flat)  # of the same kind
         with self.store.update():
             bm25.begin(self.store, settings["k1"], settings["b"])
-            self.add(source._make(source._kept(rows)))
+            self.add(source._make(source._raw(rows)))
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Keep the statistics of an index of BM25; nothing else is to be done.
@@ -98,9 +98,9 @@ class Flat(Index):
 
     def _take(self, rows: Array | slice) -> dict[str, Array]:
         """The arrays of some rows; those of a slice are not copied."""
-        return bm25.weigh(self.store, self._kept(rows))
+        return bm25.weigh(self.store, self._raw(rows))
 
-    def _kept(self, rows: Array | slice) -> dict[str, Array]:
+    def _raw(self, rows: Array | slice) -> dict[str, Array]:
         """The same as they are stored."""
         arrays, ends = self._arrays(), self._ends()
         if ends is None:

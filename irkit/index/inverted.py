@@ -108,7 +108,7 @@ class Inverted(Flat):
         return {name: self.store.read(f"{name}.bin") for name in ("terms", "weights", "lengths")}
 
     def _kept(self, rows: Array | slice) -> dict[str, Array]:
-        arrays = super()._kept(rows)
+        arrays = super()._raw(rows)
         if self.store.rows("scales.bin"):
             arrays["scales"] = self.store.read("scales.bin")[rows]
         return arrays
