@@ -180,8 +180,8 @@ def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
     lowest, largest = weights.min(initial=0), weights.max(initial=0)
     if dtype in _LARGEST and lowest < 0:
         raise BadValueError(
-            f"adding documents: got a weight of {lowest:g}, expected 0 or more for an index of {dtype}; choose "
-            "the dtype float16 or float32"
+            f"adding documents: got a weight of {lowest:g}, expected 0 or more for an index of {dtype}; "
+            "choose the dtype float16 or float32"
         )
     if dtype not in _LARGEST:
         with np.errstate(over="ignore"):
@@ -202,7 +202,8 @@ def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
 
 def _counts(weights: Array) -> Array:
     """How often each term occurs, in two bytes."""
-    counts = weights.astype(np.uint16)
+    with np.errstate(invalid="ignore"):
+        counts = weights.astype(np.uint16)
     if (counts != weights).any():
         raise BadValueError(
             f"adding documents: got {weights[counts != weights][0]:g} as how often a term occurs; expected a "
