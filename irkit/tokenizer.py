@@ -182,6 +182,16 @@ class Tokenizer:
         found = map(self.backend.token_to_id, words)
         return [number for number in found if number is not None]
 
+    def tokens(self, count: int) -> list[str]:
+        """The tokens of the ids below ``count``; ``[id]`` for an id that has none."""
+        found = map(self.backend.id_to_token, range(count))
+        return [f"[{number}]" if token is None else token for number, token in enumerate(found)]
+
+    def special_tokens(self) -> list[int]:
+        """Ids of all special tokens: those with a role, and what was added as one."""
+        added = self.backend.get_added_tokens_decoder()
+        return sorted({*self.special_ids.values(), *(key for key, token in added.items() if token.special)})
+
     def add_marker(self, marker: str, *, new: bool = True) -> None:
         """Let ``marker`` be one token wherever a text holds it.
 
@@ -199,6 +209,13 @@ class Tokenizer:
             self.backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
             self._cut.clear()
             self._has_markers = True
+
+    def without_special_tokens(self) -> Tokenizer:
+        """A copy that adds no special tokens to texts, which leaves room for as many tokens more."""
+        twin = copy.copy(self)
+        twin.backend, twin._cut = copy.deepcopy(self.backend), {}
+        twin.backend.post_processor = None
+        return twin
 
     def prompt_length(self, prompt: str) -> int:
         """Number of tokens that ``prompt`` and the special tokens before it make at the start of a text."""

@@ -94,6 +94,12 @@ class TransformersEncoder(nn.Module):
         return int(self.settings.hidden_size)
 
     @property
+    def word_embeddings(self) -> nn.Parameter:
+        """``(vocab_size, width)``: a row for each token."""
+        weight: nn.Parameter = self.whole.get_input_embeddings().weight
+        return weight
+
+    @property
     def max_positions(self) -> int | None:
         """Longest row that the configuration names; None is any length."""
         return getattr(self.settings, "max_position_embeddings", None)

@@ -168,7 +168,7 @@ class Encoder(nn.Module):
     @property
     def word_embeddings(self) -> nn.Parameter:
         """``(vocab_size, width)``: a row for each token."""
-        return self.embeddings.word.weight
+        return cast(nn.Parameter, self.embeddings.word.weight)
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 

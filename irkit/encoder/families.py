@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from irkit.encoder.config import Activation, EncoderConfig, LayerConfig
 from irkit.errors import ConfigError
 
-__all__ = ["FAMILIES", "Family", "NameMap"]
+__all__ = ["FAMILIES", "Family", "NameMap", "activation"]
 
 NameMap = dict[str, tuple[str, ...]]
 Settings = Mapping[str, Any]
@@ -64,7 +64,7 @@ def _bert_config(settings: Settings) -> EncoderConfig:
         position_offset=((1 if pad is None else pad) + 1) if roberta else 0,
         token_types=settings["type_vocab_size"],
         norm_eps=settings.get("layer_norm_eps", 1e-12),
-        activation=_activation(settings.get("hidden_act", "gelu")),
+        activation=activation(settings.get("hidden_act", "gelu")),
         embedding_dropout=settings.get("hidden_dropout_prob", 0.1),
         attention_dropout=settings.get("attention_probs_dropout_prob", 0.1),
         hidden_dropout=settings.get("hidden_dropout_prob", 0.1),
@@ -100,7 +100,7 @@ def _distilbert_config(settings: Settings) -> EncoderConfig:
         vocab_size=settings["vocab_size"],
         layers=(layer,) * settings["n_layers"],
         learned_positions=settings["max_position_embeddings"],
-        activation=_activation(settings.get("activation", "gelu")),
+        activation=activation(settings.get("activation", "gelu")),
         embedding_dropout=settings.get("dropout", 0.1),
         attention_dropout=settings.get("attention_dropout", 0.1),
         hidden_dropout=settings.get("dropout", 0.1),
@@ -161,7 +161,7 @@ def _modernbert_config(settings: Settings) -> EncoderConfig:
         norm_bias=settings.get("norm_bias", False),
         attention_bias=settings.get("attention_bias", False),
         mlp_bias=settings.get("mlp_bias", False),
-        activation=_activation(settings.get("hidden_activation", "gelu")),
+        activation=activation(settings.get("hidden_activation", "gelu")),
         gated=True,
         embedding_dropout=settings.get("embedding_dropout", 0.0),
         attention_dropout=settings.get("attention_dropout", 0.0),
@@ -222,7 +222,7 @@ def _tite_config(settings: Settings) -> EncoderConfig:
         norm=settings.get("norm_type", "rms"),
         norm_location=location,
         norm_eps=settings.get("layer_norm_eps", 1e-12),
-        activation=_activation(settings.get("hidden_act", "gelu_pytorch_tanh")),
+        activation=activation(settings.get("hidden_act", "gelu_pytorch_tanh")),
         rotary_interleaved=settings.get("rotary_interleaved", True),
         embedding_dropout=settings.get("dropout_prob", 0.1),
         hidden_dropout=settings.get("dropout_prob", 0.1),
@@ -251,7 +251,12 @@ def _tite_names(config: EncoderConfig) -> NameMap:
     return names
 
 
-def _activation(name: str) -> Activation:
+def activation(name: str) -> Activation:
+    """The activation that Hugging Face calls ``name``.
+
+    Raises:
+        ConfigError: There is none here.
+    """
     if name not in _ACTIVATIONS:
         raise ConfigError(f"activation {name!r}")
     return _ACTIVATIONS[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from irkit.config import read_json
 from irkit.errors import ConfigError
-from irkit.formats import stanford
+from irkit.formats import sparse, stanford
 from irkit.formats.parts import LoadEncoder, Parts
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
@@ -27,6 +27,8 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     for name in settings.get("architectures") or ():
         if name in ARCHITECTURES:
             return ARCHITECTURES[name](folder, load_encoder)
+        if str(name).endswith("ForMaskedLM"):
+            return sparse.read(folder, load_encoder)
     if "peft_type" in settings or (folder / "adapter_config.json").is_file():
         raise ConfigError(f"loading {folder}: a PEFT adapter; merge it into its base model and save that")
     encoder = load_encoder(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,32 @@ from irkit.encoder.weights import read_weights
 from irkit.errors import ConfigError, CorruptError
 from irkit.heads import Normalize, Projection
 
-__all__ = ["Module", "Modules", "layer_module", "optional", "read_layer", "write_json"]
+__all__ = ["Module", "Modules", "known_modules", "layer_module", "optional", "read_layer", "write_json"]
 
 Modules = list[tuple[str, Path]]  # class name, folder
 Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # class name, config.json, weights
 
 _TANH = "torch.nn.modules.activation.Tanh"
+_OTHERS = ("pylate.models.Dense.Dense", "irkit.Projection")  # modules outside sentence-transformers
+
+
+def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -> Modules:
+    """Class name and folder of each module that ``file`` lists by type and path.
+
+    Raises:
+        CorruptError: These are no names.
+        ConfigError: A module is code of its own, or outside the directory.
+    """
+    modules: Modules = []
+    for kind, path in entries:
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise CorruptError(f"reading {folder / file}: type {kind!r}, path {path!r}: no names")
+        if not kind.startswith("sentence_transformers.") and kind not in _OTHERS:
+            raise ConfigError(f"loading {folder}: module {kind} is code of its own, which irkit does not run")
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"loading {folder}: module path {path!r} leads out of the directory")
+        modules.append((kind.rpartition(".")[2], folder / path))
+    return modules
 
 
 def read_layer(name: str, place: Path, feature: str) -> nn.Module | None:

@@ -20,6 +20,7 @@ LoadEncoder = Callable[[Path], AnyEncoder]
 SIMILARITIES = {  # by kind of representation, the default first
     "dense": ("cosine", "dot", "euclidean", "manhattan"),
     "multi_vector": ("maxsim", "meanmaxsim"),
+    "sparse": ("dot", "cosine", "euclidean", "manhattan"),
 }
 
 
@@ -42,7 +43,7 @@ class Opened:
     Attributes:
         folder: Its path.
         modules: Class name and folder of each module after the Transformer.
-        hidden_size: Width of the hidden states.
+        encoder: Of the model.
         tokenizer: Of the model; markers may be added to it.
         settings: config_sentence_transformers.json.
         transformer: sentence_bert_config.json.
@@ -50,7 +51,12 @@ class Opened:
 
     folder: Path
     modules: list[tuple[str, Path]]
-    hidden_size: int
+    encoder: AnyEncoder
     tokenizer: Tokenizer
     settings: dict[str, Any]
     transformer: dict[str, Any]
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return self.encoder.hidden_size

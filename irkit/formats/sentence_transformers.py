@@ -15,12 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from irkit.config import read_json
+from irkit.encoder import Encoder
 from irkit.encoder.weights import write_weights
 from irkit.errors import ConfigError, CorruptError, StorageError
-from irkit.formats import multi_vector, pylate
-from irkit.formats.layers import Module, Modules, layer_module, optional, read_layer, write_json
+from irkit.formats import multi_vector, pylate, sparse
+from irkit.formats.layers import (
+    Module,
+    Modules,
+    known_modules,
+    layer_module,
+    optional,
+    read_layer,
+    write_json,
+)
 from irkit.formats.parts import SIMILARITIES, LoadEncoder, Opened, Parts
-from irkit.heads import Head, MultiVectorHead, PooledHead
+from irkit.heads import Head, MultiVectorHead, PooledHead, SparseHead
 from irkit.tokenizer import Tokenizer, sentence_settings
 
 __all__ = ["read", "text_encoder", "write"]
@@ -33,13 +42,20 @@ _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_OUTPUTS = {
+    "feature-extraction": "last_hidden_state",
+    "fill-mask": "logits",
+}  # what a Transformer does, gives
+_TASK = "feature-extraction"  # unless its model_type is one of these
+_TASKS = {"SparseEncoder": "fill-mask"}
 _PLACE = "sentence_transformers.models"
 _PLACES = {
     "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask",
     "HierarchicalTokenPooling": "sentence_transformers.multi_vector_encoder.modules.token_pooling",
     "Projection": "irkit",
+    "SpladePooling": "sentence_transformers.sparse_encoder.models",
 }
-_OTHERS = ("pylate.models.Dense.Dense", "irkit.Projection")  # modules outside sentence-transformers
+_TRANSFORMERS = {"sparse": "sentence_transformers.sparse_encoder.models.MLMTransformer"}
 
 
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
@@ -48,11 +64,9 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     kind = str(settings.get("model_type") or pylate.model_type(settings) or "SentenceTransformer")
     if kind not in HEADS:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(HEADS)} here")
-    root, prompts = text_encoder(folder), _prompts(folder, settings)
+    root, prompts = text_encoder(folder, _TASKS.get(kind, _TASK)), _prompts(folder, settings)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
-    opened = Opened(
-        folder, _modules(folder)[1:], encoder.hidden_size, tokenizer, settings, sentence_settings(root)
-    )
+    opened = Opened(folder, _modules(folder)[1:], encoder, tokenizer, settings, sentence_settings(root))
     head = HEADS[kind](opened)
     similarity = str(settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
     known = SIMILARITIES[head.kind]
@@ -73,17 +87,22 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     }
 
 
-def text_encoder(folder: Path) -> Path:
+def text_encoder(folder: Path, wanted: str | None = None) -> Path:
     """The folder of the Transformer that a directory starts with.
 
+    Args:
+        folder: The directory.
+        wanted: What it must do: feature-extraction or fill-mask; None is either.
+
     Raises:
-        ConfigError: It starts with something else, or with one that gives no vector a token of text.
+        ConfigError: It starts with something else, or with one that does something else with a text.
     """
     modules = _modules(folder)
-    if not modules or modules[0][0] != "Transformer":
+    if not modules or modules[0][0] not in ("Transformer", "MLMTransformer"):
         found = modules[0][0] if modules else "nothing"
         raise ConfigError(f"loading {folder}: modules.json starts with {found}, expected Transformer")
-    _check_text_encoder(modules[0][1])
+    usual = "fill-mask" if modules[0][0] == "MLMTransformer" else _TASK
+    _check_text_encoder(modules[0][1], usual, [wanted] if wanted else list(_OUTPUTS))
     return modules[0][1]
 
 
@@ -91,13 +110,17 @@ def write(parts: Parts, folder: Path) -> None:
     """Write a directory, see `irkit.formats.write_model`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, head = parts["tokenizer"], parts["head"]
-    parts["encoder"].save_pretrained(folder)
+    if isinstance(head, SparseHead):
+        assert isinstance(parts["encoder"], Encoder)
+        sparse.write_encoder(parts["encoder"], head, folder)
+    else:
+        parts["encoder"].save_pretrained(folder)
     tokenizer.save(folder)
     lengths = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
     more = multi_vector.transformer_settings(head) if isinstance(head, MultiVectorHead) else {}
     write_json(folder / "sentence_bert_config.json", lengths | more)
     model_type, head_modules = WRITERS[head.kind]
-    names = [f"{_PLACE}.Transformer"]
+    names = [_TRANSFORMERS.get(head.kind, f"{_PLACE}.Transformer")]
     for number, (name, settings, tensors) in enumerate(head_modules(head), start=1):
         place = folder / f"{number}_{name}"
         place.mkdir()
@@ -124,6 +147,7 @@ def write(parts: Parts, folder: Path) -> None:
             "default_prompt_name": parts.get("default_prompt_name"),
             "similarity_fn_name": parts.get("similarity_name"),
             **({"truncate_dim": parts["truncate_dim"]} if parts.get("truncate_dim") else {}),
+            **(sparse.settings(head) if isinstance(head, SparseHead) else {}),
         },
     )
 
@@ -139,14 +163,7 @@ def _modules(folder: Path) -> Modules:
         raise StorageError(f"reading {folder / 'modules.json'}: {error}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptError(f"reading {folder / 'modules.json'}: not a list of modules: {error}") from error
-    for kind, path in entries:
-        if not isinstance(kind, str) or not isinstance(path, str):
-            raise CorruptError(f"reading {folder / 'modules.json'}: type {kind!r}, path {path!r}: no names")
-        if not kind.startswith("sentence_transformers.") and kind not in _OTHERS:
-            raise ConfigError(f"loading {folder}: module {kind} is code of its own, which irkit does not run")
-        if not (folder / path).resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"loading {folder}: module path {path!r} leads out of the directory")
-    return [(kind.rpartition(".")[2], folder / path) for kind, path in entries]
+    return known_modules(folder, entries, "modules.json")
 
 
 def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
@@ -169,17 +186,18 @@ def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     return prompts
 
 
-def _check_text_encoder(root: Path) -> None:
-    """Refuse a Transformer module that gives something else than a vector a token."""
+def _check_text_encoder(root: Path, usual: str, tasks: list[str]) -> None:
+    """Refuse a Transformer module that gives something else than a vector, or logits, a token."""
     own = sentence_settings(root)
-    task = own.get("transformer_task", "feature-extraction")
+    task = own.get("transformer_task", usual)
     output = own.get("module_output_name", "token_embeddings")
     modalities = own.get("modality_config") or {"text": {}}
-    wanted = modalities.get("text", {}).get("method_output_name", "last_hidden_state")
-    if task != "feature-extraction" or output != "token_embeddings" or wanted != "last_hidden_state":
+    found = modalities.get("text", {}).get("method_output_name", _OUTPUTS.get(task))
+    if task not in tasks or output != "token_embeddings" or found != _OUTPUTS[task]:
+        expected = " or ".join(f"{name} that gives {_OUTPUTS[name]}" for name in tasks)
         raise ConfigError(
-            f"loading {root}: its Transformer does {task} and gives {wanted} as {output}; expected "
-            "feature-extraction that gives last_hidden_state as token_embeddings"
+            f"loading {root}: its Transformer does {task} and gives {found} as {output}; expected {expected} "
+            "as token_embeddings"
         )
     if "text" not in modalities or "message" in modalities:
         raise ConfigError(f"loading {root}: takes {', '.join(modalities)}; irkit encodes plain text")
@@ -211,6 +229,7 @@ HEADS: dict[str, Callable[[Opened], Head]] = {
     "SentenceTransformer": _pooled_head,
     "MultiVectorEncoder": multi_vector.read_head,
     "ColBERT": pylate.read_head,
+    "SparseEncoder": sparse.read_head,
 }
 
 # ---- writing -----------------------------------------------------------------------------------
@@ -232,4 +251,5 @@ def _pooling_settings(head: PooledHead) -> dict[str, Any]:
 WRITERS: dict[str, tuple[str, Callable[[Head], list[Module]]]] = {  # by kind: model_type, modules
     "dense": ("SentenceTransformer", _pooled_modules),
     "multi_vector": ("MultiVectorEncoder", multi_vector.modules),
+    "sparse": ("SparseEncoder", sparse.modules),
 }

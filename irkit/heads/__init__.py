@@ -4,6 +4,7 @@ from irkit.heads.base import Head, Normalize, Side
 from irkit.heads.multi_vector import MultiVectorConfig, MultiVectorHead, QueryExpansion, TokenPooling
 from irkit.heads.pooled import PooledHead
 from irkit.heads.projection import Projection, ProjectionConfig
+from irkit.heads.sparse import SparseConfig, SparseHead
 
 __all__ = [
     "Head",
@@ -15,5 +16,7 @@ __all__ = [
     "ProjectionConfig",
     "QueryExpansion",
     "Side",
+    "SparseConfig",
+    "SparseHead",
     "TokenPooling",
 ]

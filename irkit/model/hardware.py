@@ -14,6 +14,7 @@ from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head
 from irkit.model.batching import Template, encode_tokens
+from irkit.representation import Sparse
 from irkit.tokenizer import Tokenizer
 
 __all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "with_dtype"]
@@ -84,7 +85,7 @@ def find_devices(names: Device | None) -> list[torch.device]:
 
 
 def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:
-    """Bring a float32 encoder to the precision asked for; heads stay in float32.
+    """Bring a float32 encoder to the precision asked for; of heads, only what they share with it.
 
     Args:
         encoder: Of float32 weights; changed in place.
@@ -104,10 +105,11 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
     if dtype == "auto":
         if not has_bfloat16(device):
             return encoder
-        half = copy.deepcopy(encoder).to(torch.bfloat16)
-        exact, rounded = (_vectors(candidate, head, tokenizer) for candidate in (encoder, half))
+        half, its_head = copy.deepcopy((encoder, head))  # together: a head may share a weight of the encoder
+        half.to(torch.bfloat16)
+        exact, rounded = _vectors(encoder, head, tokenizer), _vectors(half, its_head, tokenizer)
         alike = exact.shape == rounded.shape and F.cosine_similarity(exact, rounded).min() >= _LEAST_COSINE
-        return half if alike else encoder
+        return encoder.to(torch.bfloat16) if alike else encoder
     if dtype == "bfloat16":
         if not has_bfloat16(device):
             warnings.warn(
@@ -134,4 +136,6 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> torch.Tensor:
     representation = encode_tokens(encoder, head, tokenizer(_SENTENCES), Template("query"), budget=1024)
+    if isinstance(representation, Sparse):
+        return representation.to_dense()
     return torch.from_numpy(representation.arrays()["values"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
@@ -16,15 +17,14 @@ from torch import Tensor, nn
 from irkit.bars import bar
 from irkit.encoder import Encoder
 from irkit.errors import BadTypeError, BadValueError
-from irkit.formats import Parts, read_encoder, read_model, write_model
-from irkit.formats.multi_vector import make_head
-from irkit.heads import MultiVectorConfig, Normalize, ProjectionConfig, Side
+from irkit.formats import Parts, multi_vector, read_encoder, read_model, sparse, write_model
+from irkit.heads import MultiVectorConfig, Normalize, ProjectionConfig, Side, SparseConfig, SparseHead
 from irkit.heads.projection import fold_runs, projection_config, projection_layers
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
 from irkit.model.pipeline import Pipeline
 from irkit.model.similarity import Vectors, compare, compare_pairs
-from irkit.representation import Dense, MultiVector, concat
+from irkit.representation import Dense, MultiVector, Sparse, concat
 
 __all__ = ["EncodeOptions", "Model"]
 
@@ -41,6 +41,8 @@ class EncodeOptions(TypedDict, total=False):
         convert_to_tensor: Return a tensor on the device of the model instead of an array.
         normalize_embeddings: Scale vectors to length 1.
         truncate_dim: Keep this many leading dimensions.
+        max_active_dims: Of a sparse model: keep this many weights of each text, whatever the model says.
+        convert_to_sparse_tensor: Of a sparse model: False returns dense tensors.
         device: Move the model there first; or several, each of which gets a process of its own.
     """
 
@@ -52,6 +54,8 @@ class EncodeOptions(TypedDict, total=False):
     convert_to_tensor: bool
     normalize_embeddings: bool
     truncate_dim: int | None
+    max_active_dims: int | None
+    convert_to_sparse_tensor: bool
     device: Device | None
 
 
@@ -169,10 +173,47 @@ class Model(Pipeline):
         parts: Parts = {
             "tokenizer": tokenizer,
             "encoder": encoder,
-            "head": make_head(size, [*layers, Normalize()], config, tokenizer),
+            "head": multi_vector.make_head(size, [*layers, Normalize()], config, tokenizer),
             "prompts": dict(zip(("query", "document"), markers or (), strict=False)),
         }
         return cls._ready(parts, places, dtype)
+
+    @classmethod
+    def sparse(
+        cls,
+        name_or_path: str | Path,
+        config: Mapping[str, Any] | SparseConfig | None = None,
+        *,
+        vocabulary: Sequence[str] | None = None,
+        device: Device | None = None,
+        dtype: str = "float32",
+        attention: str = "auto",
+    ) -> Self:
+        """A new learned sparse model on the encoder of another model.
+
+        Its head is that of the masked language model in the checkpoint, if it is one. Otherwise it is not
+        trained yet: a random layer, and the word embeddings of the encoder. Special tokens get no weights.
+
+        Args:
+            name_or_path: As for `from_pretrained`; of a model only encoder and tokenizer are used.
+            config: How logits of tokens become weights of a text.
+            vocabulary: What weights are given to, if not to the tokens of the tokenizer; a term starts as the
+                mean of its tokens.
+            device: As for `from_pretrained`.
+            dtype: As for `from_pretrained`.
+            attention: As for `from_pretrained`.
+
+        Raises:
+            ConfigError: There is no such key or value.
+            BadValueError: A term stands twice in the vocabulary, or it is empty.
+        """
+        places = find_devices(device)
+        load = partial(Encoder.from_pretrained, attention=attention)
+        tokenizer, encoder = read_encoder(local_directory(name_or_path), load)
+        if not isinstance(config, SparseConfig):
+            config = SparseConfig.parse(config or {}, "sparse model")
+        head = sparse.make_head(encoder, tokenizer, config, vocabulary)
+        return cls._ready({"tokenizer": tokenizer, "encoder": encoder, "head": head}, places, dtype)
 
     @classmethod
     def _ready(cls, parts: Parts, places: list[torch.device], dtype: str) -> Self:
@@ -250,7 +291,11 @@ class Model(Pipeline):
         Returns:
             Address of the commit.
         """
-        classes = {"dense": "SentenceTransformer", "multi_vector": "MultiVectorEncoder"}
+        classes = {
+            "dense": "SentenceTransformer",
+            "multi_vector": "MultiVectorEncoder",
+            "sparse": "SparseEncoder",
+        }
         return upload(
             self.save_pretrained, classes[self.kind], repo_id, token, private, revision, commit_message
         )
@@ -289,7 +334,10 @@ class Model(Pipeline):
         return self._encode(texts, "document", options)
 
     def _encode(self, texts: str | Iterable[str], side: Side, options: EncodeOptions) -> Embeddings:
-        _check(options)
+        _check(options, self.kind)
+        if options.get("max_active_dims") is not None:
+            options = {**options}
+            return self._pruned(options.pop("max_active_dims"))._encode(texts, side, options)
         prompt, name = options.get("prompt"), options.get("prompt_name")
         if prompt is None:
             prompt = self.prompt_named(name or self.default_prompt_name)
@@ -315,6 +363,8 @@ class Model(Pipeline):
                 return moved[0] if isinstance(texts, str) else moved
             arrays = [row.numpy() for row in tensors]
             return arrays[0] if isinstance(texts, str) else arrays
+        if isinstance(result, Sparse):
+            return self._tensors(result, isinstance(texts, str), options)
         assert isinstance(result, Dense)  # what a PooledHead gives
         values = result.values[0] if isinstance(texts, str) else result.values
         if options.get("convert_to_tensor"):
@@ -322,6 +372,29 @@ class Model(Pipeline):
         if options.get("convert_to_numpy", True):
             return values.numpy()
         return values if isinstance(texts, str) else list(values)
+
+    def _pruned(self, limit: int | None) -> Self:
+        """A copy that shares all weights and keeps so many of each text."""
+        if not isinstance(limit, int) or limit < 1:
+            raise BadValueError(f"encode: max_active_dims is {limit!r}, expected a whole number of 1 or more")
+        model, head = copy.copy(self), copy.copy(self.head)
+        assert isinstance(head, SparseHead)  # by its kind, checked before
+        limits = {f"{side}_max_active_dims": limit for side in get_args(Side)}
+        head.config = head.config.model_copy(update=limits)
+        model._modules = {**self._modules, "head": head}
+        return model
+
+    def _tensors(self, rows: Sparse, single: bool, options: EncodeOptions) -> Tensor | list[Tensor]:
+        """A sparse tensor (COO) on the device of the model, or as the options wish."""
+        if options.get("convert_to_sparse_tensor", True):
+            places = torch.stack([rows.terms.row_ids(), rows.terms.values.long()])
+            tensor = torch.sparse_coo_tensor(places, rows.weights, (len(rows), rows.dim)).coalesce()
+        else:
+            tensor = rows.to_dense()
+        tensor = tensor.to(self.device)
+        if single:
+            return tensor[0]
+        return tensor if options.get("convert_to_tensor", True) else list(tensor)
 
     def similarity(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare each vector of ``a (n, dim)`` with each of ``b (m, dim)``: ``(n, m)``, higher is nearer.
@@ -336,12 +409,19 @@ class Model(Pipeline):
         return compare_pairs(self.similarity_name, a, b)
 
 
-def _check(options: EncodeOptions) -> None:
+_NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")
+_ONLY_SPARSE = ("max_active_dims", "convert_to_sparse_tensor")
+
+
+def _check(options: EncodeOptions, kind: str) -> None:
     known = EncodeOptions.__annotations__
     for name in options.keys() - known.keys():
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
+    for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
+        if options.get(name):
+            raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
     size = options.get("batch_size")
     if size is not None and (not isinstance(size, int) or size < 1):
         raise BadValueError(f"encode: batch_size is {size!r}, expected a whole number of 1 or more")

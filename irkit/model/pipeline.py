@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder
-from irkit.heads import Head, MultiVectorHead, Side
+from irkit.heads import Head, MultiVectorHead, Side, SparseHead
 from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens
 from irkit.model.hardware import Device, find_device, find_devices
 from irkit.model.parallel import encode_in_processes
-from irkit.model.similarity import averaged
+from irkit.model.similarity import averaged, unit_length
 from irkit.ragged import Ragged
-from irkit.representation import Dense, MultiVector, Representation, concat
+from irkit.representation import Dense, MultiVector, Representation, Sparse, concat
 from irkit.tokenizer import Piece, Tokenizer, strings
 
 __all__ = ["Pipeline", "Side"]
@@ -75,8 +75,21 @@ class Pipeline(nn.Module):
 
     @property
     def kind(self) -> str:
-        """Kind of its representations: ``"dense"`` or ``"multi_vector"``."""
+        """Kind of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
         return self.head.kind
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """What each dimension of a sparse model stands for; a row without a token is ``[id]``.
+
+        Raises:
+            BadValueError: The model is not sparse.
+        """
+        if not isinstance(self.head, SparseHead):
+            raise BadValueError(
+                f"vocabulary: the model makes {self.kind} vectors, whose dimensions have no names"
+            )
+        return list(self.head.vocabulary or self.tokenizer.tokens(self.head.dim))
 
     @property
     def dim(self) -> int:
@@ -306,6 +319,8 @@ class Pipeline(nn.Module):
             rows, values = representation.tokens, representation.tokens.values[:, :dim].contiguous()
             unit = unit or (isinstance(self.head, MultiVectorHead) and self.head.unit)
             return MultiVector(rows.with_values(F.normalize(values, dim=1) if unit else values))
+        if isinstance(representation, Sparse) and unit:
+            return unit_length(representation)
         return representation
 
 

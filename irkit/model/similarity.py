@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
 from irkit.ragged import Ragged
-from irkit.representation import MultiVector
+from irkit.representation import MultiVector, Sparse
 from irkit.scoring import score, score_pairs
 
-__all__ = ["Vectors", "averaged", "compare", "compare_pairs"]
+__all__ = ["Vectors", "averaged", "compare", "compare_pairs", "unit_length"]
 
-Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any] | MultiVector
+Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any] | MultiVector | Sparse
 
 _MATRIX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda a, b: F.normalize(a, dim=1) @ F.normalize(b, dim=1).T,
@@ -32,6 +32,7 @@ _PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "euclidean": lambda a, b: -torch.linalg.vector_norm(a - b, dim=1),
     "manhattan": lambda a, b: -(a - b).abs().sum(1),
 }
+_INNER = ("dot", "cosine")  # computed without zeros where vectors are sparse
 
 
 def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
@@ -47,6 +48,8 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
         if not len(queries) or not len(documents):
             return torch.zeros(len(queries), len(documents))
         return score(averaged(queries) if name == "meanmaxsim" else queries, documents)
+    if name in _INNER and (_is_sparse(a) or _is_sparse(b)):
+        return score(_sparse(a, name == "cosine"), _sparse(b, name == "cosine"))
     return _MATRIX[name](*_tensors(a, b))
 
 
@@ -59,6 +62,8 @@ def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
     if name in SIMILARITIES["multi_vector"]:
         queries, documents = _texts(a), _texts(b)
         return score_pairs(averaged(queries) if name == "meanmaxsim" else queries, documents)
+    if name in _INNER and (_is_sparse(a) or _is_sparse(b)):
+        return score_pairs(_sparse(a, name == "cosine"), _sparse(b, name == "cosine"))
     left, right = _tensors(a, b)
     if len(left) != len(right):
         raise BadValueError(
@@ -74,10 +79,30 @@ def averaged(queries: MultiVector) -> MultiVector:
     return MultiVector(rows.with_values(rows.values / counts[:, None]))
 
 
+def unit_length(rows: Sparse) -> Sparse:
+    """Scale the weights of each text to length 1; a text without any stays so."""
+    squares = rows.weights.new_zeros(len(rows)).index_add(0, rows.terms.row_ids(), rows.weights**2)
+    norms = squares.sqrt().clamp(min=1e-12)
+    return Sparse(rows.terms, rows.weights / norms[rows.terms.row_ids()], rows.dim)
+
+
+def _is_sparse(vectors: Vectors) -> bool:
+    if isinstance(vectors, Sequence) and len(vectors):
+        vectors = vectors[0]
+    return isinstance(vectors, Sparse) or (isinstance(vectors, Tensor) and vectors.is_sparse)
+
+
+def _sparse(vectors: Vectors, unit: bool) -> Sparse:
+    rows = vectors if isinstance(vectors, Sparse) else Sparse.from_dense(_rows(vectors))
+    return unit_length(rows) if unit else rows
+
+
 def _texts(vectors: Vectors) -> MultiVector:
     """The token vectors of several texts; one array of two dimensions is one text."""
     if isinstance(vectors, MultiVector):
         return vectors
+    if isinstance(vectors, Sparse):
+        raise BadTypeError("similarity: got sparse vectors, expected an array (tokens, dim) a text")
     if isinstance(vectors, Tensor | np.ndarray) and vectors.ndim == 2:
         vectors = [vectors]
     try:
@@ -101,9 +126,13 @@ def _tensors(a: Vectors, b: Vectors) -> tuple[Tensor, Tensor]:
 
 
 def _rows(vectors: Vectors) -> Tensor:
-    """``(n, dim)`` float32; one vector is a row, a list of vectors is stacked."""
+    """``(n, dim)`` float32 with all its zeros; one vector is a row, a list of vectors is stacked."""
+    if isinstance(vectors, Sparse):
+        return vectors.to_dense().float()
     if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
         vectors = torch.stack(list(vectors))
+    if isinstance(vectors, Tensor) and vectors.is_sparse:
+        vectors = vectors.to_dense()
     try:
         tensor = torch.as_tensor(np.asarray(vectors) if isinstance(vectors, Sequence) else vectors).float()
     except (TypeError, ValueError, RuntimeError) as error:

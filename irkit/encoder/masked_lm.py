@@ -1,0 +1,81 @@
+"""Where checkpoints keep the head of masked language modelling: a layer, a norm and a row for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from irkit.encoder.config import Activation
+from irkit.encoder.families import FAMILIES, NameMap, activation
+from irkit.errors import ConfigError
+
+__all__ = ["MaskedLM", "masked_lm"]
+
+_ARCHITECTURES = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "camembert": "CamembertForMaskedLM",
+    "distilbert": "DistilBertForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
+}
+
+
+class MaskedLM(NamedTuple):
+    """The head of one checkpoint.
+
+    Attributes:
+        architecture: Class of transformers.
+        prefix: What stands before the names of the encoder.
+        names: Parameters of `irkit.heads.SparseHead` to names in the checkpoint; where there are several,
+            files hold one of them or copies.
+        activation: After the linear layer.
+        norm_eps: Added to the variance by the norm.
+    """
+
+    architecture: str
+    prefix: str
+    names: NameMap
+    activation: Activation
+    norm_eps: float
+
+
+def masked_lm(settings: Mapping[str, Any]) -> MaskedLM | None:
+    """Describe the head that belongs to a ``config.json``; None for families without one (TITE).
+
+    Raises:
+        ConfigError: Its activation is none of the known.
+    """
+    family = str(settings.get("model_type"))
+    if family not in _ARCHITECTURES:
+        return None
+    if family == "bert":
+        parts = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
+        decoder, bias = "cls.predictions.decoder", ("cls.predictions.bias", "cls.predictions.decoder.bias")
+        act, eps = settings.get("hidden_act", "gelu"), settings.get("layer_norm_eps", 1e-12)
+    elif family == "distilbert":
+        parts = ("vocab_transform", "vocab_layer_norm")
+        decoder, bias = "vocab_projector", ("vocab_projector.bias",)
+        act, eps = settings.get("activation", "gelu"), 1e-12
+    elif family == "modernbert":
+        parts = ("head.dense", "head.norm")
+        decoder, bias = "decoder", ("decoder.bias",)
+        act, eps = settings.get("classifier_activation", "gelu"), settings.get("norm_eps", 1e-5)
+    else:
+        parts = ("lm_head.dense", "lm_head.layer_norm")
+        decoder, bias = "lm_head.decoder", ("lm_head.bias", "lm_head.decoder.bias")
+        act, eps = "gelu", settings.get("layer_norm_eps", 1e-12)
+    names: NameMap = {"layers.0.weight": (f"{parts[0]}.weight",), "layers.2.weight": (f"{parts[1]}.weight",)}
+    modern = family == "modernbert"
+    if not modern or settings.get("classifier_bias", False):
+        names["layers.0.bias"] = (f"{parts[0]}.bias",)
+    if not modern or settings.get("norm_bias", False):
+        names["layers.2.bias"] = (f"{parts[1]}.bias",)
+    names["weight"] = (f"{decoder}.weight",)
+    if not modern or settings.get("decoder_bias", True):
+        names["bias"] = bias
+    try:
+        known = activation(act)
+    except ConfigError as error:
+        raise ConfigError(f"masked language model: a {family} with {error} is not supported") from error
+    return MaskedLM(_ARCHITECTURES[family], FAMILIES[family].prefixes[0], names, known, eps)
