@@ -19,6 +19,8 @@ def exact(arrays, queries, k, keep):
         scores = np.zeros(n, np.float32)
         for i in range(end - queries["lengths"][q], end):
             term = queries["terms"][i]
+            if term >= len(arrays["offsets"]) - 1:
+                continue
             part = slice(*arrays["offsets"][term : term + 2])
             scores[arrays["documents"][part]] += queries["weights"][i] * arrays["weights"][part]
         if keep is not None:

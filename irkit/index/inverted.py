@@ -64,7 +64,7 @@ class Inverted(Flat):
         with self.store.update():
             if "bm25" in given:
                 bm25.begin(self.store, given["bm25"]["k1"], given["bm25"]["b"])
-            for name, array in cast(Inverted, source)._kept(rows).items():
+            for name, array in cast(Inverted, source)._raw(rows).items():
                 self.store.append(f"{name}.bin", array)
             about |= {
                 key: given[key] for key in ("representation", "dim", "negative", "open") if key in given
@@ -95,8 +95,10 @@ class Inverted(Flat):
         arrays, about = representation.arrays(), self.store.meta["index"]
         lowest = arrays["weights"].min(initial=0)
         about |= {"negative": self._negative or bool(lowest < 0)}
-        narrow = representation.dim <= _NARROW and "bm25" not in about and "open" not in about
-        arrays |= {"terms": arrays["terms"].astype(np.uint16 if narrow else np.uint32)}
+        wide = representation.dim > _NARROW
+        if wide and self.store.rows("terms.bin") and self.store.read("terms.bin").dtype == np.uint16:
+            self._widen_terms()
+        arrays |= {"terms": arrays["terms"].astype(np.uint32 if wide else np.uint16)}
         if "bm25" in about:
             arrays |= {"weights": _counts(arrays["weights"])}
         else:
@@ -104,17 +106,25 @@ class Inverted(Flat):
         for name, array in arrays.items():
             self.store.append(f"{name}.bin", array)
 
+    def _widen_terms(self) -> None:
+        """Give terms four bytes, now that the vocabulary has grown."""
+        blocks = self.store.blocks("terms.bin")
+        first = next(blocks)
+        self.store.drop("terms.bin")
+        for block in (first, *blocks):
+            self.store.append("terms.bin", block.astype(np.uint32))
+
     def _arrays(self) -> dict[str, Array]:
         return {name: self.store.read(f"{name}.bin") for name in ("terms", "weights", "lengths")}
 
-    def _kept(self, rows: Array | slice) -> dict[str, Array]:
+    def _raw(self, rows: Array | slice) -> dict[str, Array]:
         arrays = super()._raw(rows)
         if self.store.rows("scales.bin"):
             arrays["scales"] = self.store.read("scales.bin")[rows]
         return arrays
 
     def _take(self, rows: Array | slice) -> dict[str, Array]:
-        arrays = bm25.weigh(self.store, self._kept(rows))
+        arrays = bm25.weigh(self.store, self._raw(rows))
         if "bm25" in self.store.meta["index"]:
             arrays |= quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
         weights = arrays["weights"].astype(np.float32)
