@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import tiled
-from .reference import ACTIVATIONS, POOLINGS, slope
+from .reference import ACTIVATIONS, POOLINGS, activate, slope
 
 __all__ = ["splade_pool", "splade_pool_sparse"]
 
@@ -144,9 +144,15 @@ def _forward(
     with_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
     arguments = (hidden, offsets, weight, bias, activation, pooling)
-    if hidden.is_cpu:
-        _check_offsets("splade_pool", hidden, offsets)
-    return tiled.forward(*arguments, with_argmax)
+    _check_offsets("splade_pool", hidden, offsets)
+    from . import cpu_kernel
+
+    plan = cpu_kernel.plan_for(hidden.dtype)
+    if plan is None or pooling == "sum":
+        return tiled.forward(*arguments, with_argmax)
+    best, argmax = cpu_kernel.maxima(hidden, offsets, weight, with_argmax, plan)
+    # activations rise, so that of the maximum is the maximum
+    return activate(best if bias is None else best.add_(bias), activation), argmax
 
 
 def _backward(
