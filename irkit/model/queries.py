@@ -1,0 +1,180 @@
+"""What queries of sparse models can be instead of documents: tokens alone, weighed, or of another encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tokenizers
+import torch
+from tokenizers import models, normalizers, pre_tokenizers
+
+from irkit.config import Config
+from irkit.errors import BadValueError, ConfigError
+from irkit.formats import LoadEncoder, SideParts, read_model
+from irkit.formats.static import read_idf, static_parts, token_weights
+from irkit.heads import Head, SparseHead
+from irkit.heads.static import StaticHead
+from irkit.model.batching import chunks
+from irkit.model.hub import local_directory
+from irkit.tokenizer import Tokenizer, strings
+
+__all__ = [
+    "EncodedQueries",
+    "LexicalQueries",
+    "QueryConfig",
+    "StaticQueries",
+    "idf_weights",
+    "query_config",
+    "query_parts",
+]
+
+_CHUNK = 2048  # texts counted together
+
+
+class LexicalQueries(Config):
+    """A weight of 1 for each distinct token of a query, none for special tokens; nothing to train."""
+
+    kind: Literal["lexical"] = "lexical"
+
+
+class StaticQueries(Config):
+    """A weight of its own for each distinct token of a query, wherever it stands.
+
+    Attributes:
+        weights: Where they start: by token, as `idf_weights` gives them; or an ``idf.json`` of OpenSearch, or
+            a directory or a repository of the hub that holds one. None is 1 for each token.
+        frozen: Whether training leaves them as they are.
+    """
+
+    kind: Literal["static"] = "static"
+    weights: dict[str, float] | str | None = None
+    frozen: bool = False
+
+
+class EncodedQueries(Config):
+    """Queries have an encoder of their own.
+
+    Attributes:
+        model: A sparse model, as for `Model.from_pretrained`, with the vocabulary of the documents' model.
+    """
+
+    kind: Literal["encoder"] = "encoder"
+    model: str
+
+
+QueryConfig = LexicalQueries | StaticQueries | EncodedQueries
+_CLASSES: dict[str, type[QueryConfig]] = {
+    "lexical": LexicalQueries,
+    "static": StaticQueries,
+    "encoder": EncodedQueries,
+}
+
+
+def query_config(choice: str | Mapping[str, Any] | QueryConfig) -> QueryConfig:
+    """The configuration that ``choice`` stands for.
+
+    Args:
+        choice: A configuration; its keys and values; or ``"lexical"`` or ``"static"``.
+
+    Raises:
+        ConfigError: There is no such kind, key or value.
+
+    Examples:
+        >>> query_config({"kind": "static", "weights": {"cat": 2.5}}).weights
+        {'cat': 2.5}
+    """
+    if isinstance(choice, QueryConfig):
+        return choice
+    given = {"kind": choice} if isinstance(choice, str) else choice
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(kind, str) or kind not in _CLASSES:
+        raise ConfigError(
+            f"queries: got {choice!r:.100}, expected 'lexical', 'static' or keys and values with a kind of "
+            f"{', '.join(_CLASSES)}"
+        )
+    return _CLASSES[kind].parse(given, "queries")
+
+
+def query_parts(
+    config: QueryConfig, tokenizer: Tokenizer, head: Head, load_encoder: LoadEncoder
+) -> SideParts:
+    """Make a query side.
+
+    Args:
+        config: Of which kind.
+        tokenizer: Of the documents.
+        head: Of the documents.
+        load_encoder: Makes an encoder from a directory.
+
+    Raises:
+        BadValueError: The head is not sparse.
+        ConfigError: The weights are not for tokens of the vocabulary.
+        StorageError: There are no such weights, or there is no such model.
+    """
+    if not isinstance(head, SparseHead | StaticHead):
+        raise BadValueError(f"queries: a {config.kind} side is for sparse models, this one makes {head.kind}")
+    if isinstance(config, EncodedQueries):
+        return read_model(local_directory(config.model), load_encoder)
+    vocabulary = getattr(head, "vocabulary", None)
+    tokenizer = tokenizer if vocabulary is None else _words(vocabulary)
+    frozen = isinstance(config, LexicalQueries) or config.frozen
+    weights = None if isinstance(config, LexicalQueries) else config.weights
+    if weights is None:
+        weight = torch.ones(tokenizer.vocab_size)
+        weight[tokenizer.special_tokens()] = 0.0
+    elif isinstance(weights, str):
+        file = Path(weights)
+        weight = read_idf(file if file.is_file() else local_directory(weights) / "idf.json", tokenizer)
+    else:
+        weight = token_weights(weights, tokenizer, "queries")
+    return static_parts(tokenizer, StaticHead(weight, head.dim, head.config, frozen=frozen))
+
+
+def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
+    """Weights of query tokens from how many texts hold them: ``log(1 + (n - df + 0.5) / (df + 0.5))``.
+
+    Of ``n`` texts, those without a token do not count. Special tokens and tokens that no text holds get no
+    weight. Written to a file as JSON, the result is an ``idf.json`` of OpenSearch.
+
+    Args:
+        texts: Of a collection, read once and as they are needed; they are not cut.
+        tokenizer: Of the model.
+
+    Returns:
+        A number above 0 for each token, in the order of ids.
+
+    Raises:
+        BadTypeError: Something is not a string.
+        BadValueError: No text holds a token.
+
+    Source: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework", as Lucene's BM25 has it;
+    Geng et al. 2024 (arXiv 2411.04403), section 3.1.
+    """
+    plain = tokenizer.without_special_tokens()
+    plain.max_length = None
+    weight = torch.ones(plain.vocab_size)
+    weight[plain.special_tokens()] = 0.0
+    head = StaticHead(weight, frozen=True)
+    total, frequencies = 0, torch.zeros(plain.vocab_size, dtype=torch.float64)
+    for chunk in chunks(strings(texts), _CHUNK):
+        terms = head.look_up(plain(chunk)).terms
+        total += int((terms.lengths > 0).sum())
+        frequencies += torch.bincount(terms.values, minlength=len(frequencies))
+    if not total:
+        raise BadValueError("idf_weights: no text holds a token, expected the texts of a collection")
+    weights = torch.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).tolist()
+    tokens = plain.tokens(plain.vocab_size)
+    return {tokens[i]: weights[i] for i in frequencies.nonzero().flatten().tolist()}
+
+
+def _words(vocabulary: Sequence[str]) -> Tokenizer:
+    """Splits texts at spaces and punctuation, and knows the words that are in the vocabulary."""
+    unknown = " "  # no word of a text has a space
+    numbers = {word: number for number, word in enumerate([*vocabulary, unknown])}
+    backend = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token=unknown))
+    if all(word == word.lower() for word in vocabulary):
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return Tokenizer(backend, Path(), {"unk_token": unknown})
