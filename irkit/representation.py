@@ -160,7 +160,8 @@ class Sparse:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sparse:
         """Move to a device, and the weights to a dtype."""
-        return Sparse(self.terms.to(device), self.weights.to(device=device, dtype=dtype), self.dim)
+        weights = self.weights.to(device=device, dtype=dtype)
+        return self if weights is self.weights else Sparse(self.terms.to(device), weights, self.dim)
 
     def arrays(self) -> Arrays:
         """The content as numpy arrays, to be stored: ``terms`` int32, ``weights``, ``lengths (n,)``."""

@@ -217,6 +217,9 @@ def test_negative_weights_are_scanned(tmp_path: Path, where: str) -> None:
     truth = score(queries, data)
     hits = index.search(queries, 10)
     np.testing.assert_array_equal(hits.scores, truth.topk(10).values.numpy())
+    index.add(Sparse(data.terms, -data.weights, DIM)[:40])
+    index.finish()
+    check_exact(index, queries, 350)
     with pytest.raises(BadValueError, match="choose the dtype"):
         build(tmp_path / "other", [Sparse(data.terms, -data.weights, DIM)], dtype="uint8")
 

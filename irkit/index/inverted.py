@@ -140,36 +140,33 @@ class Inverted(Flat):
         arrays = self._take(slice(start, stop))
         return _standin.build(arrays["lengths"], arrays["terms"], arrays["weights"], self.dim, allocate)
 
-    def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         assert isinstance(queries, Sparse)
         segments = self.store.derived("segments", lambda: read_segments(self.store))
         kept = len(self) if keep is None else int(np.count_nonzero(keep))
-        arrays = queries.arrays()
-        if not segments or kept <= _FEW or self._negative or arrays["weights"].min(initial=0) < 0:
-            return super()._search_block(queries, k, keep)
-        hits = self._look_up(segments, queries, k, keep, self._approximate)
-        short = hits.rows[:, -1] < 0
-        if short.any() and self._approximate:
-            some = np.flatnonzero(short)
-            hits.rows[some], hits.scores[some] = self._look_up(segments, queries[some], k, keep, False)
-            short = hits.rows[:, -1] < 0
-        for query in np.flatnonzero(short):
+        negative = self._negative or (len(queries.weights) and float(queries.weights.min()) < 0)
+        if not segments or kept <= _FEW or negative:
+            return super()._search(queries, k, keep)
+        mode = self.config.mode
+        hurried = mode == "approximate" or (mode == "auto" and len(self) > _EXACT)
+        hits = self._look_up(segments, queries, k, keep, self.config.effort if hurried else None)
+        short = np.flatnonzero(hits.rows[:, -1] < 0)
+        if len(short) and hurried:
+            hits.rows[short], hits.scores[short] = self._look_up(segments, queries[short], k, keep, None)
+        for query in short:
             _fill(hits.rows[query], hits.scores[query], keep)
         return hits
 
-    @property
-    def _approximate(self) -> bool:
-        mode = self.config.mode
-        return mode == "approximate" or (mode == "auto" and len(self) > _EXACT)
-
     def _look_up(
-        self, segments: list[Segment], queries: Sparse, k: int, keep: Array | None, approximate: bool
+        self, segments: list[Segment], queries: Sparse, k: int, keep: Array | None, effort: float | None
     ) -> Hits:
-        """The best rows that score above 0."""
+        """The best rows that score above 0; of all, or of those that some ``effort`` finds."""
         from irkit.index import _standin
 
-        best = TopK(len(queries), k)
         arrays = queries.arrays()
+        if len(segments) == 1 and segments[0].stop == len(self):
+            return Hits(*_standin.exact(segments[0].arrays, arrays, k, keep))
+        best = TopK(len(queries), k)
         for start, stop, structure in segments:
             allowed = None if keep is None else keep[start:stop]
             rows, scores = _standin.exact(structure, arrays, k, allowed)
