@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from irkit.errors import BadValueError, StorageError
-from irkit.representation import MultiVector
+from irkit.representation import MultiVector, Sparse
 from irkit.scoring import score
 from irkit.tokenizer import Piece, strings, well_formed
 
@@ -20,9 +20,17 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
-    from irkit.model import Model
+    from irkit.model import Model, Side
 
-__all__ = ["Explanation", "Match", "TokenVectors", "explain", "match_tokens"]
+__all__ = [
+    "Explanation",
+    "Match",
+    "TermWeights",
+    "TokenVectors",
+    "explain",
+    "match_terms",
+    "match_tokens",
+]
 
 _ALONE = r"\u0e00-\u0eff\u2e80-\u9fff\uf900-\ufaff"  # scripts without spaces: each letter is a word
 _WORD = re.compile(rf"[{_ALONE}]|(?:(?![{_ALONE}])[\w\u0300-\u036f\u0900-\u0dff])+")  # with combining signs
@@ -54,7 +62,7 @@ class Explanation:
         query: The text.
         document: The text.
         score: As `irkit.score` gives it.
-        matches: In the order of the query.
+        matches: Of tokens in the order of the query, of terms by falling score.
     """
 
     query: str
@@ -182,13 +190,66 @@ def match_tokens(query: TokenVectors, document: TokenVectors) -> Explanation:
     return Explanation(query.text, document.text, total, tuple(matches))
 
 
-def explain(model: Model, query: str, document: str) -> Explanation:
-    """Explain the score that a model gives a document.
+class TermWeights(NamedTuple):
+    """A text, a Sparse of one row, its terms as strings, and the tokens of the text."""
 
-    Where the model pools tokens, what is explained is the score of the vectors before that.
+    text: str
+    weights: Sparse
+    vocabulary: Sequence[str]
+    pieces: Sequence[Piece]
+
+
+def match_terms(query: TermWeights, document: TermWeights) -> Explanation:
+    """Which terms query and document share, by falling score: the parts of the sparse inner product.
+
+    A term stands where it first occurs in a text; one that the model has added to it stands nowhere.
+
+    Raises:
+        BadValueError: There is not one row, or the vocabularies differ in size.
+
+    Examples:
+        >>> import torch
+        >>> from irkit import Ragged
+        >>> def weights(text, terms, values, *pieces):
+        ...     row = Sparse(Ragged.from_rows([terms]), torch.tensor(values), 3)
+        ...     return TermWeights(text, row, ["cat", "dog", "pet"], pieces)
+        >>> query = weights("my cat", [0, 2], [2.0, 0.5], Piece("cat", 3, 6))
+        >>> document = weights("A pet", [1, 2], [0.25, 1.5], Piece("pet", 2, 5))
+        >>> [match] = match_terms(query, document).matches
+        >>> match.query.token, match.score, match.weights
+        ('pet', 0.75, (0.5, 1.5))
+    """
+    if len(query.weights) != 1 or len(document.weights) != 1 or query.weights.dim != document.weights.dim:
+        raise BadValueError(
+            f"match_terms: {len(query.weights)} and {len(document.weights)} rows over {query.weights.dim} "
+            f"and {document.weights.dim} terms; expected one row each over the same vocabulary"
+        )
+    places: list[dict[str, Piece]] = []
+    for side in (query, document):
+        places.append({piece.token: piece for piece in reversed(side.pieces)})
+    found = dict(zip(document.weights.terms.values.tolist(), document.weights.weights.tolist(), strict=True))
+    matches = []
+    for term, weight in zip(query.weights.terms.values.tolist(), query.weights.weights.tolist(), strict=True):
+        if term not in found:
+            continue
+        name = query.vocabulary[term]
+        first, second = (
+            place.get(name) or Piece(name, len(side.text), len(side.text))
+            for side, place in zip((query, document), places, strict=True)
+        )
+        matches.append(Match(first, second, weight * found[term], (weight, found[term])))
+    matches.sort(key=lambda match: -match.score)
+    total = score(query.weights, document.weights).item()
+    return Explanation(query.text, document.text, total, tuple(matches))
+
+
+def explain(model: Model, query: str, document: str) -> Explanation:
+    """Explain the score that a model gives a document, by tokens or by terms.
+
+    Where a multi-vector model pools tokens, what is explained is the score of the vectors before that.
 
     Args:
-        model: One that makes a vector of each token.
+        model: One that makes a vector of each token, or weights of terms.
         query: A text.
         document: A text.
 
@@ -196,16 +257,23 @@ def explain(model: Model, query: str, document: str) -> Explanation:
         BadTypeError: Query or document is not a string.
         BadValueError: The model makes something else.
     """
-    if model.kind != "multi_vector":
+    if model.kind == "dense":
         raise BadValueError(
-            f"explain: the model makes {model.kind} representations, which have no tokens to match; "
-            "expected multi_vector"
+            "explain: the model makes dense representations, which have no tokens to match; expected "
+            "multi_vector or sparse"
         )
     query, document = map(well_formed, strings([query, document]))  # as the tokenizer sees them
+    if model.kind == "sparse":
+        return match_terms(_term_weights(model, query, "query"), _term_weights(model, document, "document"))
     return match_tokens(
         TokenVectors(query, *model.represent_with_tokens(query, "query")),
         TokenVectors(document, *model.represent_with_tokens(document, "document")),
     )
+
+
+def _term_weights(model: Model, text: str, side: Side) -> TermWeights:
+    weights = cast(Sparse, model.represent([text], side))
+    return TermWeights(text, weights, model.vocabulary, model.pieces(text, side))
 
 
 def _to_words(text: str) -> Callable[[Piece], Piece]:
