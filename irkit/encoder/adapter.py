@@ -32,6 +32,7 @@ class TransformersEncoder(nn.Module):
         model: Its encoder.
         packed: Whether rows are packed.
         family: ``model_type`` of its configuration.
+        decoder: The last layer of a masked language model, whose input is then what the encoder gives.
     """
 
     def __init__(self, model: Any, *, attention: str = "auto") -> None:
@@ -42,6 +43,7 @@ class TransformersEncoder(nn.Module):
         self.family = str(self.settings.model_type)
         self.attention = attention
         self.head_weights: dict[str, Tensor] = {}
+        self.decoder: nn.Linear | None = None
         self.packed = False
         self.packed = self._can_pack()
 
@@ -55,21 +57,38 @@ class TransformersEncoder(nn.Module):
             ConfigError: transformers does not know the architecture.
             CorruptError: Weights are missing.
         """
-        from transformers import AutoModel
+        return cls(_load("AutoModel", directory, dtype), attention=attention)
 
-        try:
-            model, report = AutoModel.from_pretrained(
-                str(directory), dtype=dtype, local_files_only=True, output_loading_info=True
+    def load_decoder_(self) -> nn.Linear:
+        """Load the checkpoint as a masked language model, and give hidden states as its decoder gets them.
+
+        Returns:
+            The decoder; it is saved with the encoder.
+
+        Raises:
+            ConfigError: It is none, or does more with hidden states than to multiply them with one matrix.
+        """
+        dtype = next(self.parameters()).dtype
+        self.whole = self.model = _load("AutoModelForMaskedLM", self.whole.name_or_path, dtype)
+        self.settings = self.whole.config
+        decoder, ids = self.whole.get_output_embeddings(), torch.arange(5, 9)[None]
+        if not isinstance(decoder, nn.Linear):
+            raise ConfigError(f"loading {self.whole.name_or_path}: a {self.family} without a decoder matrix")
+        with torch.no_grad():
+            logits = self.whole(input_ids=ids).logits
+            decoder.forward = _same  # type: ignore[method-assign]
+            hidden = self.whole(input_ids=ids).logits
+        alike = hidden.shape[-1] == decoder.in_features and torch.allclose(
+            nn.functional.linear(hidden, decoder.weight, decoder.bias), logits, rtol=1e-3, atol=1e-4
+        )
+        if not alike:
+            raise ConfigError(
+                f"loading {self.whole.name_or_path}: the logits of a {self.family} are more than a product "
+                "with its decoder matrix, which irkit cannot run"
             )
-        except (ValueError, KeyError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(f"loading {directory}: transformers cannot load it: {reason}") from error
-        missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-        if missing:
-            raise CorruptError(
-                f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}"
-            )
-        return cls(model.eval(), attention=attention)
+        self.decoder, self.packed = decoder, False
+        self.packed = self._can_pack()
+        return decoder
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the model as transformers does."""
@@ -91,7 +110,7 @@ class TransformersEncoder(nn.Module):
     @property
     def hidden_size(self) -> int:
         """Width of the output."""
-        return int(self.settings.hidden_size)
+        return int(self.settings.hidden_size) if self.decoder is None else self.decoder.in_features
 
     @property
     def word_embeddings(self) -> nn.Parameter:
@@ -127,8 +146,12 @@ class TransformersEncoder(nn.Module):
         seen = mask
         if attended is not None:
             seen = torch.arange(ids.shape[1], device=ids.device) < attended.to(ids.device)[:, None]
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=seen.long()).last_hidden_state
+        hidden = self._hidden(self.model(input_ids=ids, attention_mask=seen.long()))
         return tokens.with_values(hidden[mask])
+
+    def _hidden(self, output: Any) -> Tensor:
+        hidden: Tensor = output.last_hidden_state if self.decoder is None else output.logits
+        return hidden
 
     def _run_packed(self, tokens: Ragged, attended: Tensor | None = None) -> Tensor:
         keys = None if attended is None else leading(tokens, attended)
@@ -137,8 +160,7 @@ class TransformersEncoder(nn.Module):
             output = self.model(input_ids=tokens.values[None], position_ids=tokens.positions()[None])
         finally:
             _rows.reset(token)
-        hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+        return self._hidden(output)[0]
 
     def _can_pack(self) -> bool:
         takes = inspect.signature(self.model.forward).parameters
@@ -166,6 +188,27 @@ class TransformersEncoder(nn.Module):
             self.model.set_attn_implementation(own)
         self.model.train(training)
         return agree
+
+
+def _load(kind: str, directory: str | Path, dtype: torch.dtype) -> Any:
+    """A model of transformers in evaluation mode, all of whose weights are in the directory."""
+    import transformers
+
+    try:
+        model, report = getattr(transformers, kind).from_pretrained(
+            str(directory), dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"loading {directory}: transformers cannot load it: {reason}") from error
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise CorruptError(f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}")
+    return model.eval()
+
+
+def _same(hidden: Tensor) -> Tensor:
+    return hidden
 
 
 def _register() -> None:

@@ -27,8 +27,8 @@ class MaskedLM(NamedTuple):
     Attributes:
         architecture: Class of transformers.
         prefix: What stands before the names of the encoder.
-        names: Parameters of `irkit.heads.SparseHead` to names in the checkpoint; where there are several,
-            files hold one of them or copies.
+        names: Parameters of `irkit.heads.SparseHead` to names in the checkpoint. Where there are two, the
+            first counts; files whose matrix is that of the word embeddings hold only the second.
         activation: After the linear layer.
         norm_eps: Added to the variance by the norm.
     """
@@ -51,7 +51,7 @@ def masked_lm(settings: Mapping[str, Any]) -> MaskedLM | None:
         return None
     if family == "bert":
         parts = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
-        decoder, bias = "cls.predictions.decoder", ("cls.predictions.bias", "cls.predictions.decoder.bias")
+        decoder, bias = "cls.predictions.decoder", ("cls.predictions.decoder.bias", "cls.predictions.bias")
         act, eps = settings.get("hidden_act", "gelu"), settings.get("layer_norm_eps", 1e-12)
     elif family == "distilbert":
         parts = ("vocab_transform", "vocab_layer_norm")
@@ -63,7 +63,7 @@ def masked_lm(settings: Mapping[str, Any]) -> MaskedLM | None:
         act, eps = settings.get("classifier_activation", "gelu"), settings.get("norm_eps", 1e-5)
     else:
         parts = ("lm_head.dense", "lm_head.layer_norm")
-        decoder, bias = "lm_head.decoder", ("lm_head.bias", "lm_head.decoder.bias")
+        decoder, bias = "lm_head.decoder", ("lm_head.decoder.bias", "lm_head.bias")
         act, eps = "gelu", settings.get("layer_norm_eps", 1e-12)
     names: NameMap = {"layers.0.weight": (f"{parts[0]}.weight",), "layers.2.weight": (f"{parts[1]}.weight",)}
     modern = family == "modernbert"

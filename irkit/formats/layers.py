@@ -22,7 +22,11 @@ Modules = list[tuple[str, Path]]  # class name, folder
 Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # class name, config.json, weights
 
 _TANH = "torch.nn.modules.activation.Tanh"
-_OTHERS = ("pylate.models.Dense.Dense", "irkit.Projection")  # modules outside sentence-transformers
+_OTHERS = (
+    "pylate.models.Dense.Dense",
+    "irkit.Projection",
+    "irkit.SparseHead",
+)  # modules outside sentence-transformers
 
 
 def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -> Modules:

@@ -16,10 +16,10 @@ from irkit.heads.base import Head, Side
 from irkit.ragged import Ragged
 from irkit.representation import Sparse
 
-__all__ = ["SparseConfig", "SparseHead", "transform_layers"]
+__all__ = ["ACTIVATIONS", "SparseConfig", "SparseHead", "transform_layers"]
 
 _NEVER = -1e4  # a bias with which no logit is positive; half precision holds it
-_ACTIVATIONS: dict[str, nn.Module] = {
+ACTIVATIONS: dict[str, nn.Module] = {
     "gelu": nn.GELU(),
     "gelu_tanh": nn.GELU("tanh"),
     "relu": nn.ReLU(),
@@ -177,16 +177,27 @@ class SparseHead(Head):
 
 
 def transform_layers(
-    width: int,
+    hidden_size: int,
     activation: str = "gelu",
     *,
+    width: int | None = None,
     norm_eps: float = 1e-12,
     dense_bias: bool = True,
     norm_bias: bool = True,
 ) -> list[nn.Module]:
-    """What masked language models do before the matrix: a linear layer, an activation, a norm."""
+    """What masked language models do before the matrix: a linear layer, an activation, a norm.
+
+    Args:
+        hidden_size: Width of the hidden states.
+        activation: One of `ACTIVATIONS`.
+        width: Of the matrix; None is the same.
+        norm_eps: Added to the variance.
+        dense_bias: Whether the linear layer has one.
+        norm_bias: Whether the norm has one.
+    """
+    width = hidden_size if width is None else width
     return [
-        nn.Linear(width, width, bias=dense_bias),
-        _ACTIVATIONS[activation],
+        nn.Linear(hidden_size, width, bias=dense_bias),
+        ACTIVATIONS[activation],
         nn.LayerNorm(width, eps=norm_eps, bias=norm_bias),
     ]
