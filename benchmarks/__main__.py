@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector")
+SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector", "sparse")
 
 
 def main() -> None:

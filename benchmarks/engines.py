@@ -1,35 +1,19 @@
-"""One engine of the suite ``multi_vector`` in a process of its own, under the Python that has it.
-
-``python -m benchmarks.engines build ENGINE OPTIONS VECTORS FOLDER`` builds an index and prints what it took;
-``serve`` instead of ``build`` answers requests, a line of JSON each: ``{"settings": ..., "queries": 30}``
-searches for ten hits of the first 30 queries, one at a time. OPTIONS is JSON and chooses what is built.
-How many threads there are, the environment says.
-"""
+"""Engines of the suite ``multi_vector``; each runs in a process of its own, see `benchmarks.worker`."""
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import peak_memory
 from benchmarks.token_vectors import TokenVectors, exact_scores, read
+from benchmarks.worker import Engine, K, Options, Search, work
 
-Options = dict[str, Any]
 Hits = list[int]
-Search = Callable[[Any, Options], Hits]
 
-K = 10
-BUILD_LIMIT = 1800  # seconds of processor time; a longer build is ended by SIGXCPU
 _CHUNK = 500  # documents given to irkit at a time
 
 
@@ -49,7 +33,7 @@ def open_exact(vectors: TokenVectors, folder: Path, options: Options) -> Search:
         best = np.argpartition(-scores, K)[:K]
         return best[np.argsort(-scores[best])].tolist()
 
-    return search
+    return _one_by_one(search, vectors)
 
 
 def build_irkit(vectors: TokenVectors, folder: Path, options: Options) -> None:
@@ -81,7 +65,7 @@ def open_irkit(vectors: TokenVectors, folder: Path, options: Options) -> Search:
         queries = MultiVector(Ragged(torch.from_numpy(query), torch.tensor([len(query)])))
         return index.search(queries, K).rows[0].tolist()
 
-    return search
+    return _one_by_one(search, vectors)
 
 
 def build_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> None:
@@ -112,7 +96,7 @@ def open_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> Searc
     from tachiom import Tachiom
 
     index = Tachiom.load(str(folder / "index"))
-    return lambda query, settings: index.search(query, K, **settings)[1].tolist()
+    return _one_by_one(lambda query, settings: index.search(query, K, **settings)[1].tolist(), vectors)
 
 
 def build_xtr_warp(vectors: TokenVectors, folder: Path, options: Options) -> None:
@@ -138,7 +122,7 @@ def open_xtr_warp(vectors: TokenVectors, folder: Path, options: Options) -> Sear
         )
         return [row for row, _ in hits[0]]
 
-    return search
+    return _one_by_one(search, vectors)
 
 
 def build_fast_plaid(vectors: TokenVectors, folder: Path, options: Options) -> None:
@@ -159,16 +143,7 @@ def open_fast_plaid(vectors: TokenVectors, folder: Path, options: Options) -> Se
         hits = index.search(queries_embeddings=queries, top_k=K, show_progress=False, **settings)
         return [row for row, _ in hits[0]]
 
-    return search
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How to build and to open an index, and the package that does it."""
-
-    package: str
-    build: Callable[[TokenVectors, Path, Options], None]
-    open: Callable[[TokenVectors, Path, Options], Search]
+    return _one_by_one(search, vectors)
 
 
 ENGINES = {
@@ -180,31 +155,9 @@ ENGINES = {
 }
 
 
-def build(engine: str, options: Options, vectors: TokenVectors, folder: Path) -> dict[str, float]:
-    """Build, and say how long it took, how much memory and how many bytes."""
-    before, start, used = peak_memory(), time.perf_counter(), _cpu_seconds()
-    ENGINES[engine].build(vectors, folder, options)
-    return {
-        "seconds": time.perf_counter() - start,
-        "cpu": _cpu_seconds() - used,
-        "memory": peak_memory() - before,
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-    }
-
-
-def serve(engine: str, options: Options, vectors: TokenVectors, folder: Path) -> None:
-    """Answer requests until there are no more."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever an engine prints is no answer
-    search = ENGINES[engine].open(vectors, folder, options)
+def _one_by_one(search: Callable[[Any, Options], Hits], vectors: TokenVectors) -> Search:
     queries = [np.array(vectors.query(number)) for number in range(len(vectors.exact))]
-    print(json.dumps({"version": metadata.version(ENGINES[engine].package)}), file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        asked, settings = queries[: request["queries"]], request["settings"]
-        start, used = time.perf_counter(), time.process_time()
-        hits = [search(query, settings) for query in asked]
-        answer = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "hits": hits}
-        print(json.dumps(answer), file=answers, flush=True)
+    return lambda count, settings: [search(query, settings) for query in queries[:count]]
 
 
 def _documents(vectors: TokenVectors) -> list[torch.Tensor]:
@@ -221,19 +174,5 @@ def _from_file(array: Any, start: int, stop: int) -> Any:
     return flat.reshape(-1, width)
 
 
-def _cpu_seconds() -> float:
-    """Of this process, all threads, and of the processes it started."""
-    return sum(
-        resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-
-
 if __name__ == "__main__":
-    verb, name, chosen, source, target = sys.argv[1:]
-    if verb == "build":
-        resource.setrlimit(resource.RLIMIT_CPU, (BUILD_LIMIT, BUILD_LIMIT + 10))
-    work = {"build": build, "serve": serve}[verb]
-    result = work(name, json.loads(chosen), read(Path(source)), Path(target))
-    if result is not None:
-        print(json.dumps(result))
+    work(ENGINES, read)

@@ -12,6 +12,11 @@ from benchmarks.harness import Row
 __all__ = ["draw_curves"]
 
 _COLORS = {
+    "irkit": "#0072b2",
+    "irkit exact": "#56b4e9",
+    "pyseismic-lsr": "#d55e00",
+    "numba scan": "#8c564b",
+    "numpy scan": "#999999",
     "irkit plaid": "#0072b2",
     "irkit plaid, tokens kept": "#003f5c",
     "irkit plaid 2 bits": "#56b4e9",
@@ -24,23 +29,24 @@ _COLORS = {
 }
 _TEXT, _LINE = "#808080", "#80808055"
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 270, 230, 44, 62, 44  # of a panel, and around it
-_WORST, _STEP = 0.8, 0.05  # recall where the axis begins, and its ticks
+_TICKS = 5  # of recall
 
 
-def draw_curves(rows: Sequence[Row], collections: Sequence[str]) -> str:
+def draw_curves(rows: Sequence[Row], collections: Sequence[str], worst: float = 0.8) -> str:
     """A panel a collection: recall@10 to the right, queries a second upwards, a line a contender.
 
-    A line joins the settings that no other of the same contender beats in both. Below a recall of 0.8
-    nothing is drawn.
+    A line joins the settings that no other of the same contender beats in both. Below the recall ``worst``
+    and of contenders without a color nothing is drawn.
     """
+    rows = [row for row in rows if row["contender"] in _COLORS and row["recall@10"] >= worst]
     speeds = [row["queries/s"] for row in rows]
     low, high = math.floor(math.log10(min(speeds))), math.ceil(math.log10(max(speeds)))
     width = _LEFT + len(collections) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + 40
     shapes = [*_legend([name for name in _COLORS if any(row["contender"] == name for row in rows)])]
     for place, name in enumerate(collections):
-        found = [row for row in rows if row["collection"] == name and row["recall@10"] >= _WORST]
-        shapes += _panel(_LEFT + place * (_WIDTH + _GAP), name, found, low, high)
+        found = [row for row in rows if row["collection"] == name]
+        shapes += _panel(_LEFT + place * (_WIDTH + _GAP), name, found, low, high, worst)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -51,9 +57,9 @@ def draw_curves(rows: Sequence[Row], collections: Sequence[str]) -> str:
     )
 
 
-def _panel(left: int, name: str, rows: list[Row], low: int, high: int) -> Iterator[str]:
+def _panel(left: int, name: str, rows: list[Row], low: int, high: int, worst: float) -> Iterator[str]:
     def x(recall: float) -> float:
-        return left + (recall - _WORST) / (1 - _WORST) * _WIDTH
+        return left + (recall - worst) / (1 - worst) * _WIDTH
 
     def y(speed: float) -> float:
         return _TOP + _HEIGHT * (high - math.log10(speed)) / (high - low)
@@ -65,7 +71,7 @@ def _panel(left: int, name: str, rows: list[Row], low: int, high: int) -> Iterat
         yield f'<line x1="{left}" x2="{left + _WIDTH}" y1="{at:.1f}" y2="{at:.1f}" stroke="{_LINE}"/>'
         if left == _LEFT:
             yield f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:g}</text>'
-    for recall in np.arange(_WORST, 1 + _STEP / 2, _STEP).tolist():
+    for recall in np.linspace(worst, 1, _TICKS).tolist():
         yield f'<line x1="{x(recall):.1f}" x2="{x(recall):.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_LINE}"/>'
         yield f'<text x="{x(recall):.1f}" y="{bottom + 15}" text-anchor="middle">{recall:.2f}</text>'
     label = "recall@10, against queries/s of one thread" if left == _LEFT else "recall@10"

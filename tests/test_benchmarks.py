@@ -125,18 +125,19 @@ def test_curves_are_drawn_where_they_belong() -> None:
 
 
 def test_engines_of_token_vectors_find_what_is_exact(tmp_path: Path) -> None:
-    from benchmarks.engines import ENGINES, build
+    from benchmarks.engines import ENGINES
     from benchmarks.token_vectors import generate, read
+    from benchmarks.worker import build
     from irkit import MultiVector, Ragged, score
 
     generate(60, 50).write(tmp_path / "vectors")
     vectors = read(tmp_path / "vectors")
     documents = MultiVector(Ragged(torch.tensor(vectors.tokens).float(), np.diff(vectors.offsets)))
     for engine, options in (("exact", {"dtype": "float32"}), ("irkit", {"kind": "flat"})):
-        built = build(engine, options, vectors, tmp_path / engine)
+        built = build(ENGINES[engine], options, vectors, tmp_path / engine)
         assert built["bytes"] == 0 or built["bytes"] >= vectors.tokens.nbytes
         search = ENGINES[engine].open(vectors, tmp_path / engine, options)
-        for number in range(5):
+        for number, hits in enumerate(search(5, {})):
             query = np.array(vectors.query(number))
             best = score(MultiVector(Ragged.from_rows([query])), documents)[0].topk(10).indices.tolist()
-            assert search(query, {}) == best == vectors.exact[number, :10].tolist()
+            assert hits == best == vectors.exact[number, :10].tolist()

@@ -1,0 +1,145 @@
+"""Suite ``sparse``: recall against queries a second of engines for sparse vectors, one query at a time.
+
+Peers are found in the folder that ``IRKIT_PEERS`` names::
+
+    seismic/ bm25s/ ...   what the wheels of pyseismic-lsr and bm25s unpack to
+    work/                 made by the suite: vectors, and indexes of peers, which are not built again
+
+Without them the suite runs all the same and says what it left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import statistics
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.contest import Contender, Hits, measure, work_folder
+from benchmarks.harness import Row, write_results
+from benchmarks.plot import draw_curves
+from benchmarks.sparse_bars import bars, bm25, speeds
+from benchmarks.sparse_vectors import BM25, SparseVectors, generate, read, score_hits, texts
+from benchmarks.worker import K
+
+_TEXTS = {"SciFact": ("scifact",), "MS MARCO": ("msmarco-dl19-pool", "msmarco-dl21-pool")}
+COLLECTIONS = ("generated 200k", "generated 1M", *_TEXTS)
+ROUNDS = 5
+_ROUND = 0.3  # seconds that a setting may take in a round, if five queries take no more
+_POSTINGS = {"generated 1M": (1000,), "generated 200k": (150, 300)}  # of Seismic, of each term
+_CUTS, _FACTORS = (3, 4, 5, 6, 7, 8, 10, 12, 16), (0.8, 0.9, 1.0, 1.1, 1.2)
+_EFFORTS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+_EXACT = {"numpy scan": 0.999, "numba scan": 0.999, "irkit exact": 0.999, "irkit BM25": 0.999, "bm25s": 0.999}
+_PLOT = Path(__file__).parents[1] / "docs" / "sparse.svg"
+
+
+def contenders(name: str) -> dict[str, Contender]:
+    """Those of a collection; what follows a comma in their names is what they build."""
+    contender = partial(Contender, "benchmarks.sparse_engines")
+    grid = itertools.product(_CUTS, _FACTORS)
+    seismic = tuple({"query_cut": cut, "heap_factor": factor} for cut, factor in grid)
+    exact = ({"mode": "exact"}, {"mode": "exact", "together": True})
+    ours = (*exact, *({"mode": "approximate", "effort": effort} for effort in _EFFORTS))
+    known = {
+        "numpy scan": contender("numpy", {}),
+        "numba scan": contender("numba", {}),
+        "irkit": contender("irkit", {"kind": "inverted"}, ours),
+    }
+    for postings in _POSTINGS.get(name, (100, 300)):
+        known[f"pyseismic-lsr, {postings} postings"] = contender(
+            "seismic", {"n_postings": postings}, seismic, peer="seismic"
+        )
+    if name in _TEXTS:
+        options = {"kind": "inverted", "bm25": BM25}
+        known["irkit BM25"] = contender("irkit", options, exact)
+        known["bm25s"] = contender("bm25s", {"bm25": BM25}, ({}, {"together": True}), peer="bm25s")
+    return known
+
+
+def main() -> None:
+    """Measure the collections; store the curves, what they come to, and the plot."""
+    rows: list[Row] = []
+    builds: list[Row] = []
+    with work_folder() as work:
+        for name in COLLECTIONS:
+            curve, built = measure_collection(name, prepared(name, work))
+            rows += curve
+            builds += built
+            write_results("sparse_curves", rows)
+            write_results("sparse_speed", [*speeds(rows), *bm25(rows)])
+            write_results("sparse", [*bars(rows, builds), *builds])
+            _PLOT.write_text(draw_curves(rows, COLLECTIONS[: COLLECTIONS.index(name) + 1], 0.9))
+
+
+def prepared(name: str, work: Path) -> Path:
+    """The folder of the vectors of a collection; made if it is not there."""
+    folder = work / f"sparse-{name.replace(' ', '-')}"
+    if not folder.exists():
+        aside = folder.with_suffix(".tmp")
+        shutil.rmtree(aside, ignore_errors=True)
+        size = name.removeprefix("generated ").replace("k", "000").replace("M", "000000")
+        vectors = texts(_TEXTS[name]) if name in _TEXTS else generate(int(size))
+        vectors.write(aside)
+        aside.rename(folder)
+    return folder
+
+
+def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[list[Row], list[Row]]:
+    """Build and search with every contender: rows of the curves, and of the builds."""
+    vectors, known = read(folder), contenders(name)
+    builds, hits, times = measure(known, folder, len(vectors.best), rounds, _ROUND)
+    curves = []
+    for (label, chosen), taken in times.items():
+        settings = known[label].options | json.loads(chosen)
+        contender = label.partition(",")[0]
+        if contender == "irkit" and settings["mode"] == "exact":
+            contender = "irkit exact"
+        cpu, wall = (statistics.median(each) for each in zip(*taken, strict=True))
+        curves.append(
+            {
+                "collection": name,
+                "contender": contender,
+                "settings": settings,
+                "recall@10": _recall(contender, hits[label, chosen], vectors),
+                "queries/s": 1 / cpu,
+                "us/query": 1e6 * cpu,
+                "wall us/query": 1e6 * wall,
+            }
+        )
+    return curves, [
+        _build_row(name, label, built, len(vectors.terms))
+        for label, built in builds.items()
+        if not label.endswith("scan")
+    ]
+
+
+def _recall(contender: str, hits: Hits, vectors: SparseVectors) -> float:
+    """Share of hits that score what the ten best do; stops if ours are none or exact search errs."""
+    if contender.startswith("irkit") and any(len(set(each)) != K or min(each) < 0 for each in hits):
+        raise SystemExit(f"sparse: {contender} did not find {K} different documents for every query")
+    shares = []
+    for number, (found, best) in enumerate(zip(hits, vectors.best, strict=True)):
+        wanted = int((best > 0).sum())
+        if wanted:
+            scores = score_hits(vectors, number, np.unique(found))
+            shares.append(min(wanted, (scores >= best[wanted - 1] * (1 - 1e-6)).sum()) / wanted)
+    recall = float(np.mean(shares))
+    if recall < _EXACT.get(contender, 0):
+        raise SystemExit(f"sparse: {contender} is wrong, recall@10 is {recall:.4f}")
+    return recall
+
+
+def _build_row(name: str, label: str, built: Row, postings: int) -> Row:
+    return {
+        "collection": name,
+        "contender": label,
+        "version": built.get("version"),
+        "build CPU s": built.get("cpu"),
+        "memory of the build MB": built.get("memory"),
+        "bytes/posting": built["bytes"] / postings if built.get("bytes") else None,
+        "note": built.get("skipped", ""),
+    }

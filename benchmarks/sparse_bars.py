@@ -1,0 +1,115 @@
+"""What the measurements of the suite ``sparse`` come to: ratios to the others, and what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness import Row
+
+__all__ = ["bars", "bm25", "speeds"]
+
+RECALLS = (0.92, 0.96, 0.98, 0.995)  # at which speeds are compared
+_PEER, _EXACT, _BM25 = "pyseismic-lsr", "irkit exact", "irkit BM25"
+_Bar = tuple[str, float, str, float | None]
+
+
+def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
+    """A row for each thing that is wanted, by collection; what there is no measurement for is left out."""
+    rows = []
+    for name in dict.fromkeys(row["collection"] for row in curves):
+        found = [row for row in curves if row["collection"] == name]
+        built = [row for row in builds if row["collection"] == name and row["build CPU s"]]
+        for what, value, sign, wanted in [*_speed(found), *_lexical(found), *_sizes(built, found)]:
+            met = "" if wanted is None else "yes" if (value >= wanted) == (sign == ">=") else "no"
+            limit = "" if wanted is None else f"{sign} {wanted:g}"
+            rows.append({"collection": name, "irkit": what, "is": value, "wanted": limit, "met": met})
+    return rows
+
+
+def speeds(curves: Sequence[Row]) -> list[Row]:
+    """A row a contender: microseconds a query of the fastest of its settings that reach a recall."""
+    rows = []
+    names = dict.fromkeys((row["collection"], row["contender"]) for row in curves)
+    for name, contender in names:
+        found = [row for row in curves if row["collection"] == name]
+        cells: Row = {"collection": name, "us/query at recall@10 of": contender}
+        for recall in (*RECALLS, 1.0):
+            best = _fastest(found, contender, min(recall, 0.9995))
+            cells[f">= {recall:g}"] = f"{best['us/query']:.0f}" if best else ""
+        rows.append(cells)
+    return rows
+
+
+def bm25(curves: Sequence[Row]) -> list[Row]:
+    """A row a contender that does BM25: queries a second, asked one by one and together."""
+    rows = []
+    for name in dict.fromkeys(row["collection"] for row in curves if row["contender"] == _BM25):
+        found = [row for row in curves if row["collection"] == name]
+        for contender in (_BM25, "bm25s"):
+            pair = [_fastest(found, contender, 0.99, together) for together in (False, True)]
+            if pair[0] and pair[1]:
+                alone, together = (each["queries/s"] for each in pair if each)
+                rows.append(
+                    {
+                        "collection": name,
+                        "BM25": contender,
+                        "recall@10": pair[0]["recall@10"],
+                        "queries/s": alone,
+                        "together": together,
+                    }
+                )
+    return rows
+
+
+def _fastest(rows: Sequence[Row], contender: str, recall: float, together: bool = False) -> Row | None:
+    """The setting of most queries a second among those that find so much."""
+    good = [
+        row
+        for row in rows
+        if row["contender"] == contender
+        and row["recall@10"] >= recall
+        and row["settings"].get("together", False) == together
+    ]
+    return max(good, key=lambda row: row["queries/s"], default=None)
+
+
+def _speed(rows: list[Row]) -> Iterator[_Bar]:
+    """Queries a second over those of the others."""
+    for recall in RECALLS:
+        ours = max(
+            filter(None, (_fastest(rows, each, recall) for each in ("irkit", _EXACT))),
+            key=lambda row: row["queries/s"],
+            default=None,
+        )
+        theirs = _fastest(rows, _PEER, recall)
+        if ours and theirs:
+            yield (
+                f"queries/s at recall {recall:g} / {_PEER}",
+                ours["queries/s"] / theirs["queries/s"],
+                ">=",
+                1.2,
+            )
+    exact = _fastest(rows, _EXACT, 0)
+    for scan, wanted in (("numpy scan", 7.0), ("numba scan", 1.0)):
+        theirs = _fastest(rows, scan, 0)
+        if exact and theirs:
+            yield f"queries/s, exact / {scan}", exact["queries/s"] / theirs["queries/s"], ">=", wanted
+
+
+def _lexical(rows: list[Row]) -> Iterator[_Bar]:
+    """BM25 over bm25s."""
+    for together, how in ((False, "one by one"), (True, "together")):
+        ours, theirs = (_fastest(rows, each, 0.99, together) for each in (_BM25, "bm25s"))
+        if ours and theirs:
+            yield f"BM25 queries/s {how} / bm25s", ours["queries/s"] / theirs["queries/s"], ">=", 1.0
+
+
+def _sizes(built: list[Row], rows: list[Row]) -> Iterator[_Bar]:
+    """Time of the build and bytes over those of the peer that is fastest at the highest recall."""
+    ours = next((row for row in built if row["contender"] == "irkit"), None)
+    best = _fastest(rows, _PEER, RECALLS[-1])
+    if ours and best:
+        label = f"{_PEER}, {best['settings']['n_postings']} postings"
+        theirs = next(row for row in built if row["contender"] == label)
+        for what, key in (("processor time of the build", "build CPU s"), ("bytes", "bytes/posting")):
+            yield f"{what} / {label}", ours[key] / theirs[key], "<=", 1.0

@@ -1,0 +1,257 @@
+"""Engines of the suite ``sparse``; each runs in a process of its own, see `benchmarks.worker`.
+
+All search for one query at a time, or, with the setting ``{"together": true}``, for all of them in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.sparse_vectors import SparseVectors, read, transposed
+from benchmarks.worker import Engine, K, Options, Search, work
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK = 8192  # documents given to irkit at a time
+
+
+def build_nothing(vectors: SparseVectors, folder: Path, options: Options) -> None:
+    """Scans transpose the vectors when they are opened."""
+
+
+def open_numpy(vectors: SparseVectors, folder: Path, options: Options) -> Search:
+    """The documents of each term of the query added up by numpy, as bm25s does without numba."""
+    starts, rows, impacts = transposed(vectors)
+    documents, queries = len(vectors.offsets) - 1, _queries(vectors)
+
+    def search(count: int, settings: Options) -> list[list[int]]:
+        hits = []
+        for terms, weights in queries[:count]:
+            scores = np.zeros(documents, np.float32)
+            for term, weight in zip(terms, weights, strict=True):
+                part = slice(starts[term], starts[term + 1])
+                scores[rows[part]] += weight * impacts[part]
+            best = np.argpartition(scores, documents - K)[documents - K :]
+            hits.append(best[np.argsort(-scores[best])].tolist())
+        return hits
+
+    return search
+
+
+def open_numba(vectors: SparseVectors, folder: Path, options: Options) -> Search:
+    """The same in a compiled loop, with the ten best taken by place."""
+    starts, rows, impacts = transposed(vectors)
+    rows, scan = rows.astype(np.uint32), _scan()
+    scores, queries = np.empty(len(vectors.offsets) - 1, np.float32), _queries(vectors)
+    best, best_scores = np.empty(K, np.int64), np.empty(K, np.float32)
+
+    def search(count: int, settings: Options) -> list[list[int]]:
+        hits = []
+        for terms, weights in queries[:count]:
+            scan(starts, rows, impacts, terms, weights, scores, best, best_scores)
+            hits.append(best.tolist())
+        return hits
+
+    return search
+
+
+def build_irkit(vectors: SparseVectors, folder: Path, options: Options) -> None:
+    """Through the public interface, documents in chunks; as counts if ``options["bm25"]`` are k1 and b."""
+    from irkit import Ragged, Sparse
+    from irkit.index import Store, create_index
+    from irkit.index.bm25 import begin
+
+    weights = vectors.counts if "bm25" in options else vectors.weights
+    with Store.build(folder) as store:
+        index = create_index(store, {key: value for key, value in options.items() if key != "bm25"})
+        if "bm25" in options:
+            with store.update():
+                begin(store, *options["bm25"])
+        for start in range(0, len(vectors.offsets) - 1, _CHUNK):
+            offsets = vectors.offsets[start : start + _CHUNK + 1]
+            part = slice(offsets[0], offsets[-1])
+            terms = Ragged(_from_file(vectors.terms, part).astype(np.int32), np.diff(offsets))
+            index.add(Sparse(terms, _from_file(weights, part).astype(np.float32), int(vectors.dim)))
+        index.finish()
+        store.publish()
+
+
+def open_irkit(vectors: SparseVectors, folder: Path, options: Options) -> Search:
+    """Settings are fields of the index's configuration."""
+    from irkit import Ragged, Sparse
+    from irkit.index import Store, open_index
+
+    index = open_index(Store.open(folder))
+    built = index.config
+    terms = Ragged(np.array(vectors.query_terms, np.int32), np.diff(vectors.query_offsets))
+    every = Sparse(terms, np.array(vectors.query_weights), int(vectors.dim))
+    each = [every[number : number + 1] for number in range(len(every))]
+
+    def search(count: int, settings: Options) -> list[list[int]]:
+        together = settings.get("together", False)
+        chosen = {key: value for key, value in settings.items() if key != "together"}
+        index.config = built.model_copy(update=chosen)
+        if together:
+            return index.search(every[:count], K).rows.tolist()  # type: ignore[no-any-return]
+        return [index.search(query, K).rows[0].tolist() for query in each[:count]]
+
+    return search
+
+
+def build_seismic(vectors: SparseVectors, folder: Path, options: Options) -> None:
+    """With ``n_postings`` of the options; the other two are those that suit collections of this size."""
+    from seismic import SeismicIndexRaw
+
+    folder.mkdir(parents=True)
+    given = folder / "vectors.bin"
+    _write_seismic(vectors, given)
+    index = SeismicIndexRaw.build(str(given), max_fraction=6.0, centroid_fraction=0.1, **options)
+    index.save(str(folder / "index"))
+    given.unlink()
+
+
+def open_seismic(vectors: SparseVectors, folder: Path, options: Options) -> Search:
+    """Settings are its query_cut and heap_factor."""
+    from seismic import SeismicIndexRaw
+
+    index = SeismicIndexRaw.load(str(folder / "index"))
+    queries = [(terms.astype(np.int32), weights) for terms, weights in _queries(vectors)]
+
+    def search(count: int, settings: Options) -> list[list[int]]:
+        cut, factor = settings["query_cut"], settings["heap_factor"]
+        hits = [index.search(terms, weights, K, cut, factor, 0, True) for terms, weights in queries[:count]]
+        return [[row for _, row in each] for each in hits]
+
+    return search
+
+
+def build_bm25s(vectors: SparseVectors, folder: Path, options: Options) -> None:
+    """From the terms of each document, each as often as it occurs."""
+    from bm25s import BM25
+
+    counts = np.asarray(vectors.counts)
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])[vectors.offsets]
+    terms = np.split(np.repeat(np.asarray(vectors.terms), counts), ends[1:-1])
+    k1, b = options["bm25"]
+    index = BM25(method="lucene", k1=k1, b=b, backend="numba")
+    index.index(
+        ([each.tolist() for each in terms], {term: term for term in range(int(vectors.dim))}),
+        show_progress=False,
+    )
+    index.save(folder)
+
+
+def open_bm25s(vectors: SparseVectors, folder: Path, options: Options) -> Search:
+    """Its numba backend on one thread."""
+    from bm25s import BM25
+
+    index = BM25.load(folder)
+    index.backend = "numba"
+    queries = [
+        np.repeat(terms, counts).tolist()
+        for terms, counts in zip(
+            *(
+                np.split(array, vectors.query_offsets[1:-1])
+                for array in (vectors.query_terms, vectors.query_counts)
+            ),
+            strict=True,
+        )
+    ]
+
+    def retrieve(some: Sequence[list[int]]) -> list[list[int]]:
+        found = index.retrieve(list(some), k=K, show_progress=False, n_threads=1)
+        return found.documents.tolist()  # type: ignore[no-any-return]
+
+    def search(count: int, settings: Options) -> list[list[int]]:
+        if settings.get("together", False):
+            return retrieve(queries[:count])
+        return [retrieve([query])[0] for query in queries[:count]]
+
+    retrieve(queries[:1])  # compiles
+    return search
+
+
+ENGINES = {
+    "numpy": Engine("numpy", build_nothing, open_numpy),
+    "numba": Engine("numba", build_nothing, open_numba),
+    "irkit": Engine("irkit", build_irkit, open_irkit),
+    "seismic": Engine("pyseismic-lsr", build_seismic, open_seismic),
+    "bm25s": Engine("bm25s", build_bm25s, open_bm25s),
+}
+
+
+def _queries(vectors: SparseVectors) -> list[tuple[Array, Array]]:
+    """Terms (int64) and weights of each."""
+    every = (vectors.query(number) for number in range(len(vectors.best)))
+    return [(terms.astype(np.int64), np.array(weights)) for terms, weights in every]
+
+
+def _from_file(array: Any, part: slice) -> Array:
+    """Part of a mapped array, read without the mapping, whose pages would count as memory of the process."""
+    offset = array.offset + int(part.start) * array.itemsize
+    return np.fromfile(array.filename, array.dtype, int(part.stop - part.start), offset=offset)
+
+
+def _write_seismic(vectors: SparseVectors, path: Path) -> None:
+    """Its raw format, numbers of 32 bits: documents; then of each its length, its terms, its weights."""
+    with path.open("wb") as file:
+        np.uint32(len(vectors.offsets) - 1).tofile(file)
+        for start in range(0, len(vectors.offsets) - 1, _CHUNK):
+            offsets = np.asarray(vectors.offsets[start : start + _CHUNK + 1])
+            part = slice(offsets[0], offsets[-1])
+            lengths = np.diff(offsets)
+            place = 2 * (offsets[:-1] - offsets[0]) + np.arange(len(lengths))  # of each length
+            out = np.empty(2 * (offsets[-1] - offsets[0]) + len(lengths), np.uint32)
+            out[place] = lengths
+            at = np.repeat(place + 1 - (offsets[:-1] - offsets[0]), lengths) + np.arange(lengths.sum())
+            out[at] = _from_file(vectors.terms, part)
+            out[at + np.repeat(lengths, lengths)] = _from_file(vectors.weights, part).view(np.uint32)
+            out.tofile(file)
+
+
+def _scan() -> Any:
+    """``(starts, rows, impacts, terms, weights, scores (n,), best (k,), best_scores (k,))``, compiled."""
+    import numba
+
+    @numba.njit(fastmath=True)
+    def scan(
+        starts: Array,
+        rows: Array,
+        impacts: Array,
+        terms: Array,
+        weights: Array,
+        scores: Array,
+        best: Array,
+        best_scores: Array,
+    ) -> None:
+        scores[:] = 0
+        for place in range(len(terms)):
+            weight = weights[place]
+            for at in range(starts[terms[place]], starts[terms[place] + 1]):
+                scores[rows[at]] += weight * impacts[at]
+        best_scores[:] = -np.inf
+        for start in range(0, len(scores), 64):
+            highest = scores[start]
+            for row in range(start + 1, min(len(scores), start + 64)):
+                highest = max(highest, scores[row])
+            if highest <= best_scores[-1]:
+                continue
+            for row in range(start, min(len(scores), start + 64)):
+                score = scores[row]
+                if score <= best_scores[-1]:
+                    continue
+                place = len(best) - 1
+                while place > 0 and best_scores[place - 1] < score:
+                    best_scores[place], best[place] = best_scores[place - 1], best[place - 1]
+                    place -= 1
+                best_scores[place], best[place] = score, row
+
+    return scan
+
+
+if __name__ == "__main__":
+    work(ENGINES, read)

@@ -1,0 +1,178 @@
+"""Collections of sparse vectors: generated ones with topics, and real text weighted by BM25."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import data_dir
+from benchmarks.worker import K
+
+__all__ = ["BM25", "SparseVectors", "generate", "read", "score_hits", "texts", "transposed"]
+
+Array = np.ndarray[Any, Any]
+
+BM25 = 0.9, 0.4  # k1 and b
+
+
+@dataclass
+class SparseVectors:
+    """Documents and queries, compressed by rows.
+
+    Attributes:
+        offsets: ``(n + 1,)`` int64, where each document begins.
+        terms: ``(nonzeros,)`` integers, rising within a document.
+        weights: ``(nonzeros,)`` float32.
+        query_offsets: ``(n_q + 1,)`` int64.
+        query_terms: As ``terms``.
+        query_weights: As ``weights``.
+        dim: ``()`` int64, size of the vocabulary.
+        best: ``(n_q, 10)`` float64, the highest scores, falling; 0 where fewer documents share a term.
+        counts: ``(nonzeros,)`` uint16 of text: how often each term occurs, beside ``terms``.
+        query_counts: The same, beside ``query_terms``.
+    """
+
+    offsets: Array
+    terms: Array
+    weights: Array
+    query_offsets: Array
+    query_terms: Array
+    query_weights: Array
+    dim: Array
+    best: Array = field(default_factory=lambda: np.empty((0, K)))
+    counts: Array = field(default_factory=lambda: np.empty(0, np.uint16))
+    query_counts: Array = field(default_factory=lambda: np.empty(0, np.uint16))
+
+    def query(self, number: int) -> tuple[Array, Array]:
+        """Terms and weights."""
+        part = slice(self.query_offsets[number], self.query_offsets[number + 1])
+        return self.query_terms[part], self.query_weights[part]
+
+    def write(self, folder: Path) -> None:
+        """One .npy file an attribute."""
+        folder.mkdir(parents=True)
+        for name, array in asdict(self).items():
+            np.save(folder / f"{name}.npy", array)
+
+
+def read(folder: Path) -> SparseVectors:
+    """What `SparseVectors.write` wrote, mapped from the files."""
+    names = SparseVectors.__annotations__
+    return SparseVectors(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names})
+
+
+def generate(documents: int, queries: int = 1000) -> SparseVectors:
+    """Made-up documents of some 110 terms and queries of some 40, of the shape of SPLADE's.
+
+    A topic (500 documents each) has 500 terms drawn from a Zipf-Mandelbrot law, and 20 facets of 40 of them.
+    A document takes 70 % of its terms from its topic and facet, 15 % from another topic and 15 % from
+    everywhere. A query has twelve of the heaviest terms of one document and many light ones of its topic.
+    """
+    from benchmarks.sparse_generator import DIM, make
+
+    return _complete(SparseVectors(*make(documents, queries, max(200, documents // 500), 123), np.array(DIM)))
+
+
+def texts(collections: Sequence[str]) -> SparseVectors:
+    """Documents and queries of collections of `data_dir` as BM25 has it: rare terms weigh more in queries."""
+    from irkit.data import read_documents, read_queries
+    from irkit.index.bm25 import saturate
+    from irkit.lexical.analyzer import Analyzer
+
+    folders = [data_dir() / name for name in collections]
+    analyzer, numbers = Analyzer(), dict[str, int]()
+    documents = {each.id: each.full_text for folder in folders for each in read_documents(folder)}
+    found = [
+        [numbers.setdefault(term, len(numbers)) for term in analyzer.terms(text)]
+        for text in documents.values()
+    ]
+    asked = [
+        [numbers[term] for term in analyzer.terms(query.text) if term in numbers]
+        for folder in folders
+        for query in read_queries(folder)
+    ]
+    offsets, terms, counts = _counted(found)
+    lengths = np.array([len(each) for each in found])
+    weights = saturate(counts, np.repeat(lengths, np.diff(offsets)), *BM25, lengths.mean())
+    frequencies = np.bincount(terms, minlength=len(numbers))
+    rarity = np.log1p((len(found) - frequencies + 0.5) / (frequencies + 0.5))
+    query_offsets, query_terms, query_counts = _counted(asked)
+    query_weights = (query_counts * rarity[query_terms]).astype(np.float32)
+    queries = query_offsets, query_terms, query_weights
+    return _complete(
+        SparseVectors(
+            offsets,
+            terms,
+            weights,
+            *queries,
+            np.array(len(numbers)),
+            counts=counts,
+            query_counts=query_counts,
+        )
+    )
+
+
+def _counted(rows: Iterable[list[int]]) -> tuple[Array, Array, Array]:
+    """Offsets, terms and how often each occurs."""
+    pairs = [np.unique(np.array(row, np.int32), return_counts=True) for row in rows]
+    offsets = np.cumsum([0, *(len(terms) for terms, _ in pairs)])
+    terms = np.concatenate([terms for terms, _ in pairs])
+    return offsets, terms, np.concatenate([counts for _, counts in pairs]).astype(np.uint16)
+
+
+def _complete(vectors: SparseVectors) -> SparseVectors:
+    """Add the highest scores."""
+    starts, rows, impacts = transposed(vectors)
+    vectors.best = np.zeros((len(vectors.query_offsets) - 1, K))
+    for number, best in enumerate(vectors.best):
+        scores = np.zeros(len(vectors.offsets) - 1)
+        for term, weight in zip(*vectors.query(number), strict=True):
+            part = slice(starts[term], starts[term + 1])
+            scores[rows[part]] += float(weight) * impacts[part].astype(np.float64)
+        top = np.partition(scores, max(0, len(scores) - K))[-K:]
+        best[: len(top)] = np.sort(top)[::-1]
+    return vectors
+
+
+def transposed(vectors: SparseVectors) -> tuple[Array, Array, Array]:
+    """Compressed by terms: ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
+    arrays = vectors.offsets, vectors.terms, vectors.weights
+    result: tuple[Array, Array, Array] = _transpose()(*arrays, int(vectors.dim))
+    return result
+
+
+def score_hits(vectors: SparseVectors, number: int, rows: Array) -> Array:
+    """``(k,)`` float64: a query against some documents."""
+    query = np.zeros(int(vectors.dim))
+    terms, weights = vectors.query(number)
+    query[terms] = weights
+    parts = [slice(vectors.offsets[row], vectors.offsets[row + 1]) for row in rows]
+    return np.array([query[vectors.terms[part]] @ vectors.weights[part] for part in parts])
+
+
+@cache
+def _transpose() -> Any:
+    """``(offsets, terms, weights, dim)`` to what `transposed` returns, compiled when first used."""
+    import numba
+
+    @numba.njit
+    def transpose(offsets: Array, terms: Array, weights: Array, dim: int) -> tuple[Array, Array, Array]:
+        starts = np.zeros(dim + 1, np.int64)
+        for term in terms:
+            starts[term + 1] += 1
+        starts = np.cumsum(starts)
+        free = starts[:-1].copy()
+        rows, impacts = np.empty(len(terms), np.int64), np.empty(len(terms), np.float32)
+        for row in range(len(offsets) - 1):
+            for place in range(offsets[row], offsets[row + 1]):
+                at = free[terms[place]]
+                free[terms[place]] += 1
+                rows[at], impacts[at] = row, weights[place]
+        return starts, rows, impacts
+
+    return transpose
