@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._jit import compile_ir, cpu_features
+from .._products import vector_lanes
 from .._threads import share
-from .cpu_tile import Plan, write_add_rows, write_maxsim
+from .cpu_tile import Plan, write_maxsim
 from .reference import Tokens
 
-__all__ = ["backward", "compile_plan", "maxsim", "plan_for"]
+__all__ = ["compile_plan", "maxsim", "plan_for"]
 
 _MIN_WORK = 1 << 23  # multiply-adds worth a thread, about 0.15 ms
-_MIN_ENTRIES = 1 << 14  # rows added worth a thread
 
 
 def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
@@ -30,7 +30,7 @@ def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
         return Plan("bfloat16", 16, paired)
     if dtype == torch.int8 and "avx512vnni" in features:
         return Plan("int8", 16, paired)
-    return Plan("float32", _lanes(), paired)
+    return Plan("float32", vector_lanes(features), paired)
 
 
 def maxsim(
@@ -75,51 +75,11 @@ def maxsim(
     return scores, argmax
 
 
-def backward(
-    queries: Tensor, documents: Tensor, query_tokens: Tensor, document_tokens: Tensor, grads: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of queries and documents, added up in the order of the maxima.
-
-    Threads have columns of their own, so the result does not depend on their number.
-
-    Args:
-        queries: ``(total_q, d)``.
-        documents: ``(total_d, d)``.
-        query_tokens: ``(e,)`` int32, contiguous: the query token of each maximum.
-        document_tokens: ``(e,)`` int32, contiguous: its document token; -1 is none.
-        grads: ``(e,)`` float32, contiguous: its gradient.
-    """
-    entries, d, kernel = len(grads), queries.shape[1], _compiled_add_rows(_lanes())
-    tables = [x.float().contiguous() for x in (queries, documents)]
-    outs, tokens = [torch.zeros_like(table) for table in tables], (query_tokens, document_tokens)
-
-    def run(start: int, stop: int) -> None:
-        for i in range(2):
-            tensors = (outs[i], tables[1 - i], tokens[i], tokens[1 - i], grads)
-            kernel(*(tensor.data_ptr() for tensor in tensors), entries, d, start, stop)
-
-    share(run, d, min(torch.get_num_threads(), entries // _MIN_ENTRIES), parts=1, multiple=_lanes())
-    return outs[0].to(queries.dtype), outs[1].to(documents.dtype)
-
-
 @cache
 def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
     """Machine code for a plan; for another CPU by its LLVM name."""
     arguments = [ctypes.c_void_p] * 14 + [ctypes.c_int64] * 5
     return compile_ir(write_maxsim(plan), "maxsim", arguments, cpu=cpu)
-
-
-@cache
-def _compiled_add_rows(lanes: int) -> Callable[..., None]:
-    arguments = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 4
-    return compile_ir(write_add_rows(lanes), "add_rows", arguments)
-
-
-def _lanes() -> int:
-    features = cpu_features()
-    if "avx512f" in features:
-        return 16
-    return 8 if {"avx2", "fma"} <= features else 4
 
 
 def _pack(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:

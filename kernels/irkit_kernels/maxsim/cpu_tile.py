@@ -13,7 +13,7 @@ from functools import partial
 
 from .._jit import Code, Values, splat
 
-__all__ = ["Plan", "write_add_rows", "write_maxsim"]
+__all__ = ["Plan", "write_maxsim"]
 
 _ROWS = (8, 4, 2, 1)  # document tokens of a tile; the last 7 of a document take smaller ones
 _VECTORS = 2  # of query tokens: with 8 rows 16 sums, enough to hide the latency of a multiply-add
@@ -242,38 +242,3 @@ def _block(c: Code, plan: Plan, vectors: int, lane: str, at: str, begin: str, co
 
 def _entry(c: Code, offsets: str, row: str) -> str:
     return c.op(f"sext i32 {c.load('i32', offsets, c.mul(row, 4))} to i64")
-
-
-def write_add_rows(lanes: int) -> str:
-    """The module of ``out[out_rows[i]] += weights[i] * table[table_rows[i]]``, in order, for some columns.
-
-    Negative rows are passed over. ``out`` and ``table`` are float32 of width ``d``.
-    """
-    c, floats = Code(), f"<{lanes} x float>"
-    whole = c.sub("%stop", c.op(f"srem i64 {c.sub('%stop', '%start')}, {lanes}"))
-
-    def entry(i: str, _: Values) -> None:
-        rows = [_entry(c, name, i) for name in ("%out_rows", "%table_rows")]
-        weight = c.load("float", "%weights", c.mul(i, 4))
-
-        def add(width: int, column: str, _: Values) -> None:
-            kind = floats if width > 1 else "float"
-            factor = c.broadcast(lanes, "float", weight) if width > 1 else weight
-            target, source = (
-                c.at(pointer, c.mul(c.add(c.mul(row, "%d"), column), 4))
-                for pointer, row in zip(("%out", "%table"), rows, strict=True)
-            )
-            product = c.op(f"fmul {kind} {factor}, {c.load(kind, source)}")
-            c.store(kind, c.op(f"fadd {kind} {c.load(kind, target)}, {product}"), target)
-
-        def row() -> None:
-            c.loop("%start", whole, lanes, partial(add, lanes))
-            c.loop(whole, "%stop", 1, partial(add, 1))
-
-        c.when(c.op(f"icmp sge i64 {c.op('or i64 ' + ', '.join(rows))}, 0"), row)
-
-    c.loop(0, "%n", 1, entry)
-    return c.function(
-        "define void @add_rows(ptr %out, ptr %table, ptr %out_rows, ptr %table_rows, ptr %weights, i64 %n, "
-        "i64 %d, i64 %start, i64 %stop)"
-    )

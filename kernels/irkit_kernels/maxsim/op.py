@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .reference import Tokens, maxsim_backward, maxsim_forward
+from .._products import product_gradients
+from .reference import Tokens, maxsim_forward
 
 __all__ = ["maxsim", "maxsim_int8"]
 
@@ -154,17 +155,8 @@ def _backward(
     argmax: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Each maximum is one inner product: add the document token to the query token's gradient, and back."""
-    from . import cpu_kernel
-
-    if queries.is_cpu and cpu_kernel.plan_for(queries.dtype) is None:
-        tokens = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
-        return maxsim_backward(grad.float(), *tokens, pairs, argmax)
     entries = _entries(grad, query_offsets, len(queries), pairs, argmax)
-    if queries.is_cpu:
-        return cpu_kernel.backward(queries, documents, *entries)
-    from . import triton_kernel
-
-    return triton_kernel.backward(queries, documents, *entries)
+    return product_gradients(queries, documents, *entries)
 
 
 def _entries(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from irkit_kernels import _products
 from irkit_kernels._jit import cpu_features
 from irkit_kernels.maxsim import cpu_kernel as cpu
 from irkit_kernels.maxsim import maxsim, maxsim_int8, op, quantize_rows
@@ -33,7 +34,8 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     features, name = CPUS[request.param]
     torch.use_deterministic_algorithms(True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "cpu_features", lambda: frozenset(features))
+        for module in (cpu, _products):
+            patch.setattr(module, "cpu_features", lambda: frozenset(features))
         patch.setattr(cpu, "compile_plan", partial(cpu.compile_plan, cpu=name))
         yield request.param
     torch.use_deterministic_algorithms(False)
@@ -224,7 +226,7 @@ def test_threads_change_nothing(monkeypatch, paired):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 4)
         patch.setattr(cpu, "_MIN_WORK", 1)
-        patch.setattr(cpu, "_MIN_ENTRIES", 1)
+        patch.setattr(_products, "_MIN_ENTRIES", 1)
         assert torch.equal(op._forward(*flat(queries, documents), pairs)[0], scores)
         again = op._backward(grad, *flat(queries, documents), pairs, argmax)
         assert all(torch.equal(x, y) for x, y in zip(again, gradients, strict=True))

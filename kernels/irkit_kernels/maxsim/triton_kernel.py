@@ -1,4 +1,4 @@
-"""MaxSim on CUDA: one program scores a query against a document; gradients are gathered row by row."""
+"""MaxSim on CUDA: one program scores a query against a document."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .reference import Tokens
 
-__all__ = ["backward", "forward", "gather_sum", "score"]
+__all__ = ["forward", "score"]
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
@@ -118,29 +118,6 @@ def score(
     tl.store(out + target, total)
 
 
-@triton.jit
-def gather_sum(
-    out, table, order, starts, indices, weights, D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    """``out[i]``: the sum of ``weights[e] * table[indices[e]]`` over ``order[starts[i]:starts[i + 1]]``.
-
-    Entries with a negative index are passed over.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    start, stop = tl.load(starts + row), tl.load(starts + row + 1)
-    total = tl.zeros([BLOCK_K], tl.float32)
-    for first in range(start, stop, BLOCK_E):
-        places = first + tl.arange(0, BLOCK_E)
-        entries = tl.load(order + places, mask=places < stop, other=0)
-        index = tl.load(indices + entries, mask=places < stop, other=-1)
-        weight = tl.load(weights + entries, mask=index >= 0, other=0.0)
-        pointers = table + index.to(tl.int64)[:, None] * D + columns[None, :]
-        values = tl.load(pointers, mask=(index >= 0)[:, None] & (columns < D)[None, :], other=0.0)
-        total += tl.sum(weight[:, None] * values.to(tl.float32), 0)
-    tl.store(out + row * D + columns, total, mask=columns < D)
-
-
 def forward(
     queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
 ) -> tuple[Tensor, Tensor]:
@@ -187,31 +164,6 @@ def forward(
                 **_OPTIONS,
             )
     return scores, argmax
-
-
-def backward(
-    queries: Tensor, documents: Tensor, query_tokens: Tensor, document_tokens: Tensor, grads: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `cpu_kernel.backward`; the maxima are sorted by the token that gets the gradient: no atomics."""
-    return (
-        _gather(queries, documents.contiguous(), query_tokens, document_tokens, grads),
-        _gather(documents, queries.contiguous(), document_tokens, query_tokens, grads),
-    )
-
-
-def _gather(like: Tensor, table: Tensor, keys: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    if out.numel() == 0:
-        return out
-    n, d = out.shape
-    ordered, order = keys.sort(stable=True)
-    starts = torch.searchsorted(ordered, torch.arange(n + 1, dtype=keys.dtype, device=keys.device))
-    block = min(_WIDEST, triton.next_power_of_2(d))
-    with _on(out):
-        gather_sum[(n, triton.cdiv(d, block))](
-            out, table, order, starts, indices, weights, D=d, BLOCK_E=16, BLOCK_K=block, **_OPTIONS
-        )
-    return out
 
 
 def _on(tensor: Tensor) -> torch.cuda.device | nullcontext[None]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._jit import compile_ir, cpu_features
+from .._products import vector_lanes
 from .._threads import share
 from .cpu_tile import BLOCK, ROWS, Plan, write_ir
 
@@ -28,9 +29,7 @@ def plan_for(dtype: torch.dtype) -> Plan | None:
         return None
     if dtype == torch.bfloat16 and "avx512bf16" in features:
         return Plan("bfloat16", 16)
-    if "avx512f" in features:
-        return Plan("float32", 16)
-    return Plan("float32", 8 if {"avx2", "fma"} <= features else 4)
+    return Plan("float32", vector_lanes(features))
 
 
 def maxima(

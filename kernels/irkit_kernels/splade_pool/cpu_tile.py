@@ -55,7 +55,8 @@ def write_ir(plan: Plan) -> str:
     floats, n = plan.floats, plan.lanes
     parts = [
         f"declare {floats} @llvm.fmuladd.v{n}f32({floats}, {floats}, {floats})",
-        f"declare float @llvm.vector.reduce.fmaximum.v{n}f32({floats})",
+        f"declare float @llvm.vector.reduce.fmax.v{n}f32({floats})",
+        f"declare i1 @llvm.vector.reduce.or.v{n}i1(<{n} x i1>)",
         f"declare i32 @llvm.vector.reduce.smin.v{n}i32({plan.ints})",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
@@ -127,7 +128,10 @@ def _maximum(plan: Plan) -> str:
     inside = c.op(f"icmp slt {ints} {steps}, {left}")
     some = c.op(f"icmp ne i64 {whole}, %count")
     best, place = c.when(some, partial(update, inside, whole, state), state, floats)
-    high = c.op(f"call float @llvm.vector.reduce.fmaximum.v{lanes}f32({floats} {best})")
+    high = c.op(f"call nnan float @llvm.vector.reduce.fmax.v{lanes}f32({floats} {best})")
+    broken = c.op(f"fcmp uno {floats} {best}, {best}")
+    broken = c.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1({mask} {broken})")
+    high = c.op(f"select i1 {broken}, float 0x7FF8000000000000, float {high}")
 
     def keep() -> None:
         c.store("float", high, "%best")

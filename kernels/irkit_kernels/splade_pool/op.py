@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._products import product_gradients
 from . import tiled
 from .reference import ACTIVATIONS, POOLINGS, activate, slope
 
@@ -169,7 +170,9 @@ def _backward(
     if pooling == "sum":
         return tiled.sum_backward(grad, hidden, offsets, weight, bias, activation)
     by_term = grad * slope(weights, activation)
-    d_hidden, d_weight = tiled.max_backward(by_term, hidden, weight, argmax)
+    terms, rows = by_term.T.nonzero(as_tuple=True)
+    entries = argmax[rows, terms], terms.int(), by_term[rows, terms]
+    d_hidden, d_weight = product_gradients(hidden, weight, *entries)
     return d_hidden, d_weight, by_term.sum(0).to(weight.dtype if bias is None else bias.dtype)
 
 

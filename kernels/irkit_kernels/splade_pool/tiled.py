@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .reference import activate, slope
 
-__all__ = ["forward", "max_backward", "sparse_rows", "sum_backward"]
+__all__ = ["forward", "sparse_rows", "sum_backward"]
 
 _TILE = 1 << 22  # numbers in a tile
 
@@ -48,18 +48,6 @@ def forward(
             else:
                 torch.amax(part, 0, out=out[i, terms])
     return (out if pooling == "sum" else activate(out, activation)), argmax
-
-
-def max_backward(by_term: Tensor, hidden: Tensor, weight: Tensor, argmax: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of hidden and weight from those of the largest logits ``(n, v)``, sequence by sequence."""
-    d_hidden, d_weight = (torch.zeros_like(x, dtype=torch.float32) for x in (hidden, weight))
-    for i in range(len(by_term)):
-        for terms in _tiles(len(weight), weight.shape[1]):
-            places = by_term[i, terms].nonzero()[:, 0] + terms.start
-            tokens, factors = argmax[i, places].long(), by_term[i, places, None]
-            d_hidden.index_add_(0, tokens, factors * weight[places].float())
-            d_weight[places] += factors * hidden[tokens].float()
-    return d_hidden.to(hidden.dtype), d_weight.to(weight.dtype)
 
 
 def sum_backward(
@@ -130,9 +118,10 @@ def _largest(weights: Tensor, numbers: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return weights, numbers
     keys = weights.nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = keys.topk(k, 1).values[:, -1:]
-    above, equal = keys > least, keys == least
-    room = k - above.sum(1, keepdim=True)
-    take = above | (equal & (equal.cumsum(1) <= room))
+    take = keys >= least
+    if int(take.sum()) > n * k:  # of equals the first
+        above, equal = keys > least, keys == least
+        take = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
     return weights[take].view(n, k), numbers[take].view(n, k)
 
 

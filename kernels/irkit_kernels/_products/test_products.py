@@ -1,0 +1,92 @@
+"""Gradients of chosen products against autograd, on the CPU and in Triton's interpreter."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irkit_kernels import _products
+from irkit_kernels._testing import DEVICE, compiles, interpreted, needs_no_gpu, on_device, poison
+
+_poison = poison  # a fixture of this module
+
+
+@st.composite
+def problems(draw, dtypes=(torch.float32, torch.float16)):
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    sizes = draw(st.tuples(st.integers(1, 20), st.integers(1, 20)))
+    entries, d = draw(st.integers(0, 60)), draw(st.sampled_from([1, 3, 16, 31, 64, 130]))
+    tables = [
+        torch.randint(-3, 4, (n, d), generator=generator).to(draw(st.sampled_from(dtypes))) for n in sizes
+    ]
+    rows = [
+        torch.randint(low, n, (entries,), generator=generator).int()
+        for low, n in zip((0, -1), sizes, strict=True)
+    ]
+    return *tables, *rows, torch.randint(-3, 4, (entries,), generator=generator).float()
+
+
+def expected(left, right, left_rows, right_rows, grads):
+    there = right_rows >= 0
+    tables = [x.double().requires_grad_() for x in (left, right)]
+    products = (tables[0][left_rows[there].long()] * tables[1][right_rows[there].long()]).sum(1)
+    found = torch.autograd.grad((products * grads[there].double()).sum(), tables)
+    return [x.to(table.dtype) for x, table in zip(found, (left, right), strict=True)]
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("features", [None, {"avx2", "fma"}, {"sse2"}, set()])
+@settings(deadline=None, max_examples=30)
+@given(problem=problems(dtypes=(torch.float32, torch.float16, torch.bfloat16)))
+def test_whole_numbers_are_exact(features, problem):
+    with pytest.MonkeyPatch.context() as patch:
+        if features is not None and _products.cpu_features() >= features:
+            patch.setattr(_products, "cpu_features", lambda: frozenset(features))
+        got = _products.product_gradients(*problem)
+    for ours, theirs in zip(got, expected(*problem), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@needs_no_gpu
+def test_threads_change_nothing(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(n, 77, generator=generator) for n in (30, 50)]
+    rows = [torch.randint(n, (999,), generator=generator).int() for n in (30, 50)]
+    arguments = (*tables, *rows, torch.randn(999, generator=generator))
+    first = _products.product_gradients(*arguments)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(_products, "_MIN_ENTRIES", 1)
+    with ThreadPoolExecutor(3) as pool:
+        for again in pool.map(lambda _: _products.product_gradients(*arguments), range(6)):
+            assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
+
+
+@on_device
+@settings(deadline=None, max_examples=20)
+@given(problems())
+def test_kernel(problem):
+    from irkit_kernels._products.triton_kernel import product_gradients
+
+    got = product_gradients(*(x.to(DEVICE) for x in problem))
+    for ours, theirs in zip(got, expected(*problem), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_compiles_for_gpus(capability, dtype):
+    triton_kernel = pytest.importorskip("irkit_kernels._products.triton_kernel", reason="needs triton")
+    arguments = dict.fromkeys(("out", "table"), f"*{dtype}") | dict.fromkeys(("order", "starts"), "*i64")
+    arguments |= {"indices": "*i32", "weights": "*fp32", "D": 96, "BLOCK_E": 16, "BLOCK_K": 128}
+    assert compiles(triton_kernel.gather_sum, arguments, capability)
+
+
+@needs_no_gpu
+def test_in_the_interpreter():
+    pytest.importorskip("triton")
+    assert interpreted(__file__) == 1
