@@ -10,7 +10,7 @@ from pathlib import Path
 
 from irkit.errors import BadValueError, StorageError
 from irkit.formats import huggingface, sentence_transformers, stanford
-from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts
+from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts, SideParts
 from irkit.tokenizer import Tokenizer
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "AnyEncoder",
     "LoadEncoder",
     "Parts",
+    "SideParts",
     "read_encoder",
     "read_model",
     "write_model",
@@ -120,7 +121,7 @@ def _check_replaceable(target: Path) -> None:
 def _is_part(entry: Path) -> bool:
     """Whether a file or folder can belong to a model directory."""
     if entry.is_dir():
-        return re.fullmatch(r"\d+_\w+", entry.name) is not None
+        return re.fullmatch(r"((query_|document_)?\d+_\w+)|query", entry.name) is not None
     return entry.suffix in _SUFFIXES or entry.name == ".gitattributes"
 
 

@@ -9,10 +9,11 @@ from typing import Any, NotRequired, TypedDict
 
 from irkit.encoder import Encoder
 from irkit.encoder.adapter import TransformersEncoder
+from irkit.encoder.lookup import NoEncoder
 from irkit.heads import Head
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["SIMILARITIES", "AnyEncoder", "LoadEncoder", "Opened", "Parts"]
+__all__ = ["SIMILARITIES", "AnyEncoder", "LoadEncoder", "Opened", "Parts", "SideParts"]
 
 AnyEncoder = Encoder | TransformersEncoder
 LoadEncoder = Callable[[Path], AnyEncoder]
@@ -24,16 +25,22 @@ SIMILARITIES = {  # by kind of representation, the default first
 }
 
 
-class Parts(TypedDict):
+class SideParts(TypedDict):
     """The arguments of `irkit.model.Model`; see there."""
 
     tokenizer: Tokenizer
-    encoder: AnyEncoder
+    encoder: AnyEncoder | NoEncoder
     head: Head
     prompts: NotRequired[dict[str, str]]
     default_prompt_name: NotRequired[str | None]
     similarity_name: NotRequired[str | None]
     truncate_dim: NotRequired[int | None]
+
+
+class Parts(SideParts):
+    """What a model is made of; queries may have parts of their own."""
+
+    query: NotRequired[SideParts]
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from irkit.config import read_json
-from irkit.encoder import Encoder
+from irkit.encoder.lookup import NoEncoder
 from irkit.encoder.weights import write_weights
 from irkit.errors import ConfigError, CorruptError, StorageError
-from irkit.formats import multi_vector, pylate, sparse
+from irkit.formats import multi_vector, pylate, router, sparse, static
 from irkit.formats.layers import (
     Module,
     Modules,
@@ -28,8 +28,8 @@ from irkit.formats.layers import (
     read_layer,
     write_json,
 )
-from irkit.formats.parts import SIMILARITIES, LoadEncoder, Opened, Parts
-from irkit.heads import Head, MultiVectorHead, PooledHead, SparseHead
+from irkit.formats.parts import SIMILARITIES, LoadEncoder, Opened, Parts, SideParts
+from irkit.heads import Head, MultiVectorHead, PooledHead, Side, SparseConfig, SparseHead
 from irkit.tokenizer import Tokenizer, sentence_settings
 
 __all__ = ["read", "text_encoder", "write"]
@@ -53,9 +53,19 @@ _PLACES = {
     "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask",
     "HierarchicalTokenPooling": "sentence_transformers.multi_vector_encoder.modules.token_pooling",
     "Projection": "irkit",
+    "SparseHead": "irkit",
     "SpladePooling": "sentence_transformers.sparse_encoder.models",
 }
-_TRANSFORMERS = {"sparse": "sentence_transformers.sparse_encoder.models.MLMTransformer"}
+_TRANSFORMERS = {  # what starts a sparse model, or the query side of one without an encoder
+    "sparse": "sentence_transformers.sparse_encoder.models.MLMTransformer",
+    "none": "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding",
+}
+_LACKING = {
+    "irkit.Projection": "layer like the gated or scaled projections of this one; irkit can. Linear ones it "
+    "opens after Model.fold",
+    "irkit.SparseHead": "head like that of this one (its activation, its vocabulary, or no masked language "
+    "model of transformers); irkit can",
+}
 
 
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
@@ -64,31 +74,35 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     kind = str(settings.get("model_type") or pylate.model_type(settings) or "SentenceTransformer")
     if kind not in HEADS:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(HEADS)} here")
-    root, prompts = text_encoder(folder, _TASKS.get(kind, _TASK)), _prompts(folder, settings)
-    encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
-    opened = Opened(folder, _modules(folder)[1:], encoder, tokenizer, settings, sentence_settings(root))
-    head = HEADS[kind](opened)
+    prompts, sides = _prompts(folder, settings), router.branches(folder, _modules(folder))
+    read_side = {
+        side: _read_side(folder, modules, kind, settings, load_encoder) for side, modules in sides.items()
+    }
+    documents = read_side["document"]
     similarity = str(settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
-    known = SIMILARITIES[head.kind]
+    known = SIMILARITIES[documents["head"].kind]
     if kind == "ColBERT" and similarity not in known:
         similarity = None  # early PyLate wrote that of the class it is made of
     if similarity not in (None, *known):
         raise ConfigError(
             f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(known)}"
         )
-    return {
-        "tokenizer": tokenizer,
-        "encoder": encoder,
-        "head": head,
+    parts: Parts = {
+        "tokenizer": documents["tokenizer"],
+        "encoder": documents["encoder"],
+        "head": documents["head"],
         "prompts": prompts,
         "default_prompt_name": settings.get("default_prompt_name"),
         "similarity_name": similarity,
         "truncate_dim": settings.get("truncate_dim"),
     }
+    if "query" in read_side:
+        parts["query"] = read_side["query"]
+    return parts
 
 
 def text_encoder(folder: Path, wanted: str | None = None) -> Path:
-    """The folder of the Transformer that a directory starts with.
+    """The folder of the Transformer that a directory starts with, for documents.
 
     Args:
         folder: The directory.
@@ -97,10 +111,13 @@ def text_encoder(folder: Path, wanted: str | None = None) -> Path:
     Raises:
         ConfigError: It starts with something else, or with one that does something else with a text.
     """
-    modules = _modules(folder)
+    return _transformer(folder, router.branches(folder, _modules(folder))["document"], wanted)
+
+
+def _transformer(folder: Path, modules: Modules, wanted: str | None) -> Path:
     if not modules or modules[0][0] not in ("Transformer", "MLMTransformer"):
         found = modules[0][0] if modules else "nothing"
-        raise ConfigError(f"loading {folder}: modules.json starts with {found}, expected Transformer")
+        raise ConfigError(f"loading {folder}: its modules start with {found}, expected Transformer")
     usual = "fill-mask" if modules[0][0] == "MLMTransformer" else _TASK
     _check_text_encoder(modules[0][1], usual, [wanted] if wanted else list(_OUTPUTS))
     return modules[0][1]
@@ -109,47 +126,69 @@ def text_encoder(folder: Path, wanted: str | None = None) -> Path:
 def write(parts: Parts, folder: Path) -> None:
     """Write a directory, see `irkit.formats.write_model`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer, head = parts["tokenizer"], parts["head"]
-    if isinstance(head, SparseHead):
-        assert isinstance(parts["encoder"], Encoder)
-        sparse.write_encoder(parts["encoder"], head, folder)
+    head, query = parts["head"], parts.get("query")
+    if query is None:
+        modules = written = _write_side(parts, folder)
     else:
-        parts["encoder"].save_pretrained(folder)
-    tokenizer.save(folder)
-    lengths = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
-    more = multi_vector.transformer_settings(head) if isinstance(head, MultiVectorHead) else {}
-    write_json(folder / "sentence_bert_config.json", lengths | more)
-    model_type, head_modules = WRITERS[head.kind]
-    names = [_TRANSFORMERS.get(head.kind, f"{_PLACE}.Transformer")]
-    for number, (name, settings, tensors) in enumerate(head_modules(head), start=1):
-        place = folder / f"{number}_{name}"
-        place.mkdir()
-        write_json(place / "config.json", settings)
-        if tensors:
-            write_weights(place, tensors)
-        names.append(f"{_PLACES.get(name, _PLACE)}.{name}")
-    if "irkit.Projection" in names:
+        sides: dict[Side, SideParts] = {"query": query, "document": parts}
+        branches = {side: _write_side(part, folder, f"{side}_") for side, part in sides.items()}
+        router.write(folder, branches)
+        modules, written = [("", router.TYPE)], [*branches["query"], *branches["document"]]
+    for lacking in _LACKING.keys() & {kind for _, kind in written}:
         warnings.warn(
-            "saving a model: sentence-transformers cannot open it, because it has no layer like the gated or "
-            "scaled projections of this one; irkit can. Linear ones it opens after Model.fold",
+            f"saving a model: sentence-transformers cannot open it, because it has no {_LACKING[lacking]}",
             stacklevel=4,  # whoever called save_pretrained
         )
-    modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{name.rpartition('.')[2]}" if i else "", "type": name}
-        for i, name in enumerate(names)
-    ]
-    write_json(folder / "modules.json", modules)
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": number, "name": str(number), "path": path, "type": kind}
+            for number, (path, kind) in enumerate(modules)
+        ],
+    )
     write_json(
         folder / "config_sentence_transformers.json",
         {
-            "model_type": model_type,
+            "model_type": WRITERS[head.kind][0],
             "prompts": parts.get("prompts", {}),
             "default_prompt_name": parts.get("default_prompt_name"),
             "similarity_fn_name": parts.get("similarity_name"),
             **({"truncate_dim": parts["truncate_dim"]} if parts.get("truncate_dim") else {}),
-            **(sparse.settings(head) if isinstance(head, SparseHead) else {}),
+            **sparse.settings(head, head if query is None else query["head"]),
         },
     )
+
+
+def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[str, str]]:
+    """Write the modules of one side; the first without a prefix is the directory itself.
+
+    Returns:
+        Path and type of each.
+    """
+    tokenizer, encoder, head = parts["tokenizer"], parts["encoder"], parts["head"]
+    kind = _TRANSFORMERS.get("none" if isinstance(encoder, NoEncoder) else head.kind, f"{_PLACE}.Transformer")
+    modules = [(f"{prefix}0_{kind.rpartition('.')[2]}" if prefix else "", kind)]
+    place = folder / modules[0][0]
+    place.mkdir(exist_ok=True)
+    if isinstance(encoder, NoEncoder):
+        static.write(parts, place)
+        return modules
+    if isinstance(head, SparseHead):
+        sparse.write_encoder(parts, place)
+    else:
+        encoder.save_pretrained(place)
+    tokenizer.save(place)
+    lengths = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
+    more = multi_vector.transformer_settings(head) if isinstance(head, MultiVectorHead) else {}
+    write_json(place / "sentence_bert_config.json", lengths | more)
+    for number, (name, settings, tensors) in enumerate(WRITERS[head.kind][1](parts), start=1):
+        place = folder / f"{prefix}{number}_{name}"
+        place.mkdir()
+        write_json(place / "config.json", settings)
+        if tensors:
+            write_weights(place, tensors)
+        modules.append((place.name, f"{_PLACES.get(name, _PLACE)}.{name}"))
+    return modules
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -164,6 +203,18 @@ def _modules(folder: Path) -> Modules:
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptError(f"reading {folder / 'modules.json'}: not a list of modules: {error}") from error
     return known_modules(folder, entries, "modules.json")
+
+
+def _read_side(
+    folder: Path, modules: Modules, kind: str, settings: dict[str, Any], load_encoder: LoadEncoder
+) -> SideParts:
+    if kind == "SparseEncoder" and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
+        limits = SparseConfig.parse(sparse.limits(settings), f"loading {folder}")
+        return static.read(modules[0][1], limits)
+    root = _transformer(folder, modules, _TASKS.get(kind, _TASK))
+    encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
+    opened = Opened(folder, modules[1:], encoder, tokenizer, settings, sentence_settings(root))
+    return {"tokenizer": tokenizer, "encoder": encoder, "head": HEADS[kind](opened)}
 
 
 def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
@@ -235,7 +286,8 @@ HEADS: dict[str, Callable[[Opened], Head]] = {
 # ---- writing -----------------------------------------------------------------------------------
 
 
-def _pooled_modules(head: Head) -> list[Module]:
+def _pooled_modules(parts: SideParts) -> list[Module]:
+    head = parts["head"]
     assert isinstance(head, PooledHead)  # by its kind
     return [("Pooling", _pooling_settings(head), {}), *(layer_module(layer) for layer in head.layers)]
 
@@ -248,8 +300,8 @@ def _pooling_settings(head: PooledHead) -> dict[str, Any]:
     return {**common, **chosen}
 
 
-WRITERS: dict[str, tuple[str, Callable[[Head], list[Module]]]] = {  # by kind: model_type, modules
+WRITERS: dict[str, tuple[str, Callable[[SideParts], list[Module]]]] = {  # by kind: model_type, modules
     "dense": ("SentenceTransformer", _pooled_modules),
-    "multi_vector": ("MultiVectorEncoder", multi_vector.modules),
+    "multi_vector": ("MultiVectorEncoder", lambda parts: multi_vector.modules(parts["head"])),
     "sparse": ("SparseEncoder", sparse.modules),
 }

@@ -16,14 +16,18 @@ from torch import Tensor, nn
 
 from irkit.bars import bar
 from irkit.encoder import Encoder
+from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadTypeError, BadValueError
-from irkit.formats import Parts, multi_vector, read_encoder, read_model, sparse, write_model
+from irkit.formats import Parts, SideParts, multi_vector, read_encoder, read_model, sparse, write_model
 from irkit.heads import MultiVectorConfig, Normalize, ProjectionConfig, Side, SparseConfig, SparseHead
 from irkit.heads.projection import fold_runs, projection_config, projection_layers
+from irkit.heads.static import StaticHead
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
 from irkit.model.pipeline import Pipeline
+from irkit.model.queries import QueryConfig, query_config, query_parts
 from irkit.model.similarity import Vectors, compare, compare_pairs
+from irkit.model.terms import as_sparse, decode, sparsity
 from irkit.representation import Dense, MultiVector, Sparse, concat
 
 __all__ = ["EncodeOptions", "Model"]
@@ -69,9 +73,11 @@ class Model(Pipeline):
         tokenizer: Text to ids.
         encoder: Ids to hidden states.
         head: Hidden states to a representation of each text.
+        query_model: What queries go through where that is not the way of documents, see `set_queries`.
         prompts: What is written before a text, by name; ``"query"`` and ``"document"`` always exist.
         default_prompt_name: The prompt that `encode` takes if none is named.
-        similarity_name: cosine, dot, euclidean or manhattan; maxsim or meanmaxsim of token vectors.
+        similarity_name: cosine, dot, euclidean or manhattan; maxsim or meanmaxsim of token vectors. The
+            default is cosine, dot of a sparse model, or maxsim.
         truncate_dim: Leading dimensions kept of each vector (Matryoshka); None is all.
         tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU.
         devices: Where it was loaded to; a stream of documents is encoded on all of them.
@@ -85,6 +91,7 @@ class Model(Pipeline):
     """
 
     name: str = ""
+    query_model: Model | None
     _int8_fingerprint: str | None = None
 
     @classmethod
@@ -96,9 +103,10 @@ class Model(Pipeline):
         dtype: str = "float32",
         attention: str = "auto",
     ) -> Self:
-        """Load a dense or multi-vector model, or a bare Hugging Face encoder.
+        """Load a dense, multi-vector or learned sparse model, or a bare Hugging Face encoder.
 
-        Formats are those of sentence-transformers, PyLate and Stanford's ColBERT.
+        Formats are those of sentence-transformers, PyLate, Stanford's ColBERT and SPLADE: a bare masked
+        language model is taken for a sparse model with max pooling and log(1 + relu).
 
         Args:
             name_or_path: A directory, or the name of a repository of the Hugging Face hub.
@@ -185,6 +193,7 @@ class Model(Pipeline):
         config: Mapping[str, Any] | SparseConfig | None = None,
         *,
         vocabulary: Sequence[str] | None = None,
+        queries: str | Mapping[str, Any] | QueryConfig | None = None,
         device: Device | None = None,
         dtype: str = "float32",
         attention: str = "auto",
@@ -192,13 +201,15 @@ class Model(Pipeline):
         """A new learned sparse model on the encoder of another model.
 
         Its head is that of the masked language model in the checkpoint, if it is one. Otherwise it is not
-        trained yet: a random layer, and the word embeddings of the encoder. Special tokens get no weights.
+        trained yet: a layer that starts as the identity, and the word embeddings of the encoder, so that
+        nearly all terms have weights; ``max_active_dims`` keeps the largest. Special tokens get none.
 
         Args:
             name_or_path: As for `from_pretrained`; of a model only encoder and tokenizer are used.
             config: How logits of tokens become weights of a text.
             vocabulary: What weights are given to, if not to the tokens of the tokenizer; a term starts as the
                 mean of its tokens.
+            queries: A side of their own for queries, see `set_queries`; None encodes them as documents.
             device: As for `from_pretrained`.
             dtype: As for `from_pretrained`.
             attention: As for `from_pretrained`.
@@ -213,17 +224,54 @@ class Model(Pipeline):
         if not isinstance(config, SparseConfig):
             config = SparseConfig.parse(config or {}, "sparse model")
         head = sparse.make_head(encoder, tokenizer, config, vocabulary)
-        return cls._ready({"tokenizer": tokenizer, "encoder": encoder, "head": head}, places, dtype)
+        parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": head}
+        if queries is not None:
+            parts["query"] = query_parts(query_config(queries), tokenizer, head, load)
+        return cls._ready(parts, places, dtype)
 
     @classmethod
     def _ready(cls, parts: Parts, places: list[torch.device], dtype: str) -> Self:
         """On its device, in its precision."""
-        model = cls(**parts).to(places[0]).eval()
+        queries = parts.pop("query", None)
+        documents: SideParts = parts
+        model = cls(**documents).to(places[0]).eval()
         model.devices = places
-        if dtype == "int8":
-            model._int8_fingerprint = model.fingerprint
-        model.encoder = with_dtype(model.encoder, model.head, model.tokenizer, dtype)
+        model.join_queries(queries)
+        for part in (model, model.query_model):
+            if part is None or isinstance(part.encoder, NoEncoder):
+                continue
+            if dtype == "int8":
+                part._int8_fingerprint = part.fingerprint
+            part.encoder = with_dtype(part.encoder, part.head, part.tokenizer, dtype)
         return model
+
+    def set_queries(self, choice: str | Mapping[str, Any] | QueryConfig | None) -> Self:
+        """Give queries of a sparse model a side of their own, in place; documents stay what they are.
+
+        An index that was built with the model stays of use, but its results change.
+
+        Args:
+            choice: ``"lexical"``: each distinct token weighs 1. ``"static"``: each has a weight of its own,
+                which training changes; ``{"kind": "static", "weights": "idf.json"}``, or weights by token as
+                `idf_weights` gives them, says where it starts. Neither runs an encoder.
+                ``{"kind": "encoder", "model": "name"}``: the encoder of another sparse model. None: queries
+                are encoded as documents.
+
+        Raises:
+            ConfigError: There is no such kind, key or value, or weights are not for tokens of the model.
+            BadValueError: The model is not sparse, or the other one has another vocabulary.
+            StorageError: There are no such weights, or there is no such model.
+
+        Examples:
+            >>> model = Model.from_pretrained("naver/splade-v3").set_queries("lexical")  # doctest: +SKIP
+            >>> model.encode_query("rain in bergen")  # doctest: +SKIP
+        """
+        if choice is None:
+            self.join_queries(None)
+            return self
+        load = partial(Encoder.from_pretrained, attention=getattr(self.encoder, "attention", "auto"))
+        self.join_queries(query_parts(query_config(choice), self.tokenizer, self.head, load))
+        return self
 
     def fold(self) -> Self:
         """Collapse the projections of the head into one matrix, in place; outputs stay equal to 1e-5.
@@ -252,23 +300,26 @@ class Model(Pipeline):
             StorageError: Something that is not part of a model is in the way, or writing failed.
             BadValueError: The model is in int8, which has no file format, or ColBERT cannot express it.
         """
-        if self._int8_fingerprint is not None:
+        if any(part and part._int8_fingerprint for part in (self, self.query_model)):
             raise BadValueError("save_pretrained: the weights are int8; load the model in float32 to save it")
         if not isinstance(path, str | Path):
             raise BadTypeError(f"save_pretrained: got {path!r:.60}, expected the path of a directory")
-        write_model(
-            {
-                "tokenizer": self.tokenizer,
-                "encoder": self.encoder,
-                "head": self.head,
-                "prompts": self.prompts,
-                "default_prompt_name": self.default_prompt_name,
-                "similarity_name": self.similarity_name,
-                "truncate_dim": self.truncate_dim,
-            },
-            path,
-            format,
-        )
+        parts: Parts = {
+            "tokenizer": self.tokenizer,
+            "encoder": self.encoder,
+            "head": self.head,
+            "prompts": self.prompts,
+            "default_prompt_name": self.default_prompt_name,
+            "similarity_name": self.similarity_name,
+            "truncate_dim": self.truncate_dim,
+        }
+        if (queries := self.query_model) is not None:
+            parts["query"] = {
+                "tokenizer": queries.tokenizer,
+                "encoder": queries.encoder,
+                "head": queries.head,
+            }
+        write_model(parts, path, format)
 
     def push_to_hub(
         self,
@@ -325,7 +376,8 @@ class Model(Pipeline):
 
         Returns:
             float32 ``(n, dim)``, or ``(dim,)`` for one text. Of a multi-vector model an array
-            ``(tokens, dim)`` a text, in a list, or for one text alone.
+            ``(tokens, dim)`` a text, in a list, or for one text alone. Of a sparse model a sparse tensor
+            (COO) ``(n, dim)``, or ``(dim,)``, on its device.
 
         Raises:
             BadTypeError: Something is not a string, or there is no such option.
@@ -378,17 +430,19 @@ class Model(Pipeline):
         if not isinstance(limit, int) or limit < 1:
             raise BadValueError(f"encode: max_active_dims is {limit!r}, expected a whole number of 1 or more")
         model, head = copy.copy(self), copy.copy(self.head)
-        assert isinstance(head, SparseHead)  # by its kind, checked before
+        assert isinstance(head, SparseHead | StaticHead)  # by its kind, checked before
         limits = {f"{side}_max_active_dims": limit for side in get_args(Side)}
         head.config = head.config.model_copy(update=limits)
-        model._modules = {**self._modules, "head": head}
+        queries = None if self.query_model is None else self.query_model._pruned(limit)
+        model._modules = {**self._modules, "head": head, "query_model": queries}
         return model
 
     def _tensors(self, rows: Sparse, single: bool, options: EncodeOptions) -> Tensor | list[Tensor]:
         """A sparse tensor (COO) on the device of the model, or as the options wish."""
         if options.get("convert_to_sparse_tensor", True):
             places = torch.stack([rows.terms.row_ids(), rows.terms.values.long()])
-            tensor = torch.sparse_coo_tensor(places, rows.weights, (len(rows), rows.dim)).coalesce()
+            shape = (len(rows), rows.dim)
+            tensor = torch.sparse_coo_tensor(places, rows.weights, shape, check_invariants=False).coalesce()
         else:
             tensor = rows.to_dense()
         tensor = tensor.to(self.device)
@@ -407,6 +461,33 @@ class Model(Pipeline):
     def similarity_pairwise(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare vector ``i`` of ``a`` with vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``."""
         return compare_pairs(self.similarity_name, a, b)
+
+    def decode(
+        self, vectors: Sparse | Tensor, k: int | None = None
+    ) -> list[list[tuple[str, float]]] | list[tuple[str, float]]:
+        """Terms and weights of sparse vectors, the heaviest first.
+
+        Args:
+            vectors: What `encode` or `represent` of a sparse model returns.
+            k: Terms of a text, at most; None is all.
+
+        Returns:
+            Pairs of a term and its weight for each text, in a list, or for one vector ``(dim,)`` alone.
+
+        Raises:
+            BadTypeError: These are no vectors.
+            BadValueError: ``k`` is below 1, the vectors have another width, or the model is not sparse.
+        """
+        decoded = decode(as_sparse("decode", vectors), self.vocabulary, k)
+        return decoded[0] if isinstance(vectors, Tensor) and vectors.dim() == 1 else decoded
+
+    def sparsity(self, vectors: Sparse | Tensor) -> dict[str, float]:
+        """How many terms sparse vectors have, and which share of the vocabulary they leave out, on average.
+
+        Returns:
+            ``{"active_dims": ..., "sparsity_ratio": ...}``, as in sentence-transformers.
+        """
+        return sparsity(as_sparse("sparsity", vectors))
 
 
 _NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")

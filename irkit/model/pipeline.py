@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, get_args
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
-from irkit.formats import SIMILARITIES, AnyEncoder
+from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
 from irkit.heads import Head, MultiVectorHead, Side, SparseHead
+from irkit.heads.static import StaticHead
 from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens
 from irkit.model.hardware import Device, find_device, find_devices
 from irkit.model.parallel import encode_in_processes
@@ -35,7 +37,7 @@ class Pipeline(nn.Module):
     def __init__(
         self,
         tokenizer: Tokenizer,
-        encoder: AnyEncoder,
+        encoder: AnyEncoder | NoEncoder,
         head: Head,
         *,
         prompts: Mapping[str, str] | None = None,
@@ -56,10 +58,15 @@ class Pipeline(nn.Module):
         known = SIMILARITIES[head.kind]
         self.similarity_name = known[0] if similarity_name is None else similarity_name
         self.truncate_dim = truncate_dim
+        self.query_model: Pipeline | None = None
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []
         self.prompt_named(default_prompt_name)
         _check_dim(truncate_dim)
+        if truncate_dim is not None and head.kind == "sparse":
+            raise BadValueError(
+                f"Model: truncate_dim {truncate_dim} of a sparse model, expected max_active_dims"
+            )
         if self.similarity_name not in known:
             raise BadValueError(f"Model: similarity {similarity_name!r}, expected one of {', '.join(known)}")
         queries, _ = head.expand(Ragged.from_rows([[0]]), "query")
@@ -78,6 +85,31 @@ class Pipeline(nn.Module):
         """Kind of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
         return self.head.kind
 
+    def join_queries(self, parts: SideParts | None) -> None:
+        """Let queries go through parts of their own; None lets them go the way of documents.
+
+        Raises:
+            BadValueError: Their vectors cannot be compared with those of documents.
+        """
+        if parts is None:
+            self.query_model = None
+            return
+        queries = type(self)(**parts).to(self.device).eval()
+        if isinstance(queries.head, StaticHead) and not bool(queries.head.weight[self.head.dim :].any()):
+            queries.head.dim = self.head.dim  # tokens of no weight, or no tokens, are what makes it differ
+        if (queries.kind, queries.head.dim) != (self.kind, self.head.dim):
+            raise BadValueError(
+                f"Model: queries become {queries.kind} of width {queries.head.dim}, documents {self.kind} of "
+                f"width {self.head.dim}; expected the same"
+            )
+        if self.kind == "sparse":
+            _check_terms(queries, self)
+        self.query_model = queries
+
+    def of(self, side: Side) -> Pipeline:
+        """What texts of ``side`` go through: the query model for queries, if there is one."""
+        return self if side == "document" or self.query_model is None else self.query_model
+
     @property
     def vocabulary(self) -> list[str]:
         """What each dimension of a sparse model stands for; a row without a token is ``[id]``.
@@ -85,11 +117,17 @@ class Pipeline(nn.Module):
         Raises:
             BadValueError: The model is not sparse.
         """
-        if not isinstance(self.head, SparseHead):
+        if not isinstance(self.head, SparseHead | StaticHead):
             raise BadValueError(
                 f"vocabulary: the model makes {self.kind} vectors, whose dimensions have no names"
             )
-        return list(self.head.vocabulary or self.tokenizer.tokens(self.head.dim))
+        own = self.head.vocabulary if isinstance(self.head, SparseHead) else None
+        return list(own or self.tokenizer.tokens(self.head.dim))
+
+    def pieces(self, text: str, side: Side) -> list[Piece]:
+        """The tokens that a text of ``side`` becomes, with those of the prompt, and their places in it."""
+        template = self.template(side)
+        return self.of(side).tokenizer.pieces(text, template.prompt, template.max_length)
 
     @property
     def dim(self) -> int:
@@ -99,24 +137,37 @@ class Pipeline(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the encoder is."""
-        return next(self.encoder.parameters()).device
+        return next(self.parameters()).device
 
     @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that stand for weights, head and tokenizer, in whatever precision they run.
 
-        Of a multi-vector model also for what is done to queries and to documents, prompts included.
+        Of a multi-vector model also for what is done to queries and to documents, prompts included; of a
+        sparse one for what is done to documents, on which an index depends, see `query_fingerprint`.
         Computed from the weights at each call, 0.1 s for 20 million.
         """
         parts = f"{self.head!r} {self.tokenizer.signature}"
         if self.kind != "dense":
-            parts += f" {self.prompts['query']!r} {self.prompts['document']!r}"
+            prompts = [self.prompts[side] for side in ("query", "document")]
+            parts += f" {prompts[0]!r} {prompts[1]!r}" if self.kind == "multi_vector" else f" {prompts[1]!r}"
         digest = hashlib.blake2b(parts.encode(), digest_size=16)
         for name, weight in sorted(self.named_parameters()):
+            if name.startswith("query_model."):
+                continue
             digest.update(f"{name} {tuple(weight.shape)}".encode())
             rounded = weight.detach().to("cpu", torch.bfloat16).contiguous()
             digest.update(rounded.view(torch.int16).numpy().data)
         return digest.hexdigest()
+
+    @property
+    def query_fingerprint(self) -> str:
+        """As `fingerprint`, of what is done to queries where that is another matter; empty elsewhere."""
+        if self.query_model is None and self.kind != "sparse":
+            return ""
+        own = "" if self.query_model is None else self.query_model.fingerprint
+        parts = f"{self.prompts['query']!r} {own}"
+        return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
     def prompt_named(self, name: str | None) -> str:
         """What is written before a text; nothing for None.
@@ -130,17 +181,18 @@ class Pipeline(nn.Module):
 
     def max_length(self, side: Side) -> int | None:
         """Tokens at which texts of ``side`` are cut; None is nowhere."""
-        wished, most = self.head.max_length(side), self.encoder.max_positions
-        return self.tokenizer.max_length if wished is None else min(wished, most or wished)
+        model = self.of(side)
+        wished, most = model.head.max_length(side), model.encoder.max_positions
+        return model.tokenizer.max_length if wished is None else min(wished, most or wished)
 
     def template(self, side: Side, prompt: str | None = None) -> Template:
         """How texts of ``side`` become tokens: with the prompt of its name, unless another is given."""
         prompt = self.prompt_named(side) if prompt is None else prompt
-        return Template(side, prompt, self.tokenizer.prompt_length(prompt), self.max_length(side))
+        return Template(side, prompt, self.of(side).tokenizer.prompt_length(prompt), self.max_length(side))
 
     def tokenize(self, texts: Iterable[str], template: Template) -> Ragged:
         """Token ids of texts, Ragged int64 on the CPU."""
-        return self.tokenizer(texts, template.prompt, template.max_length)
+        return self.of(template.side).tokenizer(texts, template.prompt, template.max_length)
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
@@ -156,8 +208,9 @@ class Pipeline(nn.Module):
             prompt_length: Leading tokens of each row that are the prompt.
             side: What the texts are.
         """
-        tokens, attended = self.head.expand(tokens, side)
-        return self.head(self.encoder(tokens, attended), tokens, prompt_length, side)
+        model = self.of(side)
+        tokens, attended = model.head.expand(tokens, side)
+        return model.head(model.encoder(tokens, attended), tokens, prompt_length, side)
 
     def encode_tokens(
         self,
@@ -175,17 +228,29 @@ class Pipeline(nn.Module):
             batch_size: Most rows encoded at once, beside `tokens_per_step`.
             progress: Called with the number of rows finished since its last call.
         """
-        self.eval()
+        model = self.of(template.side).eval()
+        if isinstance(model.encoder, NoEncoder):
+            part = model._looked_up(tokens, template)
+            if progress is not None:
+                progress(len(part))
+            return part
         budget = self.tokens_per_step or _BUDGET.get(self.device.type, _BUDGET["cpu"])
         return encode_tokens(
-            self.encoder,
-            self.head,
+            model.encoder,
+            model.head,
             tokens,
             template,
             budget=budget,
             batch_size=batch_size,
             progress=progress,
         )
+
+    def _looked_up(self, tokens: Ragged, template: Template) -> Representation:
+        """Without an encoder all rows are done at once, in no time."""
+        with torch.inference_mode():
+            tokens = tokens.to(self.device)
+            part = self.head(tokens, tokens, template.prompt_length, template.side)
+        return part.to("cpu", torch.float32)
 
     def encode_stream(
         self,
@@ -211,6 +276,8 @@ class Pipeline(nn.Module):
             The rows of each ``chunk_size`` texts; one part without rows if there are no texts.
         """
         pieces = chunks(strings(texts), chunk_size)
+        if isinstance(self.of(template.side).encoder, NoEncoder) and isinstance(device, Sequence):
+            device = None  # there is nothing to deal out
         empty = True
         if device is None or isinstance(device, str | torch.device):
             if device is not None:
@@ -295,7 +362,7 @@ class Pipeline(nn.Module):
         self.eval()
         template = self.template(side)
         tokens, attended = self.head.expand(self.tokenize([text], template), side)
-        pieces = self.tokenizer.pieces(text, template.prompt, template.max_length)
+        pieces = self.pieces(text, side)
         for number in tokens.values[len(pieces) :].tolist():
             token = str(self.tokenizer.backend.id_to_token(number))
             pieces.append(Piece(token, len(text), len(text)))
@@ -327,3 +394,14 @@ class Pipeline(nn.Module):
 def _check_dim(dim: int | None) -> None:
     if dim is not None and (not isinstance(dim, int) or dim < 1):
         raise BadValueError(f"truncate_dim must be at least 1, got {dim!r}")
+
+
+def _check_terms(queries: Pipeline, documents: Pipeline) -> None:
+    """Raise BadValueError unless either side means the same by each dimension, special tokens aside."""
+    special = {*queries.tokenizer.special_tokens(), *documents.tokenizer.special_tokens()}
+    for number, (query, document) in enumerate(zip(queries.vocabulary, documents.vocabulary, strict=True)):
+        if query != document and number not in special:
+            raise BadValueError(
+                f"Model: term {number} is {query!r} for queries and {document!r} for documents; expected one "
+                "vocabulary"
+            )
