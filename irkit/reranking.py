@@ -94,7 +94,7 @@ def rerank_run(
     progress: Callable[[int], object] | None = None,
 ) -> Run:
     """See `Retriever.rerank`: documents of a run, by the scores of the model."""
-    texts = {query.id: query.text for query in given_queries(queries)}
+    texts = {query.id: retriever.content(query) for query in given_queries(queries)}
     names = run.query_ids
     missing = [name for name in names if name not in texts]
     if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -11,7 +12,7 @@ from typing import Any, Self, Unpack, cast, overload
 
 import numpy as np
 
-from irkit.data import Document
+from irkit.data import Document, Query, Vector
 from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, explain
@@ -27,6 +28,7 @@ from irkit.index import (
     index_config,
     open_index,
 )
+from irkit.lexical import Impacts, LexicalModel, is_lexical, lexical_model
 from irkit.lookup import Filter, Hit, allowed_rows, find_rows, read_hits
 from irkit.model import Device, Model
 from irkit.representation import Representation
@@ -67,7 +69,7 @@ class Retriever:
         ['b']
     """
 
-    def __init__(self, store: Store, load_model: Callable[[], Model]) -> None:
+    def __init__(self, store: Store, load_model: Callable[[], Model | LexicalModel]) -> None:
         """Use `Retriever.build` or `Retriever.load`."""
         self.store, self.index, self.documents = store, open_index(store), Documents(store)
         self._load_model, self._build = load_model, store.meta["build"]
@@ -77,11 +79,11 @@ class Retriever:
     @classmethod
     def build(
         cls,
-        model: Model | str | Path,
+        model: Model | LexicalModel | str | Path,
         documents: Collection,
         path: str | Path,
         *,
-        index: str | Mapping[str, Any] | IndexConfig = "flat",
+        index: str | Mapping[str, Any] | IndexConfig | None = None,
         chunk_size: int = _CHUNK,
         overwrite: bool = False,
         progress: StageProgress | None = None,
@@ -91,13 +93,14 @@ class Retriever:
         A build that was killed goes on after its last finished chunk when the same call is made again.
 
         Args:
-            model: A model, or what `Model.from_pretrained` takes.
+            model: A model; what `Model.from_pretrained` takes; or ``"bm25"``, see `irkit.lexical`.
             documents: A source (see `irkit.data`); id -> text; or an iterable of `Document`, records
                 such as ``{"_id": "1", "text": "..."}``, pairs of id and text, or texts, whose ids are
                 their positions: "0", "1", ...
             path: A new or empty directory, or that of an index to replace.
             index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (by the number of documents, whose
-                first 20,000 are read ahead) or any other choice of `irkit.index.index_config`.
+                first 20,000 are read ahead) or any other choice of `irkit.index.index_config`. By default
+                ``"inverted"`` of sparse representations, ``"flat"`` of others.
             chunk_size: Documents that are encoded and stored together.
             overwrite: Replace the index that is there; it stays in use until the new one is complete.
             progress: Told of the stages ("encoding", and those of the index), see `StageProgress`.
@@ -108,8 +111,9 @@ class Retriever:
                 is there (``overwrite`` discards it).
             LockedError: Another process is writing there.
         """
-        if not isinstance(model, Model):
-            model = Model.from_pretrained(model)
+        model = _load(model)
+        if index is None:
+            index = "inverted" if model.kind == "sparse" else "flat"
         config, about, stream = index_config(index), _describe(model), given_documents(documents)
         if isinstance(config, AutoConfig):
             first = list(islice(stream, config.documents))
@@ -121,6 +125,8 @@ class Retriever:
             create_index(store, config)
             with store.update():
                 store.meta["model"] = about
+                if isinstance(model, LexicalModel):
+                    model.begin(store)
             retriever = cls(store, lambda: model)
             if not retriever._resumes(stream, progress):
                 if not overwrite or isinstance(documents, Iterator):
@@ -153,7 +159,7 @@ class Retriever:
     def load(
         cls,
         path: str | Path,
-        model: Model | str | Path | None = None,
+        model: Model | LexicalModel | str | Path | None = None,
         *,
         device: Device | None = None,
         dtype: str = "float32",
@@ -179,16 +185,16 @@ class Retriever:
             raise StorageError(
                 f"opening {path}: no index of a Retriever; expected one with a model and texts"
             )
-        name = store.meta["model"]["name"] if model is None else model
-        load = partial(Model.from_pretrained, device=device, dtype=dtype)
-        retriever = cls(store, lambda: name if isinstance(name, Model) else load(name))
+        saved = store.meta["model"]
+        chosen = saved.get("settings", saved["name"]) if model is None else model
+        retriever = cls(store, partial(_load, chosen, device=device, dtype=dtype))
         if model is not None:
             retriever.model  # noqa: B018 (is checked)
         return retriever
 
     @cached_property
-    def model(self) -> Model:
-        """The model, loaded when first asked for."""
+    def model(self) -> Model | LexicalModel:
+        """The model, loaded when first asked for; warns if only its query side is another one."""
         saved, model = self.store.meta["model"], self._load_model()
         given = _describe(model)
         if any(given[key] != saved[key] for key in ("fingerprint", "kind", "dim")):
@@ -196,7 +202,13 @@ class Retriever:
                 f"index {self.store.path}: it was built with {_name(saved)}, not with {_name(given)}; "
                 "use that model or build the index again"
             )
-        return model
+        if given["queries"] != saved.get("queries", given["queries"]):
+            warnings.warn(
+                f"index {self.store.path}: {_name(given)} makes something else of queries than the model it "
+                "was built with, of documents the same; results are those of the model given now",
+                stacklevel=3,  # whoever needed the model
+            )
+        return model.open(self.store) if isinstance(model, LexicalModel) else model
 
     def save(self, path: str | Path) -> None:
         """Copy the index as this object shows it; the copy appears whole or not at all.
@@ -219,18 +231,20 @@ class Retriever:
     # ---- searching ----
 
     @overload
-    def search(self, queries: str, k: int = 10, filter: Filter | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str | Vector, k: int = 10, filter: Filter | None = None
+    ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None
+        self, queries: Sequence[str | Vector], k: int = 10, filter: Filter | None = None
     ) -> list[list[Hit]]: ...
     def search(
-        self, queries: str | Sequence[str], k: int = 10, filter: Filter | None = None
+        self, queries: str | Vector | Sequence[str | Vector], k: int = 10, filter: Filter | None = None
     ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` best documents of every query.
 
         Args:
-            queries: A text or several.
+            queries: A text or several; of `irkit.lexical.Impacts` weights by term, or several.
             k: At least 1; there are fewer results where fewer documents qualify.
             filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
                 ``{"year": {">=": 2000}, "lang": ["de", "en"]}``, where ``"_id": [...]`` stands for ids.
@@ -242,11 +256,11 @@ class Retriever:
         Raises:
             BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
         """
-        texts = _strings("searching", queries)
+        items, single = self._given("searching", queries)
         results = [
-            hits for found in self._find(texts, k, filter) for hits in read_hits(self.documents, found)
+            hits for found in self._find(items, k, filter) for hits in read_hits(self.documents, found)
         ]
-        return results[0] if isinstance(queries, str) else results
+        return results[0] if single else results
 
     def run(
         self,
@@ -271,7 +285,7 @@ class Retriever:
         names = iter([query.id for query in named])
 
         def rankings() -> Iterator[tuple[str, list[str], Any]]:
-            for found in self._find([query.text for query in named], k, filter):
+            for found in self._find(list(map(self.content, named)), k, filter):
                 rows, place = np.unique(found.rows, return_inverse=True)  # each id is read once
                 none = int(np.searchsorted(rows, 0))  # 1 if -1, no hit, is among them
                 ids = np.array([""] * none + self.documents.ids(rows[none:]), dtype=object)
@@ -330,13 +344,15 @@ class Retriever:
         """
         if isinstance(candidates, Run):
             return rerank_run(self, queries, candidates, k, interaction, progress)
-        texts, single = _strings("reranking", queries), isinstance(queries, str)
+        texts, single = self._given("reranking", queries)
         given = given_candidates([candidates] if single else candidates, len(texts))
         if all(isinstance(item, str) for some in given for item in some):
             found = rerank_ids(self, texts, cast(list[list[str]], given), k, interaction)
             hits = read_hits(self.documents, found)
         else:
-            ranked = rerank_texts(self.model, texts, cast(list[list[Document]], given), k, interaction)
+            ranked = rerank_texts(
+                cast(Model, self.model), texts, cast(list[list[Document]], given), k, interaction
+            )
             hits = [[Hit.of(document, value) for document, value in some] for some in ranked]
         return hits[0] if single else hits
 
@@ -359,7 +375,7 @@ class Retriever:
             [found] = self.documents.fetch(row)
         else:
             [found] = given_documents([document])
-        return explain(self.model, query, found.full_text)
+        return explain(cast(Model, self.model), query, found.full_text)
 
     # ---- changing ----
 
@@ -438,7 +454,20 @@ class Retriever:
 
     # ---- inside ----
 
-    def _find(self, texts: list[str], k: int, filter: Filter | None) -> Iterator[Hits]:
+    def content(self, item: Document | Query) -> Any:
+        """What the model takes of a document or a query: its text, or its weights by term."""
+        if isinstance(self.model, LexicalModel):
+            return self.model.content(item)
+        return item.text if isinstance(item, Query) else item.full_text
+
+    def _given(self, operation: str, queries: Any) -> tuple[list[Any], bool]:
+        """Queries, and whether it is only one."""
+        if isinstance(self.model, Impacts):
+            single = isinstance(queries, Mapping | str) or not isinstance(queries, Iterable)
+            return [queries] if single else list(queries), single
+        return _strings(operation, queries), isinstance(queries, str)
+
+    def _find(self, texts: list[Any], k: int, filter: Filter | None) -> Iterator[Hits]:
         """Rows and scores of some queries at a time."""
         self._check_build()
         if not isinstance(k, int | np.integer) or k < 1:
@@ -470,13 +499,18 @@ class Retriever:
     ) -> Iterator[tuple[list[Document], Representation]]:
         waiting: deque[Document] = deque()
 
-        def texts() -> Iterator[str]:
+        def contents() -> Iterator[Any]:
             for document in documents:
                 waiting.append(document)
-                yield document.full_text
+                yield self.content(document)
 
         told = None if progress is None else lambda count: progress("encoding", count, None)
-        stream = self.model.represent_stream(texts(), "document", chunk_size=chunk_size, progress=told)
+        options: dict[str, Any] = {"chunk_size": chunk_size, "progress": told}
+        stream: Iterator[Representation]
+        if isinstance(self.model, LexicalModel):
+            stream = self.model.stored(contents(), **options)
+        else:
+            stream = self.model.represent_stream(contents(), "document", **options)
         for part in stream:
             yield [waiting.popleft() for _ in range(len(part))], part
 
@@ -487,6 +521,8 @@ class Retriever:
 
     def _append(self, documents: list[Document], part: Representation) -> None:
         self.documents.add(documents)
+        if isinstance(self.model, LexicalModel):
+            self.model.keep(part.dim)
         self.index.add(part)
 
 
@@ -498,12 +534,34 @@ def _strings(operation: str, given: str | Iterable[str]) -> list[str]:
     return items
 
 
-def _describe(model: Model) -> dict[str, Any]:
+def _load(
+    choice: Model | LexicalModel | Mapping[str, Any] | str | Path, **options: Any
+) -> Model | LexicalModel:
+    if isinstance(choice, Model | LexicalModel):
+        return choice
+    if isinstance(choice, Mapping) or is_lexical(choice):
+        return lexical_model(cast(str, choice))
+    return Model.from_pretrained(choice, **options)
+
+
+def _describe(model: Model | LexicalModel) -> dict[str, Any]:
     """What the manifest says of the model."""
+    if isinstance(model, LexicalModel):
+        settings = model.config.model_dump(mode="json")
+        return {
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "queries": "",
+            "kind": model.kind,
+            "dim": None,  # as many terms as the documents have
+            "similarity": model.similarity_name,
+            "settings": settings,
+        }
     local = Path(model.name)
     return {
         "name": str(local.resolve()) if model.name and local.is_dir() else model.name,
         "fingerprint": model.fingerprint,
+        "queries": getattr(model, "query_fingerprint", ""),
         "kind": model.kind,
         "dim": model.dim,
         "similarity": model.similarity_name,
@@ -511,5 +569,8 @@ def _describe(model: Model) -> dict[str, Any]:
 
 
 def _name(about: Mapping[str, Any]) -> str:
+    if "settings" in about:
+        settings = [f"{key} {value}" for key, value in about["settings"].items() if key != "kind"]
+        return f"{about['name']} ({', '.join(settings)})"
     name = about["name"] or "a model without name"
     return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]})"

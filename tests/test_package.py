@@ -37,6 +37,7 @@ LAYERS = {
     "data": {"data"},
     "index": BASE | {"index", "data"},
     "lookup": {"index", "data"},
+    "lexical": BASE | {"index", "data", "tokenizer", "lexical"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},

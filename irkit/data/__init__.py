@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from irkit.data.document import JSON, Document, Qrels, Query
+from irkit.data.document import JSON, Document, Qrels, Query, Vector
 from irkit.data.files import name_of
 from irkit.data.qrels import read_qrels_file
 from irkit.data.remote import PREFIXES, read_remote_qrels, remote_source
@@ -40,6 +40,7 @@ __all__ = [
     "Qrels",
     "Query",
     "Source",
+    "Vector",
     "check_documents",
     "read_documents",
     "read_qrels",
@@ -52,7 +53,8 @@ def read_documents(source: str | Path) -> Source[Document]:
 
     A record needs an id (``_id``, ``id``, ``docid``, ``doc_id``) and a text (``text``, ``contents``,
     ``content``, ``body``, ``document_text``); ``title`` and ``metadata`` are optional and every other key
-    joins the metadata. Columns of a tsv file without a header are id and text; id, title and text; or id,
+    joins the metadata. Weights by term (``vector``, as in Anserini's files) may stand in for the text, or be
+    beside it. Columns of a tsv file without a header are id and text; id, title and text; or id,
     url, title and text. The id of a plain line is its number. Blank lines are skipped.
 
     Raises:
@@ -70,7 +72,8 @@ def read_queries(source: str | Path, split: str | None = None) -> Source[Query]:
     """Read the queries of a source.
 
     A record needs an id (``_id``, ``id``, ``qid``, ``query_id``) and a text (``text``, ``query``,
-    ``question``, ``contents``); a tsv file without a header has the columns id and text.
+    ``question``, ``contents``) or weights by term (``vector``); a tsv file without a header has the columns
+    id and text.
 
     Args:
         source: See `irkit.data`.

@@ -17,8 +17,8 @@ Collection: TypeAlias = (
 )
 """A source; id -> text or record; or an iterable of documents, records, pairs of id and text, or texts."""
 
-Queries: TypeAlias = str | Path | Mapping[str, str] | Iterable[Query | tuple[str, str]]
-"""A source; id -> text; or an iterable of queries, or of pairs of id and text."""
+Queries: TypeAlias = str | Path | Mapping[str, Any] | Iterable[Query | tuple[str, Any]]
+"""A source; id -> text or weights by term; or an iterable of queries, or of pairs of id and either."""
 
 
 def given_documents(given: Collection, start: int = 0) -> Iterator[Document]:
@@ -62,7 +62,9 @@ def given_queries(given: Queries) -> Iterator[Query]:
     for item in _items(given, read_queries):
         if not isinstance(item, Query) and not (isinstance(item, tuple) and len(item) == 2):
             raise BadTypeError(f"queries: expected a Query or (id, text), got {item!r:.60}")
-        yield item if isinstance(item, Query) else Query(*item)
+        if isinstance(item, tuple):
+            item = Query(item[0], "", item[1]) if isinstance(item[1], Mapping) else Query(*item)
+        yield item
 
 
 def _items(given: Any, read: Callable[[str | Path], Iterable[Any]]) -> Iterable[Any]:

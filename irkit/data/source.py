@@ -27,6 +27,8 @@ __all__ = [
 T = TypeVar("T")
 Record = dict[str, Any]
 
+_VECTORS = ("vector", "weights_x100")  # weights by term: of Anserini's files; the ranking needs no factor
+
 DOCUMENT_FIELDS = Fields(
     ids=("_id", "id", "docid", "doc_id"),
     texts=("text", "contents", "content", "body", "document_text"),
@@ -99,16 +101,29 @@ def build_all(
 
 def to_document(record: Record) -> Document:
     """Make a document; keys that are neither id, text, title nor metadata become metadata."""
-    identifier, text = _pop(record, DOCUMENT_FIELDS.ids), _pop(record, DOCUMENT_FIELDS.texts)
+    identifier, vector = _pop(record, DOCUMENT_FIELDS.ids), _pop_vector(record)
+    text = _pop_text(record, DOCUMENT_FIELDS.texts, vector)
     title, metadata = record.pop("title", None), record.pop("metadata", None)
     if not isinstance(metadata, dict | None):
         raise BadValueError(f"metadata: expected keys and values, got {metadata!r:.60}")
-    return Document(_name(identifier), text, "" if title is None else title, record | (metadata or {}))
+    title = "" if title is None else title
+    return Document(_name(identifier), text, title, record | (metadata or {}), vector)
 
 
 def to_query(record: Record) -> Query:
     """Make a query; other keys are ignored."""
-    return Query(_name(_pop(record, QUERY_FIELDS.ids)), _pop(record, QUERY_FIELDS.texts))
+    identifier, vector = _pop(record, QUERY_FIELDS.ids), _pop_vector(record)
+    return Query(_name(identifier), _pop_text(record, QUERY_FIELDS.texts, vector), vector)
+
+
+def _pop_vector(record: Record) -> Any:
+    """Weights by term; numbers in a list, a dense vector, are left where they are."""
+    return next((record.pop(name) for name in _VECTORS if isinstance(record.get(name), dict)), None)
+
+
+def _pop_text(record: Record, names: tuple[str, ...], vector: Any) -> Any:
+    """The text, which may be missing beside a vector."""
+    return "" if vector is not None and not any(name in record for name in names) else _pop(record, names)
 
 
 def _pop(record: Record, names: tuple[str, ...]) -> Any:

@@ -17,7 +17,7 @@ _NONE = {"rows": 0, "removed": 0, "documents": 0, "tokens": 0}
 
 
 class Statistics(NamedTuple):
-    """Of the documents that are there: their number, that of their tokens, ``(dim,)`` those with each term."""
+    """Of the documents that are there: their number, that of their tokens, ``(dim,)`` those of each term."""
 
     documents: int
     tokens: int

@@ -1,0 +1,125 @@
+"""Text to terms, as Lucene's analyzers do it: words, without stop words, stemmed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import snowballstemmer
+
+from irkit.errors import BadValueError
+
+__all__ = ["STOP_WORDS", "Analyzer", "languages"]
+
+# fmt: off
+STOP_WORDS = frozenset((
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",
+    "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to",
+    "was", "will", "with",
+))
+# fmt: on
+"""Of English: those of Lucene."""
+
+_CACHED = 1 << 20  # words whose terms are remembered
+_ALONE = (  # Hiragana and ideographs: without spaces between words, so each letter is one
+    r"\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3041-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003fffd"
+)
+_APOSTROPHES = "'\u2019\uff07"
+# what joins two letters, and what joins two digits
+_JOINED = r"[.'\u2019\uff07\u00b7](?<=[^\W\d_].)(?=[^\W\d_])|[.,;'\u2019\uff07](?<=\d.)(?=\d)"
+
+
+class Analyzer:
+    """Terms of texts; the same text always has the same terms.
+
+    Words are those of Unicode (UAX 29): runs of letters, digits and underscores with combining marks, that do
+    not end at a dot or an apostrophe between letters, nor at these, a comma or a semicolon between digits;
+    ideographs and Hiragana stand alone. They are put in lower case and in normal form C, and English ones
+    lose a final ``'s``. Stop words are left out; the others are stemmed.
+
+    Examples:
+        >>> Analyzer().terms("The dog's 3.5 kg of bones")
+        ['dog', '3.5', 'kg', 'bone']
+    """
+
+    def __init__(
+        self, language: str = "english", stemming: bool = True, stop_words: Iterable[str] | None = None
+    ) -> None:
+        """Choose how words become terms.
+
+        Args:
+            language: One of `languages`; English is stemmed by Porter's algorithm, as in Lucene.
+            stemming: Whether words are stemmed.
+            stop_words: In lower case; None takes those of English for English, and none otherwise.
+
+        Raises:
+            BadValueError: There is no stemmer for the language.
+        """
+        if language not in languages():
+            raise BadValueError(
+                f"language {language!r}: there is no stemmer for it; expected one of {', '.join(languages())}"
+            )
+        english = language == "english"
+        self.stop_words = frozenset((STOP_WORDS if english else ()) if stop_words is None else stop_words)
+        self._terms = _Terms(language, stemming, self.stop_words)
+
+    def terms(self, text: str) -> list[str]:
+        """Terms of a text, in order."""
+        if len(self._terms) > _CACHED:
+            self._terms.clear()
+        return list(filter(None, map(self._terms.__getitem__, _words(text).findall(text))))
+
+    def spans(self, text: str) -> Iterator[tuple[str, int, int]]:
+        """Each term and the characters it comes from: start and end."""
+        for match in _words(text).finditer(text):
+            if term := self._terms[match[0]]:
+                yield term, match.start(), match.end()
+
+
+def languages() -> list[str]:
+    """Names of the languages that there is a stemmer for: Snowball's."""
+    return [name for name in snowballstemmer.algorithms() if "porter" not in name]
+
+
+class _Terms(dict[str, str]):
+    """From words to terms, "" for none; each is worked out once."""
+
+    def __init__(self, language: str, stemming: bool, stop_words: frozenset[str]) -> None:
+        super().__init__()
+        self._english, self._stop_words = language == "english", stop_words
+        self._stem = str
+        if stemming:
+            self._stem = snowballstemmer.stemmer("porter" if self._english else language).stemWord
+
+    def __missing__(self, word: str) -> str:
+        term = unicodedata.normalize("NFC", word.lower())
+        if self._english and len(term) > 2 and term[-1] == "s" and term[-2] in _APOSTROPHES:
+            term = term[:-2]
+        if term in self._stop_words or not any(map(str.isalnum, term)):
+            term = ""
+        self[word] = term = sys.intern(self._stem(term)) if term else ""
+        return term
+
+
+def _words(text: str) -> re.Pattern[str]:
+    return _ASCII if text.isascii() else _unicode()
+
+
+def _pattern(letter: str, mark: str = "") -> str:
+    run = rf"{letter}{{1,255}}+{mark}"  # what is longer is cut, as Lucene does
+    return rf"{run}(?:(?:{_JOINED}){run})*+"
+
+
+_ASCII = re.compile(_pattern(r"\w"))
+
+
+@cache
+def _unicode() -> re.Pattern[str]:
+    r"""As for ASCII, but ``\w`` of `re` has no combining marks, which many scripts write vowels with."""
+    marks = "".join(chr(code) for code in range(0x10000) if unicodedata.category(chr(code))[0] == "M")
+    letter = rf"[^\W{_ALONE}]"
+    return re.compile(f"[{_ALONE}]|" + _pattern(letter, f"(?:[{marks}]{letter}*+)*+"))

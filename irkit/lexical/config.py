@@ -1,0 +1,60 @@
+"""Which model without weights an index is made with: a tagged union by ``kind``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from irkit.config import Config
+
+__all__ = ["BM25Config", "ImpactsConfig", "LexicalConfig", "is_lexical", "lexical_config"]
+
+
+class BM25Config(Config):
+    """BM25 as Lucene computes it, but for document lengths, which Lucene rounds.
+
+    Attributes:
+        k1: How much it counts how often a term occurs; 0 asks only whether it does.
+        b: How far long documents are held back, from 0 (not at all) to 1.
+        language: Name of a stemmer of Snowball; ``"english"`` is stemmed by Porter's algorithm, as in Lucene.
+        stemming: Whether words are stemmed.
+        stop_words: Words that count for nothing; None is the 33 of Lucene for English, none otherwise.
+
+    Source: Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009; Kamphuis et al., Which BM25
+    Do You Mean?, ECIR 2020.
+    """
+
+    kind: Literal["bm25"] = "bm25"
+    k1: float = Field(0.9, ge=0, allow_inf_nan=False)
+    b: float = Field(0.4, ge=0, le=1)
+    language: str = "english"
+    stemming: bool = True
+    stop_words: tuple[str, ...] | None = None
+
+
+class ImpactsConfig(Config):
+    """Weights by term that were computed elsewhere."""
+
+    kind: Literal["impacts"] = "impacts"
+
+
+LexicalConfig: TypeAlias = Annotated[BM25Config | ImpactsConfig, Field(discriminator="kind")]
+"""Configuration of any such model; the field ``kind`` tells which."""
+
+_KINDS: dict[str, type[BM25Config] | type[ImpactsConfig]] = {"bm25": BM25Config, "impacts": ImpactsConfig}
+
+
+def is_lexical(name: object) -> bool:
+    """Whether ``name`` is that of such a model, rather than of a directory or repository."""
+    return isinstance(name, str) and name in _KINDS
+
+
+def lexical_config(data: Mapping[str, Any]) -> LexicalConfig:
+    """Undo ``model_dump``.
+
+    Raises:
+        ConfigError: A key or a value is unknown.
+    """
+    return _KINDS[data["kind"]].parse(data, data["kind"])

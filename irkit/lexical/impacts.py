@@ -1,0 +1,66 @@
+"""Weights by term that were computed elsewhere, by irkit or by other software."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from irkit.data import Document, Query
+from irkit.data.document import check_vector
+from irkit.errors import BadTypeError, BadValueError
+from irkit.lexical.config import ImpactsConfig
+from irkit.lexical.model import LexicalModel, Side, sparse_rows
+from irkit.representation import Sparse
+
+__all__ = ["Impacts"]
+
+
+class Impacts(LexicalModel):
+    """Stands for the model that computed the weights of documents and queries, which come with them.
+
+    They are records with ``vector``, as Anserini and Pyserini have them for impact indexes:
+    ``{"id": "1", "contents": "...", "vector": {"bear": 2.1, "winter": 0.7}}``. `irkit encode` writes them.
+
+    Examples:
+        >>> from irkit import Retriever
+        >>> documents = {"1": {"vector": {"bear": 2.0, "winter": 0.5}}, "2": {"vector": {"copper": 1.5}}}
+        >>> retriever = Retriever.build(Impacts(), documents, "impacts")  # doctest: +SKIP
+        >>> retriever.search({"bear": 1.5, "cub": 1.0}, k=1)[0].score  # doctest: +SKIP
+        3.0
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ImpactsConfig())
+
+    def content(self, item: Document | Query) -> Mapping[str, float]:
+        """The weights by term."""
+        if item.vector is None:
+            kind = type(item).__name__.lower()
+            raise BadValueError(
+                f"impacts: {kind} {item.id!r} has no weights; expected vector: {{term: weight}}"
+            )
+        return item.vector
+
+    def represent(self, items: Iterable[Mapping[str, float]], side: Side) -> Sparse:
+        """The weights of the terms that the index has."""
+        vectors = _checked(items)
+        rows = [self._terms.find(vector) for vector in vectors]
+        return sparse_rows(rows, _weights(vectors), self.dim)
+
+    def _rows(self, items: Sequence[Mapping[str, float]]) -> Sparse:
+        rows = [self._terms.learn(vector) for vector in _checked(items)]
+        return sparse_rows(rows, _weights(items), max(1, self._terms.known()))
+
+
+def _checked(vectors: Iterable[object]) -> list[Mapping[str, float]]:
+    items = []
+    for item in vectors:
+        if not isinstance(item, Mapping):
+            raise BadTypeError(f"impacts: got {item!r:.60}, expected weights by term: {{term: weight}}")
+        check_vector(item)
+        items.append(item)
+    return items
+
+
+def _weights(vectors: Sequence[Mapping[str, float]]) -> Iterator[float]:
+    return chain.from_iterable(vector.values() for vector in vectors)
