@@ -76,7 +76,7 @@ class TransformersEncoder(nn.Module):
             raise ConfigError(f"loading {self.whole.name_or_path}: a {self.family} without a decoder matrix")
         with torch.no_grad():
             logits = self.whole(input_ids=ids).logits
-            decoder.forward = _same  # type: ignore[method-assign]
+            decoder.forward = _same  # type: ignore[method-assign, assignment]
             hidden = self.whole(input_ids=ids).logits
         alike = hidden.shape[-1] == decoder.in_features and torch.allclose(
             nn.functional.linear(hidden, decoder.weight, decoder.bias), logits, rtol=1e-3, atol=1e-4

@@ -49,31 +49,35 @@ def masked_lm(settings: Mapping[str, Any]) -> MaskedLM | None:
     family = str(settings.get("model_type"))
     if family not in _ARCHITECTURES:
         return None
+    act, eps = settings.get("hidden_act", "gelu"), settings.get("layer_norm_eps", 1e-12)
     if family == "bert":
-        parts = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
-        decoder, bias = "cls.predictions.decoder", ("cls.predictions.decoder.bias", "cls.predictions.bias")
-        act, eps = settings.get("hidden_act", "gelu"), settings.get("layer_norm_eps", 1e-12)
+        dense, norm = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"
+        decoder, biases = "cls.predictions.decoder", ["cls.predictions.decoder", "cls.predictions"]
     elif family == "distilbert":
-        parts = ("vocab_transform", "vocab_layer_norm")
-        decoder, bias = "vocab_projector", ("vocab_projector.bias",)
+        dense, norm = "vocab_transform", "vocab_layer_norm"
+        decoder, biases = "vocab_projector", ["vocab_projector"]
         act, eps = settings.get("activation", "gelu"), 1e-12
     elif family == "modernbert":
-        parts = ("head.dense", "head.norm")
-        decoder, bias = "decoder", ("decoder.bias",)
+        dense, norm, decoder, biases = "head.dense", "head.norm", "decoder", ["decoder"]
         act, eps = settings.get("classifier_activation", "gelu"), settings.get("norm_eps", 1e-5)
     else:
-        parts = ("lm_head.dense", "lm_head.layer_norm")
-        decoder, bias = "lm_head.decoder", ("lm_head.decoder.bias", "lm_head.bias")
-        act, eps = "gelu", settings.get("layer_norm_eps", 1e-12)
-    names: NameMap = {"layers.0.weight": (f"{parts[0]}.weight",), "layers.2.weight": (f"{parts[1]}.weight",)}
-    modern = family == "modernbert"
-    if not modern or settings.get("classifier_bias", False):
-        names["layers.0.bias"] = (f"{parts[0]}.bias",)
-    if not modern or settings.get("norm_bias", False):
-        names["layers.2.bias"] = (f"{parts[1]}.bias",)
-    names["weight"] = (f"{decoder}.weight",)
-    if not modern or settings.get("decoder_bias", True):
-        names["bias"] = bias
+        dense, norm, act = "lm_head.dense", "lm_head.layer_norm", "gelu"
+        decoder, biases = "lm_head.decoder", ["lm_head.decoder", "lm_head"]
+    names: NameMap = {
+        "layers.0.weight": (f"{dense}.weight",),
+        "layers.0.bias": (f"{dense}.bias",),
+        "layers.2.weight": (f"{norm}.weight",),
+        "layers.2.bias": (f"{norm}.bias",),
+        "weight": (f"{decoder}.weight",),
+        "bias": tuple(f"{name}.bias" for name in biases),
+    }
+    if family == "modernbert":
+        there = {
+            "layers.0.bias": settings.get("classifier_bias", False),
+            "layers.2.bias": settings.get("norm_bias", False),
+            "bias": settings.get("decoder_bias", True),
+        }
+        names = {ours: theirs for ours, theirs in names.items() if there.get(ours, True)}
     try:
         known = activation(act)
     except ConfigError as error:

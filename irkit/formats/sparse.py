@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from irkit.config import Config, read_json
 from irkit.encoder import Encoder
+from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.config import Activation
 from irkit.encoder.lookup import NoEncoder
 from irkit.encoder.masked_lm import MaskedLM, masked_lm
@@ -108,8 +109,9 @@ def make_head(
 ) -> SparseHead:
     """A head for an encoder: that of its checkpoint if it is a masked language model, else a new one.
 
-    A new one has a random layer, and the word embeddings of the encoder as its matrix. Special tokens get
-    no weights.
+    A new one has the word embeddings of the encoder as its matrix. Its layer starts as the identity, because
+    hidden states still lie near the embeddings of their tokens: a text then weighs its own words and words
+    like them before any training. Special tokens get no weights.
 
     Args:
         encoder: Whose hidden states it gets.
@@ -128,6 +130,10 @@ def make_head(
         layers = transform_layers(encoder.hidden_size, width=matrix.shape[1])
         if known is not None and isinstance(encoder, Encoder):
             layers = _layers(known[0], encoder)
+        linear = cast(nn.Linear, layers[0])
+        nn.init.eye_(linear.weight)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
         head = SparseHead(layers, matrix, nn.Parameter(torch.zeros(len(matrix))), config)
     if vocabulary is None:
         head.exclude_(number for number in tokenizer.special_tokens() if number < head.dim)
@@ -226,7 +232,7 @@ def _is_whole(encoder: AnyEncoder | NoEncoder, head: SparseHead) -> bool:
     """Whether SpladePooling after a masked language model of transformers does the same."""
     if head.vocabulary is not None or head.config.activation not in _ACTIVATIONS.values():
         return False
-    if not isinstance(encoder, Encoder):
+    if isinstance(encoder, TransformersEncoder):
         return encoder.decoder is not None and encoder.decoder.weight is head.weight
     return _masked_lm(encoder, head) is not None
 

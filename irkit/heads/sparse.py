@@ -149,24 +149,24 @@ class SparseHead(Head):
             return Sparse.from_dense(values)
         from irkit_kernels.splade_pool import splade_pool_sparse
 
-        pooled, names = self._inputs(hidden)
-        lengths, terms, weights = splade_pool_sparse(*pooled, **names, top_k=most)
+        lengths, terms, weights = splade_pool_sparse(
+            *self._inputs(hidden), activation=self.config.activation, pooling=self.config.pooling, top_k=most
+        )
         return Sparse(Ragged(terms, lengths), weights, self.dim)
 
     def dense(self, hidden: Ragged) -> Tensor:
         """All weights before pruning, ``(n, dim)`` float32: what regularisers of training look at."""
         from irkit_kernels.splade_pool import splade_pool
 
-        pooled, names = self._inputs(hidden)
-        return splade_pool(*pooled, **names)
+        inputs = self._inputs(hidden)
+        return splade_pool(*inputs, activation=self.config.activation, pooling=self.config.pooling)
 
-    def _inputs(self, hidden: Ragged) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], dict[str, str]]:
-        """What the kernels take; hidden states come in the dtype of the matrix."""
+    def _inputs(self, hidden: Ragged) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What the kernels take: hidden states in the dtype of the matrix, offsets, matrix, bias."""
         values = hidden.values.to(torch.promote_types(hidden.values.dtype, torch.float32))
         for layer in self.layers:
             values = layer(values)
-        tensors = (values.to(self.weight.dtype), hidden.offsets, self.weight, self.bias)
-        return tensors, {"activation": self.config.activation, "pooling": self.config.pooling}
+        return values.to(self.weight.dtype), hidden.offsets, self.weight, self.bias
 
     def extra_repr(self) -> str:
         """What a printed head says beside its layers."""
