@@ -184,6 +184,8 @@ def concat(parts: Iterable[Representation]) -> Representation:
             f"{sorted({(item.kind, item.dim) for item in items})}"
         )
     first = items[0]
+    if len(items) == 1:
+        return first
     if isinstance(first, Dense):
         return Dense(torch.cat([item.values for item in items if isinstance(item, Dense)]))
     if isinstance(first, MultiVector):

@@ -219,7 +219,9 @@ class Tokenizer:
 
     def prompt_length(self, prompt: str) -> int:
         """Number of tokens that ``prompt`` and the special tokens before it make at the start of a text."""
-        ids = self([prompt]).values.tolist() if prompt else []
+        if not prompt:
+            return 0
+        ids = self([prompt]).values.tolist()
         added = self.backend.get_added_tokens_decoder()
         return len(ids) - int(bool(ids) and ids[-1] in added and added[ids[-1]].special)
 

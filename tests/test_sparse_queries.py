@@ -528,14 +528,14 @@ def set_key(*keys: str, value: Any) -> Callable[[dict[str, Any]], object]:
         (
             set_key("types", "query_0_SparseStaticEmbedding", value="sentence_transformers.models.BoW"),
             ConfigError,
-            "its modules start with BoW, expected Transformer",
+            "starts with BoW, expected Transformer",
         ),
         (
             set_key(
                 "structure", "query", value=["query_0_SparseStaticEmbedding", "document_1_SpladePooling"]
             ),
             ConfigError,
-            "its modules start with SparseStaticEmbedding, expected Transformer",
+            "starts with SparseStaticEmbedding, expected Transformer",
         ),
         (set_key("types", "../x", value="sentence_transformers.models.BoW"), ConfigError, "leads out"),
     ],

@@ -117,7 +117,7 @@ def text_encoder(folder: Path, wanted: str | None = None) -> Path:
 def _transformer(folder: Path, modules: Modules, wanted: str | None) -> Path:
     if not modules or modules[0][0] not in ("Transformer", "MLMTransformer"):
         found = modules[0][0] if modules else "nothing"
-        raise ConfigError(f"loading {folder}: its modules start with {found}, expected Transformer")
+        raise ConfigError(f"loading {folder}: what runs starts with {found}, expected Transformer")
     usual = "fill-mask" if modules[0][0] == "MLMTransformer" else _TASK
     _check_text_encoder(modules[0][1], usual, [wanted] if wanted else list(_OUTPUTS))
     return modules[0][1]

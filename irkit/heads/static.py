@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -93,29 +94,31 @@ class StaticHead(Head):
         Returns:
             Float32 weights, which gradients reach.
         """
-        keys = tokens.row_ids() * self.dim + tokens.values
-        keys = torch.unique(keys[tokens.values < min(len(self.weight), self.dim)])
-        terms, rows = keys % self.dim, keys // self.dim
-        weights = self.weight[terms]
-        if not weights.requires_grad:
-            kept = weights != 0
-            terms, rows, weights = terms[kept], rows[kept], weights[kept]
-        if most is not None:
-            kept = _largest(weights.detach().abs(), rows, len(tokens), most)
-            terms, rows, weights = terms[kept], rows[kept], weights[kept]
-        lengths = torch.bincount(rows, minlength=len(tokens))
-        return Sparse(Ragged(terms, lengths), weights, self.dim)
+        ids = tokens.values.cpu().numpy()  # a query is too short to be worth kernels of torch
+        rows = np.repeat(np.arange(len(tokens)), tokens.lengths.numpy())
+        keys = np.unique((rows * self.dim + ids)[ids < min(len(self.weight), self.dim)])
+        rows, terms = np.divmod(keys, max(1, self.dim))
+        weights = self.weight[torch.from_numpy(terms).to(self.weight.device)]
+        if most is not None or not weights.requires_grad:
+            amounts = weights.detach().abs().cpu().numpy()
+            kept = _kept(amounts, rows, most, keep_zeros=weights.requires_grad)
+            rows, terms = rows[kept], terms[kept]
+            weights = weights[torch.from_numpy(kept).to(weights.device)]
+        lengths = torch.from_numpy(np.bincount(rows, minlength=len(tokens)))
+        return Sparse(Ragged(torch.from_numpy(terms).to(weights.device), lengths), weights, self.dim)
 
     def extra_repr(self) -> str:
         """What a printed head says."""
         return f"{len(self.weight)} weights, dim={self.dim}, {self.config!r}"
 
 
-def _largest(amounts: Tensor, rows: Tensor, count: int, most: int) -> Tensor:
-    """Places, in order, of the ``most`` largest amounts of each of ``count`` ascending rows."""
-    order = amounts.argsort(descending=True, stable=True)
-    order = order[rows[order].argsort(stable=True)]  # by row, and there the largest first
-    starts = torch.bincount(rows, minlength=count).cumsum(0).roll(1)
-    starts[:1] = 0
-    ranks = torch.arange(len(rows), device=rows.device) - starts[rows]
-    return order[ranks < most].sort().values
+def _kept(
+    amounts: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], most: int | None, keep_zeros: bool
+) -> np.ndarray[Any, Any]:
+    """Places, ascending, of the ``most`` largest amounts of each of the ascending ``rows``."""
+    kept = np.arange(len(rows)) if keep_zeros else np.flatnonzero(amounts)
+    if most is None:
+        return kept
+    best = kept[np.lexsort((kept, -amounts[kept], rows[kept]))]
+    ranks = np.arange(len(best)) - np.searchsorted(rows[best], rows[best])
+    return np.sort(best[ranks < most])

@@ -228,12 +228,13 @@ class Pipeline(nn.Module):
             batch_size: Most rows encoded at once, beside `tokens_per_step`.
             progress: Called with the number of rows finished since its last call.
         """
-        model = self.of(template.side).eval()
+        model = self.of(template.side)
         if isinstance(model.encoder, NoEncoder):
             part = model._looked_up(tokens, template)
             if progress is not None:
                 progress(len(part))
             return part
+        model.eval()
         budget = self.tokens_per_step or _BUDGET.get(self.device.type, _BUDGET["cpu"])
         return encode_tokens(
             model.encoder,
@@ -248,7 +249,6 @@ class Pipeline(nn.Module):
     def _looked_up(self, tokens: Ragged, template: Template) -> Representation:
         """Without an encoder all rows are done at once, in no time."""
         with torch.inference_mode():
-            tokens = tokens.to(self.device)
             part = self.head(tokens, tokens, template.prompt_length, template.side)
         return part.to("cpu", torch.float32)
 
