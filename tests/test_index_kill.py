@@ -21,9 +21,10 @@ import pytest
 import torch
 
 import irkit.index.faiss
+import irkit.index.inverted
 import irkit.index.plaid
 import irkit.index.store
-from irkit import Dense, MultiVector, Ragged, score
+from irkit import Dense, MultiVector, Ragged, Sparse, score
 from irkit.data.document import Document
 from irkit.index import Documents, Store, create_index, open_index
 from irkit.representation import Representation
@@ -32,6 +33,7 @@ DIM, CHUNK = 4, 6
 CONFIGS: dict[str, Any] = {
     "faiss": "IVF4,Flat",
     "plaid": {"kind": "plaid", "centroids": 8},
+    "inverted": {"kind": "inverted", "dtype": "uint8", "mode": "exact"},
     "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "factory": "IVF4,Flat"},
 }
 kind = "faiss"  # what this process works on
@@ -43,12 +45,15 @@ def texts(n: int, label: str) -> list[Document]:
 
 def vectors(n: int, seed: int) -> Representation:
     rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((3 * n, DIM), dtype=np.float32))
+    if kind == "inverted":
+        return Sparse.from_dense(rows[:n].clamp(min=0))
     return Dense(rows[:n]) if kind == "faiss" else MultiVector(Ragged(rows, torch.full((n,), 3)))
 
 
 def little_is_much() -> None:
     """Constants made small, so that 30 documents are looked up and cut into blocks."""
     irkit.index.faiss._FEW, irkit.index.faiss._PER_HIT = 8, 1
+    irkit.index.inverted._FEW = 8
     irkit.index.plaid._FEW = irkit.index.plaid._SCAN = 8
     irkit.index.store._BLOCK_BYTES = 1 << 8  # 32 tokens in float16
 
@@ -117,6 +122,7 @@ def kill_before(step: int) -> None:
     wrap(os, "pwrite", lambda file, content, position: write(file, content[: len(content) // 2], position))
     wrap(irkit.index.faiss, "_write", lambda structure, path: path.write_bytes(b"half"))
     for target, name in (
+        (np, "memmap"),
         (os, "ftruncate"),
         (os, "truncate"),
         (os, "fsync"),
@@ -252,7 +258,8 @@ def test_readers_of_a_changing_index_see_it_whole(
             data = vectors(30, generation)
             if which != "faiss":  # exact for what it keeps
                 kept = index.representations(rows)
-                assert np.abs(kept.arrays()["values"] - data.arrays()["values"]).max() < 1
+                values = "weights" if which == "inverted" else "values"
+                assert np.abs(kept.arrays()[values] - data.arrays()[values]).max() < 1
                 data = kept
             truth = score(queries, data)
             hits = index.search(queries, 30)

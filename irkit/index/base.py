@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -126,7 +127,6 @@ class Index(ABC):
             progress: Told of the stages of the work, see `StageProgress`.
         """
 
-    @torch.no_grad()
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """The k best documents of every query.
 
@@ -142,20 +142,21 @@ class Index(ABC):
             BadValueError: k < 1, queries of another kind or width or with NaN, ``allowed`` of another length.
         """
         self._check("searching", queries)
-        queries = queries.to("cpu", torch.float32)
         try:
             k = operator.index(k)
         except TypeError:
             raise BadTypeError(f"search: k is {k!r}; expected a whole number") from None
         if k < 1:
             raise BadValueError(f"search: k is {k}; expected 1 or more")
-        keep = self._keep(allowed)
-        found = len(self) if keep is None else int(keep.sum())
-        rows = np.full((len(queries), k), -1, np.int64)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        wanted = min(k, found)
-        if wanted and len(queries):
-            rows[:, :wanted], scores[:, :wanted] = self._search(queries, wanted, keep)
+        keep, n_q = self._keep(allowed), len(queries)
+        wanted = min(k, len(self) if keep is None else int(keep.sum()))
+        rows, scores = np.empty((n_q, 0), np.int64), np.empty((n_q, 0), np.float32)
+        if wanted and n_q:
+            with torch.no_grad():
+                rows, scores = self._search(queries.to("cpu", torch.float32), wanted, keep)
+        if wanted < k:
+            rows = np.pad(rows, ((0, 0), (0, k - rows.shape[1])), constant_values=-1)
+            scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
         return Hits(rows, scores)
 
     @torch.no_grad()
@@ -255,8 +256,8 @@ class Index(ABC):
                 f"{operation}: the index holds {self.representation} of dimension {self.dim}, "
                 f"got {given.kind} of dimension {given.dim}; use the model it was built with"
             )
-        values = {"dense": "values", "multi_vector": "values", "sparse": "weights"}[given.kind]
-        if not np.isfinite(given.arrays()[values]).all():
+        values = _numbers(given).detach()
+        if not math.isfinite(values.sum().item()) and not values.isfinite().all():  # a sum may be too large
             raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
 
     def _check_rows(self, operation: str, rows: Sequence[int] | Array) -> Array:
@@ -279,6 +280,12 @@ class Index(ABC):
                 "one per row"
             )
         return allowed if keep is None else allowed & keep
+
+
+def _numbers(given: Representation) -> torch.Tensor:
+    if isinstance(given, MultiVector):
+        return given.tokens.values
+    return given.values if isinstance(given, Dense) else given.weights
 
 
 def live_rows(store: Store, count: int) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from irkit.errors import BadValueError
 from irkit.index import bm25
+from irkit.index._standin import Searcher, build
 from irkit.index.base import Index, StageProgress
 from irkit.index.config import InvertedConfig
 from irkit.index.files import Array
@@ -18,15 +19,17 @@ from irkit.representation import Representation, Sparse
 
 __all__ = ["Inverted"]
 
-_FEW = 2048  # rows that are scanned sooner than looked up
+_FEW = 1024  # rows whose lists are made when they are needed
 _GROWTH = 4  # segments this many times as large as what is added behind them stay as they are
 _LARGEST = {"uint8": 255, "uint16": 65535}
 _NARROW = 1 << 16  # terms whose numbers fit into two bytes
+_BLOCK = 1 << 14  # rows weighed at a time
+_WEIGHTS, _SCALES = "row_weights", "row_scales"  # of a segment of counts
 _EXACT = 100_000  # rows that are searched exactly by default
 
 
 class Inverted(Flat):
-    """Lists over segments of rows; the rows added since the last one are scanned until ``finish``.
+    """Lists over segments of rows; those of the rows after the last segment are made in memory when needed.
 
     The weights of each row are kept as the configuration says, in order of addition: every score is exact for
     these. Segments are structures made of them, each over the rows behind those of the one before, and small
@@ -123,59 +126,94 @@ class Inverted(Flat):
             arrays["scales"] = self.store.read("scales.bin")[rows]
         return arrays
 
+    def _weighed(self, raw: dict[str, Array]) -> dict[str, Array]:
+        """Stored arrays with weights, as the configuration has them, where there were counts."""
+        if "bm25" not in self.store.meta["index"]:
+            return raw
+        arrays = bm25.weigh(self.store, raw)
+        return arrays | quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
+
     def _take(self, rows: Array | slice) -> dict[str, Array]:
-        arrays = bm25.weigh(self.store, self._raw(rows))
-        if "bm25" in self.store.meta["index"]:
-            arrays |= quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
+        arrays = self._weighed(self._raw(rows))
         weights = arrays["weights"].astype(np.float32)
         if "scales" in arrays:
             weights *= np.repeat(arrays.pop("scales"), arrays["lengths"])
         return arrays | {"terms": arrays["terms"].astype(np.int32), "weights": weights}
 
-    # ---- searching ----
+    # ---- segments ----
 
     def _build(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
-        from irkit.index import _standin
+        """Lists of rows ``start`` to ``stop``, and their weights where counts are stored."""
+        made = self._write_weights(start, stop, allocate) if "bm25" in self.store.meta["index"] else {}
+        return build(*self._rows(start, stop, made), self.dim, allocate=allocate) | made
 
-        arrays = self._take(slice(start, stop))
-        return _standin.build(arrays["lengths"], arrays["terms"], arrays["weights"], self.dim, allocate)
+    def _write_weights(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
+        ends, first = self._ends(), int(self._ends()[start - 1]) if start else 0
+        made = {_WEIGHTS: allocate(_WEIGHTS, (int(ends[stop - 1]) - first,), self.config.dtype)}
+        if self.config.dtype in _LARGEST:
+            made[_SCALES] = allocate(_SCALES, (stop - start,), np.float32)
+        for begin in range(start, stop, _BLOCK):
+            end = min(begin + _BLOCK, stop)
+            arrays = self._weighed(self._raw(slice(begin, end)))
+            place = int(ends[end - 1]) - first
+            made[_WEIGHTS][place - len(arrays["weights"]) : place] = arrays["weights"]
+            if _SCALES in made:
+                made[_SCALES][begin - start : end - start] = arrays["scales"]
+        return made
+
+    def _rows(
+        self, start: int, stop: int, made: dict[str, Array]
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """Offsets, terms, weights and scales of some rows, not copied; weights may be ``made`` for them."""
+        raw = self._raw(slice(start, stop))
+        offsets = np.zeros(stop - start + 1, np.int64)
+        np.cumsum(raw["lengths"], out=offsets[1:])
+        weights = made.get(_WEIGHTS, raw["weights"])
+        return offsets, raw["terms"], weights, made.get(_SCALES, raw.get("scales"))
+
+    def _open(self) -> list[tuple[int, int, Searcher]]:
+        """First row, the one after the last, and what searches them: of each segment, and of the rest."""
+        segments, n = read_segments(self.store), len(self)
+        covered = segments[-1].stop if segments else 0
+        if covered < n:
+            segments.append(Segment(covered, n, self._build(covered, n, _in_memory)))
+        return [
+            (start, stop, Searcher(arrays, *self._rows(start, stop, arrays)))
+            for start, stop, arrays in segments
+        ]
+
+    # ---- searching ----
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        assert isinstance(queries, Sparse)
-        segments = self.store.derived("segments", lambda: read_segments(self.store))
-        kept = len(self) if keep is None else int(np.count_nonzero(keep))
-        negative = self._negative or (len(queries.weights) and float(queries.weights.min()) < 0)
-        if not segments or kept <= _FEW or negative:
-            return super()._search(queries, k, keep)
-        mode = self.config.mode
-        hurried = mode == "approximate" or (mode == "auto" and len(self) > _EXACT)
-        hits = self._look_up(segments, queries, k, keep, self.config.effort if hurried else None)
-        short = np.flatnonzero(hits.rows[:, -1] < 0)
-        if len(short) and hurried:
-            hits.rows[short], hits.scores[short] = self._look_up(segments, queries[short], k, keep, None)
-        for query in short:
-            _fill(hits.rows[query], hits.scores[query], keep)
-        return hits
-
-    def _look_up(
-        self, segments: list[Segment], queries: Sparse, k: int, keep: Array | None, effort: float | None
-    ) -> Hits:
-        """The best rows that score above 0; of all, or of those that some ``effort`` finds."""
-        from irkit.index import _standin
-
         arrays = queries.arrays()
-        if len(segments) == 1 and segments[0].stop == len(self):
-            return Hits(*_standin.exact(segments[0].arrays, arrays, k, keep))
-        best = TopK(len(queries), k)
-        for start, stop, structure in segments:
-            allowed = None if keep is None else keep[start:stop]
-            rows, scores = _standin.exact(structure, arrays, k, allowed)
-            best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
-        self._scan(queries, best, segments[-1].stop, keep)
-        hits = best.hits()
-        nothing = hits.scores <= 0
-        hits.rows[nothing], hits.scores[nothing] = -1, -np.inf
+        if self._negative or (len(arrays["weights"]) and arrays["weights"].min() < 0):
+            return super()._search(queries, k, keep)
+        mode, effort = self.config.mode, None
+        if mode == "approximate" or (mode == "auto" and len(self) > _EXACT):
+            effort = self.config.effort
+        hits = self._look_up(arrays, k, keep, effort)
+        if hits.rows[:, -1].min() < 0:  # fewer than k score above 0, or were found
+            short = np.flatnonzero(hits.rows[:, -1] < 0)
+            if effort is not None:
+                hits.rows[short], hits.scores[short] = self._look_up(queries[short].arrays(), k, keep, None)
+            for query in short:
+                _fill(hits.rows[query], hits.scores[query], keep)
         return hits
+
+    def _look_up(self, queries: dict[str, Array], k: int, keep: Array | None, effort: float | None) -> Hits:
+        """The best rows that score above 0; of all, or of those that some ``effort`` finds."""
+        offsets = np.zeros(len(queries["lengths"]) + 1, np.int64)
+        np.cumsum(queries["lengths"], out=offsets[1:])
+        asked = (offsets, queries["terms"], queries["weights"], k)
+        segments = self.store.derived("segments", self._open)
+        if len(segments) == 1:
+            return Hits(*segments[0][2].search(*asked, keep=keep, effort=effort))
+        best = TopK(len(offsets) - 1, k)
+        for start, stop, searcher in segments:
+            allowed = None if keep is None else keep[start:stop]
+            rows, scores = searcher.search(*asked, keep=allowed, effort=effort)
+            best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
+        return best.hits()
 
 
 def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
@@ -217,6 +255,10 @@ def _counts(weights: Array) -> Array:
             "whole number from 0 to 65535"
         )
     return counts
+
+
+def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    return np.zeros(shape, dtype)
 
 
 def _fill(rows: Array, scores: Array, keep: Array | None) -> None:
