@@ -162,6 +162,7 @@ def _take_turns(
     plan, hits = {}, {}
     for label, server in servers.items():
         for chosen in settings[label]:
+            server.ask(chosen, 1)  # what is compiled is compiled now
             answer = server.ask(chosen, queries)
             key = label, json.dumps(chosen)
             hits[key] = answer["hits"]

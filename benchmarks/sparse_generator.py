@@ -17,7 +17,7 @@ _OF_TOPIC, _FACETS, _OF_FACET = 500, 20, 40  # terms of a topic, facets of a top
 _MOST = 210  # terms of a document
 
 
-@numba.njit
+@numba.njit(cache=True)
 def make(documents: int, queries: int, topics: int, seed: int) -> tuple[Array, ...]:
     """Offsets, terms and weights of documents, and of queries; see `benchmarks.sparse_vectors.generate`."""
     np.random.seed(seed)
@@ -63,13 +63,13 @@ def make(documents: int, queries: int, topics: int, seed: int) -> tuple[Array, .
     )
 
 
-@numba.njit
+@numba.njit(cache=True)
 def _draw(sums: Array) -> int:
     """A place, as often as its share of the cumulated weights."""
     return np.searchsorted(sums, np.random.random() * sums[-1])  # type: ignore[return-value]
 
 
-@numba.njit
+@numba.njit(cache=True)
 def _topics(topics: int, everywhere: Array) -> tuple[Array, ...]:
     """Terms and weights ``(topics, 500)`` of the topics, cumulated; terms of facets; cumulated popularity."""
     terms = np.empty((topics, _OF_TOPIC), np.int32)
@@ -85,7 +85,7 @@ def _topics(topics: int, everywhere: Array) -> tuple[Array, ...]:
     return terms, weights, sums, facets, everywhere
 
 
-@numba.njit
+@numba.njit(cache=True)
 def _document(model: tuple[Array, ...], subject: Array, weight: Array, found: Array) -> int:
     """Draw topic and facet into ``subject``, terms (by popularity) into ``found``, ``weight`` of each."""
     terms, weights, sums, facets, everywhere = model
@@ -115,7 +115,7 @@ def _document(model: tuple[Array, ...], subject: Array, weight: Array, found: Ar
     return count
 
 
-@numba.njit
+@numba.njit(cache=True)
 def _query(
     model: tuple[Array, ...],
     subject: Array,

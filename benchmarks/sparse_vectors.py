@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.harness import data_dir
 from benchmarks.worker import K
 
-__all__ = ["BM25", "SparseVectors", "generate", "read", "score_hits", "texts", "transposed"]
+__all__ = ["BM25", "SparseVectors", "generate", "lexical", "read", "recall", "texts", "transposed"]
 
 Array = np.ndarray[Any, Any]
 
@@ -79,9 +79,8 @@ def generate(documents: int, queries: int = 1000) -> SparseVectors:
 
 
 def texts(collections: Sequence[str]) -> SparseVectors:
-    """Documents and queries of collections of `data_dir` as BM25 has it: rare terms weigh more in queries."""
+    """Documents and queries of collections of `data_dir` by `lexical`."""
     from irkit.data import read_documents, read_queries
-    from irkit.index.bm25 import saturate
     from irkit.lexical.analyzer import Analyzer
 
     folders = [data_dir() / name for name in collections]
@@ -96,28 +95,35 @@ def texts(collections: Sequence[str]) -> SparseVectors:
         for folder in folders
         for query in read_queries(folder)
     ]
+    return lexical(found, asked, len(numbers))
+
+
+def lexical(found: Sequence[list[int]], asked: Sequence[list[int]], dim: int) -> SparseVectors:
+    """Terms of documents and queries, each as often as it occurs, weighed by BM25 (its idf in queries)."""
+    from irkit.index.bm25 import saturate
+
     offsets, terms, counts = _counted(found)
     lengths = np.array([len(each) for each in found])
     weights = saturate(counts, np.repeat(lengths, np.diff(offsets)), *BM25, lengths.mean())
-    frequencies = np.bincount(terms, minlength=len(numbers))
+    frequencies = np.bincount(terms, minlength=dim)
     rarity = np.log1p((len(found) - frequencies + 0.5) / (frequencies + 0.5))
     query_offsets, query_terms, query_counts = _counted(asked)
-    query_weights = (query_counts * rarity[query_terms]).astype(np.float32)
-    queries = query_offsets, query_terms, query_weights
     return _complete(
         SparseVectors(
             offsets,
             terms,
             weights,
-            *queries,
-            np.array(len(numbers)),
+            query_offsets,
+            query_terms,
+            (query_counts * rarity[query_terms]).astype(np.float32),
+            np.array(dim),
             counts=counts,
             query_counts=query_counts,
         )
     )
 
 
-def _counted(rows: Iterable[list[int]]) -> tuple[Array, Array, Array]:
+def _counted(rows: Sequence[list[int]]) -> tuple[Array, Array, Array]:
     """Offsets, terms and how often each occurs."""
     pairs = [np.unique(np.array(row, np.int32), return_counts=True) for row in rows]
     offsets = np.cumsum([0, *(len(terms) for terms, _ in pairs)])
@@ -146,13 +152,20 @@ def transposed(vectors: SparseVectors) -> tuple[Array, Array, Array]:
     return result
 
 
-def score_hits(vectors: SparseVectors, number: int, rows: Array) -> Array:
-    """``(k,)`` float64: a query against some documents."""
-    query = np.zeros(int(vectors.dim))
-    terms, weights = vectors.query(number)
-    query[terms] = weights
-    parts = [slice(vectors.offsets[row], vectors.offsets[row + 1]) for row in rows]
-    return np.array([query[vectors.terms[part]] @ vectors.weights[part] for part in parts])
+def recall(hits: Sequence[Sequence[int]], vectors: SparseVectors) -> float:
+    """Share of the ten best scores that the hits of each query have, by exact scores; ties count."""
+    shares, query = [], np.zeros(int(vectors.dim))
+    for number, (found, best) in enumerate(zip(hits, vectors.best, strict=True)):
+        wanted = int((best > 0).sum())
+        if wanted:
+            terms, weights = vectors.query(number)
+            query[terms] = weights
+            parts = [slice(vectors.offsets[row], vectors.offsets[row + 1]) for row in set(found)]
+            scores = [query[vectors.terms[part]] @ vectors.weights[part] for part in parts]
+            good = sum(score >= best[wanted - 1] * (1 - 1e-6) for score in scores)
+            shares.append(min(wanted, good) / wanted)
+            query[terms] = 0
+    return float(np.mean(shares))
 
 
 @cache

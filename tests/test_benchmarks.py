@@ -141,3 +141,107 @@ def test_engines_of_token_vectors_find_what_is_exact(tmp_path: Path) -> None:
             query = np.array(vectors.query(number))
             best = score(MultiVector(Ragged.from_rows([query])), documents)[0].topk(10).indices.tolist()
             assert hits == best == vectors.exact[number, :10].tolist()
+
+
+def sparse_curve(contender: str, recall: float, speed: float, **settings: object) -> dict[str, object]:
+    return {
+        "collection": "SciFact",
+        "contender": contender,
+        "settings": settings,
+        "recall@10": recall,
+        "queries/s": speed,
+        "us/query": 1e6 / speed,
+    }
+
+
+SPARSE = [
+    sparse_curve("numpy scan", 1.0, 100.0),
+    sparse_curve("numba scan", 1.0, 1000.0),
+    sparse_curve("irkit", 0.93, 5000.0),
+    sparse_curve("irkit", 0.97, 3000.0),
+    sparse_curve("irkit exact", 0.9996, 2000.0),
+    sparse_curve("irkit exact", 0.9996, 9000.0, together=True),
+    sparse_curve("pyseismic-lsr", 0.95, 4000.0, n_postings=100),
+    sparse_curve("pyseismic-lsr", 0.999, 2500.0, n_postings=300),
+    sparse_curve("irkit BM25", 1.0, 900.0),
+    sparse_curve("irkit BM25", 1.0, 1500.0, together=True),
+    sparse_curve("bm25s", 1.0, 1000.0),
+    sparse_curve("bm25s", 1.0, 1200.0, together=True),
+]
+
+
+def test_speeds_of_sparse_engines_are_compared_at_the_same_recall() -> None:
+    from benchmarks.sparse_bars import bars, bm25, speeds
+
+    build = {"collection": "SciFact", "build CPU s": 2.0, "bytes/posting": 9.0}
+    builds = [
+        build | {"contender": "irkit"},
+        build | {"contender": "pyseismic-lsr, 100 postings", "build CPU s": 1.0},
+        build | {"contender": "pyseismic-lsr, 300 postings", "build CPU s": 4.0, "bytes/posting": 6.0},
+        build | {"contender": "bm25s", "build CPU s": None},
+    ]
+    found = {row["irkit"]: (row["is"], row["met"]) for row in bars(SPARSE, builds)}
+    assert found == {
+        "queries/s at recall 0.92 / pyseismic-lsr": (1.25, "yes"),
+        "queries/s at recall 0.96 / pyseismic-lsr": (1.2, "yes"),
+        "queries/s at recall 0.98 / pyseismic-lsr": (
+            0.8,
+            "no",
+        ),  # only the exact search of ours finds so much
+        "queries/s at recall 0.995 / pyseismic-lsr": (0.8, "no"),
+        "queries/s, exact / numpy scan": (20.0, "yes"),
+        "queries/s, exact / numba scan": (2.0, "yes"),
+        "BM25 queries/s one by one / bm25s": (0.9, "no"),
+        "BM25 queries/s together / bm25s": (1.25, "yes"),
+        "processor time of the build / pyseismic-lsr, 300 postings": (0.5, "yes"),
+        "bytes / pyseismic-lsr, 300 postings": (1.5, "no"),
+    }
+    table = {row["us/query at recall@10 of"]: list(row.values())[2:] for row in speeds(SPARSE)}
+    assert table["irkit"] == ["200", "333", "", "", ""]
+    assert table["pyseismic-lsr"] == ["250", "400", "400", "400", ""]
+    assert [(row["BM25"], row["queries/s"], row["together"]) for row in bm25(SPARSE)] == [
+        ("irkit BM25", 900.0, 1500.0),
+        ("bm25s", 1000.0, 1200.0),
+    ]
+
+
+@pytest.mark.slow  # compiles the generator
+def test_generated_sparse_vectors_are_always_the_same() -> None:
+    from benchmarks.sparse_generator import make
+
+    offsets, terms, weights, *queries = make(300, 4, 200, 123)  # compared with the script it comes from
+    assert (offsets[-1], terms.sum(dtype=int)) == (33235, 510490693)
+    assert weights.sum(dtype=float) == pytest.approx(29333.591798087582, rel=1e-12)
+    assert queries[0].tolist() == [0, 50, 78, 118, 155]
+    assert queries[1].sum(dtype=int) == 2449480
+    assert queries[2].sum(dtype=float) == pytest.approx(49.045344937592745, rel=1e-12)
+
+
+def test_engines_of_sparse_vectors_find_what_is_exact(tmp_path: Path) -> None:
+    from benchmarks.sparse_engines import ENGINES
+    from benchmarks.sparse_vectors import BM25, lexical, read, recall
+    from benchmarks.worker import build
+
+    random = np.random.default_rng(0)
+    found, asked = (
+        [(random.zipf(1.3, length) % 500).tolist() for length in random.integers(1, most, count)]
+        for most, count in ((60, 3000), (8, 40))
+    )
+    lexical(found, asked, 500).write(tmp_path / "vectors")
+    vectors = read(tmp_path / "vectors")
+    exact = {"kind": "inverted", "mode": "exact", "dtype": "float32"}
+    for engine, options in (
+        ("numpy", {}),
+        ("numba", {}),
+        ("irkit", exact),
+        ("irkit", exact | {"bm25": BM25}),
+    ):
+        folder = tmp_path / f"{engine}{len(options)}"
+        built = build(ENGINES[engine], options, vectors, folder)
+        assert built["bytes"] == 0 or built["bytes"] >= 4 * len(vectors.terms)
+        search = ENGINES[engine].open(vectors, folder, options)
+        hits = search(40, {})
+        assert [len(set(each)) for each in hits] == [10] * 40
+        assert recall(hits, vectors) == 1.0
+        assert engine != "irkit" or search(40, {"together": True}) == hits
+    assert recall([each[:-1] for each in hits], vectors) < 1.0
