@@ -20,7 +20,8 @@ from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.heads import SparseConfig
 from irkit.heads.static import StaticHead
-from irkit.model.queries import idf_weights, query_config
+from irkit.model import idf_weights
+from irkit.model.queries import query_config
 from irkit.tokenizer import Tokenizer
 
 TEXTS = [
@@ -362,9 +363,10 @@ def test_router_of_the_peer_and_back(peer: Any, router: tuple[Any, Path], tmp_pa
 def test_what_is_made_here_opens_there(peer: Any, splade: Path, tmp_path: Path, choice: Any) -> None:
     model = Model.sparse(splade, {"document_max_active_dims": 3}, queries=choice)
     model.prompts["query"] = "search: "
-    model.save_pretrained(tmp_path / "saved")
+    with pytest.warns(UserWarning, match="one limit for both"):
+        model.save_pretrained(tmp_path / "saved")
     assert_same_outputs(Model.from_pretrained(tmp_path / "saved"), model)
-    model.head.config = SparseConfig()  # sentence-transformers has one limit for both sides
+    model.head.config = SparseConfig()
     model.save_pretrained(tmp_path / "saved")
     peer_model = peer.SparseEncoder(str(tmp_path / "saved"), device="cpu")
     assert_same_outputs(model, peer_model)
@@ -447,6 +449,22 @@ def test_two_encoders(peer: Any, modules: Any, splade: Path, other: Path, tmp_pa
     assert_same_outputs(Model.from_pretrained(tmp_path / "saved"), peer_model)
     made = Model.from_pretrained(splade).set_queries({"kind": "encoder", "model": str(other)})
     assert torch.equal(made.encode_document(TEXTS).to_dense(), model.encode_document(TEXTS).to_dense())
+
+
+def test_two_dense_encoders(peer: Any, splade: Path, other: Path, tmp_path: Path) -> None:
+    """The same Router serves dense models: an encoder for questions, another for passages."""
+    home = peer.sentence_transformer.modules
+    parts = [[home.Transformer(str(path)), home.Pooling(32, "mean")] for path in (other, splade)]
+    peer_model = peer.SentenceTransformer(modules=[home.Router.for_query_document(*parts)], device="cpu")
+    peer_model.save_pretrained(str(tmp_path / "peer"))
+    model = Model.from_pretrained(tmp_path / "peer")
+    model.save_pretrained(tmp_path / "saved")
+    for ours in (model, peer.SentenceTransformer(str(tmp_path / "saved"), device="cpu")):
+        for method in ("encode_query", "encode_document"):
+            expected = getattr(peer_model, method)(TEXTS)
+            torch.testing.assert_close(getattr(ours, method)(TEXTS), expected, rtol=0, atol=1e-5)
+    with pytest.raises(BadValueError, match="no place for a query side"):
+        model.save_pretrained(tmp_path / "colbert", format="stanford")
 
 
 def test_naver_directory_with_a_query_encoder(splade: Path, other: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def _model(directory: Path) -> dict[str, Any]:
         "dim": model.dim,
         "similarity": model.similarity_name,
         "encoder": model.encoder.family,
+        **({} if model.query_model is None else {"query_encoder": model.query_model.encoder.family}),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "max_length": model.tokenizer.max_length,
         **(model.head.config.model_dump(mode="json") if isinstance(model.head, MultiVectorHead) else {}),

@@ -87,6 +87,8 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
     """
     if format not in WRITERS:
         raise BadValueError(f"saving a model: format {format!r}, expected {' or '.join(WRITERS)}")
+    if format != "sentence-transformers" and "query" in parts:
+        raise BadValueError(f"saving a model: format {format!r} has no place for a query side of its own")
     target = Path(directory).resolve()
     _check_replaceable(target)
     try:

@@ -3,5 +3,6 @@
 from irkit.model.hardware import Device
 from irkit.model.model import EncodeOptions, Model
 from irkit.model.pipeline import Pipeline, Side
+from irkit.model.queries import idf_weights
 
-__all__ = ["Device", "EncodeOptions", "Model", "Pipeline", "Side"]
+__all__ = ["Device", "EncodeOptions", "Model", "Pipeline", "Side", "idf_weights"]

@@ -357,19 +357,20 @@ class Pipeline(nn.Module):
             BadTypeError: ``text`` is not a string.
             BadValueError: The model does not make token vectors.
         """
-        if not isinstance(self.head, MultiVectorHead):
+        model = self.of(side)
+        if not isinstance(model.head, MultiVectorHead):
             raise BadValueError(f"represent_with_tokens: the model makes {self.kind}, not a vector a token")
-        self.eval()
+        model.eval()
         template = self.template(side)
-        tokens, attended = self.head.expand(self.tokenize([text], template), side)
+        tokens, attended = model.head.expand(self.tokenize([text], template), side)
         pieces = self.pieces(text, side)
         for number in tokens.values[len(pieces) :].tolist():
-            token = str(self.tokenizer.backend.id_to_token(number))
+            token = str(model.tokenizer.backend.id_to_token(number))
             pieces.append(Piece(token, len(text), len(text)))
         with torch.inference_mode():
             there = tokens.to(self.device)
-            vectors = self.head.token_vectors(self.encoder(there, attended), there, side)
-            kept = self.head.kept(there, side).tolist()
+            vectors = model.head.token_vectors(model.encoder(there, attended), there, side)
+            kept = model.head.kept(there, side).tolist()
         row = self._finished(MultiVector(vectors.to("cpu")), self.truncate_dim, False)
         assert isinstance(row, MultiVector)
         if self.similarity_name == "meanmaxsim" and side == "query":
