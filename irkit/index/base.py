@@ -150,11 +150,12 @@ class Index(ABC):
             raise BadValueError(f"search: k is {k}; expected 1 or more")
         keep, n_q = self._keep(allowed), len(queries)
         wanted = min(k, len(self) if keep is None else int(keep.sum()))
-        rows, scores = np.empty((n_q, 0), np.int64), np.empty((n_q, 0), np.float32)
         if wanted and n_q:
             with torch.no_grad():
                 rows, scores = self._search(queries.to("cpu", torch.float32), wanted, keep)
-        if wanted < k:
+        else:
+            rows, scores = np.empty((n_q, 0), np.int64), np.empty((n_q, 0), np.float32)
+        if rows.shape[1] < k:
             rows = np.pad(rows, ((0, 0), (0, k - rows.shape[1])), constant_values=-1)
             scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
         return Hits(rows, scores)
