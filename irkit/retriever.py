@@ -28,7 +28,7 @@ from irkit.index import (
     index_config,
     open_index,
 )
-from irkit.lexical import Impacts, LexicalModel, is_lexical, lexical_model
+from irkit.lexical import Impacts, LexicalModel, is_lexical, lexical_index, lexical_model
 from irkit.lookup import Filter, Hit, allowed_rows, find_rows, read_hits
 from irkit.model import Device, Model
 from irkit.representation import Representation
@@ -43,7 +43,7 @@ from irkit.reranking import (
 )
 from irkit.run import Run
 
-__all__ = ["Hit", "Retriever"]
+__all__ = ["Hit", "Retriever", "default_index", "load_model"]
 
 _CHUNK = 1024  # documents encoded and stored together
 _QUERIES = 256  # encoded and searched together
@@ -100,7 +100,7 @@ class Retriever:
             path: A new or empty directory, or that of an index to replace.
             index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (by the number of documents, whose
                 first 20,000 are read ahead) or any other choice of `irkit.index.index_config`. By default
-                ``"inverted"`` of sparse representations, ``"flat"`` of others.
+                ``"inverted"`` of sparse representations, exact for BM25, and ``"flat"`` of others.
             chunk_size: Documents that are encoded and stored together.
             overwrite: Replace the index that is there; it stays in use until the new one is complete.
             progress: Told of the stages ("encoding", and those of the index), see `StageProgress`.
@@ -111,9 +111,8 @@ class Retriever:
                 is there (``overwrite`` discards it).
             LockedError: Another process is writing there.
         """
-        model = _load(model)
-        if index is None:
-            index = "inverted" if model.kind == "sparse" else "flat"
+        model = load_model(model)
+        index = default_index(model) if index is None else index
         config, about, stream = index_config(index), _describe(model), given_documents(documents)
         if isinstance(config, AutoConfig):
             first = list(islice(stream, config.documents))
@@ -187,7 +186,7 @@ class Retriever:
             )
         saved = store.meta["model"]
         chosen = saved.get("settings", saved["name"]) if model is None else model
-        retriever = cls(store, partial(_load, chosen, device=device, dtype=dtype))
+        retriever = cls(store, partial(load_model, chosen, device=device, dtype=dtype))
         if model is not None:
             retriever.model  # noqa: B018 (is checked)
         return retriever
@@ -476,7 +475,11 @@ class Retriever:
         allowed = None if filter is None else allowed_rows(self.documents, filter)
         for start in range(0, len(texts), _QUERIES):
             queries = self.model.represent(texts[start : start + _QUERIES], "query")
-            yield self.index.search(queries, k, allowed)
+            hits = self.index.search(queries, k, allowed)
+            if isinstance(self.model, LexicalModel):  # who shares no term with a query is no answer to it
+                nothing = hits.scores == 0
+                hits.rows[nothing], hits.scores[nothing] = -1, -np.inf
+            yield hits
 
     def _check_build(self) -> None:
         if self.store.meta["build"] != self._build:
@@ -534,9 +537,23 @@ def _strings(operation: str, given: str | Iterable[str]) -> list[str]:
     return items
 
 
-def _load(
+def default_index(model: Model | LexicalModel) -> IndexConfig:
+    """The index that `Retriever.build` makes unless it is told another one."""
+    if isinstance(model, LexicalModel):
+        return index_config(lexical_index(model.name))
+    return index_config("inverted" if model.kind == "sparse" else "flat")
+
+
+def load_model(
     choice: Model | LexicalModel | Mapping[str, Any] | str | Path, **options: Any
 ) -> Model | LexicalModel:
+    """The model that is meant.
+
+    Args:
+        choice: A model; the settings of one of `irkit.lexical`, or its name; or what `Model.from_pretrained`
+            takes.
+        options: Of `Model.from_pretrained`.
+    """
     if isinstance(choice, Model | LexicalModel):
         return choice
     if isinstance(choice, Mapping) or is_lexical(choice):

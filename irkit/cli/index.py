@@ -20,19 +20,21 @@ __all__ = ["index"]
 
 
 def index(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Directory or hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Directory, hub name, bm25 or impacts.")
+    ] = None,
     corpus: Annotated[
         str | None,
         typer.Argument(metavar="CORPUS", help="BEIR folder, .jsonl, .tsv, .txt, .gz, -, ir_datasets:, hf:."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the index.")] = None,
     choice: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--index",
             help="auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, FAISS string or recipe.yaml.",
         ),
-    ] = "flat",
+    ] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as ef_search=128.")
     ] = None,
@@ -64,8 +66,8 @@ def index(
     from irkit.data import check_documents, read_documents
     from irkit.index import check_index
     from irkit.index.place import check_place
-    from irkit.model import Model
-    from irkit.retriever import Retriever
+    from irkit.lexical.config import is_lexical
+    from irkit.retriever import Retriever, default_index, load_model
 
     check_place(out, overwrite)
     documents = read_documents(recipe.corpus)
@@ -74,11 +76,15 @@ def index(
         with bar("checking", "documents") as update:
             total = check_documents(_watched(documents, update))
     devices = recipe.device.split(",") if recipe.device else None
-    encoder = Model.from_pretrained(recipe.model, device=devices, dtype=recipe.dtype)
+    settings = recipe.bm25.model_dump() if recipe.bm25 else recipe.model
+    encoder = load_model(settings, device=devices, dtype=recipe.dtype)
+    config = recipe.index or default_index(encoder)
+    recipe = recipe.model_copy(update={"index": config})
     if dry_run:
-        check_index(recipe.index, encoder.represent([], "document"))
+        check_index(config, encoder.represent([], "document"))
+        width = "" if is_lexical(recipe.model) else f" {encoder.dim}"
         count = "documents of unknown number" if total is None else f"{total:,} documents"
-        note(f"would index {count} with {recipe.model} ({encoder.kind} {encoder.dim}) into {out}")
+        note(f"would index {count} with {recipe.model} ({encoder.kind}{width}) into {out}")
         return
     start = time.monotonic()
     with stage_bar("documents", encoding=total) as update:
@@ -87,7 +93,7 @@ def index(
                 encoder,
                 documents,
                 out,
-                index=recipe.index,
+                index=config,
                 chunk_size=recipe.chunk_size,
                 overwrite=overwrite,
                 progress=update,

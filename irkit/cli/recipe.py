@@ -11,7 +11,8 @@ from pydantic import Field
 
 from irkit.config import Config, read_mapping, with_overrides
 from irkit.errors import ConfigError
-from irkit.index import FlatConfig, IndexConfig, index_config
+from irkit.index import IndexConfig, index_config
+from irkit.lexical.config import BM25Config, is_lexical, lexical_index
 
 __all__ = ["IndexRecipe"]
 
@@ -20,9 +21,10 @@ class IndexRecipe(Config):
     """What to index, and how.
 
     Attributes:
-        model: Directory, or name on the Hugging Face hub.
+        model: Directory, or name on the Hugging Face hub; or bm25, or impacts.
         corpus: Source of the documents, see `irkit.data`.
-        index: Kind of index and its settings.
+        index: Kind of index and its settings; by default what suits the model.
+        bm25: Settings of the model bm25.
         dtype: Precision of the encoder.
         device: Where it runs, one or several with commas between; by default a GPU if there is one.
         chunk_size: Documents encoded and stored together; a killed build goes on after the last chunk.
@@ -30,17 +32,19 @@ class IndexRecipe(Config):
 
     model: str
     corpus: str
-    index: IndexConfig = FlatConfig()
+    index: IndexConfig | None = None
+    bm25: BM25Config | None = None
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     device: str | None = None
     chunk_size: int = Field(1024, ge=1)
 
     @classmethod
-    def resolve(cls, choice: str, given: Mapping[str, Any], overrides: Iterable[str]) -> IndexRecipe:
+    def resolve(cls, choice: str | None, given: Mapping[str, Any], overrides: Iterable[str]) -> IndexRecipe:
         """Put a recipe together.
 
         Args:
             choice: Name of an index, or a YAML file: a recipe, or with the key ``kind`` that of an index.
+                None is what suits the model, if that is not known yet and there are settings flat.
             given: Keys and values that go before those of the file; None is not given.
             overrides: ``"key=value"`` that goes before all: a key of the recipe, or of its index.
 
@@ -48,23 +52,35 @@ class IndexRecipe(Config):
             ConfigError: A key or a value is unknown, or missing.
             StorageError: The file cannot be read.
         """
-        is_file = Path(choice).suffix in (".yaml", ".yml", ".json")
-        data: dict[str, Any] = read_mapping(choice) if is_file else {"index": choice}
+        is_file = choice is not None and Path(choice).suffix in (".yaml", ".yml", ".json")
+        data: dict[str, Any] = read_mapping(str(choice)) if is_file else {"index": choice}
         if "kind" in data:
             data = {"index": data}
         data |= {key: value for key, value in given.items() if value is not None}
-        data["index"] = index_config(data.get("index", "flat")).model_dump(mode="json")
+        if data.get("index") is None and is_lexical(data.get("model")):
+            data["index"] = lexical_index(str(data["model"]))
         full = [
             item if item.split("=")[0].split(".")[0] in cls.model_fields else f"index.{item}"
             for item in overrides
         ]
-        data, source = with_overrides(data, full), choice if is_file else "recipe"
+        if data.get("index") is not None or any(item.startswith("index.") for item in full):
+            data["index"] = index_config(data.get("index") or "flat").model_dump(mode="json")
+        data, source = with_overrides(data, full), str(choice) if is_file else "recipe"
         if isinstance(data["index"], str):  # --set index=hnsw
             data["index"] = index_config(data["index"]).model_dump(mode="json")
         if missing := [name.upper() for name in ("model", "corpus") if data.get(name) is None]:
             expected = "MODEL CORPUS on the command line" + (f" or as keys of {choice}" if is_file else "")
             raise ConfigError(f"irkit index: no {' and no '.join(missing)}; expected {expected}")
-        return cls.parse(data, source)
+        recipe = cls.parse(data, source)
+        if recipe.bm25 and recipe.model != "bm25":
+            raise ConfigError(f"{source}: bm25 has settings, but the model is {recipe.model}; expected bm25")
+        if is_lexical(recipe.model) and (recipe.device or recipe.dtype != "auto"):
+            raise ConfigError(f"{source}: {recipe.model} has no weights; leave dtype and device out")
+        return (
+            recipe.model_copy(update={"bm25": BM25Config()})
+            if recipe.model == "bm25" and not recipe.bm25
+            else recipe
+        )
 
     def to_yaml(self) -> str:
         """As a file that `resolve` reads back."""

@@ -11,7 +11,14 @@ from typing import Any
 
 from irkit.lexical.analyzer import STOP_WORDS, Analyzer, languages
 from irkit.lexical.bm25 import BM25
-from irkit.lexical.config import BM25Config, ImpactsConfig, LexicalConfig, is_lexical, lexical_config
+from irkit.lexical.config import (
+    BM25Config,
+    ImpactsConfig,
+    LexicalConfig,
+    is_lexical,
+    lexical_config,
+    lexical_index,
+)
 from irkit.lexical.impacts import Impacts
 from irkit.lexical.model import LexicalModel
 
@@ -26,6 +33,7 @@ __all__ = [
     "LexicalModel",
     "is_lexical",
     "languages",
+    "lexical_index",
     "lexical_model",
 ]
 

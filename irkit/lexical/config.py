@@ -9,7 +9,7 @@ from pydantic import Field
 
 from irkit.config import Config
 
-__all__ = ["BM25Config", "ImpactsConfig", "LexicalConfig", "is_lexical", "lexical_config"]
+__all__ = ["BM25Config", "ImpactsConfig", "LexicalConfig", "is_lexical", "lexical_config", "lexical_index"]
 
 
 class BM25Config(Config):
@@ -49,6 +49,12 @@ _KINDS: dict[str, type[BM25Config] | type[ImpactsConfig]] = {"bm25": BM25Config,
 def is_lexical(name: object) -> bool:
     """Whether ``name`` is that of such a model, rather than of a directory or repository."""
     return isinstance(name, str) and name in _KINDS
+
+
+def lexical_index(name: str) -> dict[str, Any]:
+    """The index for such a model unless another one is asked for: exact for BM25, whose queries are short."""
+    exact = {"dtype": "float32", "mode": "exact"}
+    return {"kind": "inverted", **(exact if name == "bm25" else {})}
 
 
 def lexical_config(data: Mapping[str, Any]) -> LexicalConfig:
