@@ -35,7 +35,7 @@ def open_numpy(vectors: SparseVectors, folder: Path, options: Options) -> Search
             for term, weight in zip(terms, weights, strict=True):
                 part = slice(starts[term], starts[term + 1])
                 scores[rows[part]] += weight * impacts[part]
-            best = np.argpartition(scores, documents - K)[documents - K :]
+            best = np.argpartition(-scores, K)[:K]  # of many zeros, far faster than from the other end
             hits.append(best[np.argsort(-scores[best])].tolist())
         return hits
 
