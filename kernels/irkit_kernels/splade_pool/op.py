@@ -61,10 +61,11 @@ def splade_pool(
     arguments = _checked("splade_pool", hidden, offsets, weight, bias, activation, pooling)
     tensors = [tensor for tensor in arguments[:4] if tensor is not None]
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if wanted or torch.compiler.is_compiling():
-        weights: Tensor = torch.ops.irkit.splade_pool(*arguments)[0]
-        return weights
-    return _forward(*arguments, with_argmax=False)[0]
+    with torch.autocast(hidden.device.type, enabled=False):  # the dtype is chosen
+        if wanted or torch.compiler.is_compiling():
+            weights: Tensor = torch.ops.irkit.splade_pool(*arguments)[0]
+            return weights
+        return _forward(*arguments, with_argmax=False)[0]
 
 
 def splade_pool_sparse(
@@ -130,7 +131,7 @@ def splade_pool_sparse(
         part = None if bias is None else bias[terms]
         return _forward(hidden, offsets, weight[terms], part, activation, pooling, with_argmax=False)[0]
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         return tiled.sparse_rows(weights_of, len(offsets) - 1, v, threshold, top_k, excluded)
 
 
@@ -145,6 +146,10 @@ def _forward(
     with_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
     arguments = (hidden, offsets, weight, bias, activation, pooling)
+    if hidden.is_cuda:
+        from . import triton_kernel
+
+        return triton_kernel.forward(*arguments, with_argmax)
     _check_offsets("splade_pool", hidden, offsets)
     from . import cpu_kernel
 
@@ -169,7 +174,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if pooling == "sum":
         return tiled.sum_backward(grad, hidden, offsets, weight, bias, activation)
-    by_term = grad * slope(weights, activation)
+    by_term = torch.where(weights == 0, 0, grad * slope(weights, activation))
     terms, rows = by_term.T.nonzero(as_tuple=True)
     entries = argmax[rows, terms], terms.int(), by_term[rows, terms]
     d_hidden, d_weight = product_gradients(hidden, weight, *entries)

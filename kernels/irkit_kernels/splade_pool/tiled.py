@@ -54,19 +54,22 @@ def sum_backward(
     grad: Tensor, hidden: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias from that of sums ``(n, v)``; logits are computed anew."""
-    x, lengths = hidden.float(), offsets.diff()
+    dtype = hidden.dtype if hidden.is_cuda else torch.float32  # products on a GPU are added in float32 anyway
+    x, lengths = hidden.to(dtype), offsets.diff()
     rows = torch.repeat_interleave(
         torch.arange(len(lengths), device=hidden.device), lengths, output_size=len(x)
     )
-    d_hidden, d_weight = torch.zeros_like(x), torch.empty_like(weight)
+    d_hidden, d_weight = torch.zeros_like(x, dtype=torch.float32), torch.empty_like(weight)
     d_bias = torch.empty_like(weight[:, 0] if bias is None else bias)
     for terms in _tiles(len(weight), len(x)):
-        w = weight[terms].float()
-        logits = F.linear(x, w, None if bias is None else bias[terms].float())
+        w = weight[terms].to(dtype)
+        logits = F.linear(x, w).float()
+        if bias is not None:
+            logits += bias[terms]
         by_logit = slope(activate(logits, activation), activation).mul_(grad[rows, terms])
-        d_hidden.addmm_(by_logit, w)
-        d_weight[terms] = by_logit.T @ x
         d_bias[terms] = by_logit.sum(0)
+        d_hidden += by_logit.to(dtype) @ w
+        d_weight[terms] = by_logit.to(dtype).T @ x
     return d_hidden.to(hidden.dtype), d_weight, d_bias
 
 

@@ -1,0 +1,150 @@
+"""Pooled vocabulary weights on CUDA: one program pools all tokens of a sequence for a tile of terms."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["forward", "pool"]
+
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
+_OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
+_GROUP = 16  # sequences that pass over the vocabulary together, so that their tokens stay in the cache
+_CONFIGS = [
+    triton.Config({"BLOCK_V": v, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+    for v, k, warps, stages in (
+        (64, 32, 4, 3),
+        (64, 64, 4, 4),
+        (128, 32, 4, 4),
+        (128, 64, 4, 3),
+        (128, 64, 8, 3),
+        (256, 32, 8, 3),
+        (256, 64, 8, 3),
+    )
+]
+
+
+@triton.jit
+def _activate(x, LOGS: tl.constexpr):
+    x = tl.where(x <= 0, 0.0, x)  # NaN stays
+    for _ in tl.static_range(LOGS):
+        one = 1 + x
+        lost = tl.where(one < 16777216, (x - (one - 1)) / one, 0.0)  # what the addition rounded off
+        x = tl.log(one) + lost
+    return x
+
+
+@triton.autotune(
+    configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "BLOCK_T", "SUM", "WITH_ARGMAX"]
+)
+@triton.jit
+def pool(
+    hidden,
+    offsets,
+    weight,
+    bias,
+    out,
+    argmax,
+    n,
+    v,
+    D: tl.constexpr,
+    LOGS: tl.constexpr,
+    SUM: tl.constexpr,
+    WITH_BIAS: tl.constexpr,
+    WITH_ARGMAX: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Programs go through the sequences of a group, then the tiles of terms, then the groups."""
+    size = GROUP * tl.cdiv(v, BLOCK_V)
+    group, within = tl.program_id(0) // size, tl.program_id(0) % size
+    members = tl.minimum(n - group * GROUP, GROUP)
+    sequence = (group * GROUP + within % members).to(tl.int64)
+    terms = (within // members).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+    real = terms < v
+    start, stop = tl.load(offsets + sequence), tl.load(offsets + sequence + 1)
+    dims = tl.arange(0, BLOCK_K)
+    w_pointers = weight + terms[None, :] * D + dims[:, None]
+    shift = tl.zeros([BLOCK_V], tl.float32)
+    if WITH_BIAS:
+        shift = tl.load(bias + terms, mask=real, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK_V], tl.float32)
+    best = tl.full([BLOCK_V], float("-inf"), tl.float32)
+    place = tl.full([BLOCK_V], -1, tl.int32)
+    broken = tl.zeros([BLOCK_V], tl.int32)
+    for first in range(start, stop, BLOCK_T):
+        tokens = first + tl.arange(0, BLOCK_T)
+        inside = tokens < stop
+        h_pointers = hidden + tokens.to(tl.int64)[:, None] * D + dims[None, :]
+        logits = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+        for k in range(0, D, BLOCK_K):
+            there = k + dims < D
+            h = tl.load(h_pointers + k, mask=inside[:, None] & there[None, :], other=0.0)
+            w = tl.load(w_pointers + k, mask=real[None, :] & there[:, None], other=0.0)
+            logits = tl.dot(h, w, logits, input_precision="ieee")
+        if SUM:
+            total += tl.sum(tl.where(inside[:, None], _activate(logits + shift[None, :], LOGS), 0.0), 0)
+        else:
+            number = logits == logits
+            broken = tl.maximum(broken, tl.max((~number).to(tl.int32), 0))
+            logits = tl.where(inside[:, None] & number, logits, float("-inf"))
+            if WITH_ARGMAX:
+                high, at = tl.max(logits, 0, return_indices=True, return_indices_tie_break_left=True)
+                place = tl.where((high > best) | (place < 0), tl.minimum(first + at, stop - 1), place)
+            else:
+                high = tl.max(logits, 0)
+            best = tl.maximum(best, high)
+    if not SUM:
+        total = _activate(tl.where(broken > 0, float("nan"), best) + shift, LOGS)
+    tl.store(out + sequence * v + terms, total, mask=real)
+    if WITH_ARGMAX:
+        tl.store(argmax + sequence * v + terms, place, mask=real)
+
+
+def forward(
+    hidden: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    pooling: str,
+    with_argmax: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """As `tiled.forward`, on the device of the tensors."""
+    n, (v, d) = len(offsets) - 1, weight.shape
+    with_argmax = with_argmax and pooling == "max"
+    out = hidden.new_empty(n, v, dtype=torch.float32)
+    argmax = hidden.new_empty(n if with_argmax else 0, v, dtype=torch.int32)
+    average = len(hidden) // max(1, n)
+
+    def grid(config: dict[str, int]) -> tuple[int]:
+        return (n * triton.cdiv(v, config["BLOCK_V"]),)
+
+    if n:
+        with torch.cuda.device(hidden.device) if hidden.is_cuda else nullcontext():
+            pool[grid](
+                hidden.contiguous(),
+                offsets.contiguous(),
+                weight.contiguous(),
+                (offsets if bias is None else bias).contiguous(),
+                out,
+                argmax,
+                n,
+                v,
+                D=d,
+                LOGS=activation.count("log1p"),
+                SUM=pooling == "sum",
+                WITH_BIAS=bias is not None,
+                WITH_ARGMAX=with_argmax,
+                GROUP=_GROUP,
+                BLOCK_T=min(128, max(16, triton.next_power_of_2(average))),
+                **_OPTIONS,
+            )
+    return out, argmax
