@@ -449,6 +449,8 @@ def test_two_encoders(peer: Any, modules: Any, splade: Path, other: Path, tmp_pa
     assert_same_outputs(Model.from_pretrained(tmp_path / "saved"), peer_model)
     made = Model.from_pretrained(splade).set_queries({"kind": "encoder", "model": str(other)})
     assert torch.equal(made.encode_document(TEXTS).to_dense(), model.encode_document(TEXTS).to_dense())
+    made.set_queries({"kind": "encoder", "model": str(tmp_path / "saved")})
+    assert made.query_fingerprint == model.query_fingerprint
 
 
 def test_two_dense_encoders(peer: Any, splade: Path, other: Path, tmp_path: Path) -> None:

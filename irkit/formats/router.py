@@ -1,5 +1,8 @@
 """Router of sentence-transformers: modules of their own for queries and for documents.
 
+Whatever its default route is, `Model.encode` takes that of documents. Modules that both routes start with are
+loaded for each of them.
+
 Source: Router of sentence-transformers 6.2.
 """
 

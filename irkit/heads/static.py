@@ -38,7 +38,7 @@ class StaticHead(Head):
         >>> queries.to_dense().tolist()
         [[0.5, 2.0, 0.0], [0.0, 0.0, 1.0]]
 
-    Source: SparseStaticEmbedding of sentence-transformers; Geng et al. 2024 (arXiv 2411.04403), section 3.
+    Source: SparseStaticEmbedding of sentence-transformers 6.2; Geng et al. 2024 (arXiv 2411.04403).
     """
 
     kind: ClassVar[str] = "sparse"

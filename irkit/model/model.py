@@ -284,7 +284,9 @@ class Model(Pipeline):
         """
         if self._int8_fingerprint is not None:
             raise BadValueError("fold: the weights are int8; fold the model in float32, save and load it")
-        self.head.layers = nn.ModuleList(fold_runs(self.head.layers))
+        heads = [part.head for part in (self, self.query_model) if part is not None]
+        for head, layers in zip(heads, [fold_runs(head.layers) for head in heads], strict=True):
+            head.layers = nn.ModuleList(layers)
         return self
 
     def save_pretrained(self, path: str | Path, format: str = "sentence-transformers") -> None:
@@ -427,7 +429,7 @@ class Model(Pipeline):
 
     def _pruned(self, limit: int | None) -> Self:
         """A copy that shares all weights and keeps so many of each text."""
-        if not isinstance(limit, int) or limit < 1:
+        if type(limit) is not int or limit < 1:
             raise BadValueError(f"encode: max_active_dims is {limit!r}, expected a whole number of 1 or more")
         model, head = copy.copy(self), copy.copy(self.head)
         assert isinstance(head, SparseHead | StaticHead)  # by its kind, checked before

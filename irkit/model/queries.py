@@ -57,7 +57,8 @@ class EncodedQueries(Config):
     """Queries have an encoder of their own.
 
     Attributes:
-        model: A sparse model, as for `Model.from_pretrained`, with the vocabulary of the documents' model.
+        model: A sparse model, as for `Model.from_pretrained`, with the vocabulary of the documents' model;
+            where that has a query side of its own, this is what counts.
     """
 
     kind: Literal["encoder"] = "encoder"
@@ -116,7 +117,8 @@ def query_parts(
     if not isinstance(head, SparseHead | StaticHead):
         raise BadValueError(f"queries: a {config.kind} side is for sparse models, this one makes {head.kind}")
     if isinstance(config, EncodedQueries):
-        return read_model(local_directory(config.model), load_encoder)
+        parts = read_model(local_directory(config.model), load_encoder)
+        return parts.get("query", parts)
     vocabulary = getattr(head, "vocabulary", None)
     tokenizer = tokenizer if vocabulary is None else _words(vocabulary)
     frozen = isinstance(config, LexicalQueries) or config.frozen
@@ -149,8 +151,12 @@ def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
         BadTypeError: Something is not a string.
         BadValueError: No text holds a token.
 
-    Source: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework", as Lucene's BM25 has it;
-    Geng et al. 2024 (arXiv 2411.04403), section 3.1.
+    Examples:
+        >>> weights = idf_weights(texts, model.tokenizer)  # doctest: +SKIP
+        >>> model.set_queries({"kind": "static", "weights": weights})  # doctest: +SKIP
+
+    Source: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond", with the 1
+    of Lucene; the tables of Geng et al. 2024 (arXiv 2411.04403) are computed so.
     """
     plain = tokenizer.without_special_tokens()
     plain.max_length = None
