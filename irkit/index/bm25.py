@@ -9,7 +9,7 @@ import numpy as np
 from irkit.index.files import Array
 from irkit.index.store import Store
 
-__all__ = ["Statistics", "begin", "renew", "saturate", "statistics", "weigh"]
+__all__ = ["Statistics", "begin", "mean_length", "rarity", "renew", "saturate", "statistics", "weigh"]
 
 _DRIFT = 0.01  # of the mean length, beyond which all weights are made anew
 _ROWS = 1 << 14  # of removed documents, looked at together
@@ -73,6 +73,14 @@ def mean_length(store: Store) -> float:
     """Mean length of a document that weights are made with: that of the last `renew`."""
     mean = store.meta["index"]["bm25"]["mean"]
     return float(mean) if mean is not None else _mean(statistics(store))
+
+
+def rarity(store: Store, terms: Array) -> Array:
+    """Weights of ``terms (n,)`` in queries, idf: ``ln(1 + (N - df + 0.5) / (df + 0.5))``."""
+    now = statistics(store)
+    having = now.frequencies[terms]
+    weights: Array = np.log1p((now.documents - having + 0.5) / (having + 0.5))
+    return weights
 
 
 def renew(store: Store) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, cast
 
 import numpy as np
+from irkit_kernels.sparse_search.op import Searcher, build
 
 from irkit.errors import BadValueError
 from irkit.index import bm25
-from irkit.index._standin import Searcher, build
 from irkit.index.base import Index, StageProgress
 from irkit.index.config import InvertedConfig
 from irkit.index.files import Array
@@ -145,7 +145,7 @@ class Inverted(Flat):
     def _build(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
         """Lists of rows ``start`` to ``stop``, and their weights where counts are stored."""
         made = self._write_weights(start, stop, allocate) if "bm25" in self.store.meta["index"] else {}
-        return build(*self._rows(start, stop, made), self.dim, allocate=allocate) | made
+        return build(self._rows(start, stop, made), self.dim, allocate=allocate) | made
 
     def _write_weights(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
         total, place = int(self.store.read("lengths.bin")[start:stop].sum()), 0
@@ -178,7 +178,7 @@ class Inverted(Flat):
         if covered < n:
             segments.append(Segment(covered, n, self._build(covered, n, _in_memory)))
         return [
-            (start, stop, Searcher(arrays, *self._rows(start, stop, arrays)))
+            (start, stop, Searcher(arrays, self._rows(start, stop, arrays)))
             for start, stop, arrays in segments
         ]
 
@@ -204,16 +204,23 @@ class Inverted(Flat):
         """The best rows that score above 0; of all, or of those that some ``effort`` finds."""
         offsets = np.zeros(len(queries["lengths"]) + 1, np.int64)
         np.add.accumulate(queries["lengths"], out=offsets[1:])
-        asked = (offsets, queries["terms"], queries["weights"], k)
+        asked = _positive(offsets, queries["terms"], queries["weights"])
         segments = self.store.derived("segments", self._open)
         if len(segments) == 1:
-            return Hits(*segments[0][2].search(*asked, keep=keep, effort=effort))
+            return Hits(*segments[0][2].find(asked, k, keep, effort))
         best = TopK(len(offsets) - 1, k)
         for start, stop, searcher in segments:
-            allowed = None if keep is None else keep[start:stop]
-            rows, scores = searcher.search(*asked, keep=allowed, effort=effort)
+            rows, scores = searcher.find(asked, k, None if keep is None else keep[start:stop], effort)
             best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
         return best.hits()
+
+
+def _positive(offsets: Array, terms: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Queries without terms of weight 0."""
+    if _lowest(weights) > 0:
+        return offsets, terms, weights
+    some = weights > 0
+    return np.concatenate([[0], np.cumsum(some)])[offsets], terms[some], weights[some]
 
 
 def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
@@ -258,7 +265,7 @@ def _counts(weights: Array) -> Array:
 
 
 def _lowest(values: Array) -> float:
-    return values[values.argmin()] if len(values) else 0  # a quarter of what min() takes
+    return values[values.argmin()] if len(values) else 1  # a quarter of what min() takes
 
 
 def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
