@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from irkit.index import Store, bm25
 from irkit.lexical.analyzer import Analyzer
 from irkit.lexical.config import BM25Config
 from irkit.lexical.model import LexicalModel, Side, sparse_rows
+from irkit.ragged import Ragged
 from irkit.representation import Sparse
 from irkit.tokenizer import Piece
 
@@ -87,21 +89,27 @@ class BM25(LexicalModel):
         if not texts:
             return sparse_rows((), None, self.dim)
         found = self._numbers(texts, self._terms.find)
-        rows = sparse_rows(found, None, self.dim)
-        terms, counts = rows.terms.values.numpy(), rows.weights.numpy()
         if side == "query":
-            now = bm25.statistics(self._terms.store)
-            df = now.frequencies[terms]
-            weights = counts * np.log1p((now.documents - df + 0.5) / (df + 0.5))
-        else:
-            lengths = np.repeat([float(len(row)) for row in found], rows.terms.lengths.numpy())
-            mean = bm25.mean_length(self._terms.store)
-            weights = bm25.saturate(counts, lengths, self.config.k1, self.config.b, mean)
-        return Sparse(rows.terms, torch.from_numpy(weights.astype(np.float32)), rows.dim)
+            return self._queries(found)
+        rows = sparse_rows(found, None, self.dim)
+        lengths = np.repeat([float(len(row)) for row in found], rows.terms.lengths.numpy())
+        mean = bm25.mean_length(self._terms.store)
+        weights = bm25.saturate(rows.weights.numpy(), lengths, self.config.k1, self.config.b, mean)
+        return Sparse(rows.terms, torch.from_numpy(weights), rows.dim)
 
     def pieces(self, text: str, side: Side) -> list[Piece]:
         """The terms of a text, and the characters they stand for."""
         return [Piece(*span) for span in self.analyzer.spans(text)]
+
+    def _queries(self, found: Sequence[Sequence[int]]) -> Sparse:
+        """The same as with `sparse_rows`, but some times as fast for a few terms."""
+        counts = [Counter(sorted(row)) for row in found]
+        for row in counts:
+            row.pop(-1, None)
+        terms = np.array([term for row in counts for term in row], np.int64)
+        weights = bm25.rarity(self._terms.store, terms) * [count for row in counts for count in row.values()]
+        ragged = Ragged(torch.from_numpy(terms.astype(np.int32)), torch.tensor([len(row) for row in counts]))
+        return Sparse(ragged, torch.from_numpy(weights.astype(np.float32)), self.dim)
 
     def _rows(self, items: Sequence[str]) -> Sparse:
         numbers = self._numbers(items, self._terms.learn)
