@@ -217,17 +217,20 @@ def test_generated_sparse_vectors_are_always_the_same() -> None:
     assert queries[2].sum(dtype=float) == pytest.approx(49.045344937592745, rel=1e-12)
 
 
+def made_up_texts(documents: int, queries: int) -> list[list[list[int]]]:
+    random = np.random.default_rng(0)
+    return [
+        [(random.zipf(1.3, length) % 500).tolist() for length in random.integers(1, longest, count)]
+        for longest, count in ((60, documents), (8, queries))
+    ]
+
+
 def test_engines_of_sparse_vectors_find_what_is_exact(tmp_path: Path) -> None:
     from benchmarks.sparse_engines import ENGINES
     from benchmarks.sparse_vectors import BM25, lexical, read, recall
     from benchmarks.worker import build
 
-    random = np.random.default_rng(0)
-    found, asked = (
-        [(random.zipf(1.3, length) % 500).tolist() for length in random.integers(1, most, count)]
-        for most, count in ((60, 3000), (8, 40))
-    )
-    lexical(found, asked, 500).write(tmp_path / "vectors")
+    lexical(*made_up_texts(3000, 40), 500).write(tmp_path / "vectors")
     vectors = read(tmp_path / "vectors")
     exact = {"kind": "inverted", "mode": "exact", "dtype": "float32"}
     for engine, options in (
@@ -245,3 +248,22 @@ def test_engines_of_sparse_vectors_find_what_is_exact(tmp_path: Path) -> None:
         assert recall(hits, vectors) == 1.0
         assert engine != "irkit" or search(40, {"together": True}) == hits
     assert recall([each[:-1] for each in hits], vectors) < 1.0
+
+
+def test_engines_take_turns_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.contest import Contender, measure
+    from benchmarks.sparse_vectors import lexical, read, recall
+
+    monkeypatch.delenv("IRKIT_PEERS", raising=False)
+    lexical(*made_up_texts(200, 12), 500).write(tmp_path / "vectors")
+    known = {
+        "numpy scan": Contender("benchmarks.sparse_engines", "numpy", {}, ({}, {"again": True})),
+        "bm25s": Contender("benchmarks.sparse_engines", "bm25s", {}, peer="bm25s"),
+    }
+    builds, hits, times = measure(known, tmp_path / "vectors", queries=12, rounds=2, limit=0.01)
+    assert builds["bm25s"] == {"skipped": "IRKIT_PEERS is not set"}
+    assert list(hits) == list(times) == [("numpy scan", "{}"), ("numpy scan", '{"again": true}')]
+    assert [len(each) for each in times.values()] == [2, 2]
+    assert recall(hits["numpy scan", "{}"], read(tmp_path / "vectors")) == 1.0
