@@ -1,0 +1,182 @@
+"""Lists of documents by term, and the search for the best documents of sparse queries; see README.md."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._jit import compile_ir
+from . import cpu_approximate
+from .cpu_best import best_lists, longest
+from .cpu_build import build_exact
+from .cpu_search import KINDS, Exact, _address, aligned
+
+__all__ = ["Effort", "Searcher", "build", "effort_of"]
+
+Array = NDArray[Any]
+Forward = tuple[Array, Array, Array, Array | None]
+_PLACES = {name: place for place, name in enumerate(cpu_approximate.FIELDS)}
+_MOST = 4096  # hits of a query that are worth an approximation
+
+
+class Effort(NamedTuple):
+    """How much approximate search reads.
+
+    Attributes:
+        depth: Postings of a list.
+        cut: Lists, those of the terms that may add most to a score.
+        doubt: Share of what the rest may add that a document must do without, to be scored.
+        scored: Documents that are scored at most, those of the highest totals.
+    """
+
+    depth: int
+    cut: int
+    doubt: float
+    scored: int
+
+
+def effort_of(effort: float, n: int) -> Effort:
+    """What one number between 0 and 1 means for ``n`` documents."""
+    depth = int(longest(n) * min(1.0, 0.25 + 0.75 * effort))
+    return Effort(depth, round(8 + 16 * effort), 0.1 + 0.4 * effort, 32 + int(effort * 4096))
+
+
+def build(
+    forward: Forward, dim: int, *, allocate: Callable[[str, tuple[int, ...], Any], Array] | None = None
+) -> dict[str, Array]:
+    """The lists of all terms, read by `Searcher`.
+
+    Documents are read several times in blocks, and the lists written from the first to the last.
+
+    Args:
+        forward: ``offsets (n + 1,)`` int64, ``terms`` uint16 or uint32 below ``dim``, each once a document,
+            ``weights`` float32, float16, or uint16 or uint8 with ``scales (n,)`` float32, which multiply
+            them; else None. No weight may be below 0.
+        dim: Size of the vocabulary.
+        allocate: ``allocate(name, shape, dtype)`` makes the large arrays; None means in memory.
+
+    Returns:
+        The arrays by name.
+    """
+    _check(forward, dim)
+    make = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
+    return build_exact(forward, dim, make) | best_lists(forward, dim, make)
+
+
+class Searcher(Exact):
+    """Finds the best documents of queries; many threads may use it at a time.
+
+    Args:
+        arrays: What `build` made.
+        forward: What it made it of.
+
+    Raises:
+        ValueError: The arrays of documents are not as `build` takes them.
+    """
+
+    def __init__(self, arrays: dict[str, Array], forward: Forward) -> None:
+        self.dim = len(arrays["best_scales"])
+        _check(forward, self.dim)
+        super().__init__(arrays, forward)
+        self.n = len(forward[0]) - 1
+        frame = np.zeros(len(cpu_approximate.FIELDS), np.int64)
+        frame[: len(self._frame)] = self._frame
+        for name in ("best_offsets", "best", "best_scales"):
+            self._held[name] = arrays[name]
+            frame[_PLACES[name]] = _address(arrays[name])
+        self._frame = frame
+        self._kinds = KINDS[str(forward[1].dtype)], KINDS[str(forward[2].dtype)]
+
+    def find(
+        self,
+        queries: tuple[Array, Array, Array],
+        k: int,
+        keep: Array | None = None,
+        effort: float | Effort | None = None,
+    ) -> tuple[Array, Array]:
+        """The best documents of each query: all of them, or those that some effort finds.
+
+        Args:
+            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32, those from ``dim`` on being of no document,
+                and ``weights`` float32 above 0.
+            k: Hits of a query.
+            keep: ``(n,)`` bool, documents that may be found; None means all.
+            effort: Above 0 and below 1; None means exactly the best.
+
+        Returns:
+            Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
+            nothing more is found. A hit scores above 0: the sum over the terms of the document, in their
+            order, of weights rounded as they are kept.
+        """
+        offsets, terms, weights = queries
+        if len(terms) and int(terms.max()) >= self.dim:
+            offsets, terms, weights = _known(queries, self.dim)
+        if effort is None or k > _MOST:
+            return self.search((offsets, terms, weights), k, keep)
+        plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n)
+        n_q = len(offsets) - 1
+        rows, scores = np.full((n_q, k), -1, np.int64), np.full((n_q, k), -np.inf, np.float32)
+        frame = self._ready(len(terms), max(plan.scored, 2 * k, 32))
+        passed = {"q_offsets": offsets, "q_terms": terms, "q_weights": weights, "rows": rows, "scores": scores}
+        for name, array in passed.items():
+            frame[_PLACES[name]] = _address(array)
+        frame[_PLACES["k"]], frame[_PLACES["keep"]] = k, 0 if keep is None else _address(keep)
+        frame[_PLACES["depth"]], frame[_PLACES["cut"]], frame[_PLACES["scored"]] = plan.depth, plan.cut, plan.scored
+        frame.view(np.float32)[2 * _PLACES["doubt"]] = plan.doubt
+        _approximate(*self._kinds)(_address(frame), 0, n_q)
+        return rows, scores
+
+    def _ready(self, longest: int, chosen: int) -> Array:
+        """A frame of this thread with memory for queries of so many terms and so many chosen documents."""
+        frame, own = self._prepared(1), self._own
+        if not hasattr(own, "totals"):
+            own.totals, own.room = aligned(self.n + 64), (0, 0)
+            frame[_PLACES["totals"]] = _address(own.totals)
+        if longest > own.room[0] or chosen > own.room[1]:
+            own.room = longest, chosen = max(longest, own.room[0]), max(chosen, own.room[1])
+            own.memory |= {
+                "shares": np.empty(longest, np.float32),
+                "picks": np.empty(longest, np.int64),
+                "chosen": np.empty(max(4 * chosen + 128, len(own.memory["chosen"])), np.int32),
+                "values": np.empty(4 * chosen + 256, np.uint8),
+            }
+            for name in ("shares", "picks", "chosen", "values"):
+                frame[_PLACES[name]] = _address(own.memory[name])
+        return frame
+
+
+def _known(queries: tuple[Array, Array, Array], dim: int) -> tuple[Array, Array, Array]:
+    """Queries without the terms that no document has."""
+    offsets, terms, weights = queries
+    there = terms < dim
+    return np.concatenate([[0], np.cumsum(there)])[offsets], terms[there], weights[there]
+
+
+def _check(forward: Forward, dim: int) -> None:
+    offsets, terms, weights, scales = forward
+    integers = weights.dtype in (np.uint8, np.uint16)
+    expected = {
+        "offsets": offsets.dtype == np.int64 and len(offsets) > 0,
+        "terms": terms.dtype in (np.uint16, np.uint32),
+        "weights": weights.shape == terms.shape and (integers or weights.dtype in (np.float16, np.float32)),
+        "scales": (scales is not None) == integers,
+        "dim": dim > 0,
+    }
+    for name, fine in expected.items():
+        if not fine:
+            raise ValueError(
+                f"sparse_search: {name} is not as expected; see the documentation of build (got offsets "
+                f"{offsets.dtype} {offsets.shape}, terms {terms.dtype} {terms.shape}, weights {weights.dtype} "
+                f"{weights.shape}, scales {None if scales is None else scales.dtype}, dim {dim})"
+            )
+
+
+@cache
+def _approximate(terms: str, weights: str) -> Callable[..., None]:
+    arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    return compile_ir(cpu_approximate.write(terms, weights), "approximate", arguments)
