@@ -43,7 +43,7 @@ class Vocabulary:
     def strings(self) -> list[str]:
         """The terms that are stored, by number."""
         self._read()
-        return list(self._numbers)[: self._stored]
+        return self._numbers.terms[: self._stored]
 
     def learn(self, terms: Iterable[str]) -> list[int]:
         """Numbers of terms, new ones included."""
@@ -64,7 +64,7 @@ class Vocabulary:
     def keep(self, count: int) -> None:
         """Store the first ``count`` terms, those that are not yet, inside ``store.update()``."""
         self._read()
-        new = list(self._numbers)[self._stored : count] if count > self._stored else []
+        new = self._numbers.terms[self._stored : count]
         if new:
             self.store.append(_FILE, np.frombuffer("".join(f"{term}\n" for term in new).encode(), np.uint8))
             self._stored += len(new)
@@ -84,13 +84,18 @@ class Vocabulary:
         """Forget what is no longer true: the store was refreshed, or a change to it undone."""
         if self._epoch != self.store.epoch:
             text = self.store.read(_FILE).tobytes().decode() if self.store.rows(_FILE) else ""
-            self._numbers = _Numbers(zip(text.split("\n")[:-1], range(text.count("\n")), strict=True))
+            self._numbers = _Numbers(text.split("\n")[:-1])
             self._stored, self._epoch = len(self._numbers), self.store.epoch
 
 
 class _Numbers(dict[str, int]):
     """Gives a key that is not there the next number."""
 
+    def __init__(self, terms: Iterable[str] = ()) -> None:
+        self.terms = list(terms)  # in order of their numbers
+        super().__init__(zip(self.terms, range(len(self.terms)), strict=True))
+
     def __missing__(self, term: str) -> int:
-        self[term] = number = len(self)
+        self[term] = number = len(self.terms)
+        self.terms.append(term)
         return number
