@@ -18,7 +18,7 @@ from irkit.config import read_json
 from irkit.encoder.lookup import NoEncoder
 from irkit.encoder.weights import write_weights
 from irkit.errors import ConfigError, CorruptError, StorageError
-from irkit.formats import multi_vector, pylate, router, sparse, static
+from irkit.formats import masked_lm, multi_vector, pylate, router, sparse, static
 from irkit.formats.layers import (
     Module,
     Modules,
@@ -174,7 +174,7 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
         static.write(parts, place)
         return modules
     if isinstance(head, SparseHead):
-        sparse.write_encoder(parts, place)
+        masked_lm.write_encoder(encoder, head, place)
     else:
         encoder.save_pretrained(place)
     tokenizer.save(place)

@@ -5,7 +5,7 @@ Source: SparseEncoder, SpladePooling and MLMTransformer of sentence-transformers
 
 from __future__ import annotations
 
-import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,10 +17,9 @@ from irkit.config import Config, read_json
 from irkit.encoder import Encoder
 from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.config import Activation
-from irkit.encoder.lookup import NoEncoder
-from irkit.encoder.masked_lm import MaskedLM, masked_lm
 from irkit.encoder.weights import read_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.formats import masked_lm
 from irkit.formats.layers import Module
 from irkit.formats.parts import AnyEncoder, LoadEncoder, Opened, Parts, SideParts
 from irkit.formats.static import read_idf, static_parts
@@ -29,19 +28,19 @@ from irkit.heads.sparse import ACTIVATIONS, transform_layers
 from irkit.heads.static import StaticHead
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["limits", "make_head", "modules", "read", "read_head", "settings", "write_encoder"]
+__all__ = ["limits", "make_head", "modules", "read", "read_head", "settings"]
 
 _ACTIVATIONS = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}  # of SpladePooling: theirs, ours
-_RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
 _LIMITS = ("query_max_active_dims", "document_max_active_dims")
 
 
 class _Saved(Config):
-    """What config.json of a SparseHead folder says; weights are beside it.
+    """What config.json of a SparseHead folder says.
 
     Attributes:
         pooling: As `SparseConfig` has it.
         activation: As `SparseConfig` has it.
+        own_weights: Whether weights are beside it. Otherwise the head is that of the masked language model.
         hidden_activation: Between the linear layer and the norm; None where there are no layers.
         norm_eps: Of the norm.
         vocabulary: The terms; None is the tokens of the tokenizer.
@@ -49,7 +48,8 @@ class _Saved(Config):
 
     pooling: str
     activation: str
-    hidden_activation: Activation | None
+    own_weights: bool = True
+    hidden_activation: Activation | None = None
     norm_eps: float = 1e-12
     vocabulary: tuple[str, ...] | None = None
 
@@ -64,7 +64,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         CorruptError: Weights of its head are missing, or of other shapes than config.json says.
     """
     encoder, tokenizer = load_encoder(folder), Tokenizer.from_pretrained(folder)
-    head = _masked_lm_head(encoder, SparseConfig(), str(folder))
+    head = masked_lm.load_head(encoder, SparseConfig(), str(folder))
     parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": head}
     own, table = folder / "query", folder / "idf.json"
     if (own / "config.json").is_file():
@@ -73,7 +73,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         parts["query"] = {
             "tokenizer": Tokenizer.from_pretrained(own if has_tokenizer else folder),
             "encoder": encoder,
-            "head": _masked_lm_head(encoder, SparseConfig(), str(own)),
+            "head": masked_lm.load_head(encoder, SparseConfig(), str(own)),
         }
     elif table.is_file():
         parts["query"] = static_parts(tokenizer, StaticHead(read_idf(table, tokenizer)))
@@ -93,11 +93,13 @@ def read_head(opened: Opened) -> SparseHead:
     most = limits(opened.settings)
     if listed == "SparseHead":
         saved = _Saved.parse(given, f"loading {place}")
-        shape = {"pooling": saved.pooling, "activation": saved.activation}
-        return _saved_head(opened.encoder, saved, SparseConfig.parse(shape | most, source), place)
+        config = SparseConfig.parse({"pooling": saved.pooling, "activation": saved.activation} | most, source)
+        if saved.own_weights:
+            return _saved_head(opened.encoder, saved, config, place)
+        return masked_lm.load_head(opened.encoder, config, str(opened.folder))
     name = given.get("activation_function", "relu")
     shape = {"pooling": given.get("pooling_strategy", "max"), "activation": _ACTIVATIONS.get(name, name)}
-    head = _masked_lm_head(opened.encoder, SparseConfig.parse(shape | most, source), str(opened.folder))
+    head = masked_lm.load_head(opened.encoder, SparseConfig.parse(shape | most, source), str(opened.folder))
     width = given.get("embedding_dimension") or given.get("word_embedding_dimension") or head.dim
     if width != head.dim:
         raise CorruptError(f"loading {place}: expects {width} dimensions, the vocabulary has {head.dim}")
@@ -123,13 +125,13 @@ def make_head(
         BadTypeError: ``vocabulary`` is no list of strings.
         BadValueError: A term is no token at all, or stands there twice.
     """
-    if _has_masked_lm(encoder):
-        head = _masked_lm_head(encoder, config, "the masked language model")
+    if masked_lm.has_head(encoder):
+        head = masked_lm.load_head(encoder, config, "the masked language model")
     else:
-        matrix, known = encoder.word_embeddings, _masked_lm(encoder)
+        matrix, known = encoder.word_embeddings, masked_lm.describe(encoder)
         layers = transform_layers(encoder.hidden_size, width=matrix.shape[1])
         if known is not None and isinstance(encoder, Encoder):
-            layers = _layers(known[0], encoder)
+            layers = masked_lm.layers_of(known[0], encoder)
         linear = cast(nn.Linear, layers[0])
         nn.init.eye_(linear.weight)
         if linear.bias is not None:
@@ -144,7 +146,8 @@ def make_head(
 def modules(parts: SideParts) -> list[Module]:
     """What follows the Transformer."""
     head, config = _head(parts), _head(parts).config
-    if _is_whole(parts["encoder"], head):
+    whole = masked_lm.is_whole(parts["encoder"], head)
+    if whole and config.activation in _ACTIVATIONS.values():
         names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
         pooling = {
             "pooling_strategy": config.pooling,
@@ -152,16 +155,17 @@ def modules(parts: SideParts) -> list[Module]:
             "word_embedding_dimension": head.dim,
         }
         return [("SpladePooling", pooling, {})]
+    saved = _Saved(pooling=config.pooling, activation=config.activation, own_weights=not whole)
+    if whole:
+        return [("SparseHead", saved.model_dump(), {})]
     norm = head.layers[2] if len(head.layers) else None
     inner = [repr(layer) for layer in head.layers]
-    saved = _Saved(
-        pooling=config.pooling,
-        activation=config.activation,
-        hidden_activation=next((name for name, made in ACTIVATIONS.items() if repr(made) in inner), None),
-        norm_eps=norm.eps if isinstance(norm, nn.LayerNorm) else 0.0,
-        vocabulary=head.vocabulary,
-    )
-    return [("SparseHead", saved.model_dump(), head.state_dict())]
+    layers = {
+        "hidden_activation": next((name for name, made in ACTIVATIONS.items() if repr(made) in inner), None),
+        "norm_eps": norm.eps if isinstance(norm, nn.LayerNorm) else 0.0,
+    }
+    listed = {"vocabulary": head.vocabulary}
+    return [("SparseHead", saved.model_dump() | layers | listed, head.state_dict())]
 
 
 def limits(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,31 +182,12 @@ def settings(documents: Head, queries: Head) -> dict[str, Any]:
     most = [getattr(config, name) for config, name in zip(configs, _LIMITS, strict=True)]
     if most[0] == most[1]:
         return {} if most[0] is None else {"max_active_dims": most[0]}
+    warnings.warn(
+        f"saving a model: queries keep {most[0] or 'all'} weights and documents {most[1] or 'all'}; "
+        "sentence-transformers has one limit for both and keeps all of this model",
+        stacklevel=5,  # whoever called save_pretrained
+    )
     return dict(zip(_LIMITS, most, strict=True))
-
-
-def write_encoder(parts: SideParts, folder: Path) -> None:
-    """Write the encoder; as the masked language model of transformers if it is one with the head."""
-    encoder, head = parts["encoder"], _head(parts)
-    known = _masked_lm(encoder, head) if _is_whole(encoder, head) else None
-    if known is None or not isinstance(encoder, Encoder):
-        encoder.save_pretrained(folder)
-        return
-    described, settings = known
-    tied = head.weight is encoder.word_embeddings
-    whole = copy.copy(encoder)  # shares the weights
-    whole.prefix = described.prefix
-    whole.head_weights = {
-        theirs: value.detach().clone()  # files hold no tensor twice under two names
-        for name, value in head.named_parameters()
-        for theirs in described.names[name][-1 if tied else 0 :]
-        if name != "weight" or not tied
-    }
-    whole.settings = settings | {
-        "architectures": [described.architecture],
-        "tie_word_embeddings": tied,
-    }
-    whole.save_pretrained(folder)
 
 
 def _head(parts: SideParts) -> SparseHead:
@@ -211,81 +196,10 @@ def _head(parts: SideParts) -> SparseHead:
     return head
 
 
-def _masked_lm(
-    encoder: AnyEncoder | NoEncoder, head: SparseHead | None = None
-) -> tuple[MaskedLM, dict[str, Any]] | None:
-    """What transformers calls the head of this encoder, and config.json; None where it knows none like it."""
-    if not isinstance(encoder, Encoder):
-        return None
-    settings = dict(encoder.settings)
-    if head is not None and encoder.family == "modernbert":
-        settings["decoder_bias"] = head.bias is not None
-    described = masked_lm(settings)
-    if described is None:
-        return None
-    if head is not None and {name for name, _ in head.named_parameters()} != described.names.keys():
-        return None
-    return described, settings
-
-
-def _is_whole(encoder: AnyEncoder | NoEncoder, head: SparseHead) -> bool:
-    """Whether SpladePooling after a masked language model of transformers does the same."""
-    if head.vocabulary is not None or head.config.activation not in _ACTIVATIONS.values():
-        return False
-    if isinstance(encoder, TransformersEncoder):
-        return encoder.decoder is not None and encoder.decoder.weight is head.weight
-    return _masked_lm(encoder, head) is not None
-
-
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With the names that norms have today."""
-    plain = {}
-    for name, tensor in tensors.items():
-        for old, new in _RENAMED:
-            name = name.removesuffix(old) + new if name.endswith(old) else name
-        plain[name] = tensor
-    return plain
-
-
-def _has_masked_lm(encoder: AnyEncoder) -> bool:
-    """Whether the checkpoint of an encoder holds such a head."""
-    if not isinstance(encoder, Encoder):
-        return any(str(name).endswith("ForMaskedLM") for name in encoder.settings.architectures or ())
-    found = _masked_lm(encoder)
-    return found is not None and found[0].names["layers.0.weight"][0] in _plain(encoder.head_weights)
-
-
-def _masked_lm_head(encoder: AnyEncoder, config: SparseConfig, source: str) -> SparseHead:
-    """The head whose weights stand beside the encoder in its checkpoint; they move from there into it."""
-    if not isinstance(encoder, Encoder):
-        decoder = encoder.load_decoder_()
-        return SparseHead([], cast(nn.Parameter, decoder.weight), decoder.bias, config)
-    known = _masked_lm(encoder)
-    if known is None:
-        raise ConfigError(f"loading {source}: irkit knows no masked language model of a {encoder.family}")
-    names, tensors = known[0].names, _plain(encoder.head_weights)
-    owned = tuple(name.rpartition(".")[0] + "." for theirs in names.values() for name in theirs)
-    of_head = {name: value for name, value in tensors.items() if name.startswith(owned)}
-    encoder.head_weights = {name: value for name, value in tensors.items() if name not in of_head}
-    found = {}
-    for ours, theirs in names.items():
-        values = [of_head.pop(name) for name in theirs if name in of_head]
-        if values:
-            found[ours] = values[0]
-    if encoder.settings.get("tie_word_embeddings", True):  # and often left out
-        found.setdefault("weight", encoder.word_embeddings)
-    missing = [theirs[0] for ours, theirs in names.items() if ours not in found]
-    if missing or of_head:
-        raise CorruptError(
-            f"loading {source}: as the head of a {known[0].architecture} its weights lack "
-            f"{', '.join(missing) or 'nothing'}, left over are {', '.join(of_head) or 'none'}; Model.sparse "
-            "puts a new head on any encoder"
-        )
-    return _filled(_layers(known[0], encoder), found, encoder, config, source)
-
-
 def _saved_head(encoder: AnyEncoder, saved: _Saved, config: SparseConfig, place: Path) -> SparseHead:
     """The head in a folder of its own."""
+    if saved.hidden_activation is None and isinstance(encoder, TransformersEncoder):
+        encoder.load_decoder_()  # hidden states are those that its own decoder gets
     tensors = read_weights(place)
     layers: list[nn.Module] = []
     if saved.hidden_activation is not None:
@@ -294,45 +208,7 @@ def _saved_head(encoder: AnyEncoder, saved: _Saved, config: SparseConfig, place:
         layers = transform_layers(
             encoder.hidden_size, saved.hidden_activation, width=width, norm_eps=saved.norm_eps, **biases
         )
-    return _filled(layers, tensors, encoder, config, str(place), saved.vocabulary)
-
-
-def _layers(described: MaskedLM, encoder: Encoder) -> list[nn.Module]:
-    return transform_layers(
-        encoder.hidden_size,
-        described.activation,
-        norm_eps=described.norm_eps,
-        dense_bias="layers.0.bias" in described.names,
-        norm_bias="layers.2.bias" in described.names,
-    )
-
-
-def _filled(
-    layers: list[nn.Module],
-    tensors: Mapping[str, Tensor],
-    encoder: AnyEncoder,
-    config: SparseConfig,
-    source: str,
-    vocabulary: Sequence[str] | None = None,
-) -> SparseHead:
-    """A head with weights from a file; a matrix equal to the word embeddings is them."""
-    embeddings, weight = encoder.word_embeddings, tensors.get("weight")
-    width = layers[0].out_features if layers and isinstance(layers[0], nn.Linear) else encoder.hidden_size
-    rows = len(embeddings) if vocabulary is None else len(vocabulary)
-    if weight is None or weight.shape != (rows, width):
-        found = "none" if weight is None else str(tuple(weight.shape))
-        raise CorruptError(f"loading {source}: expected a matrix of shape {(rows, width)}, found {found}")
-    tied = weight.shape == embeddings.shape and torch.equal(weight.to(embeddings), embeddings)
-    matrix = embeddings if tied else nn.Parameter(weight.float())
-    bias = tensors.get("bias")
-    stack = nn.ModuleList(layers)
-    inner = {name.removeprefix("layers."): tensors[name] for name in tensors.keys() - {"weight", "bias"}}
-    try:
-        stack.load_state_dict({name: value.float() for name, value in inner.items()})
-        bias = None if bias is None else nn.Parameter(bias.float())
-        return SparseHead(stack, matrix, bias, config, vocabulary=vocabulary)
-    except (RuntimeError, BadValueError) as error:  # weights of other shapes or names
-        raise CorruptError(f"loading {source}: {' '.join(str(error).split())}") from error
+    return masked_lm.fill(layers, tensors, encoder, config, str(place), vocabulary=saved.vocabulary)
 
 
 def _with_vocabulary(head: SparseHead, tokenizer: Tokenizer, vocabulary: Sequence[str]) -> SparseHead:

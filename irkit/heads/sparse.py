@@ -101,11 +101,11 @@ class SparseHead(Head):
             raise BadValueError(
                 f"SparseHead: weight and bias of shapes {shapes}, expected (dim, width), (dim,)"
             )
-        if self.vocabulary is not None and len(set(self.vocabulary)) != self.dim:
-            distinct = len(set(self.vocabulary))
+        terms = self.vocabulary
+        if terms is not None and not len(set(terms)) == len(terms) == self.dim:
             raise BadValueError(
-                f"SparseHead: {len(self.vocabulary)} terms, {distinct} of them distinct, for {self.dim} "
-                "rows; expected a distinct one for each"
+                f"SparseHead: {len(terms)} terms, {len(set(terms))} of them distinct, for {self.dim} rows; "
+                "expected a distinct one for each"
             )
 
     def exclude_(self, ids: Iterable[int]) -> None:
@@ -166,7 +166,11 @@ class SparseHead(Head):
         values = hidden.values.to(torch.promote_types(hidden.values.dtype, torch.float32))
         for layer in self.layers:
             values = layer(values)
-        return values.to(self.weight.dtype), hidden.offsets, self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if weight.dtype == torch.float64:  # which kernels do not know
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        return values.to(weight.dtype), hidden.offsets, weight, bias
 
     def extra_repr(self) -> str:
         """What a printed head says beside its layers."""
