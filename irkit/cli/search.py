@@ -166,10 +166,8 @@ def _check_ids(retriever: Retriever, queries: list[Query]) -> None:
 
 
 def _note_nothing(retriever: Retriever, wanted: dict[str, Any] | None) -> None:
-    note(
-        "nothing found: "
-        + ("no document meets --filter" if wanted and len(retriever) else "the index has no documents")
-    )
+    reason = "no document meets --filter" if wanted else "no document has a word of the query"
+    note("nothing found: " + (reason if len(retriever) else "the index has no documents"))
 
 
 def _answer(retriever: Retriever, k: int, wanted: dict[str, Any] | None) -> None:
