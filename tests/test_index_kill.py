@@ -146,7 +146,7 @@ def run_killed(action: str, path: Path, step: int) -> bool:
 
 
 def survive(action: str, directory: Path, wanted: int) -> None:
-    """Kill the action at ``wanted`` random steps (0: at every one); check what is left and do it again."""
+    """Kill the action at ``wanted`` steps, spread evenly (0: at every one); check what is left, do it again."""
     os.fsync = lambda descriptor: None  # a killed process loses nothing that it has written
     little_is_much()
     base, path = directory / "base", directory / "index"
@@ -174,7 +174,8 @@ def survive(action: str, directory: Path, wanted: int) -> None:
         middle = (low + total) // 2
         restore()
         low, total = (middle + 1, total) if run_killed(action, path, middle) else (low, middle)
-    steps = range(total) if not wanted else sorted(random.Random(0).sample(range(total), wanted))
+    parts, rng = wanted or total, random.Random(0)
+    steps = [int((part + rng.random()) * total / parts) for part in range(parts)]  # one of each part
     resumed = set()
     for step in steps:
         restore()
