@@ -7,8 +7,9 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -26,23 +27,38 @@ Parts: TypeAlias = "Iterator[tuple[list[str], Representation]]"
 """Ids, and a representation of as many rows; one part or more."""
 
 
-def write_vectors(path: Path, parts: Parts) -> int:
-    """Write representations to a file, which appears whole or not at all.
+def write_vectors(path: Path, parts: Parts, vocabulary: Sequence[str] | None = None) -> int:
+    r"""Write representations to a file, which appears whole or not at all.
 
     Args:
-        path: Ends in one of `SUFFIXES`: .npy holds the vectors of dense ones, .jsonl an object with id and
-            vector a line; .safetensors arrays of any, and ``ids``, a JSON string a line.
+        path: Ends in one of `SUFFIXES`: .npy holds the vectors of dense ones; .jsonl an object with id and
+            vector a line, which of sparse ones is weights by term, as Anserini reads them; .safetensors
+            arrays of any, and ``ids``, a JSON string a line.
         parts: In the order of the rows; any number of them fits in memory.
+        vocabulary: Names of the terms of sparse ones; .jsonl needs it.
 
     Returns:
         The number of rows.
 
     Raises:
         StorageError: The disk is full, or the file cannot be written.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from irkit import Sparse
+        >>> path = Path(tempfile.mkdtemp(), "impacts.jsonl")
+        >>> rows = Sparse.from_dense(torch.tensor([[0.0, 1.5]]))
+        >>> write_vectors(path, iter([(["d1"], rows)]), ["cat", "dog"])
+        1
+        >>> path.read_text()
+        '{"id": "d1", "contents": "", "vector": {"dog": 1.5}}\n'
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        count = _WRITERS[path.suffix](aside, parts)
+        if path.suffix == ".jsonl" and vocabulary is not None:
+            count = _write_impacts(aside, parts, vocabulary)
+        else:
+            count = _WRITERS[path.suffix](aside, parts)
         aside.replace(path)
     except OSError as error:
         if isinstance(error, StorageError):
@@ -77,6 +93,22 @@ def _write_jsonl(path: Path, parts: Parts) -> int:
         for ids, part in parts:
             for name, vector in zip(ids, part.arrays()["values"].tolist(), strict=True):
                 stream.write(json.dumps({"id": name, "vector": vector}, ensure_ascii=False) + "\n")
+            count += len(ids)
+    return count
+
+
+def _write_impacts(path: Path, parts: Parts, vocabulary: Sequence[str]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as stream:
+        for ids, part in parts:
+            arrays = part.arrays()
+            terms = [vocabulary[term] for term in arrays["terms"].tolist()]
+            values = arrays["weights"]
+            short = values.astype("U32").astype(float)  # the fewest digits that float32 reads back
+            row = zip(terms, np.where(values == np.rint(values), values, short).tolist(), strict=True)
+            for name, length in zip(ids, arrays["lengths"].tolist(), strict=True):
+                record = {"id": name, "contents": "", "vector": dict(islice(row, length))}
+                stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             count += len(ids)
     return count
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["encode"]
 
+_IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts reads, and Anserini
+
 
 class Side(StrEnum):
     """What texts are to the model."""
@@ -40,7 +42,8 @@ def encode(
     """Encode texts into a file.
 
     .npy holds vectors and .safetensors arrays of any model, in the order of the texts; .jsonl holds an
-    object with id and vector a line. Texts are streamed: any number of them fits in memory.
+    object with id and vector a line, of sparse models weights by term. Texts are streamed: any number of
+    them fits in memory.
     """
     from irkit.vector_files import SUFFIXES, write_vectors
 
@@ -62,12 +65,13 @@ def encode(
                 total += 1
                 update(1)
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
-    if encoder.kind != "dense" and out.suffix != ".safetensors":
+    if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:
         raise BadValueError(
             f"--out {out}: {model} makes {encoder.kind}, not one vector a text; give --out FILE.safetensors"
         )
     with bar("encoding", "texts", total) as update:
-        count = write_vectors(out, _encoded(encoder, source, side, update))
+        vocabulary = encoder.vocabulary if encoder.kind == "sparse" else None
+        count = write_vectors(out, _encoded(encoder, source, side, update), vocabulary)
     note(f"encoded {count:,} texts into {out}")
 
 

@@ -52,9 +52,11 @@ def is_lexical(name: object) -> bool:
 
 
 def lexical_index(name: str) -> dict[str, Any]:
-    """The index for such a model unless another one is asked for: exact for BM25, whose queries are short."""
-    exact = {"dtype": "float32", "mode": "exact"}
-    return {"kind": "inverted", **(exact if name == "bm25" else {})}
+    """The index for such a model unless another one is asked for: it keeps weights as they are.
+
+    It is exact for BM25, whose queries are short.
+    """
+    return {"kind": "inverted", "dtype": "float32", "mode": "exact" if name == "bm25" else "auto"}
 
 
 def lexical_config(data: Mapping[str, Any]) -> LexicalConfig:
