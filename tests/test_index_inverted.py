@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from irkit import Ragged, Sparse, score
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.index import Index, InvertedConfig, Store, bm25, compact, create_index, open_index
-from irkit.index.inverted import quantized
+from irkit.index.quantization import quantized
 from irkit.representation import concat
 
 DIM = 2000

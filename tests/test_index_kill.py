@@ -146,7 +146,7 @@ def run_killed(action: str, path: Path, step: int) -> bool:
 
 
 def survive(action: str, directory: Path, wanted: int) -> None:
-    """Kill the action at ``wanted`` steps, spread evenly (0: at every one); check what is left, do it again."""
+    """Kill the action at ``wanted`` steps, spread evenly (0: at each); check what is left and do it again."""
     os.fsync = lambda descriptor: None  # a killed process loses nothing that it has written
     little_is_much()
     base, path = directory / "base", directory / "index"

@@ -149,7 +149,7 @@ class Index(ABC):
         if k < 1:
             raise BadValueError(f"search: k is {k}; expected 1 or more")
         keep, n_q = self._keep(allowed), len(queries)
-        wanted = min(k, len(self) if keep is None else int(keep.sum()))
+        wanted = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))
         if wanted and n_q:
             with torch.no_grad():
                 rows, scores = self._search(queries.to("cpu", torch.float32), wanted, keep)

@@ -133,14 +133,12 @@ class InvertedConfig(Config):
         mode: ``"exact"`` finds the best; ``"approximate"`` most of them, sooner; ``"auto"`` is exact up to
             some 100,000 documents.
         effort: How much an approximate search reads, between 0 and 1; more finds more and takes longer.
-        seed: Makes the build reproducible.
     """
 
     kind: Literal["inverted"] = "inverted"
     dtype: Literal["float32", "float16", "uint16", "uint8"] = "float16"
     mode: Literal["auto", "exact", "approximate"] = "auto"
     effort: float = Field(0.5, gt=0, lt=1)
-    seed: int = 0
 
 
 class AutoConfig(Config):

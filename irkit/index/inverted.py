@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
+import torch
+from irkit_kernels._threads import share
 from irkit_kernels.sparse_search.op import Searcher, build
 
-from irkit.errors import BadValueError
 from irkit.index import bm25
 from irkit.index.base import Index, StageProgress
 from irkit.index.config import InvertedConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat
+from irkit.index.quantization import LARGEST, counted, quantized
 from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
 from irkit.index.topk import Hits, TopK
 from irkit.representation import Representation, Sparse
 
 __all__ = ["Inverted"]
 
+Queries: TypeAlias = tuple[Array, Array, Array]  # offsets, terms, weights
+
 _FEW = 1024  # rows whose lists are made when they are needed
 _GROWTH = 4  # segments this many times as large as what is added behind them stay as they are
-_LARGEST = {"uint8": 255, "uint16": 65535}
 _NARROW = 1 << 16  # terms whose numbers fit into two bytes
 _BLOCK = 1 << 14  # rows weighed at a time
 _WEIGHTS, _SCALES = "row_weights", "row_scales"  # of a segment of counts
@@ -63,16 +66,14 @@ class Inverted(Flat):
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents of another `Inverted`; their weights stay as they are kept."""
-        about, given = self.store.meta["index"], source.store.meta["index"]
+        given = source.store.meta["index"]
         with self.store.update():
             if "bm25" in given:
                 bm25.begin(self.store, given["bm25"]["k1"], given["bm25"]["b"])
             for name, array in cast(Inverted, source)._raw(rows).items():
                 self.store.append(f"{name}.bin", array)
-            about |= {
-                key: given[key] for key in ("representation", "dim", "negative", "open") if key in given
-            }
-            about |= {"rows": len(self) + len(rows)}
+            about = {key: given[key] for key in ("representation", "dim", "negative")}
+            self.store.meta["index"] |= about | {"rows": len(self) + len(rows)}
 
     def stats(self) -> dict[str, Any]:
         """As of every index; weights, bytes of each of them, segments and the rows that these cover."""
@@ -103,7 +104,7 @@ class Inverted(Flat):
             self._widen_terms()
         arrays |= {"terms": arrays["terms"].astype(np.uint32 if wide else np.uint16)}
         if "bm25" in about:
-            arrays |= {"weights": _counts(arrays["weights"])}
+            arrays |= {"weights": counted(arrays["weights"])}
         else:
             arrays |= quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
         for name, array in arrays.items():
@@ -150,7 +151,7 @@ class Inverted(Flat):
     def _write_weights(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
         total, place = int(self.store.read("lengths.bin")[start:stop].sum()), 0
         made = {_WEIGHTS: allocate(_WEIGHTS, (total,), self.config.dtype)}
-        if self.config.dtype in _LARGEST:
+        if self.config.dtype in LARGEST:
             made[_SCALES] = allocate(_SCALES, (stop - start,), np.float32)
         for begin in range(start, stop, _BLOCK):
             end = min(begin + _BLOCK, stop)
@@ -188,9 +189,7 @@ class Inverted(Flat):
         arrays = queries.arrays()
         if self._negative or _lowest(arrays["weights"]) < 0:
             return super()._search(queries, k, keep)
-        mode, effort = self.config.mode, None
-        if mode == "approximate" or (mode == "auto" and len(self) > _EXACT):
-            effort = self.config.effort
+        effort = self.config.effort if self._hurries(keep) else None
         hits = self._look_up(arrays, k, keep, effort)
         if _lowest(hits.rows[:, -1]) < 0:  # fewer than k score above 0, or were found
             short = np.flatnonzero(hits.rows[:, -1] < 0)
@@ -207,61 +206,43 @@ class Inverted(Flat):
         asked = _positive(offsets, queries["terms"], queries["weights"])
         segments = self.store.derived("segments", self._open)
         if len(segments) == 1:
-            return Hits(*segments[0][2].find(asked, k, keep, effort))
+            return _find(segments[0][2], asked, k, keep, effort)
         best = TopK(len(offsets) - 1, k)
         for start, stop, searcher in segments:
-            rows, scores = searcher.find(asked, k, None if keep is None else keep[start:stop], effort)
-            best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
+            found = _find(searcher, asked, k, None if keep is None else keep[start:stop], effort)
+            best.push_pairs(found.scores, np.where(found.rows < 0, -1, found.rows + start))
         return best.hits()
 
+    def _hurries(self, keep: Array | None) -> bool:
+        """Whether to approximate, which a filter that hides most of what lists begin with does not allow."""
+        mode, n = self.config.mode, len(self)
+        if mode == "exact" or (mode == "auto" and n <= _EXACT):
+            return False
+        return keep is None or 2 * int(np.count_nonzero(keep)) >= n
 
-def _positive(offsets: Array, terms: Array, weights: Array) -> tuple[Array, Array, Array]:
+
+def _find(searcher: Searcher, queries: Queries, k: int, keep: Array | None, effort: float | None) -> Hits:
+    """What is best of one segment; several queries are shared among threads."""
+    offsets, terms, weights = queries
+    if len(offsets) == 2:
+        return Hits(*searcher.find(queries, k, keep, effort))
+    rows, scores = np.empty((len(offsets) - 1, k), np.int64), np.empty((len(offsets) - 1, k), np.float32)
+
+    def work(start: int, stop: int) -> None:
+        part = slice(offsets[start], offsets[stop])
+        some = (offsets[start : stop + 1] - offsets[start], terms[part], weights[part])
+        rows[start:stop], scores[start:stop] = searcher.find(some, k, keep, effort)
+
+    share(work, len(rows), torch.get_num_threads())
+    return Hits(rows, scores)
+
+
+def _positive(offsets: Array, terms: Array, weights: Array) -> Queries:
     """Queries without terms of weight 0."""
     if _lowest(weights) > 0:
         return offsets, terms, weights
     some = weights > 0
     return np.concatenate([[0], np.cumsum(some)])[offsets], terms[some], weights[some]
-
-
-def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
-    """``weights`` as they are kept, and ``scales (n,)`` of the rows if these are integers.
-
-    Raises:
-        BadValueError: A weight is too large, or below 0 where there are only numbers above.
-    """
-    lowest, largest = weights.min(initial=0), weights.max(initial=0)
-    if dtype in _LARGEST and lowest < 0:
-        raise BadValueError(
-            f"adding documents: got a weight of {lowest:g}, expected 0 or more for an index of {dtype}; "
-            "choose the dtype float16 or float32"
-        )
-    if dtype not in _LARGEST:
-        with np.errstate(over="ignore"):
-            kept = weights.astype(dtype)
-        if not np.isfinite(kept).all():
-            raise BadValueError(
-                f"adding documents: got weights of {lowest:g} to {largest:g}, expected at most 65504, the "
-                "largest float16; choose the dtype float32"
-            )
-        return {"weights": kept}
-    most = np.zeros(len(lengths), np.float32)
-    filled = lengths > 0
-    if filled.any():
-        most[filled] = np.maximum.reduceat(weights, (np.cumsum(lengths) - lengths)[filled])
-    scales = np.where(most > 0, most / np.float32(_LARGEST[dtype]), np.float32(1))
-    return {"weights": np.rint(weights / np.repeat(scales, lengths)).astype(dtype), "scales": scales}
-
-
-def _counts(weights: Array) -> Array:
-    """How often each term occurs, in two bytes."""
-    with np.errstate(invalid="ignore"):
-        counts = weights.astype(np.uint16)
-    if (counts != weights).any():
-        raise BadValueError(
-            f"adding documents: got {weights[counts != weights][0]:g} as how often a term occurs; expected a "
-            "whole number from 0 to 65535"
-        )
-    return counts
 
 
 def _lowest(values: Array) -> float:
