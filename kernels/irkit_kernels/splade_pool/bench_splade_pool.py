@@ -1,0 +1,220 @@
+"""Speed and memory of pooled vocabulary weights against plain torch.
+
+Vectors are random, with as many terms as BERT has; all sequences of a batch are equally long, which spares
+plain torch the padding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit_kernels.splade_pool import splade_pool, splade_pool_reference, splade_pool_sparse
+
+__all__ = ["DEVICES", "run"]
+
+DEVICES = ("cpu", "cuda")
+TERMS, TOP_K = 30_522, 256
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}  # of weights of 1 or 2
+
+Ways = dict[str, Callable[[], Any]]
+
+
+class Shape(NamedTuple):
+    """A batch.
+
+    Attributes:
+        name: What it stands for.
+        n: Sequences.
+        tokens: Of a sequence.
+        d: Width of a token.
+        gradients: Whether to time them, too.
+        rounds: How often to time it.
+    """
+
+    name: str
+    n: int
+    tokens: int
+    d: int
+    gradients: bool = False
+    rounds: int = 3
+
+
+SHAPES = {
+    "cpu": (
+        Shape("1 x 8, d 384", 1, 8, 384, rounds=15),
+        Shape("1 x 32, d 768", 1, 32, 768, rounds=15),
+        Shape("32 x 8, d 384", 32, 8, 384, rounds=9),
+        Shape("8 x 128, d 384, and gradients", 8, 128, 384, gradients=True),
+        Shape("32 x 256, d 384", 32, 256, 384),
+        Shape("32 x 256, d 768", 32, 256, 768, rounds=2),
+    ),
+    "cuda": (
+        Shape("1 x 8, d 768", 1, 8, 768, rounds=15),
+        Shape("64 x 256, d 768", 64, 256, 768, rounds=15),
+        Shape("64 x 256, d 768, and gradients", 64, 256, 768, gradients=True, rounds=9),
+    ),
+}
+
+
+def run(device: str = "cpu", shapes: tuple[Shape, ...] | None = None) -> list[dict[str, Any]]:
+    """Time every shape in float32 and bfloat16, all ways in turn in each round; on one core and on all.
+
+    Returns:
+        One dict a way: its best milliseconds, multiply-adds of the logits per second, the median over the
+        rounds of the time of plain torch in the same dtype to its own, and the peak of the memory beside the
+        inputs in MB, also as part of plain torch's.
+
+    Raises:
+        RuntimeError: A result is wrong.
+    """
+    rows = []
+    for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
+        with _cores(cores):
+            for shape in shapes or SHAPES[device]:
+                for dtype in (torch.float32, torch.bfloat16):
+                    rows += _measure(shape, dtype, device, cores)
+    return rows
+
+
+def _measure(shape: Shape, dtype: torch.dtype, device: str, cores: int) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (shape.n * shape.tokens, shape.d), (TERMS, shape.d), (TERMS,)
+    parts = [torch.randn(size, generator=generator) for size in sizes]
+    parts[1] /= shape.d**0.5
+    parts[2] -= 2.5  # half of the weights are 0
+    hidden, weight, bias = (x.to(device, dtype).requires_grad_(shape.gradients) for x in parts)
+    offsets = torch.arange(shape.n + 1, dtype=torch.int32, device=device) * shape.tokens
+    grad = torch.randn(shape.n, TERMS, generator=generator).to(device)
+
+    def plain() -> Tensor:
+        logits = F.linear(hidden, weight, bias).view(shape.n, shape.tokens, TERMS)
+        return logits.relu().log1p().amax(1)
+
+    def first() -> Tensor:
+        logits = F.linear(hidden, weight, bias).view(shape.n, shape.tokens, TERMS)
+        return logits.amax(1).relu().log1p()
+
+    def fused() -> Tensor:
+        return splade_pool(hidden, offsets, weight, bias)
+
+    functions = {"torch": plain, "torch, maxima first": first, "splade_pool": fused}
+    ways: Ways = dict(functions)
+    if shape.gradients:
+        ways = {name: _step(function, (hidden, weight, bias), grad) for name, function in functions.items()}
+    else:
+        arguments = (hidden, offsets, weight, bias)
+        ways[f"splade_pool_sparse, top {TOP_K}"] = lambda: splade_pool_sparse(*arguments, top_k=TOP_K)
+    name = str(dtype).removeprefix("torch.")
+    few = min(2, shape.n)
+    exact_parts = [x.detach().cpu().double() for x in (hidden[: few * shape.tokens], weight, bias)]
+    exact = splade_pool_reference(exact_parts[0], offsets[: few + 1].cpu(), *exact_parts[1:])
+    memory = {}
+    for way, function in ways.items():
+        memory[way] = _peak(function, device)
+        result = function()
+        if isinstance(result, tuple):
+            continue
+        error = float((result[:few].detach().cpu() - exact).abs().max())
+        if not error <= TOLERANCE[name]:
+            raise RuntimeError(f"splade_pool: {way} differs from float64 by {error:.2g} on {shape.name}")
+    times = _times(ways, shape.rounds, device, cores)
+    work = shape.n * shape.tokens * TERMS * shape.d
+    return [
+        {
+            "shape": shape.name,
+            "dtype": name,
+            "cores": cores or None,
+            "way": way,
+            "ms": 1e3 * min(seconds),
+            "GMAC/s": work / min(seconds) / 1e9,
+            "x torch": median(a / b for a, b in zip(times["torch"], seconds, strict=True)),
+            "MB": memory[way],
+            "of torch's MB": memory[way] / max(memory["torch"], 1e-9),
+        }
+        for way, seconds in times.items()
+    ]
+
+
+def _step(function: Callable[[], Tensor], leaves: tuple[Tensor, ...], grad: Tensor) -> Callable[[], Tensor]:
+    def step() -> Tensor:
+        weights = function()
+        torch.autograd.grad(weights, leaves, grad.to(weights.dtype))
+        return weights
+
+    return step
+
+
+def _times(ways: Ways, rounds: int, device: str, cores: int) -> dict[str, list[float]]:
+    clock = time.process_time if cores == 1 else time.perf_counter  # neighbours disturb CPU time less
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, function in ways.items():
+            _wait(device)
+            start = clock()
+            function()
+            _wait(device)
+            times[way].append(clock() - start)
+    return times
+
+
+def _peak(function: Callable[[], Any], device: str) -> float:
+    """Most memory it takes at a time, in MB."""
+    function()  # compiles
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        function()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed goes back to the system
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    function()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> float:
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1024
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _cores(count: int) -> Iterator[None]:
+    """Let all threads of the process run on so many cores, whatever they belong to; 0 changes nothing."""
+    threads, mine = torch.get_num_threads(), os.sched_getaffinity(0)
+    try:
+        if count:
+            torch.set_num_threads(count)
+            _pin(set(sorted(mine)[:count]))
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _pin(mine)
+
+
+def _pin(cores: set[int]) -> None:
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), cores)
+
+
+if __name__ == "__main__":
+    for row in run("cuda" if torch.cuda.is_available() else "cpu"):
+        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
