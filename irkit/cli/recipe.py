@@ -84,4 +84,5 @@ class IndexRecipe(Config):
 
     def to_yaml(self) -> str:
         """As a file that `resolve` reads back."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        settings = self.model_dump(mode="json", exclude=None if self.bm25 else {"bm25"})
+        return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
