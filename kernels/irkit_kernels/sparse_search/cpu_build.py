@@ -33,9 +33,10 @@ def build_exact(forward: Forward, dim: int, allocate: Callable[..., Array]) -> d
         allocate: ``allocate(name, shape, dtype)`` makes the array of the postings.
 
     Returns:
-        ``list_offsets (dim + 1,)`` into ``lists (number, 5)`` int32: place in ``postings`` (two words), range,
-        number of postings (-1: a vector), bits of the float32 that a code stands for. A list in ``postings``
-        is its codes and then its rows within the range as uint16, a vector a code for each document.
+        ``list_offsets (dim + 1,)`` into ``lists (number, 5)`` int32: place in ``postings`` (two words),
+        range, number of postings (-1: a vector), bits of the float32 that a code stands for. A list in
+        ``postings`` is its codes and then its rows within the range as uint16, a vector a code for each
+        document.
         ``gains (dim,)``: what scanning a list of the term brings for what it costs, to order terms by.
     """
     n = len(forward[0]) - 1

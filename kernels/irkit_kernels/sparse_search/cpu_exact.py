@@ -1,6 +1,7 @@
-"""The machine code of exact search, in LLVM IR: bounds of all documents of a range, then exact scores of few.
+"""The machine code of exact search, in LLVM IR: bounds of all documents of a range, then scores of few.
 
-A frame is a table of 64-bit words, `FIELDS`: addresses of arrays, sizes and variables. Functions get its address.
+A frame is a table of 64-bit words, `FIELDS`: addresses of arrays, sizes and variables. Functions get its
+address.
 """
 
 from __future__ import annotations
@@ -14,38 +15,25 @@ __all__ = ["DENSE_COST", "FIELDS", "RANGE", "STEP", "write_exact"]
 RANGE = 16384  # documents: their 16-bit sums fill the first cache
 _LANES, STEP = 32, 128  # sums in a register, sums looked at in a turn
 _SUMS, _WORD = f"<{_LANES} x i16>", f"i{_LANES}"
-_GROUP = 16  # postings scaled, or elements of a row multiplied, at once
-_CHECK = 2048  # postings between two looks at the sums
-_ROW = 256  # the score of a document costs as much as so many postings
-_RECORD, _SLOT = 20, 16  # bytes: of an array of 32-bit words a list, of a list of a query
-_AHEAD = 3  # lists
-DENSE_COST = 10  # and a list kept as a vector as much as a posting for so many documents
+_GROUP = 16  # postings scaled at once
+_RECORD, _SLOT = 20, 16  # bytes of a row of ``lists``, and of what a query keeps of it
+_HIGHEST, _MANY = 65200, 30000  # what a sum may reach, terms of a query for which that is enough
+# in postings, whose time is the unit: between two looks at the sums; a score; a vector of so many documents
+_CHECK, _SCORE, DENSE_COST = 4096, 600, 10
+_EARLY = 0.12  # of the bound left: time to score some documents
+_AHEAD, _FETCHED, _LINES = 2, 8, 12  # lists, documents and lines of the cache fetched in advance
 
 FIELDS = (
     # the index
-    *("list_offsets", "lists", "postings", "offsets", "terms", "weights", "row_scales", "n", "n_ranges"),
+    *("list_offsets", "lists", "postings", "gains", "offsets", "terms", "weights", "row_scales"),
+    *("n", "n_ranges", "dim"),
     # queries, results, scratch memory
     *("q_offsets", "q_terms", "q_weights", "k", "keep", "rows", "scores"),
-    *("sums", "chosen", "slots", "slot_counts", "bounds", "table"),
+    *("sums", "chosen", "slots", "slot_counts", "bounds", "table", "own_terms", "own_weights", "own_gains"),
     # variables: of a query, of a range
     *("out_rows", "out_scores", "hits", "theta", "least", "unit", "margin", "m"),
-    *(
-        "range",
-        "length",
-        "place",
-        "rest",
-        "left",
-        "since",
-        "want",
-        "above",
-        "high",
-        "low",
-        "top",
-        "number",
-        "stat1",
-        "stat2",
-        "stat3",
-    ),
+    *("range", "length", "place", "rest", "left", "since"),
+    *("want", "above", "high", "low", "top", "number"),
 )
 
 
@@ -54,10 +42,10 @@ def write_exact(terms: str, weights: str) -> str:
 
     Args:
         terms: LLVM type of the terms of a row, ``i16`` or ``i32``.
-        weights: Of its weights, ``float``, ``half``, or ``i16`` or ``i8``, which a scale of the row multiplies.
+        weights: Of its weights, ``float``, ``half``, or ``i16`` or ``i8``, which a row's scale multiplies.
     """
-    parts = [_scan(), _add(), _count(), _collect(), _quick(terms, weights), _sequential(terms, weights)]
-    parts += [_insert(), _verify(terms, weights), _sift(), _range(), _query()]
+    parts = [_scan(), _add(), _count(), _collect(), _score(terms, weights)]
+    parts += [_insert(), _verify(terms, weights), _sift(), _range(), _sort(), _query()]
     x = _Frame()
     x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
     parts.append(x.function("define void @exact(ptr %f, i64 %first, i64 %last)"))
@@ -76,6 +64,11 @@ def write_exact(terms: str, weights: str) -> str:
 class _Frame(Code):
     """Code with the frame ``%f``, whose fields are read and set by name."""
 
+    def __init__(self, *held: str) -> None:
+        """``held``: arrays whose addresses are read once, not in every turn of a loop."""
+        super().__init__()
+        self._held = {name: self.get(name, "ptr") for name in held}
+
     def get(self, name: str, kind: str = "i64") -> str:
         return self.load(kind, "%f", 8 * FIELDS.index(name), 8)
 
@@ -88,7 +81,8 @@ class _Frame(Code):
         return value if kind in ("float", "i64") else self.op(f"zext {kind} {value} to i64")
 
     def place(self, name: str, index: str | int, kind: str) -> str:
-        return self.at(self.get(name, "ptr"), self.mul(index, _bytes(kind)))
+        base = self._held.get(name) or self.get(name, "ptr")
+        return self.at(base, self.mul(index, _bytes(kind)))
 
     def cmp(self, test: str, a: str | int, b: str | int, kind: str = "i64") -> str:
         return self.op(f"{'fcmp' if kind == 'float' else 'icmp'} {test} {kind} {a}, {b}")
@@ -188,6 +182,8 @@ def _add() -> str:
     factor = x.broadcast(_LANES, "i16", x.op("trunc i64 %factor to i16"))
 
     def turn(i: str, _: Values) -> None:
+        for line in range(0, STEP, 64):
+            x.prefetch(x.at("%list", x.add(i, 1024 + line)))
         for part in range(0, STEP, _LANES):
             place = x.at(sums, x.mul(x.add(i, part), 2))
             codes = x.load(f"<{_LANES} x i8>", "%list", x.add(i, part))
@@ -270,33 +266,6 @@ def _collect() -> str:
     return x.function("define internal void @collect(ptr %f, i64 %low, i64 %high)")
 
 
-def _quick(terms: str, weights: str) -> str:
-    """The score of a document, in four sums: fast, but not rounded as `_sequential` defines it."""
-    x = _Frame()
-    start, stop = x.item("offsets", "%document", "i64"), x.item("offsets", x.add("%document", 1), "i64")
-    full = x.add(start, x.op(f"and i64 {x.sub(stop, start)}, -4"))
-
-    def element(i: str, total: str) -> str:
-        looked = x.item("table", x.item("terms", i, terms), "float")
-        return x.op(
-            f"call float @llvm.fma.f32(float {_weight(x, weights, i)}, float {looked}, float {total})"
-        )
-
-    sums = x.loop(
-        start,
-        full,
-        4,
-        lambda i, s: tuple(element(x.add(i, j), s[j]) for j in range(4)),
-        ("0.0",) * 4,
-        "float",
-    )
-    (total,) = x.loop(full, stop, 1, lambda i, s: (element(i, s[0]),), sums[:1], "float")
-    for part in sums[1:]:
-        total = x.floats("fadd", total, part)
-    x.store("float", _row_scaled(x, weights, total), "%out", align=4)
-    return x.function("define internal void @quick(ptr %f, i64 %document, ptr %out)")
-
-
 def _weight(x: _Frame, weights: str, index: str) -> str:
     value = x.load(weights, x.place("weights", index, weights), align=_bytes(weights))
     if weights == "float":
@@ -310,19 +279,24 @@ def _row_scaled(x: _Frame, weights: str, value: str) -> str:
     return x.floats("fmul", value, x.item("row_scales", "%document", "float"))
 
 
-def _sequential(terms: str, weights: str) -> str:
-    """The score of a document as it is defined: element by element."""
-    x = _Frame()
+def _score(terms: str, weights: str) -> str:
+    """The score of a document, added up element by element as `irkit.score` does."""
+    x = _Frame("table", "terms", "weights")
     start, stop = x.item("offsets", "%document", "i64"), x.item("offsets", x.add("%document", 1), "i64")
 
-    def element(i: str, state: Values) -> Values:
-        looked = x.item("table", x.item("terms", i, terms), "float")
-        value = _row_scaled(x, weights, _weight(x, weights, i))
-        return (x.op(f"call float @llvm.fma.f32(float {value}, float {looked}, float {state[0]})"),)
+    def elements(i: str, state: Values, number: int) -> Values:
+        for j in range(number):
+            at = x.add(i, j)
+            looked = x.item("table", x.item("terms", at, terms), "float")
+            value = _row_scaled(x, weights, _weight(x, weights, at))
+            state = (x.op(f"call float @llvm.fma.f32(float {value}, float {looked}, float {state[0]})"),)
+        return state
 
-    (score,) = x.loop(start, stop, 1, element, ("0.0",), "float")
+    full = x.add(start, x.op(f"and i64 {x.sub(stop, start)}, -8"))
+    state = x.loop(start, full, 8, lambda i, s: elements(i, s, 8), ("0.0",), "float")
+    (score,) = x.loop(full, stop, 1, lambda i, s: elements(i, s, 1), state, "float")
     x.store("float", score, "%out", align=4)
-    return x.function("define internal void @sequential(ptr %f, i64 %document, ptr %out)")
+    return x.function("define internal void @score(ptr %f, i64 %document, ptr %out)")
 
 
 def _insert() -> str:
@@ -358,9 +332,8 @@ def _insert() -> str:
         moved = x.sub(x.minimum(hits, x.sub(k, 1)), at)
         for array, size in ((rows, 8), (scores, 4)):
             place, bytes_ = x.at(array, x.mul(at, size)), x.mul(moved, size)
-            x.do(
-                f"call void @llvm.memmove.p0.p0.i64(ptr {x.at(place, size)}, ptr {place}, i64 {bytes_}, i1 false)"
-            )
+            move = f"ptr {x.at(place, size)}, ptr {place}, i64 {bytes_}, i1 false"
+            x.do(f"call void @llvm.memmove.p0.p0.i64({move})")
         x.store("i64", "%row", rows, x.mul(at, 8), 8)
         x.store("float", "%score", scores, x.mul(at, 4), 4)
         number = x.minimum(x.add(hits, 1), k)
@@ -382,40 +355,35 @@ def _insert() -> str:
 
 def _verify(terms: str, weights: str) -> str:
     """Score the chosen documents."""
-    x = _Frame()
+    x = _Frame("offsets", "terms", "weights")
     chosen, number = x.get("chosen", "ptr"), x.get("number")
-    last = x.sub(number, 1)
     out = x.op("alloca float, align 4")
 
     def document(at: str) -> str:
         return x.op(f"zext i32 {x.load('i32', chosen, x.mul(at, 4), 4)} to i64")
 
-    def one(i: str, _: Values) -> None:
-        x.prefetch(x.place("offsets", document(x.minimum(x.add(i, 8), last)), "i64"))
-        ahead = document(x.minimum(x.add(i, 4), last))
+    def approach(i: str) -> None:
+        ahead = document(i)
         start, stop = x.item("offsets", ahead, "i64"), x.item("offsets", x.add(ahead, 1), "i64")
         for name, kind in (("terms", terms), ("weights", weights)):
-            step = 64 // _bytes(kind)
-            x.loop(start, stop, step, lambda p, _, name=name, kind=kind: x.prefetch(x.place(name, p, kind)))
-            x.prefetch(
-                x.place(name, x.maximum(x.sub(stop, 1), 0), kind)
-            )  # the last line, where rows are unaligned
+            size = _bytes(kind)
+            x.loop(start, stop, 64 // size, lambda p, _, n=name, k=kind: x.prefetch(x.place(n, p, k)))
+
+    x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
+    x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: approach(i))
+
+    def one(i: str, _: Values) -> None:
+        following = x.add(i, _FETCHED)
+        x.when(x.cmp("slt", following, number), lambda: approach(following))
         this = document(i)
-        x.do(f"call void @quick(ptr %f, i64 {this}, ptr {out})")
-        limit = x.floats("fmul", x.get("theta", "float"), x.get("margin", "float"))
-        near = x.cmp("oge", x.load("float", out, align=4), limit, "float")
+        x.do(f"call void @score(ptr %f, i64 {this}, ptr {out})")
+        score = x.load("float", out, align=4)
+        good = x.cmp("oge", score, x.get("theta", "float"), "float")
+        x.when(
+            x.both(good, x.cmp("ogt", score, "0.0", "float")),
+            lambda: x.do(f"call void @insert(ptr %f, i64 {this}, float {score})"),
+        )
 
-        def exact() -> None:
-            x.do(f"call void @sequential(ptr %f, i64 {this}, ptr {out})")
-            score = x.load("float", out, align=4)
-            x.when(
-                x.cmp("ogt", score, "0.0", "float"),
-                lambda: x.do(f"call void @insert(ptr %f, i64 {this}, float {score})"),
-            )
-
-        x.when(near, exact)
-
-    x.set("stat3", x.add(x.get("stat3"), number))
     x.loop(0, number, 1, one)
     return x.function("define internal void @verify(ptr %f)")
 
@@ -429,7 +397,7 @@ def _sift() -> str:
     k = x.get("k")
     x.set("high", 65536)
     x.set("above", 0)
-    x.set("want", x.add(x.sub(k, x.get("hits")), 8))
+    x.set("want", x.add(x.sub(k, x.get("hits")), 1))
 
     def turn() -> str:
         high = x.get("high")
@@ -447,7 +415,9 @@ def _sift() -> str:
                 reached = x.cmp("sge", x.get("number"), wanted)
                 x.set("low", x.select(reached, middle, low))
                 x.set("top", x.select(reached, top, middle))
-                fine = x.both(reached, x.cmp("sle", x.get("number"), x.add(wanted, surplus)))
+                fine = x.both(
+                    reached, x.cmp("sle", x.get("number"), x.add(wanted, x.op(f"lshr i64 {surplus}, 2")))
+                )
                 return x.both(x.cmp("sgt", x.sub(x.get("top"), x.get("low")), 1), x.flip(fine))
 
             x.repeat(halve)
@@ -480,12 +450,9 @@ def _range() -> str:
     length = x.op(f"and i64 {x.add(documents, STEP - 1)}, {-STEP}")
     x.set("length", length)
     sums = x.get("sums", "ptr")
-    x.loop(
-        0,
-        x.mul(length, 2),
-        64,
-        lambda i, _: x.store("<16 x i32>", "zeroinitializer", sums, i, 64),
-    )
+    x.loop(0, x.mul(length, 2), 64, lambda i, _: x.store("<16 x i32>", "zeroinitializer", sums, i, 64))
+    many = x.cmp("sgt", x.get("m"), _MANY)  # no sum could tell: score all documents
+    x.when(many, lambda: x.loop(0, documents, 1, lambda i, _: x.store("i16", "1", sums, x.mul(i, 2), 2)))
     number = x.item("slot_counts", "%range", "i32")
     slots = x.at(x.get("slots", "ptr"), x.mul(x.mul("%range", x.get("m")), _SLOT))
     unit = x.get("unit", "float")
@@ -493,12 +460,13 @@ def _range() -> str:
     x.set("rest", full, "float")
     x.set("since", 0)
     dense_cost = x.op(f"udiv i64 {length}, {DENSE_COST}")
+    postings = x.get("postings", "ptr")
 
     def slot(i: str) -> tuple[str, str, str]:
         """The list of a slot, its postings, whether it is a vector."""
         place = x.at(slots, x.mul(i, _SLOT))
         count = x.op(f"sext i32 {x.load('i32', place, 8, 4)} to i64")
-        return x.at(x.get("postings", "ptr"), x.load("i64", place, 0, 8)), count, x.cmp("slt", count, 0)
+        return x.at(postings, x.load("i64", place, 0, 8)), count, x.cmp("slt", count, 0)
 
     def cost(i: str, total: Values) -> Values:
         _, count, dense = slot(i)
@@ -508,13 +476,13 @@ def _range() -> str:
     x.set("left", left)
     at, go_on = x.op("alloca i64, align 8"), x.op("alloca i1, align 1")
     x.store("i64", "0", at, align=8)
-    early = x.floats("fmul", full, _number(0.12))
+    early = x.floats("fmul", full, _number(_EARLY))
 
     def step() -> str:
         i = x.load("i64", at, align=8)
-        ahead, _, _ = slot(x.minimum(x.add(i, _AHEAD), x.sub(number, 1)))
-        for line in range(3):
-            x.prefetch(x.at(ahead, 64 * line))
+        ahead, length_ahead, _ = slot(x.minimum(x.add(i, _AHEAD), x.sub(number, 1)))
+        bytes_ahead = x.minimum(x.mul(length_ahead, 3), 64 * _LINES)
+        x.loop(0, bytes_ahead, 64, lambda b, _: x.prefetch(x.at(ahead, b)))
         share = x.floats("fmul", x.load("float", slots, x.add(x.mul(i, _SLOT), 12), 4), unit)
         factor = x.whole(x.op(f"call float @llvm.ceil.f32(float {x.floats('fmul', share, _number(256))})"))
         own, count, dense = slot(i)
@@ -539,7 +507,7 @@ def _range() -> str:
             def compare() -> None:
                 x.set("since", 0)
                 x.do(f"call void @count(ptr %f, i64 {low})")
-                price = x.mul(x.get("number"), _ROW)
+                price = x.mul(x.get("number"), _SCORE)
                 x.store("i1", x.cmp("sgt", price, x.get("left")), go_on, align=1)
 
             x.when(possible, compare)
@@ -548,24 +516,74 @@ def _range() -> str:
         x.when(due, look)
         return x.load("i1", go_on, align=1)
 
-    x.repeat(step)
-    x.set("stat1", x.add(x.get("stat1"), x.sub(left, x.get("left"))))
-    x.set("stat2", x.add(x.get("stat2"), left))
+    x.when(x.flip(many), lambda: x.repeat(step))
     x.do("call void @sift(ptr %f, i1 true)")
     return x.function("define internal void @range(ptr %f, i64 %range)")
 
 
+def _sort() -> str:
+    """Copy the known terms of a query, those first that bring most for what they cost."""
+    own = {"own_terms": "i32", "own_weights": "float", "own_gains": "float"}
+    x = _Frame("q_terms", "q_weights", "gains", "table", "list_offsets", *own)
+    start, stop = x.item("q_offsets", "%query", "i64"), x.item("q_offsets", x.add("%query", 1), "i64")
+    dim, at = x.get("dim"), x.op("alloca i64, align 8")
+
+    def term(j: str, state: Values) -> Values:
+        number, weight = x.item("q_terms", j, "i32"), x.item("q_weights", j, "float")
+        known = x.cmp("slt", number, dim)
+
+        def insert() -> None:
+            x.prefetch(x.place("table", number, "float"))
+            x.prefetch(x.place("list_offsets", number, "i64"))
+            gain = x.floats("fmul", weight, x.item("gains", number, "float"))
+            x.store("i64", state[0], at, align=8)
+
+            def move() -> str:
+                here = x.load("i64", at, align=8)
+                before = x.maximum(x.sub(here, 1), 0)
+                less = x.cmp("olt", x.item("own_gains", before, "float"), gain, "float")
+                ahead = x.both(x.cmp("sgt", here, 0), less)
+
+                def shift() -> None:
+                    for name, kind in own.items():
+                        value = x.load(kind, x.place(name, before, kind), align=4)
+                        x.store(kind, value, x.place(name, here, kind), align=4)
+                    x.store("i64", before, at, align=8)
+
+                x.when(ahead, shift)
+                return ahead
+
+            x.repeat(move)
+            here = x.load("i64", at, align=8)
+            values = (x.op(f"trunc i64 {number} to i32"), weight, gain)
+            for (name, kind), value in zip(own.items(), values, strict=True):
+                x.store(kind, value, x.place(name, here, kind), align=4)
+
+        x.when(known, insert)
+        return (x.add(state[0], x.op(f"zext i1 {known} to i64")),)
+
+    (number,) = x.loop(start, stop, 1, term, ("0",), "i64")
+    x.set("m", number)
+    return x.function("define internal void @sort(ptr %f, i64 %query)")
+
+
 def _query() -> str:
     """Find the lists of a query, and search the range of the highest bound first."""
-    x = _Frame()
-    start, stop = x.item("q_offsets", "%query", "i64"), x.item("q_offsets", x.add("%query", 1), "i64")
-    m, k, n_ranges = x.sub(stop, start), x.get("k"), x.get("n_ranges")
-    x.set("m", m)
+    x = _Frame("own_terms", "own_weights", "table", "list_offsets", "lists")
+    x.do("call void @sort(ptr %f, i64 %query)")
+    m, k, n_ranges = x.get("m"), x.get("k"), x.get("n_ranges")
     x.set("hits", 0)
     x.set("theta", "0.0", "float")
     x.set("least", 0)
-    x.set("out_rows", x.place("rows", x.mul("%query", k), "i64"), "ptr")
-    x.set("out_scores", x.place("scores", x.mul("%query", k), "float"), "ptr")
+    rows, scores = x.place("rows", x.mul("%query", k), "i64"), x.place("scores", x.mul("%query", k), "float")
+    x.set("out_rows", rows, "ptr")
+    x.set("out_scores", scores, "ptr")
+
+    def nothing(i: str, _: Values) -> None:
+        x.store("i64", "-1", rows, x.mul(i, 8), 8)
+        x.store("float", _number(float("-inf")), scores, x.mul(i, 4), 4)
+
+    x.loop(0, k, 1, nothing)
     bounds, counts, slots = (x.get(name, "ptr") for name in ("bounds", "slot_counts", "slots"))
 
     def clear(i: str, _: Values) -> None:
@@ -574,12 +592,21 @@ def _query() -> str:
 
     x.loop(0, n_ranges, 1, clear)
 
+    def approach(j: str, _: Values) -> None:
+        record = x.place(
+            "lists", x.mul(x.item("list_offsets", x.item("own_terms", j, "i32"), "i64"), _RECORD), "i8"
+        )
+        for line in range(_LINES):
+            x.prefetch(x.at(record, 64 * line))
+
+    x.loop(0, m, 1, approach)
+
     def term(j: str, _: Values) -> None:
-        number, weight = x.item("q_terms", j, "i32"), x.item("q_weights", j, "float")
+        number, weight = x.item("own_terms", j, "i32"), x.item("own_weights", j, "float")
         x.store("float", weight, x.place("table", number, "float"), align=4)
 
         def entry(e: str, _: Values) -> None:
-            record = x.at(x.get("lists", "ptr"), x.mul(e, _RECORD))
+            record = x.place("lists", x.mul(e, _RECORD), "i8")
             this = x.op(f"zext i32 {x.load('i32', record, 8, 4)} to i64")
             share = x.floats("fmul", weight, x.load("float", record, 16, 4))
             place = x.at(counts, x.mul(this, 4))
@@ -597,7 +624,7 @@ def _query() -> str:
             x.item("list_offsets", number, "i64"), x.item("list_offsets", x.add(number, 1), "i64"), 1, entry
         )
 
-    x.loop(start, stop, 1, term)
+    x.loop(0, m, 1, term)
     best = x.op("alloca i64, align 8")
     x.store("i64", "0", best, align=8)
 
@@ -610,7 +637,8 @@ def _query() -> str:
     (highest,) = x.loop(0, n_ranges, 1, higher, ("0.0",), "float")
 
     def search() -> None:
-        room = x.real(x.sub(65535 - 64, x.mul(m, 2)))
+        # a list adds 2 more by rounding; a factor has 16 bits, too
+        room = x.real(x.maximum(x.sub(_HIGHEST, x.mul(m, 2)), 1))
         x.set("unit", x.floats("fdiv", room, highest), "float")
         x.set(
             "margin",
@@ -632,7 +660,7 @@ def _query() -> str:
     x.when(x.cmp("ogt", highest, "0.0", "float"), search)
 
     def forget(j: str, _: Values) -> None:
-        x.store("float", "0.0", x.place("table", x.item("q_terms", j, "i32"), "float"), align=4)
+        x.store("float", "0.0", x.place("table", x.item("own_terms", j, "i32"), "float"), align=4)
 
-    x.loop(start, stop, 1, forget)
+    x.loop(0, m, 1, forget)
     return x.function("define internal void @query(ptr %f, i64 %query)")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .._jit import compile_ir
 from .cpu_exact import FIELDS, RANGE, write_exact
 
-__all__ = ["KINDS", "Exact"]
+__all__ = ["ARGUMENTS", "KINDS", "Exact"]
 
 Array = NDArray[Any]
 
@@ -26,7 +26,11 @@ KINDS = {
     "int32": "i32",
     "uint32": "i32",
 }
+ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # frame, first query, last query
+_LONG = 256  # terms of a query
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
+_QUERY = slice(_PLACES["q_offsets"], _PLACES["keep"] + 1)
+_RESULT = slice(_PLACES["rows"], _PLACES["scores"] + 1)
 
 
 class Exact:
@@ -40,16 +44,17 @@ class Exact:
 
     def __init__(self, arrays: dict[str, Array], forward: tuple[Array, Array, Array, Array | None]) -> None:
         offsets, terms, weights, scales = forward
-        self.gains = arrays["gains"]
         self._n_ranges = -(-(len(offsets) - 1) // RANGE)
-        self._held = {name: arrays[name] for name in ("list_offsets", "lists", "postings")}
+        self._held = {name: arrays[name] for name in ("list_offsets", "lists", "postings", "gains")}
         self._held |= {"offsets": offsets, "terms": terms, "weights": weights}
         if scales is not None:
             self._held["row_scales"] = scales
         self._frame = np.zeros(len(FIELDS), np.int64)
         for name, array in self._held.items():
             self._frame[_PLACES[name]] = _address(array)
-        self._frame[_PLACES["n"]], self._frame[_PLACES["n_ranges"]] = len(offsets) - 1, self._n_ranges
+        self._dim = len(arrays["gains"])
+        for name, number in (("n", len(offsets) - 1), ("n_ranges", self._n_ranges), ("dim", self._dim)):
+            self._frame[_PLACES[name]] = number
         self._code = _compiled(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
         self._own = threading.local()
 
@@ -69,24 +74,17 @@ class Exact:
         """
         offsets, terms, weights = queries
         n_q = len(offsets) - 1
-        order = self._order(offsets, terms, weights)
-        rows, scores = np.full((n_q, k), -1, np.int64), np.full((n_q, k), -np.inf, np.float32)
-        longest = int(np.diff(offsets).max(initial=0)) if n_q != 1 else len(terms)
+        longest = len(terms) if n_q == 1 else int(np.diff(offsets).max(initial=0))
+        if longest > _LONG:  # the machine code sorts by insertion
+            gains = weights * self._held["gains"][np.minimum(terms, self._dim - 1)]
+            order = np.lexsort((-gains, np.repeat(np.arange(n_q), np.diff(offsets))))
+            terms, weights = terms[order], weights[order]
+        rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
         frame = self._prepared(longest)
-        passed = {"q_offsets": offsets, "q_terms": terms[order], "q_weights": weights[order]}
-        passed |= {"rows": rows, "scores": scores}
-        for name, array in passed.items():
-            frame[_PLACES[name]] = _address(array)
-        frame[_PLACES["k"]], frame[_PLACES["keep"]] = k, 0 if keep is None else _address(keep)
-        self._code(_address(frame), 0, n_q)
+        frame[_QUERY] = *map(_address, (offsets, terms, weights)), k, 0 if keep is None else _address(keep)
+        frame[_RESULT] = _address(rows), _address(scores)
+        self._code(self._own.address, 0, n_q)
         return rows, scores
-
-    def _order(self, offsets: Array, terms: Array, weights: Array) -> Array:
-        """The terms of each query, those first that bring most for what they cost."""
-        gains = -weights * self.gains[terms]
-        if len(offsets) == 2:
-            return np.argsort(gains)
-        return np.lexsort((gains, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))))
 
     def _prepared(self, longest: int) -> Array:
         """A frame of this thread with scratch memory for queries of at most so many terms."""
@@ -98,14 +96,19 @@ class Exact:
                 "chosen": np.empty(RANGE + 1, np.int32),
                 "slot_counts": np.empty(self._n_ranges, np.int32),
                 "bounds": np.empty(self._n_ranges, np.float32),
-                "table": np.zeros(len(self.gains), np.float32),
+                "table": np.zeros(self._dim, np.float32),
             }
             for name, array in own.memory.items():
                 own.frame[_PLACES[name]] = _address(array)
+            own.address = _address(own.frame)
         if longest > own.longest:
             own.longest = longest
-            own.memory["slots"] = np.empty((self._n_ranges * longest + 1, 2), np.int64)
-            own.frame[_PLACES["slots"]] = _address(own.memory["slots"])
+            kinds = {"own_terms": np.int32, "own_weights": np.float32, "own_gains": np.float32}
+            memory = {name: np.empty(longest + 1, kind) for name, kind in kinds.items()}
+            memory["slots"] = np.empty((self._n_ranges * longest + 1, 2), np.int64)
+            own.memory |= memory
+            for name, array in memory.items():
+                own.frame[_PLACES[name]] = _address(array)
         frame: Array = own.frame
         return frame
 
@@ -123,5 +126,4 @@ def _address(array: Array) -> int:
 
 @cache
 def _compiled(terms: str, weights: str) -> Callable[..., None]:
-    arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    return compile_ir(write_exact(terms, weights), "exact", arguments)
+    return compile_ir(write_exact(terms, weights), "exact", ARGUMENTS)
