@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Ragged, Sparse, score
-from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError
 from irkit.index import Index, InvertedConfig, Store, bm25, compact, create_index, open_index
 from irkit.index.quantization import quantized
 from irkit.representation import concat
@@ -203,6 +203,33 @@ def test_approximate_search_finds_k_where_there_are_k(tmp_path: Path) -> None:
         assert (hits.rows >= 0).all()
         assert all(len(set(row)) == k for row in hits.rows.tolist())
         np.testing.assert_allclose(hits.scores, index.rescore(queries, hits.rows), rtol=1e-5, atol=1e-6)
+
+
+def test_queries_of_any_form(tmp_path: Path) -> None:
+    data, queries = texts(200, 1), texts(3, 2, length=12)
+    index = build(tmp_path / "index", [data], dtype="float32")
+    best = index.search(queries, 10)
+    twice = torch.stack([queries.weights, -queries.weights], 1)
+    terms = torch.stack([queries.terms.values, queries.terms.values * 0], 1)
+    strided = Sparse(Ragged(terms[:, 0], queries.terms.lengths), twice[:, 0], DIM)
+    zeros = Sparse.from_dense(queries.to_dense())
+    zeros = Sparse(
+        Ragged.concat([zeros.terms, Ragged.from_rows([[5]])]), torch.cat([zeros.weights, torch.zeros(1)]), DIM
+    )
+    learnt = Sparse(queries.terms, queries.weights.clone().requires_grad_(), DIM)
+    for other in (strided, learnt, zeros[:3], queries.to(dtype=torch.float64), zeros):
+        hits = index.search(other, 10)
+        np.testing.assert_array_equal(hits.rows[:3], best.rows)
+        np.testing.assert_array_equal(hits.scores[:3], best.scores)
+    assert hits.rows[3].tolist() == list(range(10))
+    for one in range(3):
+        np.testing.assert_array_equal(index.search(queries[one : one + 1], 10).rows[0], best.rows[one])
+    allowed = np.zeros((200, 2), bool)
+    allowed[::3, 0] = allowed[:, 1] = True
+    check_exact(index, queries, 10, allowed[:, 0])
+    for k in (0, "1", 2.0):
+        with pytest.raises((BadValueError, BadTypeError)):
+            index.search(queries, k)
 
 
 @pytest.mark.parametrize("where", ["documents", "queries"])
