@@ -6,11 +6,8 @@ Vectors are random, of 128 dimensions and length 1; queries have 32 tokens, docu
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from irkit_kernels._benching import on_cores, peak_memory, take_turns
 from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
 
 __all__ = ["DEVICES", "run"]
@@ -48,7 +46,7 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
 
     rows, _ = [], numba
     for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
-        with _cores(cores):
+        with on_cores(cores):
             rows += _measure("1 query x 1000 documents", 1, 1000, device, cores, _search_ways)
             rows += _measure("32 x 128 and gradients", 32, 128, device, cores, _training_ways)
     return rows
@@ -192,19 +190,11 @@ def _measure(
     for way, function in ways.items():
         function()  # compiles
         scores = torch.as_tensor(function(), device=device)
-        memory[way] = _peak(function) if device == "cuda" else 0.0
+        memory[way] = peak_memory(function, device) if device == "cuda" else 0.0
         errors[way] = float((scores - exact).abs().max())
         if not errors[way] <= TOLERANCE[way.split()[1]]:
             raise RuntimeError(f"maxsim: {way} differs from float64 by {errors[way]:.2g} on {name}")
-    clock = time.process_time if cores == 1 else time.perf_counter  # neighbours disturb CPU time less
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(ROUNDS):
-        for way, function in ways.items():
-            _wait(device)
-            start = clock()
-            function()
-            _wait(device)
-            times[way].append(clock() - start)
+    times = take_turns(ways, ROUNDS, device, cores)
     work = n_q * QUERY * sum(problem.lengths) * DIM
     return [
         {
@@ -219,41 +209,6 @@ def _measure(
         }
         for way, seconds in times.items()
     ]
-
-
-def _peak(function: Callable[[], Any]) -> float:
-    """Most memory it takes on CUDA at a time, in MB."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    function()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def _cores(count: int) -> Iterator[None]:
-    """Let all threads of the process run on so many cores, whatever they belong to; 0 changes nothing."""
-    threads = torch.get_num_threads()
-    mine = os.sched_getaffinity(0)
-    try:
-        if count:
-            torch.set_num_threads(count)
-            _pin(set(sorted(mine)[:count]))
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        _pin(mine)
-
-
-def _pin(cores: set[int]) -> None:
-    for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
 
 
 if __name__ == "__main__":

@@ -36,40 +36,34 @@ def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
 def maxsim(
     queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `op.maxsim` documents it, or ``(0,)``."""
+    """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `maxsim_forward` has it, or any tensor."""
     if plan.kind == "float32":
         queries, documents = queries.floats(), documents.floats()
-    packed, first, shift, query_scales = _pack(queries, plan)
-    values, missing = documents.values.contiguous(), -documents.values.shape[1] % plan.packed
-    if missing:
+    (tokens, dim), values = queries.values.shape, documents.values.contiguous()
+    words, first, shift, query_scales = _pack(queries, plan)
+    if missing := -dim % plan.packed:
         values = F.pad(values, (0, missing))
+    jobs, work = documents.rows, tokens * values.numel()
+    scores, starts = torch.empty((queries.rows, jobs) if pairs is None else pairs.shape[0]), first
+    places: tuple[int, ...] = (jobs, tokens)
     query_offsets, document_offsets = queries.offsets.contiguous(), documents.offsets.contiguous()
-    document_scales = first if documents.scales is None else documents.scales.contiguous()
-
-    tokens, longest = len(queries.values), len(queries.values)
-    work = tokens * values.numel()
-    shape: tuple[int, ...] = (queries.rows, documents.rows)
-    argmax_shape: tuple[int, ...] = (documents.rows, tokens)
-    jobs, starts = documents.rows, first
-    if pairs is None:
-        pairs = first  # not read
-    else:
-        jobs, pairs, lengths = len(pairs), pairs.contiguous(), query_offsets.diff()
-        starts = torch.zeros(jobs + 1, dtype=torch.int64)
-        torch.cumsum(lengths[pairs[:, 0]], 0, out=starts[1:])
-        shape, argmax_shape, longest = (jobs,), (int(starts[-1]),), int(lengths.max()) if jobs else 0
-        work = work // max(1, queries.rows * documents.rows) * jobs
-    scores = torch.empty(shape)
-    argmax = torch.empty(argmax_shape if with_argmax else 0, dtype=torch.int32)
-    tensors = [packed, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
-    pointers = [tensor.data_ptr() for tensor in (*tensors, pairs, starts, scores)]
-    pointers.append(argmax.data_ptr() if with_argmax else 0)
-    kernel = compile_plan(plan)
+    if pairs is not None:
+        jobs, pairs, work = len(pairs), pairs.contiguous(), work // max(1, queries.rows * jobs) * len(pairs)
+        if with_argmax:
+            starts = torch.zeros(jobs + 1, dtype=torch.int64)
+            torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
+            places = (int(starts[-1]),)
+    argmax = torch.empty(places, dtype=torch.int32) if with_argmax else first
+    document_scales = values if documents.scales is None else documents.scales.contiguous()
+    tensors = [words, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
+    tensors += [first if pairs is None else pairs, starts, scores]
+    pointers = [tensor.data_ptr() for tensor in tensors] + [argmax.data_ptr() if with_argmax else 0]
+    sizes = (words.shape[1], queries.rows, documents.rows)
+    kernel, room = compile_plan(plan), tokens + plan.lanes  # whole vectors
 
     def run(start: int, stop: int) -> None:
-        best, place = torch.empty(2, longest + plan.lanes)  # room for whole vectors
-        memory = (best.data_ptr(), place.data_ptr())
-        kernel(*pointers, *memory, packed.shape[1], queries.rows, documents.rows, start, stop)
+        best = torch.empty(2 * room)  # and the places
+        kernel(*pointers, best.data_ptr(), best.data_ptr() + 4 * room, *sizes, start, stop)
 
     share(run, jobs, min(torch.get_num_threads(), jobs, work // _MIN_WORK))
     return scores, argmax
@@ -91,20 +85,19 @@ def _pack(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         tokens add to its products, and its scale. What does not apply is any tensor.
     """
     x, offsets, scales = queries
-    lanes: Tensor | slice = slice(len(x))
-    first, size = offsets, -(-len(x) // plan.lanes) * plan.lanes
-    if plan.paired:
+    first = offsets  # 0, where there is one query
+    if plan.paired and queries.rows > 1:
         lengths = offsets.diff().long()
         vectors = (lengths + (plan.lanes - 1)) // plan.lanes
         first, size = (vectors.cumsum(0) - vectors).int(), int(vectors.sum()) * plan.lanes
         shifts = torch.repeat_interleave(first * plan.lanes - offsets[:-1], lengths, output_size=len(x))
         lanes = torch.arange(len(x)) + shifts
-    table = x.new_zeros(size, x.shape[1] + -x.shape[1] % plan.packed)
-    table[lanes, : x.shape[1]] = x
-    words = table.view(torch.int32).view(-1, plan.lanes, table.shape[1] // plan.packed)
-    words = words.transpose(1, 2).contiguous()
+        x = x.new_zeros(size, x.shape[1]).index_copy_(0, lanes, x)
+        if scales is not None:
+            scales = scales.new_ones(size).index_copy_(0, lanes, scales)
+    rows, dims = -x.shape[0] % plan.lanes, -x.shape[1] % plan.packed
+    x = F.pad(x, (0, dims, 0, rows)) if rows or dims else x.contiguous()
+    words = x.view(torch.int32).view(-1, plan.lanes, x.shape[1] // plan.packed).mT.contiguous()
     if scales is None:
         return words, first, first, first
-    by_lane = scales.new_ones(size)
-    by_lane[lanes] = scales
-    return words, first, table.sum(1, dtype=torch.int32) * 128, by_lane
+    return words, first, x.sum(1, dtype=torch.int32) * 128, F.pad(scales, (0, rows))

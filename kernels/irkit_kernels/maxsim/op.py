@@ -14,6 +14,7 @@ __all__ = ["maxsim", "maxsim_int8"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_INT8 = 2**16  # dimensions: beyond 2^17 the int32 sums could overflow
+_FEW = 64  # offsets
 
 
 def maxsim(
@@ -51,15 +52,7 @@ def maxsim(
 
     Source: Khattab and Zaharia 2020 (ColBERT), equation 3.
     """
-    arguments = (queries, query_offsets, documents, document_offsets, pairs)
-    _check_kinds(
-        "maxsim", Tokens(queries, query_offsets), Tokens(documents, document_offsets), pairs, _FLOATS
-    )
-    wanted = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
-    if wanted or torch.compiler.is_compiling():
-        scores: Tensor = torch.ops.irkit.maxsim(*arguments)[0]
-        return scores
-    return _forward(*arguments, with_argmax=False)[0]
+    return _scores(Tokens(queries, query_offsets), Tokens(documents, document_offsets), pairs)
 
 
 def maxsim_int8(
@@ -91,52 +84,30 @@ def maxsim_int8(
         ValueError: Shapes, dtypes, devices, offsets or pairs do not fit together.
     """
     first = Tokens(queries, query_offsets, query_scales)
-    second = Tokens(documents, document_offsets, document_scales)
-    _check_kinds("maxsim_int8", first, second, pairs, (torch.int8,))
-    arguments = (queries, query_scales, query_offsets, documents, document_scales, document_offsets, pairs)
-    if torch.compiler.is_compiling():
-        scores: Tensor = torch.ops.irkit.maxsim_int8(*arguments)
+    return _scores(first, Tokens(documents, document_offsets, document_scales), pairs)
+
+
+def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> Tensor:
+    _check_kinds(queries, documents, pairs)
+    wanted = queries.values.requires_grad or documents.values.requires_grad
+    if (wanted and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+        scores: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs)[0]
         return scores
-    return _int8(*arguments)
+    return _run(queries, documents, pairs, with_argmax=False)[0]
 
 
-def _forward(
-    queries: Tensor,
-    query_offsets: Tensor,
-    documents: Tensor,
-    document_offsets: Tensor,
-    pairs: Tensor | None = None,
-    *,
-    with_argmax: bool = True,
-) -> tuple[Tensor, Tensor]:
-    tokens = Tokens(queries, query_offsets), Tokens(documents, document_offsets)
-    return _run("maxsim", *tokens, pairs, with_argmax)
-
-
-def _int8(
-    queries: Tensor,
-    query_scales: Tensor,
-    query_offsets: Tensor,
-    documents: Tensor,
-    document_scales: Tensor,
-    document_offsets: Tensor,
-    pairs: Tensor | None = None,
-) -> Tensor:
-    first = Tokens(queries, query_offsets, query_scales)
-    second = Tokens(documents, document_offsets, document_scales)
-    if query_scales.is_cpu and (query_scales < 0).any():
-        raise ValueError("maxsim_int8: query_scales must not be negative")
-    return _run("maxsim_int8", first, second, pairs, False)[0]
+def _forward(*tensors: Any) -> tuple[Tensor, Tensor]:
+    return _run(Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6], with_argmax=True)
 
 
 def _run(
-    name: str, queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
+    queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
 ) -> tuple[Tensor, Tensor]:
     if queries.values.is_cuda:
         from . import triton_kernel
 
         return triton_kernel.forward(queries, documents, pairs, with_argmax)
-    _check_values(name, queries, documents, pairs)
+    _check_values(queries, documents, pairs)
     from . import cpu_kernel
 
     plan = cpu_kernel.plan_for(queries.values.dtype, pairs is not None)
@@ -177,10 +148,9 @@ def _entries(
     return tokens.int(), argmax, grad.float()[jobs]
 
 
-def _check_kinds(
-    name: str, queries: Tokens, documents: Tokens, pairs: Tensor | None, dtypes: tuple[torch.dtype, ...]
-) -> None:
-    q, d = queries.values, documents.values
+def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
+    q, d, name = queries.values, documents.values, _name(queries)
+    dtypes = _FLOATS if queries.scales is None else (torch.int8,)
     if q.dim() != 2 or d.dim() != 2 or q.shape[1] != d.shape[1] or q.shape[1] == 0:
         raise ValueError(
             f"{name}: expected queries and documents (tokens, d) of one d, got {tuple(q.shape)} and "
@@ -190,81 +160,79 @@ def _check_kinds(
         raise ValueError(f"{name}: expected one dtype among {dtypes}, got {q.dtype} and {d.dtype}")
     if q.dtype == torch.int8 and q.shape[1] > _MAX_INT8:
         raise ValueError(f"{name}: got {q.shape[1]} dimensions, expected at most {_MAX_INT8}")
-    for label, tokens in (("query", queries), ("document", documents)):
-        offsets, scales = tokens.offsets, tokens.scales
+    for label, (values, offsets, scales) in (("query", queries), ("document", documents)):
         if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.shape[0] == 0:
             raise ValueError(
                 f"{name}: {label}_offsets must be (n + 1,) int32, got {tuple(offsets.shape)} {offsets.dtype}"
             )
-        if scales is not None and (scales.dtype != torch.float32 or scales.shape != tokens.values.shape[:1]):
+        if scales is not None and (scales.dtype != torch.float32 or scales.shape != values.shape[:1]):
             raise ValueError(
-                f"{name}: {label}_scales must be ({tokens.values.shape[0]},) float32, got "
+                f"{name}: {label}_scales must be ({values.shape[0]},) float32, got "
                 f"{tuple(scales.shape)} {scales.dtype}"
             )
     if pairs is not None and (pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2):
         raise ValueError(f"{name}: pairs must be (p, 2) int64, got {tuple(pairs.shape)} {pairs.dtype}")
-    tensors = (*queries, *documents, pairs)
-    devices = {tensor.device for tensor in tensors if tensor is not None}
+    devices = {tensor.device for tensor in (*queries, *documents, pairs) if tensor is not None}
     if len(devices) > 1 or q.device.type not in ("cpu", "cuda"):
         raise ValueError(
             f"{name}: expected all tensors on one CPU or CUDA device, got {sorted(map(str, devices))}"
         )
 
 
-def _check_values(name: str, queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
+def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
     """What the compiled code trusts: wrong offsets would read outside of the tensors."""
-    for label, tokens in (("query", queries), ("document", documents)):
-        offsets, total = tokens.offsets, len(tokens.values)
-        if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
+    for label, (values, offsets, _) in (("query", queries), ("document", documents)):
+        if not _rises(offsets, values.shape[0]):
             raise ValueError(
-                f"{name}: {label}_offsets must rise from 0 to {total}, the number of tokens, got "
-                f"{offsets.tolist()!s:.200}"
+                f"{_name(queries)}: {label}_offsets must rise from 0 to {len(values)}, the number of tokens, "
+                f"got {offsets.tolist()!s:.200}"
             )
     if pairs is not None and len(pairs):
-        low, high = pairs.amin(0).tolist(), pairs.amax(0).tolist()
+        low, high = (rows.tolist() for rows in torch.aminmax(pairs, dim=0))
         if min(low) < 0 or high[0] >= queries.rows or high[1] >= documents.rows:
             raise ValueError(
-                f"{name}: pairs must be rows of {queries.rows} queries and {documents.rows} documents, got "
-                f"rows from {low} to {high}"
+                f"{_name(queries)}: pairs must be rows of {queries.rows} queries and {documents.rows} "
+                f"documents, got rows from {low} to {high}"
             )
+    if queries.scales is not None and (queries.scales < 0).any():
+        raise ValueError(f"{_name(queries)}: query_scales must not be negative")
+
+
+def _rises(offsets: Tensor, total: int) -> bool:
+    if offsets.shape[0] > _FEW:
+        return bool(offsets[0] == 0) and bool(offsets[-1] == total) and not bool((offsets.diff() < 0).any())
+    ends = offsets.tolist()  # of a few, a tenth of the time of tensors
+    return ends[0] == 0 and ends[-1] == total and sorted(ends) == ends
+
+
+def _name(queries: Tokens) -> str:
+    return "maxsim" if queries.scales is None else "maxsim_int8"
 
 
 # What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
-_TOKENS = "Tensor queries, Tensor query_offsets, Tensor documents, Tensor document_offsets"
-torch.library.define("irkit::maxsim", f"({_TOKENS}, Tensor? pairs=None) -> (Tensor, Tensor)")
 torch.library.define(
-    "irkit::maxsim_backward", f"(Tensor grad, {_TOKENS}, Tensor? pairs, Tensor argmax) -> (Tensor, Tensor)"
+    "irkit::maxsim",
+    "(Tensor queries, Tensor query_offsets, Tensor? query_scales, Tensor documents, Tensor document_offsets, "
+    "Tensor? document_scales, Tensor? pairs) -> (Tensor, Tensor)",
 )
 torch.library.define(
-    "irkit::maxsim_int8",
-    "(Tensor queries, Tensor query_scales, Tensor query_offsets, Tensor documents, Tensor document_scales, "
-    "Tensor document_offsets, Tensor? pairs=None) -> Tensor",
+    "irkit::maxsim_backward",
+    "(Tensor grad, Tensor queries, Tensor query_offsets, Tensor documents, Tensor document_offsets, "
+    "Tensor? pairs, Tensor argmax) -> (Tensor, Tensor)",
 )
 for _device in ("cpu", "cuda"):
     torch.library.impl("irkit::maxsim", _device, _forward)
     torch.library.impl("irkit::maxsim_backward", _device, _backward)
-    torch.library.impl("irkit::maxsim_int8", _device, _int8)
-
-
-def _scores_like(queries: Tensor, n_q: int, n_d: int, pairs: Tensor | None) -> Tensor:
-    shape = (n_q - 1, n_d - 1) if pairs is None else pairs.shape[:1]
-    return queries.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.register_fake("irkit::maxsim")  # type: ignore[untyped-decorator]
-def _(
-    queries: Tensor,
-    query_offsets: Tensor,
-    documents: Tensor,
-    document_offsets: Tensor,
-    pairs: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    scores = _scores_like(queries, query_offsets.shape[0], document_offsets.shape[0], pairs)
-    if pairs is None:
-        shape: tuple[Any, ...] = (document_offsets.shape[0] - 1, queries.shape[0])
-    else:  # the tokens of the queries of all pairs
-        shape = (torch.library.get_ctx().new_dynamic_size(),)
-    return scores, queries.new_empty(shape, dtype=torch.int32)
+def _(*tensors: Any) -> tuple[Tensor, Tensor]:
+    queries, documents, pairs = Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6]
+    shape, places = (queries.rows, documents.rows), (documents.rows, queries.values.shape[0])
+    if pairs is not None:  # maxima: of the tokens of the queries of all pairs
+        shape, places = pairs.shape[:1], (torch.library.get_ctx().new_dynamic_size(),)
+    scores = queries.values.new_empty(shape, dtype=torch.float32)
+    return scores, queries.offsets.new_empty(places)
 
 
 @torch.library.register_fake("irkit::maxsim_backward")  # type: ignore[untyped-decorator]
@@ -272,27 +240,15 @@ def _(grad: Tensor, queries: Tensor, _: Tensor, documents: Tensor, *rest: Any) -
     return tuple(x.new_empty(x.shape) for x in (queries, documents))  # type: ignore[return-value]
 
 
-@torch.library.register_fake("irkit::maxsim_int8")  # type: ignore[untyped-decorator]
-def _(
-    queries: Tensor,
-    query_scales: Tensor,
-    query_offsets: Tensor,
-    documents: Tensor,
-    document_scales: Tensor,
-    document_offsets: Tensor,
-    pairs: Tensor | None = None,
-) -> Tensor:
-    return _scores_like(queries, query_offsets.shape[0], document_offsets.shape[0], pairs)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[1])
+    queries, query_offsets, _, documents, document_offsets, _, pairs = inputs
+    ctx.save_for_backward(queries, query_offsets, documents, document_offsets, pairs, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     d_queries, d_documents = torch.ops.irkit.maxsim_backward(grad, *ctx.saved_tensors)
-    return d_queries, None, d_documents, None, None
+    return d_queries, None, None, d_documents, None, None, None
 
 
 torch.library.register_autograd("irkit::maxsim", _gradients, setup_context=_save)

@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of texts."""
-        return len(self.offsets) - 1
+        return self.offsets.shape[0] - 1
 
     def floats(self) -> Tokens:
         """The same in float32."""

@@ -82,7 +82,7 @@ def flat(queries: Tokens, documents: Tokens) -> tuple[Tensor, Tensor, Tensor, Te
 def test_whole_numbers_are_exact(problem):
     queries, documents, pairs, generator = problem
     scores, argmax = maxsim_forward(queries, documents, pairs)
-    got, places = op._forward(*flat(queries, documents), pairs)
+    got, places = op._run(queries, documents, pairs, with_argmax=True)
     assert torch.equal(got, scores)
     assert torch.equal(places, argmax)  # many similarities are equal: the first counts
     assert torch.equal(maxsim(*flat(queries, documents), pairs), scores)
@@ -181,7 +181,7 @@ def test_long_texts(dtype):
     queries = tokens([1500, 1, 0, 300], 24, dtype, generator, True)
     documents = tokens([1, 2100, 0, 777], 24, dtype, generator, True)
     expected = maxsim_forward(queries, documents, None)
-    for got, want in zip(op._forward(*flat(queries, documents)), expected, strict=True):
+    for got, want in zip(op._run(queries, documents, None, with_argmax=True), expected, strict=True):
         assert torch.equal(got, want)
     assert expected[0][0, 2] == -math.inf
     assert expected[0][2].eq(0).all()
@@ -220,14 +220,14 @@ def test_threads_change_nothing(monkeypatch, paired):
     queries = tokens([5, 32, 0, 40], 70, torch.float32, generator, False)
     documents = tokens([3, 0, 90, 41, 8, 17], 70, torch.float32, generator, False)
     pairs = torch.cartesian_prod(torch.arange(4), torch.arange(6)).flip(0) if paired else None
-    scores, argmax = op._forward(*flat(queries, documents), pairs)
+    scores, argmax = op._run(queries, documents, pairs, with_argmax=True)
     grad = torch.randn(scores.shape, generator=generator)
     gradients = op._backward(grad, *flat(queries, documents), pairs, argmax)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 4)
         patch.setattr(cpu, "_MIN_WORK", 1)
         patch.setattr(_products, "_MIN_ENTRIES", 1)
-        assert torch.equal(op._forward(*flat(queries, documents), pairs)[0], scores)
+        assert torch.equal(op._run(queries, documents, pairs, with_argmax=True)[0], scores)
         again = op._backward(grad, *flat(queries, documents), pairs, argmax)
         assert all(torch.equal(x, y) for x, y in zip(again, gradients, strict=True))
         with ThreadPoolExecutor(4) as pool:
@@ -254,9 +254,12 @@ def test_opcheck_and_compile(path, paired):
     values = [x.values.clone().requires_grad_() for x in (queries, documents)]
     arguments = (values[0], queries.offsets, values[1], documents.offsets, pairs)
     if path == "this CPU":  # the code behind the operator makes no difference
-        torch.library.opcheck(torch.ops.irkit.maxsim.default, arguments)
-        int8 = [part for x in (queries, documents) for part in (*quantize_rows(x.values), x.offsets)]
-        torch.library.opcheck(torch.ops.irkit.maxsim_int8.default, (*int8, pairs))
+        floats = (values[0], queries.offsets, None, values[1], documents.offsets, None, pairs)
+        torch.library.opcheck(torch.ops.irkit.maxsim.default, floats)
+        quantized = [
+            Tokens(q, x.offsets, s) for x in (queries, documents) for q, s in [quantize_rows(x.values)]
+        ]
+        torch.library.opcheck(torch.ops.irkit.maxsim.default, (*quantized[0], *quantized[1], pairs))
 
     def loss(*arguments):
         scores = maxsim(*arguments)

@@ -6,13 +6,8 @@ plain torch the padding.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from irkit_kernels._benching import on_cores, peak_memory, take_turns
 from irkit_kernels.splade_pool import splade_pool, splade_pool_reference, splade_pool_sparse
 
 __all__ = ["DEVICES", "run"]
@@ -81,7 +77,7 @@ def run(device: str = "cpu", shapes: tuple[Shape, ...] | None = None) -> list[di
     """
     rows = []
     for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
-        with _cores(cores):
+        with on_cores(cores):
             for shape in shapes or SHAPES[device]:
                 for dtype in (torch.float32, torch.bfloat16):
                     rows += _measure(shape, dtype, device, cores)
@@ -109,7 +105,7 @@ def _measure(shape: Shape, dtype: torch.dtype, device: str, cores: int) -> list[
     def fused() -> Tensor:
         return splade_pool(hidden, offsets, weight, bias)
 
-    functions = {"torch": plain, "torch, maxima first": first, "splade_pool": fused}
+    functions: Ways = {"torch": plain, "torch, maxima first": first, "splade_pool": fused}
     ways: Ways = dict(functions)
     if shape.gradients:
         ways = {name: _step(function, (hidden, weight, bias), grad) for name, function in functions.items()}
@@ -122,14 +118,14 @@ def _measure(shape: Shape, dtype: torch.dtype, device: str, cores: int) -> list[
     exact = splade_pool_reference(exact_parts[0], offsets[: few + 1].cpu(), *exact_parts[1:])
     memory = {}
     for way, function in ways.items():
-        memory[way] = _peak(function, device)
-        result = function()
+        result = function()  # compiles
+        memory[way] = peak_memory(function, device)
         if isinstance(result, tuple):
             continue
         error = float((result[:few].detach().cpu() - exact).abs().max())
         if not error <= TOLERANCE[name]:
             raise RuntimeError(f"splade_pool: {way} differs from float64 by {error:.2g} on {shape.name}")
-    times = _times(ways, shape.rounds, device, cores)
+    times = take_turns(ways, shape.rounds, device, cores)
     work = shape.n * shape.tokens * TERMS * shape.d
     return [
         {
@@ -154,65 +150,6 @@ def _step(function: Callable[[], Tensor], leaves: tuple[Tensor, ...], grad: Tens
         return weights
 
     return step
-
-
-def _times(ways: Ways, rounds: int, device: str, cores: int) -> dict[str, list[float]]:
-    clock = time.process_time if cores == 1 else time.perf_counter  # neighbours disturb CPU time less
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, function in ways.items():
-            _wait(device)
-            start = clock()
-            function()
-            _wait(device)
-            times[way].append(clock() - start)
-    return times
-
-
-def _peak(function: Callable[[], Any], device: str) -> float:
-    """Most memory it takes at a time, in MB."""
-    function()  # compiles
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        function()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed goes back to the system
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    function()
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> float:
-    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1024
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def _cores(count: int) -> Iterator[None]:
-    """Let all threads of the process run on so many cores, whatever they belong to; 0 changes nothing."""
-    threads, mine = torch.get_num_threads(), os.sched_getaffinity(0)
-    try:
-        if count:
-            torch.set_num_threads(count)
-            _pin(set(sorted(mine)[:count]))
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        _pin(mine)
-
-
-def _pin(cores: set[int]) -> None:
-    for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
 
 
 if __name__ == "__main__":

@@ -43,18 +43,13 @@ def maxima(
     best = torch.full((n, v), -torch.inf)
     place = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32)
     packed, words = _pack(hidden, plan)
-    vectors = max(1, min(BLOCK, _CACHE // (4 * words)) // (2 * plan.lanes))
-    block = 2 * plan.lanes * vectors
-    starts = torch.arange(0, tokens, block)
-    ends = offsets.long()
-    spans = torch.stack(
-        [
-            torch.searchsorted(ends, starts, right=True) - 1,
-            torch.searchsorted(ends, (starts + block).clamp(max=tokens)),
-        ],
-        1,
-    ).contiguous()
-    offsets, kernel = offsets.contiguous(), compile_plan(plan)
+    pair = 2 * plan.lanes
+    block = max(pair, min(BLOCK, _CACHE // (4 * words)) // pair * pair)
+    offsets, kernel, starts = offsets.contiguous(), compile_plan(plan), torch.arange(0, tokens, block)
+    # the first sequence with a token in each block, and the one after the last
+    first = torch.searchsorted(offsets, starts, right=True) - 1
+    last = torch.searchsorted(offsets, (starts + block).clamp(max=tokens))
+    spans = torch.stack([first, last], 1)
     outputs = best.data_ptr(), place.data_ptr() if with_argmax else 0
 
     def run(start: int, stop: int) -> None:
