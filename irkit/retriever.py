@@ -15,7 +15,7 @@ import numpy as np
 from irkit.data import Document, Query, Vector
 from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
-from irkit.explanation import Explanation, explain
+from irkit.explanation import Explanation, TermWeights, explain, match_terms
 from irkit.index import (
     AutoConfig,
     Documents,
@@ -31,7 +31,7 @@ from irkit.index import (
 from irkit.lexical import Impacts, LexicalModel, is_lexical, lexical_index, lexical_model
 from irkit.lookup import Filter, Hit, allowed_rows, find_rows, read_hits
 from irkit.model import Device, Model
-from irkit.representation import Representation
+from irkit.representation import Representation, Sparse
 from irkit.reranking import (
     Candidates,
     Interaction,
@@ -201,7 +201,7 @@ class Retriever:
                 f"index {self.store.path}: it was built with {_name(saved)}, not with {_name(given)}; "
                 "use that model or build the index again"
             )
-        if given["queries"] != saved.get("queries", given["queries"]):
+        if given.get("queries") != saved.get("queries"):
             warnings.warn(
                 f"index {self.store.path}: {_name(given)} makes something else of queries than the model it "
                 "was built with, of documents the same; results are those of the model given now",
@@ -356,12 +356,12 @@ class Retriever:
         return hits[0] if single else hits
 
     def explain(
-        self, query: str, document: str | Document | Mapping[str, Any] | tuple[str, Any]
+        self, query: str | Vector, document: str | Document | Mapping[str, Any] | tuple[str, Any]
     ) -> Explanation:
         """Which token of a document each token of the query matched, see `irkit.explanation`.
 
         Args:
-            query: A text.
+            query: A text; of `irkit.lexical.Impacts` weights by term.
             document: Id of a document of the index; or a `Document`, a record, or a pair of id and text.
 
         Raises:
@@ -374,7 +374,16 @@ class Retriever:
             [found] = self.documents.fetch(row)
         else:
             [found] = given_documents([document])
-        return explain(cast(Model, self.model), query, found.full_text)
+        if not isinstance(self.model, Impacts):
+            return explain(cast(Model, self.model), cast(str, query), found.full_text)
+        if isinstance(document, str):
+            weights = cast(Sparse, self.index.representations(row))
+        else:
+            weights = self.model.represent([self.content(found)], "document")
+        names, asked = self.model.vocabulary, self.model.represent([query], "query")
+        return match_terms(
+            TermWeights("", asked, names, ()), TermWeights(found.full_text, weights, names, ())
+        )
 
     # ---- changing ----
 
@@ -568,17 +577,17 @@ def _describe(model: Model | LexicalModel) -> dict[str, Any]:
         return {
             "name": model.name,
             "fingerprint": model.fingerprint,
-            "queries": "",
             "kind": model.kind,
             "dim": None,  # as many terms as the documents have
             "similarity": model.similarity_name,
             "settings": settings,
         }
     local = Path(model.name)
+    queries = model.query_fingerprint
     return {
         "name": str(local.resolve()) if model.name and local.is_dir() else model.name,
         "fingerprint": model.fingerprint,
-        "queries": getattr(model, "query_fingerprint", ""),
+        **({"queries": queries} if queries else {}),
         "kind": model.kind,
         "dim": model.dim,
         "similarity": model.similarity_name,
