@@ -71,10 +71,12 @@ _LACKING = {
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read a directory, see `irkit.formats.read_model`."""
     settings = optional(folder / "config_sentence_transformers.json")
-    kind = str(settings.get("model_type") or pylate.model_type(settings) or "SentenceTransformer")
+    sides = router.branches(folder, _modules(folder))
+    types = (settings.get("model_type"), pylate.model_type(settings), sparse.model_type(sides["document"]))
+    kind = str(next(filter(None, types), "SentenceTransformer"))
     if kind not in HEADS:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(HEADS)} here")
-    prompts, sides = _prompts(folder, settings), router.branches(folder, _modules(folder))
+    prompts = _prompts(folder, settings)
     read_side = {
         side: _read_side(folder, modules, kind, settings, load_encoder) for side, modules in sides.items()
     }

@@ -20,7 +20,7 @@ from irkit.encoder.config import Activation
 from irkit.encoder.weights import read_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.formats import masked_lm
-from irkit.formats.layers import Module
+from irkit.formats.layers import Module, Modules
 from irkit.formats.parts import AnyEncoder, LoadEncoder, Opened, Parts, SideParts
 from irkit.formats.static import read_idf, static_parts
 from irkit.heads import Head, SparseConfig, SparseHead
@@ -28,9 +28,10 @@ from irkit.heads.sparse import ACTIVATIONS, transform_layers
 from irkit.heads.static import StaticHead
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["limits", "make_head", "modules", "read", "read_head", "settings"]
+__all__ = ["limits", "make_head", "model_type", "modules", "read", "read_head", "settings"]
 
 _ACTIVATIONS = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}  # of SpladePooling: theirs, ours
+_MODULES = ("SpladePooling", "SparseHead")
 _LIMITS = ("query_max_active_dims", "document_max_active_dims")
 
 
@@ -80,10 +81,15 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     return parts
 
 
+def model_type(modules: Modules) -> str | None:
+    """SparseEncoder for a directory that does not name its type but has its modules."""
+    return "SparseEncoder" if any(name in _MODULES for name, _ in modules) else None
+
+
 def read_head(opened: Opened) -> SparseHead:
     """SpladePooling or irkit's own SparseHead; limits come from config_sentence_transformers.json."""
     listed = ", ".join(name for name, _ in opened.modules) or "nothing"
-    if listed not in ("SpladePooling", "SparseHead"):
+    if listed not in _MODULES:
         raise ConfigError(
             f"loading {opened.folder}: a SparseEncoder with {listed} after its Transformer, expected "
             "SpladePooling"
