@@ -380,7 +380,7 @@ class Retriever:
             weights = cast(Sparse, self.index.representations(row))
         else:
             weights = self.model.represent([self.content(found)], "document")
-        names, asked = self.model.vocabulary, self.model.represent([query], "query")
+        names, asked = self.model.vocabulary, self.model.represent([cast(Vector, query)], "query")
         return match_terms(
             TermWeights("", asked, names, ()), TermWeights(found.full_text, weights, names, ())
         )

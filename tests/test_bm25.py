@@ -419,7 +419,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     [
         ("scifact", "nDCG@10", 0.679, 0.004),  # 0.6789: Lucene, "flat", as Anserini publishes it
         ("scifact", "R@100", 0.9253, 0.001),  # likewise
-        ("vaswani", "AP", 0.2965, 0.0115),  # 0.2965: PyTerrier's BM25, other terms and k1 1.2, b 0.75
+        ("vaswani", "AP", 0.2891, 0.004),  # bm25s with Porter2 (0.2965: PyTerrier, k1 1.2, b 0.75)
         ("limit-small", "nDCG@10", 0.992, 0.004),  # bm25s with Porter2
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit import Retriever, Run, Sparse
+from irkit import Model, Retriever, Run, Sparse
 from irkit.cli import main
 from irkit.data import Document, Query, read_documents, read_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -87,6 +87,11 @@ def test_documents_are_searched_and_come_back_without_loss(index: str | None, tm
         again = retriever.rerank({"q": query, "none": {}}, run)
         assert dict(again["q"]) == dict(run["q"])
         assert export(retriever, tmp_path / "again.jsonl") == VECTORS
+        for document in ("bear", RECORDS[0]):
+            explanation = retriever.explain(query, document)
+            matches = [(match.document.token, match.weights) for match in explanation.matches]
+            assert matches == [("bear", (1.5, 2.5)), ("##s", (2.0, 0.125))]
+            assert explanation.score == hits[0].score
 
 
 def test_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +232,24 @@ def test_queries_of_splade(data_dir: Path, tmp_path: Path) -> None:
             retriever.model.vocabulary,  # type: ignore[union-attr]
         )
     assert {query.id: query.vector for query in read_queries(tmp_path / "queries.jsonl")} == truth
+
+
+def test_a_sparse_model_and_its_file_give_the_same_scores(tiny_bert: Path, tmp_path: Path) -> None:
+    model = Model.sparse(tiny_bert)
+    model.save_pretrained(tmp_path / "model")
+    texts = {"a": "a vector index", "b": "neural search of the text", "c": "the token"}
+    lines = [{"_id": name, "text": text} for name, text in texts.items()]
+    corpus = write_lines(tmp_path / "corpus.jsonl", lines)
+    for side in ("document", "query"):
+        out = tmp_path / f"{side}.jsonl"
+        assert (
+            irkit("encode", tmp_path / "model", corpus, "--out", out, "--side", side, "--dtype", "float32")
+            == 0
+        )
+    with (
+        Retriever.build(model, texts, tmp_path / "one", index="flat") as one,
+        Retriever.build("impacts", tmp_path / "document.jsonl", tmp_path / "two") as two,
+    ):
+        first, second = one.run(texts), two.run(tmp_path / "query.jsonl")
+        for name in texts:
+            assert dict(first[name]) == pytest.approx(dict(second[name]), rel=1e-5)
