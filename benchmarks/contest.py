@@ -131,7 +131,8 @@ def measure(
         source: Folder of the vectors; indexes are beside it, named after it and the contender.
         queries: How many there are.
         rounds: Turns of each setting.
-        limit: Seconds that a setting may take in a round, if five queries take no more.
+        limit: Seconds that a setting may take in a round, if five queries take no more; where all take less,
+            they are asked up to 20 times.
 
     Returns:
         What each build took, or ``{"skipped": reason}``; hits of all queries; and, a round, seconds of the
@@ -166,13 +167,16 @@ def _take_turns(
             answer = server.ask(chosen, queries)
             key = label, json.dumps(chosen)
             hits[key] = answer["hits"]
-            plan[key] = server, chosen, min(queries, max(5, int(limit * queries / answer["cpu"])))
+            affordable = limit / answer["cpu"]
+            count = min(queries, max(5, int(affordable * queries)))
+            plan[key] = server, chosen, count, min(20, max(1, int(affordable)))
     times: dict[Key, Times] = {key: [] for key in plan}
     for number in range(rounds):
         for key in list(plan)[:: 1 if number % 2 == 0 else -1]:
-            server, chosen, count = plan[key]
-            answer = server.ask(chosen, count)
-            times[key].append((answer["cpu"] / count, answer["seconds"] / count))
+            server, chosen, count, repeats = plan[key]
+            answers = [server.ask(chosen, count) for _ in range(repeats)]
+            cpu, seconds = (sum(each[what] for each in answers) for what in ("cpu", "seconds"))
+            times[key].append((cpu / count / repeats, seconds / count / repeats))
     return hits, times
 
 
