@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .._jit import compile_ir
+from .._threads import share
 from .cpu_exact import FIELDS, RANGE, write_exact
 
 __all__ = ["ARGUMENTS", "KINDS", "Exact"]
@@ -29,8 +32,8 @@ KINDS = {
 ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # frame, first query, last query
 _LONG = 256  # terms of a query
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
-_QUERY = slice(_PLACES["q_offsets"], _PLACES["keep"] + 1)
-_RESULT = slice(_PLACES["rows"], _PLACES["scores"] + 1)
+_QUERY, _START = struct.Struct("=7q"), 8 * _PLACES["q_offsets"]  # from "q_offsets" to "scores"
+_QUERIES, _HITS = 32, 1 << 16  # a thread takes at a time
 
 
 class Exact:
@@ -72,25 +75,68 @@ class Exact:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
             nothing more scores above 0.
         """
-        offsets, terms, weights = queries
-        n_q = len(offsets) - 1
-        longest = len(terms) if n_q == 1 else int(np.diff(offsets).max(initial=0))
-        if longest > _LONG:  # the machine code sorts by insertion
-            gains = weights * self._held["gains"][np.minimum(terms, self._dim - 1)]
-            order = np.lexsort((-gains, np.repeat(np.arange(n_q), np.diff(offsets))))
-            terms, weights = terms[order], weights[order]
+        return self._run(self._code, self._prepared, queries, k, keep)
+
+    def _run(
+        self,
+        code: Callable[..., None],
+        prepare: Callable[[int], Array],
+        queries: tuple[Array, Array, Array],
+        k: int,
+        keep: Array | None,
+    ) -> tuple[Array, Array]:
+        """Run machine code, shared by threads; ``prepare(longest)`` gives the frame of a thread."""
+        n_q = len(queries[0]) - 1
         rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
-        frame = self._prepared(longest)
-        frame[_QUERY] = *map(_address, (offsets, terms, weights)), k, 0 if keep is None else _address(keep)
-        frame[_RESULT] = _address(rows), _address(scores)
-        self._code(self._own.address, 0, n_q)
+        step = max(1, min(_QUERIES, _HITS // k))
+
+        def work(first: int, last: int) -> None:
+            for start in range(first, last, step):
+                stop = min(start + step, last)
+                some = self._ordered(*_part(queries, start, stop))
+                frame = prepare(len(some[1]) if stop - start == 1 else int(np.diff(some[0]).max()))
+                passed = self._passed(stop - start, len(some[1]), k)
+                for room, values in zip(passed, some, strict=False):
+                    room[: len(values)] = values
+                where = self._own.addresses
+                _QUERY.pack_into(
+                    frame, _START, *where[:3], k, 0 if keep is None else _address(keep), *where[3:]
+                )
+                code(self._own.address, 0, stop - start)
+                for result, room in zip((rows, scores), passed[3:], strict=True):
+                    result[start:stop] = room[: k * (stop - start)].reshape(-1, k)
+
+        if n_q <= step:
+            work(0, n_q)
+        else:
+            share(work, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
+
+    def _ordered(self, offsets: Array, terms: Array, weights: Array) -> tuple[Array, Array, Array]:
+        """Long queries with the terms first that bring most; the machine code sorts by insertion."""
+        if len(terms) <= _LONG * (len(offsets) - 1):
+            return offsets, terms, weights
+        gains = weights * self._held["gains"][np.minimum(terms, self._dim - 1)]
+        order = np.lexsort((-gains, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))))
+        return offsets, terms[order], weights[order]
+
+    def _passed(self, n_q: int, terms: int, k: int) -> list[Array]:
+        """Arrays of this thread for queries and results, at fixed addresses: to ask for one takes 1 us."""
+        own, size = self._own, (n_q + 1, terms, n_q * k)
+        if any(map(int.__gt__, size, own.size)):
+            own.size = tuple(map(max, size, own.size))
+            n, m, hits = own.size
+            own.passed = [np.empty(n, np.int64), np.empty(m, np.int32), np.empty(m, np.float32)]
+            own.passed += [np.empty(hits, np.int64), np.empty(hits, np.float32)]
+            own.addresses = [_address(array) for array in own.passed]
+        passed: list[Array] = own.passed
+        return passed
 
     def _prepared(self, longest: int) -> Array:
         """A frame of this thread with scratch memory for queries of at most so many terms."""
         own = self._own
         if not hasattr(own, "frame"):
-            own.frame, own.longest = self._frame.copy(), -1
+            own.frame, own.longest, own.size = self._frame.copy(), -1, (-1, -1, -1)
             own.memory = {
                 "sums": aligned(2 * RANGE),
                 "chosen": np.empty(RANGE + 1, np.int32),
@@ -111,6 +157,14 @@ class Exact:
                 own.frame[_PLACES[name]] = _address(array)
         frame: Array = own.frame
         return frame
+
+
+def _part(queries: tuple[Array, Array, Array], start: int, stop: int) -> tuple[Array, Array, Array]:
+    offsets, terms, weights = queries
+    if start == 0 and stop == len(offsets) - 1:
+        return queries
+    places = slice(int(offsets[start]), int(offsets[stop]))
+    return offsets[start : stop + 1] - offsets[start], terms[places], weights[places]
 
 
 def aligned(size: int) -> Array:
