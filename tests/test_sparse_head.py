@@ -317,6 +317,13 @@ def test_similarities(tiny_bert: Path, name: str) -> None:
             model.represent(TEXTS, "query")
 
 
+def test_push_to_hub_names_the_class_that_opens_it(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("irkit.model.model.upload", lambda *args: calls.append(args) or "address")
+    assert Model.sparse(tiny_bert).push_to_hub("me/mine") == "address"
+    assert calls[0][1:3] == ("SparseEncoder", "me/mine")
+
+
 def test_search_end_to_end(tiny_bert: Path, tmp_path: Path) -> None:
     config = {"document_max_active_dims": 30, "query_max_active_dims": 10}
     model = Model.sparse(tiny_bert, config, device="cpu")

@@ -47,10 +47,11 @@ def _index(directory: Path, verify: bool) -> dict[str, Any]:
 
 
 def _model(directory: Path) -> dict[str, Any]:
-    from irkit.heads import MultiVectorHead
+    from irkit.heads import MultiVectorHead, SparseHead
     from irkit.model import Model
 
     model = Model.from_pretrained(directory, device="cpu")
+    configured = isinstance(model.head, MultiVectorHead | SparseHead)
     return {
         "model": str(directory),
         "kind": model.kind,
@@ -60,7 +61,7 @@ def _model(directory: Path) -> dict[str, Any]:
         **({} if model.query_model is None else {"query_encoder": model.query_model.encoder.family}),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "max_length": model.tokenizer.max_length,
-        **(model.head.config.model_dump(mode="json") if isinstance(model.head, MultiVectorHead) else {}),
+        **(model.head.config.model_dump(mode="json") if configured else {}),
         "prompts": dict(model.prompts),
         "fingerprint": model.fingerprint,
     }

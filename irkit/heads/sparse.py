@@ -109,7 +109,15 @@ class SparseHead(Head):
             )
 
     def exclude_(self, ids: Iterable[int]) -> None:
-        """Let these terms never have a weight: their bias becomes -10000, which is saved with the head."""
+        """Let these terms never have a weight: their bias becomes -10000, which every format saves.
+
+        `irkit.Model.sparse` does so with special tokens. Models that are loaded stay as they are, because
+        sentence-transformers gives weights to special tokens too, and an index may hold them;
+        ``model.head.exclude_(model.tokenizer.special_tokens())`` takes them away.
+
+        Raises:
+            BadValueError: There is no such term.
+        """
         chosen = sorted(set(ids))
         if chosen and not 0 <= chosen[0] <= chosen[-1] < self.dim:
             raise BadValueError(f"exclude_: ids {chosen[0]}..{chosen[-1]}, expected them in [0, {self.dim})")
