@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
+from irkit.model.terms import as_sparse
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector, Sparse
 from irkit.scoring import score, score_pairs
@@ -93,7 +94,10 @@ def _is_sparse(vectors: Vectors) -> bool:
 
 
 def _sparse(vectors: Vectors, unit: bool) -> Sparse:
-    rows = vectors if isinstance(vectors, Sparse) else Sparse.from_dense(_rows(vectors))
+    if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
+        vectors = torch.stack(list(vectors))
+    given = isinstance(vectors, Sparse | Tensor)
+    rows = as_sparse("similarity", vectors) if given else Sparse.from_dense(_rows(vectors))
     return unit_length(rows) if unit else rows
 
 
