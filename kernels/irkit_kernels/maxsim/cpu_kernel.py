@@ -37,7 +37,7 @@ def maxsim(
     queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, plan: Plan
 ) -> tuple[Tensor, Tensor]:
     """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `maxsim_forward` has it, or any tensor."""
-    if plan.kind == "float32":
+    if plan.kind == "float32" and queries.values.dtype != torch.float32:
         queries, documents = queries.floats(), documents.floats()
     (tokens, dim), values = queries.values.shape, documents.values.contiguous()
     words, first, shift, query_scales = _pack(queries, plan)
@@ -80,7 +80,7 @@ def _pack(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries as the code reads them: a lane each token.
 
     Returns:
-        Words ``(vectors, words of a token, lanes)`` int32; if ``paired``, the vector at which each query
+        Words ``(vectors, words of a token, lanes)``; if ``paired``, the vector at which each query
         begins, int32; for int8, by lane, 128 times the sum of the token, which is what unsigned document
         tokens add to its products, and its scale. What does not apply is any tensor.
     """
@@ -97,7 +97,8 @@ def _pack(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             scales = scales.new_ones(size).index_copy_(0, lanes, scales)
     rows, dims = -x.shape[0] % plan.lanes, -x.shape[1] % plan.packed
     x = F.pad(x, (0, dims, 0, rows)) if rows or dims else x.contiguous()
-    words = x.view(torch.int32).view(-1, plan.lanes, x.shape[1] // plan.packed).mT.contiguous()
+    words = x if plan.packed == 1 else x.view(torch.int32)
+    words = words.view(-1, plan.lanes, words.shape[1]).mT.contiguous()
     if scales is None:
         return words, first, first, first
     return words, first, x.sum(1, dtype=torch.int32) * 128, F.pad(scales, (0, rows))

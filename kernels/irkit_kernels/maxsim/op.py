@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._products import product_gradients
+from . import cpu_kernel
 from .reference import Tokens, maxsim_forward
 
 __all__ = ["maxsim", "maxsim_int8"]
@@ -108,8 +109,6 @@ def _run(
 
         return triton_kernel.forward(queries, documents, pairs, with_argmax)
     _check_values(queries, documents, pairs)
-    from . import cpu_kernel
-
     plan = cpu_kernel.plan_for(queries.values.dtype, pairs is not None)
     if plan is None:
         return maxsim_forward(queries.floats(), documents.floats(), pairs)
