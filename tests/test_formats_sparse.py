@@ -169,6 +169,35 @@ def test_special_tokens_of_a_new_model_have_no_weights_in_the_peer_either(
     assert torch.equal(loaded.encode(TEXTS).to_dense(), weights)
 
 
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize("name", ["bert", "bert-untied", "distilbert", "modernbert", "electra"])
+def test_gradients_of_all_weights_equal_those_of_transformers(
+    name: str, pooling: str, masked_lm: Callable[[str], Path]
+) -> None:
+    model = Model.from_pretrained(masked_lm(name), device="cpu")
+    model.head.config = model.head.config.model_copy(update={"pooling": pooling})
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(masked_lm(name))
+    tokens = model.tokenizer(TEXTS)
+    ids, mask = tokens.to_padded(0)
+    weights = theirs(input_ids=ids, attention_mask=mask.long()).logits.relu().log1p() * mask[:, :, None]
+    wanted = weights.amax(1) if pooling == "max" else weights.sum(1)
+    result = model(tokens).to_dense()
+    assert (result - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.detach().max()))
+    upstream = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    result.backward(upstream)
+    wanted.backward(upstream)
+    expected = sorted(each.grad.norm() for each in theirs.parameters() if each.grad is not None)
+    got = sorted(
+        part.norm()
+        for key, each in model.named_parameters()
+        if each.grad is not None
+        for part in (each.grad.chunk(3) if ".qkv." in key and name != "modernbert" else [each.grad])
+    )
+    torch.testing.assert_close(torch.stack(got), torch.stack(expected), rtol=1e-3, atol=1e-4)
+    embeddings = theirs.get_input_embeddings().weight.grad
+    torch.testing.assert_close(model.encoder.word_embeddings.grad, embeddings, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert-biased"])
 def test_a_new_head_on_a_bare_encoder_opens_in_the_peer(
     name: str, masked_lm: Callable[[str], Path], peer: Any, tmp_path: Path
