@@ -67,7 +67,7 @@ class Encoder:
     def _sums(self, tokens: Ragged) -> tuple[Tensor, Tensor]:
         """Projected tokens summed, and their number, by text and repetition and by cell."""
         values, groups = tokens.values.float(), len(tokens) * self._repetitions
-        above = (values @ self._planes > 0).view(len(values), self._repetitions, -1)
+        above = (values @ self._planes > 0).view(len(values), self._repetitions, len(self._weights))
         cell = (above * self._weights).sum(2)  # (tokens, repetitions)
         group = tokens.row_ids()[:, None] * self._repetitions + torch.arange(self._repetitions)
         place = (group * self._cells + cell).view(-1)
