@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cpu_exact import DENSE_COST, RANGE, STEP
+from .cpu_exact import DENSE_COST
+from .cpu_frame import RANGE, STEP
 
 __all__ = ["build_exact"]
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from .._jit import compile_ir
 from .._threads import share
-from .cpu_exact import FIELDS, RANGE, write_exact
+from .cpu_exact import write_exact
+from .cpu_frame import FIELDS, RANGE
 
 __all__ = ["ARGUMENTS", "KINDS", "Exact"]
 
@@ -93,44 +94,59 @@ class Exact:
         def work(first: int, last: int) -> None:
             for start in range(first, last, step):
                 stop = min(start + step, last)
-                some = self._ordered(*_part(queries, start, stop))
-                frame = prepare(len(some[1]) if stop - start == 1 else int(np.diff(some[0]).max()))
-                passed = self._passed(stop - start, len(some[1]), k)
-                for room, values in zip(passed, some, strict=False):
-                    room[: len(values)] = values
-                where = self._own.addresses
-                _QUERY.pack_into(
-                    frame, _START, *where[:3], k, 0 if keep is None else _address(keep), *where[3:]
-                )
-                code(self._own.address, 0, stop - start)
-                for result, room in zip((rows, scores), passed[3:], strict=True):
-                    result[start:stop] = room[: k * (stop - start)].reshape(-1, k)
+                some = _part(queries, start, stop)
+                self._work(code, prepare, some, rows[start:stop], scores[start:stop], keep)
 
-        if n_q <= step:
-            work(0, n_q)
+        if n_q == 1:
+            self._work(code, prepare, queries, rows, scores, keep)
         else:
             share(work, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
 
-    def _ordered(self, offsets: Array, terms: Array, weights: Array) -> tuple[Array, Array, Array]:
-        """Long queries with the terms first that bring most; the machine code sorts by insertion."""
-        if len(terms) <= _LONG * (len(offsets) - 1):
-            return offsets, terms, weights
+    def _work(
+        self,
+        code: Callable[..., None],
+        prepare: Callable[[int], Array],
+        queries: tuple[Array, Array, Array],
+        rows: Array,
+        scores: Array,
+        keep: Array | None,
+    ) -> None:
+        """Run machine code for some queries in this thread, on arrays at fixed addresses."""
+        offsets, terms, weights = queries
+        n_q, m = len(offsets) - 1, len(terms)
+        if m > _LONG * n_q:
+            terms, weights = self._sorted(offsets, terms, weights)
+        frame = prepare(m if n_q == 1 else int(np.diff(offsets).max()))
+        own, hits = self._own, rows.size
+        if n_q > own.size[0] or m > own.size[1] or hits > own.size[2]:
+            self._make_room(n_q, m, hits)
+        own.offsets[: n_q + 1], own.terms[:m], own.weights[:m] = offsets, terms, weights
+        given, results = own.addresses
+        _QUERY.pack_into(
+            frame.data, _START, *given, rows.shape[1], 0 if keep is None else _address(keep), *results
+        )
+        code(own.address, 0, n_q)
+        rows.reshape(-1)[:], scores.reshape(-1)[:] = own.rows[:hits], own.scores[:hits]
+
+    def _make_room(self, *size: int) -> None:
+        """Memory of this thread for so many queries, terms and hits."""
+        own = self._own
+        own.size = n_q, m, hits = tuple(map(max, size, own.size))
+        own.offsets, own.terms, own.weights = (
+            np.empty(n_q + 1, np.int64),
+            np.empty(m, np.int32),
+            np.empty(m, np.float32),
+        )
+        own.rows, own.scores = np.empty(hits, np.int64), np.empty(hits, np.float32)
+        arrays = (own.offsets, own.terms, own.weights), (own.rows, own.scores)
+        own.addresses = [tuple(map(_address, some)) for some in arrays]
+
+    def _sorted(self, offsets: Array, terms: Array, weights: Array) -> tuple[Array, Array]:
+        """Terms of long queries, those first that bring most: the machine code sorts by insertion."""
         gains = weights * self._held["gains"][np.minimum(terms, self._dim - 1)]
         order = np.lexsort((-gains, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))))
-        return offsets, terms[order], weights[order]
-
-    def _passed(self, n_q: int, terms: int, k: int) -> list[Array]:
-        """Arrays of this thread for queries and results, at fixed addresses: to ask for one takes 1 us."""
-        own, size = self._own, (n_q + 1, terms, n_q * k)
-        if any(map(int.__gt__, size, own.size)):
-            own.size = tuple(map(max, size, own.size))
-            n, m, hits = own.size
-            own.passed = [np.empty(n, np.int64), np.empty(m, np.int32), np.empty(m, np.float32)]
-            own.passed += [np.empty(hits, np.int64), np.empty(hits, np.float32)]
-            own.addresses = [_address(array) for array in own.passed]
-        passed: list[Array] = own.passed
-        return passed
+        return terms[order], weights[order]
 
     def _prepared(self, longest: int) -> Array:
         """A frame of this thread with scratch memory for queries of at most so many terms."""

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+
 from irkit_kernels._jit import compile_ir
 from irkit_kernels.sparse_search.cpu_build import build_exact
-from irkit_kernels.sparse_search.cpu_exact import RANGE, write_exact
+from irkit_kernels.sparse_search.cpu_exact import write_exact
+from irkit_kernels.sparse_search.cpu_frame import RANGE
 from irkit_kernels.sparse_search.cpu_search import ARGUMENTS, Exact
-from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
