@@ -275,6 +275,8 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
         ({"b": 1.5}, "b.*less than or equal to 1"),
         ({"b": "much"}, "b: .*number"),
         ({"stop_words": "the"}, "stop_words"),
+        ({"stop_words": ["the", 3]}, "stop_words"),
+        ({"stemming": "porter"}, "stemming"),
         ({"language": None}, "language"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -315,7 +317,8 @@ def test_terms_are_those_of_lucene(text: str, terms: str) -> None:
 
 def test_languages_and_stop_words() -> None:
     assert Analyzer("german").terms("Die Häuser der Bären") == ["die", "haus", "der", "bar"]
-    assert Analyzer("german", stop_words={"die", "der"}).terms("Die Häuser der Bären") == ["haus", "bar"]
+    assert Analyzer("german", stop_words={"Die", "der"}).terms("Die Häuser der Bären") == ["haus", "bar"]
+    assert BM25(stop_words=["Die", "der"]).fingerprint == BM25(stop_words={"der", "die"}).fingerprint
     assert Analyzer(stemming=False, stop_words=[]).terms("The Bears'") == ["the", "bears"]
     assert len(STOP_WORDS) == 33
     for language in languages():

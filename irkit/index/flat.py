@@ -50,8 +50,9 @@ class Flat(Index):
         Args:
             progress: Is told nothing.
         """
-        with self.store.update():
-            bm25.renew(self.store)
+        if "bm25" in self.store.meta["index"]:
+            with self.store.update():
+                bm25.renew(self.store)
 
     def _append(self, representation: Representation) -> None:
         for name, array in self._stored(representation).items():

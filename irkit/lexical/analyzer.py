@@ -54,7 +54,7 @@ class Analyzer:
         Args:
             language: One of `languages`; English is stemmed by Porter's algorithm, as in Lucene.
             stemming: Whether words are stemmed.
-            stop_words: In lower case; None takes those of English for English, and none otherwise.
+            stop_words: Words that are left out; None is `STOP_WORDS` for English, and none otherwise.
 
         Raises:
             BadValueError: There is no stemmer for the language.
@@ -64,7 +64,8 @@ class Analyzer:
                 f"language {language!r}: there is no stemmer for it; expected one of {', '.join(languages())}"
             )
         english = language == "english"
-        self.stop_words = frozenset((STOP_WORDS if english else ()) if stop_words is None else stop_words)
+        words = (STOP_WORDS if english else ()) if stop_words is None else stop_words
+        self.stop_words = frozenset(map(_normal, words))
         self._terms = _Terms(language, stemming, self.stop_words)
 
     def terms(self, text: str) -> list[str]:
@@ -96,13 +97,17 @@ class _Terms(dict[str, str]):
             self._stem = snowballstemmer.stemmer("porter" if self._english else language).stemWord
 
     def __missing__(self, word: str) -> str:
-        term = unicodedata.normalize("NFC", word.lower())
+        term = _normal(word)
         if self._english and len(term) > 2 and term[-1] == "s" and term[-2] in _APOSTROPHES:
             term = term[:-2]
         if term in self._stop_words or not any(map(str.isalnum, term)):
             term = ""
         self[word] = term = sys.intern(self._stem(term)) if term else ""
         return term
+
+
+def _normal(word: str) -> str:
+    return unicodedata.normalize("NFC", word.lower())
 
 
 def _words(text: str) -> re.Pattern[str]:

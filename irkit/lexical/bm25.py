@@ -68,10 +68,7 @@ class BM25(LexicalModel):
             ConfigError: A value is impossible.
             BadValueError: There is no such language.
         """
-        words = stop_words
-        if stop_words is not None and not isinstance(stop_words, str):
-            words = tuple(sorted(set(stop_words)))
-        settings = {"k1": k1, "b": b, "language": language, "stemming": stemming, "stop_words": words}
+        settings = {"k1": k1, "b": b, "language": language, "stemming": stemming, "stop_words": stop_words}
         super().__init__(BM25Config.parse(settings, "BM25"))
         self.analyzer = Analyzer(language, stemming, self.config.stop_words)
 

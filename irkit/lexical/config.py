@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from irkit.config import Config
 
@@ -20,7 +20,7 @@ class BM25Config(Config):
         b: How far long documents are held back, from 0 (not at all) to 1.
         language: Name of a stemmer of Snowball; ``"english"`` is stemmed by Porter's algorithm, as in Lucene.
         stemming: Whether words are stemmed.
-        stop_words: Words that count for nothing; None is the 33 of Lucene for English, none otherwise.
+        stop_words: Words that count for nothing; None is the 33 of Lucene for English, and none otherwise.
 
     Source: Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009; Kamphuis et al., Which BM25
     Do You Mean?, ECIR 2020.
@@ -32,6 +32,12 @@ class BM25Config(Config):
     language: str = "english"
     stemming: bool = True
     stop_words: tuple[str, ...] | None = None
+
+    @field_validator("stop_words")
+    @classmethod
+    def _in_order(cls, words: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Equal sets of words make equal models."""
+        return None if words is None else tuple(sorted({word.lower() for word in words}))
 
 
 class ImpactsConfig(Config):
