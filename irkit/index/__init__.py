@@ -12,6 +12,8 @@ The directory of an index::
     codes.g9.bin ...       plaid: centroid, factors and residual of each token; mean of each document
     lists.g9.bin ...       plaid: the documents of each centroid
     segment_a.g9.bin ...   inverted: the lists of some rows
+    vocabulary.g2.txt      terms that grow with the documents, a line each: those of BM25 and of impacts
+    frequencies.g9.bin     BM25: the number of documents that have each term
 
 A file that the manifest does not name, and bytes after those it names, do not exist for a reader; the
 next writer removes them. ``g1`` numbers files in order of creation: a rewritten array is a new file.
