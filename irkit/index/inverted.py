@@ -6,7 +6,6 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
-from irkit_kernels._threads import share
 from irkit_kernels.sparse_search.op import Searcher, build
 
 from irkit.index import bm25
@@ -213,6 +212,7 @@ class Inverted(Flat):
         arrays = queries.arrays()
         if self._negative or arrays["weights"].min(initial=0) < 0:
             return super()._search(queries, k, keep)
+        keep = keep if keep is None else np.ascontiguousarray(keep)
         hits = self._look_up(_positive(arrays), k, keep)
         short = np.flatnonzero(hits.rows[:, -1] < 0)  # fewer than k score above 0, or were found
         if len(short) and self._effort(keep) is not None:
@@ -227,11 +227,11 @@ class Inverted(Flat):
         segments = self.store.derived("segments", self._open)
         effort = None if exact else self._effort(keep)
         if len(segments) == 1:
-            return _find(segments[0][2], queries, k, keep, effort)
+            return Hits(*segments[0][2].find(queries, k, keep, effort))
         best = TopK(len(queries[0]) - 1, k)
         for start, stop, searcher in segments:
-            found = _find(searcher, queries, k, None if keep is None else keep[start:stop], effort)
-            best.push_pairs(found.scores, np.where(found.rows < 0, -1, found.rows + start))
+            rows, scores = searcher.find(queries, k, None if keep is None else keep[start:stop], effort)
+            best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
         return best.hits()
 
     def _effort(self, keep: Array | None) -> float | None:
@@ -240,23 +240,6 @@ class Inverted(Flat):
         if config.mode == "exact" or (config.mode == "auto" and n <= _EXACT):
             return None
         return config.effort if keep is None or 2 * int(np.count_nonzero(keep)) >= n else None
-
-
-def _find(searcher: Searcher, queries: Queries, k: int, keep: Array | None, effort: float | None) -> Hits:
-    """What is best of one segment; several queries are shared among threads."""
-    offsets, terms, weights = queries
-    keep = keep if keep is None else np.ascontiguousarray(keep)
-    if len(offsets) == 2:
-        return Hits(*searcher.find(queries, k, keep, effort))
-    rows, scores = np.empty((len(offsets) - 1, k), np.int64), np.empty((len(offsets) - 1, k), np.float32)
-
-    def work(start: int, stop: int) -> None:
-        part = slice(offsets[start], offsets[stop])
-        some = (offsets[start : stop + 1] - offsets[start], terms[part], weights[part])
-        rows[start:stop], scores[start:stop] = searcher.find(some, k, keep, effort)
-
-    share(work, len(rows), torch.get_num_threads())
-    return Hits(rows, scores)
 
 
 def _positive(queries: dict[str, Array]) -> Queries:

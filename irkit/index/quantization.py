@@ -38,7 +38,7 @@ def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
     filled = lengths > 0
     if filled.any():
         most[filled] = np.maximum.reduceat(weights, (np.cumsum(lengths) - lengths)[filled])
-    scales = np.where(most > 0, most / np.float32(LARGEST[dtype]), np.float32(1))
+    scales = np.maximum(most / np.float32(LARGEST[dtype]), np.finfo(np.float32).tiny)
     return {"weights": np.rint(weights / np.repeat(scales, lengths)).astype(dtype), "scales": scales}
 
 
