@@ -44,7 +44,7 @@ def contenders(name: str) -> dict[str, Contender]:
     ours = (*exact, *({"mode": "approximate", "effort": effort} for effort in _EFFORTS))
     known = {
         "numpy scan": contender("numpy", {}),
-        "numba scan": contender("numba", {}),
+        "numba scan": contender("numba", {}, ({}, {"together": True})),
         "irkit": contender("irkit", {"kind": "inverted"}, ours),
     }
     for postings in _POSTINGS.get(name, (100, 300)):

@@ -44,16 +44,20 @@ def open_numpy(vectors: SparseVectors, folder: Path, options: Options) -> Search
 
 def open_numba(vectors: SparseVectors, folder: Path, options: Options) -> Search:
     """The same in a compiled loop, with the ten best taken by place."""
+    from benchmarks.sparse_scan import scan
+
     starts, rows, impacts = transposed(vectors)
-    rows, scan = rows.astype(np.uint32), _scan()
-    scores, queries = np.empty(len(vectors.offsets) - 1, np.float32), _queries(vectors)
-    best, best_scores = np.empty(K, np.int64), np.empty(K, np.float32)
+    rows = rows.astype(np.uint32)
+    scores = np.empty(len(vectors.offsets) - 1, np.float32)
+    offsets, every = np.array(vectors.query_offsets), np.array(vectors.query_terms, np.int64)
+    weights = np.array(vectors.query_weights)
 
     def search(count: int, settings: Options) -> list[list[int]]:
-        hits = []
-        for terms, weights in queries[:count]:
-            scan(starts, rows, impacts, terms, weights, scores, best, best_scores)
-            hits.append(best.tolist())
+        step, hits = count if settings.get("together") else 1, []
+        for start in range(0, count, step):
+            best = np.empty((step, K), np.int64)
+            scan(starts, rows, impacts, offsets[start : start + step + 1], every, weights, scores, best)
+            hits += best.tolist()
         return hits
 
     return search
@@ -211,46 +215,6 @@ def _write_seismic(vectors: SparseVectors, path: Path) -> None:
             out[at] = _from_file(vectors.terms, part)
             out[at + np.repeat(lengths, lengths)] = _from_file(vectors.weights, part).view(np.uint32)
             out.tofile(file)
-
-
-def _scan() -> Any:
-    """``(starts, rows, impacts, terms, weights, scores (n,), best (k,), best_scores (k,))``, compiled."""
-    import numba
-
-    @numba.njit(fastmath=True)
-    def scan(
-        starts: Array,
-        rows: Array,
-        impacts: Array,
-        terms: Array,
-        weights: Array,
-        scores: Array,
-        best: Array,
-        best_scores: Array,
-    ) -> None:
-        scores[:] = 0
-        for place in range(len(terms)):
-            weight = weights[place]
-            for at in range(starts[terms[place]], starts[terms[place] + 1]):
-                scores[rows[at]] += weight * impacts[at]
-        best_scores[:] = -np.inf
-        for start in range(0, len(scores), 64):
-            highest = scores[start]
-            for row in range(start + 1, min(len(scores), start + 64)):
-                highest = max(highest, scores[row])
-            if highest <= best_scores[-1]:
-                continue
-            for row in range(start, min(len(scores), start + 64)):
-                score = scores[row]
-                if score <= best_scores[-1]:
-                    continue
-                place = len(best) - 1
-                while place > 0 and best_scores[place - 1] < score:
-                    best_scores[place], best[place] = best_scores[place - 1], best[place - 1]
-                    place -= 1
-                best_scores[place], best[place] = score, row
-
-    return scan
 
 
 if __name__ == "__main__":

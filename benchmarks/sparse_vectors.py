@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +145,11 @@ def _complete(vectors: SparseVectors) -> SparseVectors:
 
 
 def transposed(vectors: SparseVectors) -> tuple[Array, Array, Array]:
-    """Compressed by terms: ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
+    """By terms: ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
+    from benchmarks.sparse_scan import transpose
+
     arrays = vectors.offsets, vectors.terms, vectors.weights
-    result: tuple[Array, Array, Array] = _transpose()(*arrays, int(vectors.dim))
+    result: tuple[Array, Array, Array] = transpose(*arrays, int(vectors.dim))
     return result
 
 
@@ -166,26 +167,3 @@ def recall(hits: Sequence[Sequence[int]], vectors: SparseVectors) -> float:
             shares.append(min(wanted, good) / wanted)
             query[terms] = 0
     return float(np.mean(shares))
-
-
-@cache
-def _transpose() -> Any:
-    """``(offsets, terms, weights, dim)`` to what `transposed` returns, compiled when first used."""
-    import numba
-
-    @numba.njit
-    def transpose(offsets: Array, terms: Array, weights: Array, dim: int) -> tuple[Array, Array, Array]:
-        starts = np.zeros(dim + 1, np.int64)
-        for term in terms:
-            starts[term + 1] += 1
-        starts = np.cumsum(starts)
-        free = starts[:-1].copy()
-        rows, impacts = np.empty(len(terms), np.int64), np.empty(len(terms), np.float32)
-        for row in range(len(offsets) - 1):
-            for place in range(offsets[row], offsets[row + 1]):
-                at = free[terms[place]]
-                free[terms[place]] += 1
-                rows[at], impacts[at] = row, weights[place]
-        return starts, rows, impacts
-
-    return transpose

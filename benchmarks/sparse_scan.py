@@ -1,0 +1,68 @@
+"""Search of sparse vectors as plainly as it can be compiled: term at a time, with a sum for each document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["scan", "transpose"]
+
+Array = np.ndarray[Any, Any]
+
+
+@numba.njit(cache=True)
+def transpose(offsets: Array, terms: Array, weights: Array, dim: int) -> tuple[Array, Array, Array]:
+    """By terms: ``(dim + 1,)`` where each begins, rows (int64) and weights of its documents."""
+    starts = np.zeros(dim + 1, np.int64)
+    for term in terms:
+        starts[term + 1] += 1
+    starts = np.cumsum(starts)
+    free = starts[:-1].copy()
+    rows, impacts = np.empty(len(terms), np.int64), np.empty(len(terms), np.float32)
+    for row in range(len(offsets) - 1):
+        for place in range(offsets[row], offsets[row + 1]):
+            at = free[terms[place]]
+            free[terms[place]] += 1
+            rows[at], impacts[at] = row, weights[place]
+    return starts, rows, impacts
+
+
+@numba.njit(fastmath=True, cache=True)
+def scan(
+    starts: Array,
+    rows: Array,
+    impacts: Array,
+    offsets: Array,
+    terms: Array,
+    weights: Array,
+    scores: Array,
+    best: Array,
+) -> None:
+    """Put the best rows of each query into ``best (n_q, k)``, with ``scores (n,)`` to add up in."""
+    for query in range(len(best)):
+        scores[:] = 0
+        for place in range(offsets[query], offsets[query + 1]):
+            weight = weights[place]
+            for at in range(starts[terms[place]], starts[terms[place] + 1]):
+                scores[rows[at]] += weight * impacts[at]
+        _take(scores, best[query], np.full(best.shape[1], -np.inf, np.float32))
+
+
+@numba.njit(fastmath=True, cache=True)
+def _take(scores: Array, best: Array, highest: Array) -> None:
+    """The rows of the highest scores, by place; 64 are passed over if their maximum is too low."""
+    for start in range(0, len(scores), 64):
+        most = scores[start]
+        for row in range(start + 1, min(len(scores), start + 64)):
+            most = max(most, scores[row])
+        if most <= highest[-1]:
+            continue
+        for row in range(start, min(len(scores), start + 64)):
+            score, place = scores[row], len(best) - 1
+            if score > highest[-1]:
+                while place > 0 and highest[place - 1] < score:
+                    highest[place], best[place] = highest[place - 1], best[place - 1]
+                    place -= 1
+                highest[place], best[place] = score, row
