@@ -11,9 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-__all__ = ["Code", "array", "compile_ir", "cpu_features", "splat"]
+__all__ = ["DOT4", "Code", "array", "compile_ir", "cpu_features", "number", "splat"]
 
 Values = tuple[str, ...]
+
+_INTS = "<16 x i32>"
+_DOT4 = "@llvm.x86.avx512.vpdpbusd.512"
+DOT4 = f"declare {_INTS} {_DOT4}({_INTS}, {_INTS}, {_INTS})"  # of `Code.dot4` with AVX512-VNNI
 
 
 @cache
@@ -124,6 +128,18 @@ class Code:
             f"shufflevector <{lanes} x {kind}> {a}, <{lanes} x {kind}> {b}, <{len(order)} x i32> {picks}"
         )
 
+    def dot4(self, total: str, x: str, w: str, vnni: bool = True) -> str:
+        """``total`` + the sum of x * w over the 4 bytes of each of 16 lanes, x unsigned and w signed."""
+        if vnni:
+            return self.op(f"call {_INTS} {_DOT4}({_INTS} {total}, {_INTS} {x}, {_INTS} {w})")
+        for shift in (0, 8, 16, 24):
+            shifted = self.op(f"lshr {_INTS} {x}, {splat(16, 'i32', shift)}")
+            unsigned = self.op(f"and {_INTS} {shifted}, {splat(16, 'i32', 255)}")
+            shifted = self.op(f"shl {_INTS} {w}, {splat(16, 'i32', 24 - shift)}")
+            signed = self.op(f"ashr {_INTS} {shifted}, {splat(16, 'i32', 24)}")
+            total = self.op(f"add {_INTS} {total}, {self.op(f'mul {_INTS} {unsigned}, {signed}')}")
+        return total
+
     def loop(
         self,
         start: str | int,
@@ -198,11 +214,8 @@ class Code:
 
 
 def array(lanes: int, kind: str, values: Sequence[float]) -> str:
-    """A constant vector; floats are rounded to float32 and written as LLVM wants them."""
-    if kind == "float":
-        words = [f"0x{struct.unpack('<Q', struct.pack('<d', _round(value)))[0]:016x}" for value in values]
-    else:
-        words = [str(int(value)) for value in values]
+    """A constant vector; floats are rounded to float32."""
+    words = [number(value) if kind == "float" else str(int(value)) for value in values]
     if len(words) != lanes:
         raise ValueError(f"array: {lanes} lanes need as many values, got {len(words)}")
     return "<" + ", ".join(f"{kind} {word}" for word in words) + ">"
@@ -213,5 +226,7 @@ def splat(lanes: int, kind: str, value: float) -> str:
     return array(lanes, kind, [value] * lanes)
 
 
-def _round(value: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+def number(value: float) -> str:
+    """A constant, rounded to float32 and written as LLVM wants it: the bits of a double."""
+    rounded = struct.unpack("<f", struct.pack("<f", value))[0]
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016x}"

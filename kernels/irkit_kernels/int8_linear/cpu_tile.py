@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from .._jit import Code, Values, array, splat
+from .._jit import DOT4, Code, Values, array, number, splat
 
 __all__ = ["BLOCK", "HEADER", "LANES", "PANEL", "TILE_ROWS", "write_ir"]
 
@@ -49,7 +49,6 @@ def write_ir(gelu: bool, vnni: bool) -> str:
     ``scratch`` holds for each row of a block its quantised values, in ``ceil(k / 16) * 16`` bytes, then all
     scales, then all zero points.
     """
-    dot = f"declare {_INTS} @llvm.x86.avx512.vpdpbusd.512({_INTS}, {_INTS}, {_INTS})"
     reduce, vector = "declare float @llvm.vector.reduce", f"v{LANES}f32"
     return "\n".join(
         [
@@ -59,7 +58,7 @@ def write_ir(gelu: bool, vnni: bool) -> str:
             f"{reduce}.fmin.{vector}({_FLOATS})",
             f"{reduce}.fmax.{vector}({_FLOATS})",
             f"{reduce}.fadd.{vector}(float, {_FLOATS})",
-            *([dot] if vnni else []),
+            *([DOT4] if vnni else []),
             _quantize(),
             _tile(gelu, vnni),
             _linear(),
@@ -126,12 +125,12 @@ def _quantize() -> str:
     largest = c.op(f"call nnan {reduce}.fmax.v{LANES}f32({_FLOATS} {high})")
     invalid = c.op(f"call reassoc {reduce}.fadd.v{LANES}f32(float 0.0, {_FLOATS} {invalid})")
     span = _op(c, "fadd", "float", _op(c, "fsub", "float", largest, smallest), invalid)
-    some = c.op(f"fcmp ogt float {span}, {_number(_NO_SPAN)}")
-    inverse = c.op(f"select i1 {some}, float {_op(c, 'fdiv', 'float', _number(255), span)}, float 0.0")
+    some = c.op(f"fcmp ogt float {span}, {number(_NO_SPAN)}")
+    inverse = c.op(f"select i1 {some}, float {_op(c, 'fdiv', 'float', number(255), span)}, float 0.0")
     point = _op(c, "fmul", "float", c.op(f"fneg float {smallest}"), inverse)
-    bits = c.op(f"bitcast float {_op(c, 'fadd', 'float', point, _number(_ROUND))} to i32")
+    bits = c.op(f"bitcast float {_op(c, 'fadd', 'float', point, number(_ROUND))} to i32")
     c.store("i32", _op(c, "sub", "i32", bits, str(_ROUND_BITS)), "%zero")
-    c.store("float", _op(c, "fdiv", "float", span, _number(255)), "%scale")
+    c.store("float", _op(c, "fdiv", "float", span, number(255)), "%scale")
     factor = c.broadcast(LANES, "float", inverse)
     offset = c.broadcast(LANES, "i32", _op(c, "sub", "i32", bits, str(2 * _ROUND_BITS - 2**32)))
 
@@ -180,7 +179,7 @@ def _tile(gelu: bool, vnni: bool) -> str:
         w = [c.load(_INTS, place, 4 * LANES * j) for j in vectors]
         for r, row in enumerate(rows):
             x = c.broadcast(LANES, "i32", c.load("i32", row, k))
-            result += [_dot4(c, sums[r * TILE_VECTORS + j], x, w[j], vnni) for j in vectors]
+            result += [c.dot4(sums[r * TILE_VECTORS + j], x, w[j], vnni) for j in vectors]
         return tuple(result)
 
     sums = c.loop(0, "%k", 4, multiply, (_ints(0),) * (TILE_ROWS * TILE_VECTORS), _INTS)
@@ -209,17 +208,6 @@ def _tile(gelu: bool, vnni: bool) -> str:
         "define internal void @tile(ptr %q, i64 %width, ptr %scales, ptr %zeros, ptr %panel, i64 %k, "
         "ptr %out, i64 %n, i64 %rows, i64 %columns)"
     )
-
-
-def _dot4(c: Code, total: str, x: str, w: str, vnni: bool) -> str:
-    """``total`` + the sum of x * w over the 4 bytes of each lane, x unsigned and w signed."""
-    if vnni:
-        return c.op(f"call {_INTS} @llvm.x86.avx512.vpdpbusd.512({_INTS} {total}, {_INTS} {x}, {_INTS} {w})")
-    for shift in (0, 8, 16, 24):
-        unsigned = _op(c, "and", _INTS, _op(c, "lshr", _INTS, x, _ints(shift)), _ints(255))
-        signed = _op(c, "ashr", _INTS, _op(c, "shl", _INTS, w, _ints(24 - shift)), _ints(24))
-        total = _op(c, "add", _INTS, total, _op(c, "mul", _INTS, unsigned, signed))
-    return total
 
 
 def _gelu(c: Code, x: str) -> str:
@@ -256,7 +244,3 @@ def _below(c: Code, first: int, end: str) -> str:
 
 def _ints(value: int) -> str:
     return splat(LANES, "i32", value)
-
-
-def _number(value: float) -> str:
-    return splat(1, "float", value).removeprefix("<float ").removesuffix(">")

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from .._jit import Code, Values, splat
+from .._jit import DOT4, Code, Values, splat
 
 __all__ = ["Plan", "write_maxsim"]
 
@@ -53,7 +53,7 @@ class Plan:
 
 def write_maxsim(plan: Plan) -> str:
     """The LLVM module of ``maxsim``, whose arguments are listed in `_main`."""
-    floats, ints, n = plan.floats, plan.ints, plan.lanes
+    floats, n = plan.floats, plan.lanes
     parts = [
         f"declare {floats} @llvm.fmuladd.v{n}f32({floats}, {floats}, {floats})",
         f"declare float @llvm.vector.reduce.fadd.v{n}f32(float, {floats})",
@@ -64,7 +64,7 @@ def write_maxsim(plan: Plan) -> str:
         halves = f"<{2 * n} x bfloat>"
         parts.append(f"declare {floats} @llvm.x86.avx512bf16.dpbf16ps.512({floats}, {halves}, {halves})")
     if plan.kind == "int8":
-        parts.append(f"declare {ints} @llvm.x86.avx512.vpdpbusd.512({ints}, {ints}, {ints})")
+        parts.append(DOT4)
     tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in _ROWS]
     return "\n".join([*parts, *tiles, _sum(plan), _main(plan)])
 
@@ -118,8 +118,7 @@ def _tile(plan: Plan, vectors: int, rows: int) -> str:
 def _dot(c: Code, plan: Plan, total: str, document: str, query: str) -> str:
     ints, floats = plan.ints, plan.floats
     if plan.kind == "int8":  # the unsigned factor comes first
-        factors = f"{ints} {document}, {ints} {query}"
-        return c.op(f"call {ints} @llvm.x86.avx512.vpdpbusd.512({ints} {total}, {factors})")
+        return c.dot4(total, document, query)
     kind = floats if plan.kind == "float32" else f"<{2 * plan.lanes} x bfloat>"
     a, b = (f"{kind} {c.op(f'bitcast {ints} {x} to {kind}')}" for x in (document, query))
     if plan.kind == "float32":

@@ -227,11 +227,10 @@ for _device in ("cpu", "cuda"):
 @torch.library.register_fake("irkit::maxsim")  # type: ignore[untyped-decorator]
 def _(*tensors: Any) -> tuple[Tensor, Tensor]:
     queries, documents, pairs = Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6]
-    shape, places = (queries.rows, documents.rows), (documents.rows, queries.values.shape[0])
+    shapes: Any = (queries.rows, documents.rows), (documents.rows, queries.values.shape[0])
     if pairs is not None:  # maxima: of the tokens of the queries of all pairs
-        shape, places = pairs.shape[:1], (torch.library.get_ctx().new_dynamic_size(),)
-    scores = queries.values.new_empty(shape, dtype=torch.float32)
-    return scores, queries.offsets.new_empty(places)
+        shapes = pairs.shape[:1], (torch.library.get_ctx().new_dynamic_size(),)
+    return queries.values.new_empty(shapes[0], dtype=torch.float32), queries.offsets.new_empty(shapes[1])
 
 
 @torch.library.register_fake("irkit::maxsim_backward")  # type: ignore[untyped-decorator]

@@ -6,7 +6,7 @@ centroids a lane. Those of the highest lanes are then compared exactly.
 
 from __future__ import annotations
 
-from .._jit import Values, splat
+from .._jit import Values, number, splat
 from .cpu_tile import FLOATS, INTS, LANES, Plan, module
 from .cpu_vectors import Vectors
 
@@ -75,9 +75,9 @@ class _Assign(Vectors):
             highest = self.fmax(self.op(f"call {FLOATS} @llvm.fabs.v16f32({FLOATS} {x})"), highest)
             total = self.fma(x, x, total)
         high = self.op(f"call float @llvm.vector.reduce.fmax.v16f32({FLOATS} {highest})")
-        factor = self.op(f"fdiv float {self.number(127)}, {high}")
+        factor = self.op(f"fdiv float {number(127)}, {high}")
         factor = self.op(
-            f"select i1 {self.op(f'fcmp ogt float {high}, {self.number(1e-30)}')}, float {factor}, float 0.0"
+            f"select i1 {self.op(f'fcmp ogt float {high}, {number(1e-30)}')}, float {factor}, float 0.0"
         )
         each = self.broadcast(LANES, "float", factor)
         for i, x in enumerate(chunks):
@@ -89,7 +89,7 @@ class _Assign(Vectors):
                 self.add(self.mul(row, self.width), LANES * i),
             )
         square = self.op(f"fmul float {self.total(total)}, {self.op(f'fmul float {factor}, {factor}')}")
-        square = self.op(f"fdiv float {self.op(f'fadd float {square}, %square')}, {self.number(3)}")
+        square = self.op(f"fdiv float {self.op(f'fadd float {square}, %square')}, {number(3)}")
         margin = self.op(f"call float @llvm.sqrt.f32(float {square})")
         place = self.mul(row, 4)
         self.store("float", margin, self.margins_at, place)
@@ -111,7 +111,7 @@ class _Assign(Vectors):
             w = [self.load(INTS, place, 4 * LANES * v) for v in range(VECTORS)]
             for r in range(ROWS):
                 x = self.broadcast(LANES, "i32", self.load("i32", own, r * self.width))
-                result += [self.dot4(sums[r * VECTORS + v], x, w[v]) for v in range(VECTORS)]
+                result += [self.dot4(sums[r * VECTORS + v], x, w[v], self.plan.vnni) for v in range(VECTORS)]
             return tuple(result)
 
         sums = self.loop(0, self.steps, 1, multiply, tuple(bias) * ROWS, INTS)
@@ -141,7 +141,7 @@ class _Assign(Vectors):
         margin = self.op(f"fptosi float {self.load('float', self.margins_at, self.mul(row, 4))} to i32")
         bound = self.op(f"sub i32 {highest}, {margin}")
         best = self.at(self.margins_at, self.mul(row, 4))  # no longer needed
-        self.store("float", self.number(-3e38), best)
+        self.store("float", number(-3e38), best)
         self.store("i32", "0", out)
 
         def lane(i: str, _: Values) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .._jit import Code, Values, splat
+from .._jit import DOT4, Code, Values, splat
 
 __all__ = [
     "BYTES",
@@ -173,7 +173,7 @@ class Writer(Code):
                     x = self.broadcast(LANES, "i32", self.load("i32", row, r * stride + 4 * word))
                     for v in self.each:
                         i = r * plan.vectors + v
-                        result[i] = self.dot4(result[i], x, q[v])
+                        result[i] = self.dot4(result[i], x, q[v], plan.vnni)
             return tuple(result)
 
         def several(at: str, sums: Values) -> Values:
@@ -183,18 +183,6 @@ class Writer(Code):
         sums = self.loop(0, whole, 16, several, tuple(bias) * TILE, INTS)
         sums = step(self.at(base, whole), self.at(query, whole * plan.lanes), sums, (plan.dim - whole) // 4)
         return [list(sums[r * plan.vectors : (r + 1) * plan.vectors]) for r in range(TILE)]
-
-    def dot4(self, total: str, x: str, w: str) -> str:
-        """``total`` + the sum of x * w over the 4 bytes of each lane, x unsigned and w signed."""
-        if self.plan.vnni:
-            name = "@llvm.x86.avx512.vpdpbusd.512"
-            return self.op(f"call {INTS} {name}({INTS} {total}, {INTS} {x}, {INTS} {w})")
-        for shift in (0, 8, 16, 24):
-            unsigned = self.ints("and", self.ints("lshr", x, shift), 255)
-            signed = self.ints("ashr", self.ints("shl", w, 24 - shift), 24)
-            product = self.op(f"mul {INTS} {unsigned}, {signed}")
-            total = self.op(f"add {INTS} {total}, {product}")
-        return total
 
     def lookup_table(self, nbits: int) -> list[str]:
         """The bytes ``%levels``, ready for `unpack`."""
@@ -240,14 +228,13 @@ class Writer(Code):
 def module(plan: Plan, *parts: str) -> str:
     """A module of declarations and functions."""
     declared = [
-        f"{FLOATS} @llvm.fmuladd.v16f32({FLOATS}, {FLOATS}, {FLOATS})",
-        f"float @llvm.vector.reduce.fadd.v16f32(float, {FLOATS})",
-        "void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        f"declare {FLOATS} @llvm.fmuladd.v16f32({FLOATS}, {FLOATS}, {FLOATS})",
+        f"declare float @llvm.vector.reduce.fadd.v16f32(float, {FLOATS})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
     if plan.vnni:
-        declared.append(f"{INTS} @llvm.x86.avx512.vpdpbusd.512({INTS}, {INTS}, {INTS})")
-        declared.append(f"{BYTES} @llvm.x86.avx512.pshuf.b.512({BYTES}, {BYTES})")
-    return "\n".join([*(f"declare {line}" for line in declared), *parts])
+        declared += [DOT4, f"declare {BYTES} @llvm.x86.avx512.pshuf.b.512({BYTES}, {BYTES})"]
+    return "\n".join([*declared, *parts])
 
 
 def size_of(code: str) -> int:

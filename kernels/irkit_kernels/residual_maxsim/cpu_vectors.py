@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .._jit import Values, array, splat
+from .._jit import Values, array, number, splat
 from .cpu_tile import FLOATS, INTS, LANES, MASK, Plan, Writer, module, size_of
 from .reference import NOTHING, TURNS
 
 __all__ = ["Vectors", "write_decode", "write_encode"]
 
 _SMALL = "<16 x i8>"
-_AHEAD = 4  # tokens: the processor does not foresee where their centroids are
 _PRODUCTS = [
     ("c", "c"),
     ("c", "u"),
@@ -40,10 +39,6 @@ class Vectors(Writer):
     def mask(self) -> str:
         """Which numbers of the last chunk there are."""
         return array(LANES, "i1", [i < self.plan.dim - LANES * (self.chunks - 1) for i in range(LANES)])
-
-    def number(self, value: float) -> str:
-        """A float32 constant."""
-        return splat(1, "float", value).removeprefix("<float ").removesuffix(">")
 
     def vector(self, pointer: str, row: str) -> list[str]:
         """The chunks of a row of an array, zeros after its end."""
@@ -96,7 +91,7 @@ class _Encode(Vectors):
             residual = self.floats("fsub", v, c)
             square, total = self.fma(residual, residual, square), self.fma(v, v, total)
         norm = self.total(square)
-        least = self.op(f"fmul float {self.total(total)}, {self.number(NOTHING)}")
+        least = self.op(f"fmul float {self.total(total)}, {number(NOTHING)}")
         some = self.op(f"fcmp ogt float {norm}, {least}")
         factor = self._ratio("%steps", self.op(f"call float @llvm.sqrt.f32(float {norm})"), some)
 
@@ -114,7 +109,7 @@ class _Encode(Vectors):
                 sums = [self.fma(of[p], of[q], sum_) for (p, q), sum_ in zip(_PRODUCTS, sums, strict=True)]
             return self._solve(some, *map(self.total, sums))
 
-        _, a, b = self.loop(0, TURNS, 1, turn, (factor, self.number(1), "0.0"), "float")
+        _, a, b = self.loop(0, TURNS, 1, turn, (factor, number(1), "0.0"), "float")
         return a, b
 
     def _level(self, x: str, steps: list[tuple[str, str]]) -> tuple[str, str]:
@@ -140,7 +135,7 @@ class _Encode(Vectors):
             return self.op(f"fsub float {self.op(f'fmul float {a}, {b}')}, {self.op(f'fmul float {c}, {d}')}")
 
         det = minus(cc, uu, cu, cu)
-        least = self.op(f"fmul float {self.op(f'fmul float {cc}, {uu}')}, {self.number(NOTHING)}")
+        least = self.op(f"fmul float {self.op(f'fmul float {cc}, {uu}')}, {number(NOTHING)}")
         fits = self.op(f"and i1 {some}, {self.op(f'fcmp ogt float {det}, {least}')}")
         only_c = self._ratio(xc, cc, self.op(f"fcmp ogt float {cc}, 0.0"))
         only_u = self._ratio(xu, uu, self.op(f"fcmp ogt float {uu}, 0.0"))
@@ -149,7 +144,7 @@ class _Encode(Vectors):
         a = self.op(f"fdiv float {minus(xc, uu, xu, cu)}, {det}")
         b = self.op(f"fdiv float {minus(xu, cc, xc, cu)}, {det}")
         a, b = (self.op(f"select i1 {fits}, float {x}, float {y}") for x, y in ((a, only_c), (b, only_u)))
-        return self._ratio(self.number(1), b, self.op(f"fcmp une float {b}, 0.0")), a, b
+        return self._ratio(number(1), b, self.op(f"fcmp une float {b}, 0.0")), a, b
 
     def _ratio(self, a: str, b: str, valid: str) -> str:
         return self.op(f"select i1 {valid}, float {self.op(f'fdiv float {a}, {b}')}, float 0.0")
@@ -174,8 +169,6 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
     def token(i: str, _: Values) -> None:
         c.unpack(c.at("%packed", c.mul(i, width)), "%scratch", nbits, width, table)
         a, b = (c.half("%coefficients", c.add(c.mul(i, 4), at)) for at in (0, 2))
-        following = c.mul(c.minimum(c.add(i, _AHEAD), c.sub("%n", 1)), size_of(code))
-        c.prefetch(c.at("%centroids", c.mul(c.centroid(code, "%codes", following), 4 * dim)), 4 * dim)
         centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, size_of(code))))
         out = c.at("%out", c.mul(i, 4 * dim))
         for chunk, x in enumerate(centroid):
