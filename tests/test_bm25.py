@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +344,22 @@ def test_the_memory_of_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         assert analyzer.terms("bears den winter copper wires") == ["bear", "den", "winter", "copper", "wire"]
     assert analyzer.terms("bears") == ["bear"]
     assert len(analyzer._terms) == 1
+
+
+def test_threads_share_a_stemmer() -> None:
+    words = [
+        f"{word}{number}{end}" for word in WORDS for number in range(50) for end in ("", "ings", "ational")
+    ]
+    expected = Analyzer().terms(" ".join(words))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        analyzer = Analyzer()
+        with ThreadPoolExecutor(4) as pool:
+            for terms in pool.map(analyzer.terms, [" ".join(words)] * 4):
+                assert terms == expected
+    finally:
+        sys.setswitchinterval(interval)
 
 
 # ---- vocabulary ----

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache
+from threading import Lock
 
 import snowballstemmer
 
@@ -92,7 +93,7 @@ class _Terms(dict[str, str]):
     def __init__(self, language: str, stemming: bool, stop_words: frozenset[str]) -> None:
         super().__init__()
         self._english, self._stop_words = language == "english", stop_words
-        self._stem = str
+        self._stem, self._lock = str, Lock()
         if stemming:
             self._stem = snowballstemmer.stemmer("porter" if self._english else language).stemWord
 
@@ -102,7 +103,8 @@ class _Terms(dict[str, str]):
             term = term[:-2]
         if term in self._stop_words or not any(map(str.isalnum, term)):
             term = ""
-        self[word] = term = sys.intern(self._stem(term)) if term else ""
+        with self._lock:  # a stemmer works on one word at a time
+            self[word] = term = sys.intern(self._stem(term)) if term else ""
         return term
 
 

@@ -99,7 +99,7 @@ class BM25(LexicalModel):
         return [Piece(*span) for span in self.analyzer.spans(text)]
 
     def _queries(self, found: Sequence[Sequence[int]]) -> Sparse:
-        """The same as with `sparse_rows`, but some times as fast for a few terms."""
+        """The same as with `sparse_rows`, but several times as fast for a few terms."""
         counts = [Counter(sorted(row)) for row in found]
         for row in counts:
             row.pop(-1, None)

@@ -23,7 +23,6 @@ from irkit.tokenizer import Piece
 
 __all__ = ["LexicalModel", "Side", "sparse_rows"]
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Side: TypeAlias = Literal["query", "document"]
 
 
