@@ -103,6 +103,8 @@ def test_bytes_of_a_weight(tmp_path: Path, dtype: str, nbytes: int, dim: int, wi
     kept = index.representations(np.array([2, 0, 1, 0]))
     assert [row.tolist() for row in kept.terms] == [[3], [0, dim - 1], [], [0, dim - 1]]
     torch.testing.assert_close(kept.weights, torch.tensor([3.0, 1, 2, 1, 2]), rtol=0, atol=2 / 255)
+    each = 8 + 4 * (nbytes < 2 or dtype == "uint16")  # bytes of a row: its length, its scale
+    assert index.stats()["bytes_per_weight"] == round(nbytes + wide + each, 2)  # 3 rows, 3 weights
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -27,6 +27,7 @@ _GROWTH = 4  # segments this many times as large as what is added behind them st
 _NARROW = 1 << 16  # terms whose numbers fit into two bytes
 _BLOCK = 1 << 14  # rows weighed at a time
 _WEIGHTS, _SCALES = "row_weights", "row_scales"  # of a segment of counts
+_FILES = ("lengths.", "terms.", "weights.", "scales.", "segment_")
 _EXACT = 100_000  # rows that are searched exactly by default
 
 
@@ -47,11 +48,12 @@ class Inverted(Flat):
         Args:
             progress: Told of the stage "listing".
         """
+        if len(self) - self._covered <= _FEW and "bm25" not in self.store.meta["index"]:
+            return
         with self.store.update():
             if bm25.renew(self.store):  # all weights are others now
                 drop_segments(self.store, 0)
-            segments, n = read_segments(self.store), len(self)
-            start = segments[-1].stop if segments else 0
+            segments, start, n = read_segments(self.store), self._covered, len(self)
             if n - start <= _FEW or self._negative:
                 return
             kept = len(segments)
@@ -75,18 +77,24 @@ class Inverted(Flat):
             self.store.meta["index"] |= about | {"rows": len(self) + len(rows)}
 
     def stats(self) -> dict[str, Any]:
-        """As of every index; weights, bytes of each of them, segments and the rows that these cover."""
-        stats, segments = super().stats(), self.store.meta["index"].get("segments", [])
+        """As of every index; weights, bytes of each with its part of the lists, segments, rows they cover."""
         weights = self.store.rows("weights.bin")
-        return stats | {
+        used = [size for name, size in self.store.sizes().items() if name.startswith(_FILES)]
+        return super().stats() | {
             "dtype": self.config.dtype,
             "weights": weights,
-            "bytes_per_weight": stats["bytes"] / max(1, weights),
-            "segments": len(segments),
-            "covered": segments[-1]["stop"] if segments else 0,
+            "bytes_per_weight": round(sum(used) / max(1, weights), 2),
+            "segments": len(self.store.meta["index"].get("segments", [])),
+            "covered": self._covered,
         }
 
     # ---- rows as they are kept ----
+
+    @property
+    def _covered(self) -> int:
+        """Rows that have a segment: the first ones."""
+        segments = self.store.meta["index"].get("segments")
+        return int(segments[-1]["stop"]) if segments else 0
 
     @property
     def _negative(self) -> bool:
@@ -171,8 +179,7 @@ class Inverted(Flat):
 
     def _open(self) -> list[tuple[int, int, Searcher]]:
         """First row, the one after the last, and what searches them: of each segment, and of the rest."""
-        segments, n = read_segments(self.store), len(self)
-        covered = segments[-1].stop if segments else 0
+        segments, covered, n = read_segments(self.store), self._covered, len(self)
         if covered < n:
             segments.append(Segment(covered, n, self._build(covered, n, _in_memory)))
         return [
