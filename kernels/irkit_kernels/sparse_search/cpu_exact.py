@@ -18,6 +18,7 @@ _RECORD, _SLOT = 20, 16  # bytes of a row of ``lists``, and of what a query keep
 _HIGHEST, _MANY = 65200, 30000  # what a sum may reach, terms of a query for which that is enough
 # in postings, whose time is the unit: between two looks at the sums; a score; a vector of so many documents
 _CHECK, _SCORE, DENSE_COST = 4096, 600, 10
+_GO, _FEW, _END = 0, 1, 2  # after a list: go on, few documents are possible, it was the last
 _EARLY = 0.12  # of the bound left: time to score some documents
 _AHEAD, _LINES = 2, 12  # lists, and lines of the cache, fetched in advance
 
@@ -30,7 +31,16 @@ def write_exact(terms: str, weights: str) -> str:
         weights: Of its weights, ``float``, ``half``, or ``i16`` or ``i8``, which a row's scale multiplies.
     """
     parts = [write_scan(), write_add(), write_count(), write_collect(), write_score(terms, weights)]
-    parts += [write_insert(), write_verify(terms, weights), _sift(), _range(), _sort(), _gather(), _query()]
+    parts += [
+        write_insert(),
+        write_verify(terms, weights),
+        _sift(),
+        _range(),
+        _refine(),
+        _sort(),
+        _gather(),
+        _query(),
+    ]
     x = Frame()
     x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
     parts.append(x.function("define void @exact(ptr %f, i64 %first, i64 %last)"))
@@ -98,6 +108,20 @@ def _sift() -> str:
     return x.function("define internal void @sift(ptr %f, i1 %complete)")
 
 
+def _slot(x: Frame, slots: str, i: str) -> tuple[str, str, str]:
+    """The list of a slot, its number of postings, whether it is a vector."""
+    place = x.at(slots, x.mul(i, _SLOT))
+    count = x.op(f"sext i32 {x.load('i32', place, 8, 4)} to i64")
+    return x.at(x.get("postings", "ptr"), x.load("i64", place, 0, 8)), count, x.cmp("slt", count, 0)
+
+
+def _share(x: Frame, slots: str, i: str) -> tuple[str, str]:
+    """What a code of the list of a slot adds to a sum, as a float32 and as 256ths, rounded up."""
+    share = x.load("float", slots, x.add(x.mul(i, _SLOT), 12), 4)
+    share = x.floats("fmul", share, x.get("unit", "float"))
+    return share, x.ceiling(x.floats("fmul", share, constant(256)))
+
+
 def _range() -> str:
     """Search a range: lists in order until what is left could only lift few documents high enough."""
     x = Frame()
@@ -111,38 +135,28 @@ def _range() -> str:
     x.when(many, lambda: x.loop(0, documents, 1, lambda i, _: x.store("i16", "1", sums, x.mul(i, 2), 2)))
     number = x.item("slot_counts", "%range", "i32")
     slots = x.at(x.get("slots", "ptr"), x.mul(x.mul("%range", x.get("m")), _SLOT))
-    unit = x.get("unit", "float")
-    full = x.floats("fmul", x.item("bounds", "%range", "float"), unit)
+    full = x.floats("fmul", x.item("bounds", "%range", "float"), x.get("unit", "float"))
     x.set("rest", full, "float")
     x.set("since", 0)
     dense_cost = x.op(f"udiv i64 {length}, {DENSE_COST}")
-    postings = x.get("postings", "ptr")
-
-    def slot(i: str) -> tuple[str, str, str]:
-        """The list of a slot, its postings, whether it is a vector."""
-        place = x.at(slots, x.mul(i, _SLOT))
-        count = x.op(f"sext i32 {x.load('i32', place, 8, 4)} to i64")
-        return x.at(postings, x.load("i64", place, 0, 8)), count, x.cmp("slt", count, 0)
 
     def cost(i: str, total: Values) -> Values:
-        _, count, dense = slot(i)
+        _, count, dense = _slot(x, slots, i)
         return (x.add(total[0], x.select(dense, dense_cost, count)),)
 
     (left,) = x.loop(0, number, 1, cost, ("0",), "i64")
     x.set("left", left)
-    at, go_on = x.op("alloca i64, align 8"), x.op("alloca i1, align 1")
+    at, state, early = (x.op(f"alloca {kind}, align 8") for kind in ("i64", "i64", "float"))
     x.store("i64", "0", at, align=8)
-    early = x.op("alloca float, align 4")
     x.store("float", x.floats("fmul", full, constant(_EARLY)), early, align=4)
 
     def step() -> str:
         i = x.load("i64", at, align=8)
-        ahead, length_ahead, _ = slot(x.minimum(x.add(i, _AHEAD), x.sub(number, 1)))
+        ahead, length_ahead, _ = _slot(x, slots, x.minimum(x.add(i, _AHEAD), x.sub(number, 1)))
         bytes_ahead = x.minimum(x.mul(length_ahead, 3), 64 * _LINES)
         x.loop(0, bytes_ahead, 64, lambda b, _: x.prefetch(x.at(ahead, b)))
-        share = x.floats("fmul", x.load("float", slots, x.add(x.mul(i, _SLOT), 12), 4), unit)
-        factor = x.ceiling(x.floats("fmul", share, constant(256)))
-        own, count, dense = slot(i)
+        share, factor = _share(x, slots, i)
+        own, count, dense = _slot(x, slots, i)
         x.when(dense, lambda: x.do(f"call void @add(ptr %f, ptr {own}, i64 {factor})"))
         x.when(x.flip(dense), lambda: x.do(f"call void @scan(ptr %f, ptr {own}, i64 {count}, i64 {factor})"))
         spent = x.select(dense, dense_cost, count)
@@ -152,7 +166,7 @@ def _range() -> str:
         x.set("since", x.add(x.get("since"), spent))
         following = x.add(i, 1)
         x.store("i64", following, at, align=8)
-        x.store("i1", x.cmp("slt", following, number), go_on, align=1)
+        x.store("i64", x.select(x.cmp("slt", following, number), _GO, _END), state, align=8)
 
         def look() -> None:
             missing = x.cmp("slt", x.get("hits"), x.get("k"))
@@ -169,18 +183,73 @@ def _range() -> str:
             def compare() -> None:
                 x.set("since", 0)
                 x.do(f"call void @count(ptr %f, i64 {low})")
-                price = x.mul(x.get("number"), _SCORE)
-                x.store("i1", x.cmp("sgt", price, x.get("left")), go_on, align=1)
+                cheap = x.cmp("sle", x.mul(x.get("number"), _SCORE), x.get("left"))
+                x.store("i64", x.select(cheap, _FEW, _GO), state, align=8)
 
             x.when(possible, compare)
 
         due = x.both(x.cmp("sge", x.get("since"), _CHECK), x.cmp("slt", following, number))
         x.when(due, look)
-        return x.load("i1", go_on, align=1)
+        return x.cmp("eq", x.load("i64", state, align=8), _GO)
 
+    x.store("i64", str(_END), state, align=8)
     x.when(x.flip(many), lambda: x.repeat(step))
-    x.do("call void @sift(ptr %f, i1 true)")
+    few = x.cmp("eq", x.load("i64", state, align=8), _FEW)
+
+    def finish() -> None:
+        x.do(f"call void @collect(ptr %f, i64 {x.sub(x.get('least'), x.rest())}, i64 65536)")
+        x.do(f"call void @refine(ptr %f, ptr {slots}, i64 {x.load('i64', at, align=8)}, i64 {number})")
+        x.do("call void @verify(ptr %f)")
+
+    x.when(few, finish)
+    x.when(x.flip(few), lambda: x.do("call void @sift(ptr %f, i1 true)"))
     return x.function("define internal void @range(ptr %f, i64 %range)")
+
+
+def _refine() -> str:
+    """Look the chosen documents up in the vectors that are left, and keep those that are still possible."""
+    x = Frame()
+    chosen, number, sums = x.get("chosen", "ptr"), x.get("number"), x.get("sums", "ptr")
+    first = x.mul(x.get("range"), RANGE)
+
+    def sum_of(c: str) -> tuple[str, str]:
+        document = x.op(f"zext i32 {x.load('i32', chosen, x.mul(c, 4), 4)} to i64")
+        local = x.sub(document, first)
+        return local, x.at(sums, x.mul(local, 2))
+
+    def look_up(i: str, _: Values) -> None:
+        codes, _, dense = _slot(x, "%slots", i)
+
+        def vector() -> None:
+            share, factor = _share(x, "%slots", i)
+
+            def one(c: str, _: Values) -> None:
+                local, place = sum_of(c)
+                code = x.op(f"zext i8 {x.load('i8', codes, local)} to i64")
+                there = x.op(f"zext i1 {x.cmp('ne', code, 0)} to i64")
+                value = x.add(x.op(f"lshr i64 {x.mul(code, factor)}, 8"), there)
+                value = x.op(f"trunc i64 {value} to i16")
+                x.store("i16", x.op(f"add i16 {x.load('i16', place, align=2)}, {value}"), place, align=2)
+
+            x.loop(0, number, 1, one)
+            left = x.floats("fsub", x.get("rest", "float"), x.floats("fmul", share, constant(255)))
+            x.set("rest", left, "float")
+
+        x.when(dense, vector)
+
+    x.loop("%start", "%stop", 1, look_up)
+    low = x.sub(x.get("least"), x.rest())
+
+    def keep(c: str, state: Values) -> Values:
+        local, place = sum_of(c)
+        possible = x.cmp("sge", x.op(f"zext i16 {x.load('i16', place, align=2)} to i64"), low)
+        document = x.op(f"trunc i64 {x.add(first, local)} to i32")
+        x.store("i32", document, chosen, x.mul(state[0], 4), 4)
+        return (x.add(state[0], x.op(f"zext i1 {possible} to i64")),)
+
+    (kept,) = x.loop(0, number, 1, keep, ("0",), "i64")
+    x.set("number", kept)
+    return x.function("define internal void @refine(ptr %f, ptr %slots, i64 %start, i64 %stop)")
 
 
 def _sort() -> str:
