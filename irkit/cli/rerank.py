@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from irkit.bars import bar
-from irkit.cli.output import show_table
-from irkit.cli.search import check_out, read_judged
+from irkit.cli.search import check_out, read_judged, write_judged
 from irkit.errors import BadValueError
 
 __all__ = ["rerank"]
@@ -49,9 +48,4 @@ def rerank(
         bar("reranking", "queries", len(first)) as update,
     ):
         result = retriever.rerank(items, first, k, progress=update)
-    if out is not None or judgments is None:
-        result.write(out or "-")
-    if judgments is not None:
-        from irkit.evaluation import evaluate
-
-        show_table(["measure", "value"], evaluate(result, judgments, measures).mean.items())
+    write_judged(result, out, judgments, measures)

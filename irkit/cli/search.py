@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from irkit.retriever import Retriever
     from irkit.run import Run
 
-__all__ = ["check_out", "read_judged", "search"]
+__all__ = ["check_out", "read_judged", "search", "write_judged"]
 
 
 def search(
@@ -87,12 +87,7 @@ def search(
         run = _run(retriever, items, k or 1000, wanted, ignore_identical_ids)
         if items and next(iter(run), None) is None:
             _note_nothing(retriever, wanted)
-    if out is not None or judgments is None:
-        run.write(out or "-")
-    if judgments is not None:
-        from irkit.evaluation import evaluate
-
-        show_table(["measure", "value"], evaluate(run, judgments, measures).mean.items())
+    write_judged(run, out, judgments, measures)
 
 
 @contextmanager
@@ -145,6 +140,16 @@ def read_judged(
 
     evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures)  # a misspelt one fails now, not after the work
     return items, read_qrels(qrels, split if qrels in folders else None)
+
+
+def write_judged(run: Run, out: str | None, judgments: Qrels | None, measures: str) -> None:
+    """Write a run, without judgments at least to standard output, and show its measures."""
+    if out is not None or judgments is None:
+        run.write(out or "-")
+    if judgments is not None:
+        from irkit.evaluation import evaluate
+
+        show_table(["measure", "value"], evaluate(run, judgments, measures).mean.items())
 
 
 def _run(
