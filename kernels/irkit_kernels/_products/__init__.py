@@ -65,8 +65,9 @@ def _plain(
     left: Tensor, right: Tensor, left_rows: Tensor, right_rows: Tensor, grads: Tensor
 ) -> tuple[Tensor, Tensor]:
     outs = [torch.zeros_like(x, dtype=torch.float32) for x in (left, right)]
-    for entries in torch.arange(len(grads)).split(1024):
-        entries = entries[right_rows[entries] >= 0]
+    for start in range(0, len(grads), 1024):
+        part = slice(start, start + 1024)
+        entries = (right_rows[part] >= 0).nonzero()[:, 0] + start
         i, j, by = left_rows[entries], right_rows[entries], grads[entries, None]
         outs[0].index_add_(0, i, by * right[j].float())
         outs[1].index_add_(0, j, by * left[i].float())

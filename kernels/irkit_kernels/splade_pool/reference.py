@@ -138,9 +138,12 @@ class _Reference(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, activation, pooling = ctx.arguments
-        d_hidden, d_weight, d_bias = pool_backward(grad, *tensors, *ctx.results, activation, pooling)
-        return d_hidden, None, d_weight, None if tensors[3] is None else d_bias, None, None
+        hidden, offsets, weight, bias, *names = ctx.arguments
+        weights, argmax = ctx.results
+        d_hidden, d_weight, d_bias = pool_backward(
+            grad, hidden, offsets, weight, bias, weights, argmax, *names
+        )
+        return d_hidden, None, d_weight, None if bias is None else d_bias, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
