@@ -17,14 +17,14 @@ Array = NDArray[Any]
 
 
 def longest(n: int) -> int:
-    """Postings that a list keeps, of ``n`` documents: more than any effort reads."""
-    return max(4096, n // 64)
+    """Postings that a list keeps, of ``n`` documents."""
+    return max(2048, n // 128)
 
 
 def best_lists(
     forward: tuple[Array, Array, Array, Array | None], dim: int, allocate: Callable[..., Array]
 ) -> dict[str, Array]:
-    """The best postings of each term by descending weight, then ascending row.
+    """The postings of the highest weights of each term, by row; of equal ones those of the lowest rows.
 
     Args:
         forward: ``offsets (n + 1)``, ``terms``, ``weights`` and ``scales (n,)`` or None of the documents.
@@ -33,7 +33,7 @@ def best_lists(
 
     Returns:
         ``best_offsets (dim + 1,)`` into ``best``, postings: a row, and in the lowest 8 bits a code, which times
-        ``best_scales (dim,)`` is the weight.
+        ``best_scales (dim,)`` is the weight; ``best_missed (dim,)`` the highest weight not among them.
     """
     n = len(forward[0]) - 1
     counts, most = np.zeros(dim, np.int64), np.zeros(dim, np.float32)
@@ -44,30 +44,37 @@ def best_lists(
     offsets = np.concatenate([[0], np.cumsum(kept)])
     best = allocate("best", (int(offsets[-1]),), np.uint32)
     scales = np.where(most > 0, most / np.float32(_CODES), np.float32(0))
+    missed = np.zeros(dim, np.float32)
     for first, last in _groups(counts):
-        group = _group(forward, first, last, scales)
-        starts = np.cumsum(counts[first:last]) - counts[first:last]
-        rank = np.arange(len(group)) - np.repeat(starts, counts[first:last])
-        chosen = rank < np.repeat(kept[first:last], counts[first:last])
-        best[offsets[first] : offsets[last]] = group[chosen]
-    return {"best_offsets": offsets, "best": best, "best_scales": scales}
+        if not counts[first:last].any():
+            continue
+        rows, terms, codes = _group(forward, first, last, scales)
+        number, most_kept = counts[first:last], kept[first:last]
+        order = np.argsort(_CODES - codes, kind="stable")  # sorts of few bits are by digits
+        order = order[np.argsort(terms[order], kind="stable")]
+        starts = np.cumsum(number) - number
+        chosen = np.zeros(len(rows), bool)
+        chosen[order[np.arange(len(rows)) - np.repeat(starts, number) < np.repeat(most_kept, number)]] = True
+        short = np.flatnonzero(number > most_kept)
+        missed[first + short] = codes[order[(starts + most_kept)[short]]] * scales[first + short]
+        rows, codes, terms = rows[chosen], codes[chosen], terms[chosen]
+        order = np.argsort(terms, kind="stable")
+        best[offsets[first] : offsets[last]] = rows[order].astype(np.uint32) << 8 | codes[order]
+    return {"best_offsets": offsets, "best": best, "best_scales": scales, "best_missed": missed}
 
 
 def _group(
     forward: tuple[Array, Array, Array, Array | None], first: int, last: int, scales: Array
-) -> Array:
-    """All postings of some terms, ordered by term, descending code, row."""
+) -> tuple[Array, Array, Array]:
+    """Rows, terms from the first and codes of all postings of some terms, by row."""
     parts: list[tuple[Array, Array, Array]] = []
     for rows, terms, weights in _pieces(forward, first, last):
-        codes = np.zeros(len(rows), np.uint8)
-        positive = weights > 0
-        np.rint(weights[positive] / scales[terms[positive]], out=(levels := np.empty(positive.sum(), np.float32)))
-        codes[positive] = np.clip(levels, 1, _CODES)
+        levels = np.zeros(len(rows), np.float32)
+        np.divide(weights, scales[terms], out=levels, where=weights > 0)
+        codes = np.clip(np.rint(levels), weights > 0, _CODES).astype(np.uint8)
         parts.append((rows, (terms - first).astype(np.uint16), codes))
     rows, terms, codes = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(_CODES - codes, kind="stable")  # sorts of few bits are by digits
-    order = order[np.argsort(terms[order], kind="stable")]
-    return rows[order].astype(np.uint32) << 8 | codes[order]
+    return rows, terms, codes
 
 
 def _groups(counts: Array) -> Iterator[tuple[int, int]]:

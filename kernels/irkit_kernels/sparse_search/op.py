@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from .._jit import compile_ir
 from . import cpu_approximate
-from .cpu_best import best_lists, longest
+from .cpu_best import best_lists
 from .cpu_build import build_exact
-from .cpu_search import KINDS, Exact, _address, aligned
+from .cpu_search import _QUERY, ARGUMENTS, KINDS, Exact, _address, aligned
 
 __all__ = ["Effort", "Searcher", "build", "effort_of"]
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 _PLACES = {name: place for place, name in enumerate(cpu_approximate.FIELDS)}
+_PLAN = struct.Struct("=2qf")  # from "cut" to "doubt"
 _MOST = 4096  # hits of a query that are worth an approximation
 
 
@@ -28,13 +29,11 @@ class Effort(NamedTuple):
     """How much approximate search reads.
 
     Attributes:
-        depth: Postings of a list.
         cut: Lists, those of the terms that may add most to a score.
         doubt: Share of what the rest may add that a document must do without, to be scored.
         scored: Documents that are scored at most, those of the highest totals.
     """
 
-    depth: int
     cut: int
     doubt: float
     scored: int
@@ -42,8 +41,7 @@ class Effort(NamedTuple):
 
 def effort_of(effort: float, n: int) -> Effort:
     """What one number between 0 and 1 means for ``n`` documents."""
-    depth = int(longest(n) * min(1.0, 0.25 + 0.75 * effort))
-    return Effort(depth, round(8 + 16 * effort), 0.1 + 0.4 * effort, 32 + int(effort * 4096))
+    return Effort(round(8 + 16 * effort), 0.4 * effort, 1024)
 
 
 def build(
@@ -86,11 +84,11 @@ class Searcher(Exact):
         self.n = len(forward[0]) - 1
         frame = np.zeros(len(cpu_approximate.FIELDS), np.int64)
         frame[: len(self._frame)] = self._frame
-        for name in ("best_offsets", "best", "best_scales"):
+        for name in ("best_offsets", "best", "best_scales", "best_missed"):
             self._held[name] = arrays[name]
             frame[_PLACES[name]] = _address(arrays[name])
         self._frame = frame
-        self._kinds = KINDS[str(forward[1].dtype)], KINDS[str(forward[2].dtype)]
+        self._hasten = _compiled(KINDS[str(forward[1].dtype)], KINDS[str(forward[2].dtype)])
 
     def find(
         self,
@@ -120,33 +118,34 @@ class Searcher(Exact):
             return self.search((offsets, terms, weights), k, keep)
         plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n)
         n_q = len(offsets) - 1
-        rows, scores = np.full((n_q, k), -1, np.int64), np.full((n_q, k), -np.inf, np.float32)
+        rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
         frame = self._ready(len(terms), max(plan.scored, 2 * k, 32))
-        passed = {"q_offsets": offsets, "q_terms": terms, "q_weights": weights, "rows": rows, "scores": scores}
-        for name, array in passed.items():
-            frame[_PLACES[name]] = _address(array)
-        frame[_PLACES["k"]], frame[_PLACES["keep"]] = k, 0 if keep is None else _address(keep)
-        frame[_PLACES["depth"]], frame[_PLACES["cut"]], frame[_PLACES["scored"]] = plan.depth, plan.cut, plan.scored
-        frame.view(np.float32)[2 * _PLACES["doubt"]] = plan.doubt
-        _approximate(*self._kinds)(_address(frame), 0, n_q)
+        given = _address(offsets), _address(terms), _address(weights), k, 0 if keep is None else _address(keep)
+        _QUERY.pack_into(frame, 8 * _PLACES["q_offsets"], *given, _address(rows), _address(scores))
+        _PLAN.pack_into(frame, 8 * _PLACES["cut"], plan.cut, plan.scored, plan.doubt)
+        self._hasten(self._own.address, 0, n_q)
         return rows, scores
 
     def _ready(self, longest: int, chosen: int) -> Array:
         """A frame of this thread with memory for queries of so many terms and so many chosen documents."""
         frame, own = self._prepared(1), self._own
-        if not hasattr(own, "totals"):
-            own.totals, own.room = aligned(self.n + 64), (0, 0)
-            frame[_PLACES["totals"]] = _address(own.totals)
+        if not hasattr(own, "room"):
+            own.room = 0, 0
+            own.memory |= {
+                "totals": aligned(cpu_approximate.TOTALS),
+                "pool": np.empty(self.n + 64, np.int32),  # memory that is not written to takes no room
+                "pool_totals": np.empty(self.n + 128, np.uint8),
+            }
         if longest > own.room[0] or chosen > own.room[1]:
             own.room = longest, chosen = max(longest, own.room[0]), max(chosen, own.room[1])
             own.memory |= {
                 "shares": np.empty(longest, np.float32),
-                "picks": np.empty(longest, np.int64),
-                "chosen": np.empty(max(4 * chosen + 128, len(own.memory["chosen"])), np.int32),
-                "values": np.empty(4 * chosen + 256, np.uint8),
+                "code_gains": np.empty((longest, 256), np.uint8),
+                "picks": np.empty((longest, 3), np.int64),
+                "chosen": np.empty(max(chosen + 1, len(own.memory["chosen"])), np.int32),
             }
-            for name in ("shares", "picks", "chosen", "values"):
-                frame[_PLACES[name]] = _address(own.memory[name])
+            for name, array in own.memory.items():
+                frame[_PLACES[name]] = _address(array)
         return frame
 
 
@@ -177,6 +176,5 @@ def _check(forward: Forward, dim: int) -> None:
 
 
 @cache
-def _approximate(terms: str, weights: str) -> Callable[..., None]:
-    arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    return compile_ir(cpu_approximate.write(terms, weights), "approximate", arguments)
+def _compiled(terms: str, weights: str) -> Callable[..., None]:
+    return compile_ir(cpu_approximate.write_approximate(terms, weights), "approximate", ARGUMENTS)
