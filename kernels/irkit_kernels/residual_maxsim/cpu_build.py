@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .._jit import compile_ir
@@ -23,7 +24,7 @@ _MIN_WORK = 1 << 25  # multiply-adds worth a thread
 _MOST = np.finfo(np.float16).max
 
 
-def assign(values: NDArray[np.float32], centroids: NDArray[np.float32], threads: int) -> NDArray[np.int32]:
+def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
     """The nearest of ``centroids (K, d)`` to each of ``values (n, d)``."""
     (n, dim), count = values.shape, len(centroids)
     kernel = _assign(dim, has_vnni())
@@ -35,7 +36,7 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32], threads:
         arrays = (values[start:stop], panels, centroids, out[start:stop], scratch)
         kernel(*addresses(*arrays), square, stop - start, count)
 
-    share(run, n, min(threads, n * dim * count // _MIN_WORK), multiple=BLOCK)
+    share(run, n, min(torch.get_num_threads(), n * dim * count // _MIN_WORK), multiple=BLOCK)
     return out
 
 
@@ -44,7 +45,6 @@ def encode(
     centroids: NDArray[np.float32],
     codes: Codes,
     codebook: NDArray[np.int8],
-    threads: int,
 ) -> Tokens:
     """Levels and coefficients of ``values (n, d)``."""
     (n, dim), nbits = values.shape, len(codebook).bit_length() - 1
@@ -69,14 +69,12 @@ def encode(
         )
         kernel(*addresses(*arrays), STEPS * dim**0.5, stop - start, len(centroids) - 1)
 
-    share(run, n, min(threads, n * dim * 64 // _MIN_WORK))
+    share(run, n, min(torch.get_num_threads(), n * dim * 64 // _MIN_WORK))
     np.clip(coefficients, -_MOST, _MOST, out=coefficients)
     return Tokens(codes, coefficients.astype(np.float16), packed)
 
 
-def decode(
-    tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8], threads: int
-) -> NDArray[np.float32]:
+def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
     """``a * centroid + b * levels``, ``(n, d)``."""
     (n, width), dim, nbits = tokens.packed.shape, centroids.shape[1], len(codebook).bit_length() - 1
     vnni = has_vnni()
@@ -89,7 +87,7 @@ def decode(
         arrays = (*(x[part] for x in tokens), centroids, levels, out[part], scratch)
         kernel(*addresses(*arrays), stop - start, len(centroids) - 1)
 
-    share(run, n, min(threads, n * dim * 16 // _MIN_WORK))
+    share(run, n, min(torch.get_num_threads(), n * dim * 16 // _MIN_WORK))
     return out
 
 

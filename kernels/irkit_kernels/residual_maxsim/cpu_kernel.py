@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from .._jit import compile_ir, cpu_features
 from .cpu_probe import write_probe
 from .cpu_search import write_interaction, write_maxsim, write_table
-from .cpu_tile import GROUP, LANES, TILE, Header, Plan
-from .reference import CEILING, FLOOR, Tokens, quantize_signed
+from .cpu_tile import GROUP, LANES, Header, Plan
+from .reference import CEILING, FLOOR, quantize_signed
 
 __all__ = [
     "Codes",
@@ -86,6 +86,11 @@ class QueryTable:
         """The first arguments of the machine code."""
         return addresses(self.query, self.header, self.scores, self.bytes, self.maxima)
 
+    def call(self, kernel: Callable[..., None], arrays: Iterable[NDArray[Any]], *numbers: int) -> None:
+        """Run machine code on the table, ``arrays`` and ``numbers``."""
+        blocks, rows, _ = self.scores.shape
+        kernel(*self.pointers, *addresses(*arrays), *numbers, rows, blocks)
+
 
 def has_vnni() -> bool:
     """Whether this CPU has the instructions that make bytes worth while."""
@@ -113,53 +118,8 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     maxima = np.empty((blocks, rows // GROUP, plan.lanes), np.float32)
     step = reach * (CEILING - FLOOR) / 255
     table = QueryTable(packed, header, scores, levels, maxima, plan, centroids.count, centroids.dim, step)
-    _table(plan)(*table.pointers, *addresses(centroids.levels, centroids.scales), rows, blocks)
+    table.call(_table(plan), (centroids.levels, centroids.scales))
     return table
-
-
-def probe(
-    table: QueryTable,
-    nprobe: int,
-    list_offsets: NDArray[np.int64],
-    lists: NDArray[np.int32],
-    marks: NDArray[np.bool_],
-) -> None:
-    """Set the marks ``(documents,)`` of what is listed at a query token's ``nprobe`` best centroids."""
-    blocks, rows, lanes = table.scores.shape
-    best = np.empty((nprobe, lanes), np.float32)
-    arrays = (best, list_offsets, lists, marks)
-    numbers = (nprobe, table.count, len(lists), len(marks) - 1, rows, blocks)
-    _probe(table.plan)(*table.pointers, *addresses(*arrays), *numbers)
-
-
-def interaction(
-    table: QueryTable, codes: Codes, offsets: NDArray[np.int64], documents: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """Sums of byte maxima of ``documents``."""
-    out = np.empty(len(documents), np.int32)
-    blocks, rows, _ = table.scores.shape
-    kernel = _interaction(table.plan, code_type(codes))
-    arrays = (codes, offsets, documents, out)
-    kernel(*table.pointers, *addresses(*arrays), len(documents), table.count - 1, rows, blocks)
-    return out
-
-
-def residual_maxsim(
-    table: QueryTable,
-    tokens: Tokens,
-    offsets: NDArray[np.int64],
-    codebook: NDArray[np.int8],
-    documents: NDArray[np.int32],
-) -> NDArray[np.float32]:
-    """MaxSim of ``documents``."""
-    out = np.empty(len(documents), np.float32)
-    blocks, rows, lanes = table.scores.shape
-    nbits, width = len(codebook).bit_length() - 1, tokens.packed.shape[1]
-    scratch = np.empty(TILE * table.plan.stride(nbits, width) + 4 * blocks * lanes, np.uint8)
-    kernel = _maxsim(table.plan, code_type(tokens.codes), nbits, width)
-    arrays = (*tokens, offsets, shifted(codebook), documents, out, scratch)
-    kernel(*table.pointers, *addresses(*arrays), len(documents), table.count - 1, rows, blocks)
-    return out
 
 
 def _pack_query(
@@ -211,15 +171,18 @@ def _table(plan: Plan) -> Callable[..., None]:
 
 
 @cache
-def _probe(plan: Plan) -> Callable[..., None]:
+def probe(plan: Plan) -> Callable[..., None]:
+    """Machine code of `op.probe`."""
     return _compile(write_probe(plan), "probe", 4, 6)
 
 
 @cache
-def _interaction(plan: Plan, code: str) -> Callable[..., None]:
+def interaction(plan: Plan, code: str) -> Callable[..., None]:
+    """Machine code of `op.interaction`, for codes of LLVM type ``code``."""
     return _compile(write_interaction(plan, code), "interaction", 4, 4)
 
 
 @cache
-def _maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
+def residual_maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
+    """Machine code of `op.residual_maxsim`, for ``width`` bytes a token."""
     return _compile(write_maxsim(plan, code, nbits, width), "residual_maxsim", 8, 4)

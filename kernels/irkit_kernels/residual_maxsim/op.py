@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from . import cpu_build as build
 from . import cpu_kernel as cpu
 from . import reference as ref
-from .cpu_kernel import PackedCentroids, QueryTable
+from .cpu_kernel import Codes, PackedCentroids, QueryTable
+from .cpu_tile import TILE
 from .reference import NBITS, Tokens, packed_width
 
 __all__ = [
@@ -29,8 +29,6 @@ __all__ = [
     "train_codebook",
 ]
 
-Codes = NDArray[np.uint16] | NDArray[np.int32]
-
 
 def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
     """Find the centroid of largest inner product with each vector.
@@ -44,9 +42,7 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
     """
     _vectors("assign", centroids=centroids)
     _vectors("assign", width=centroids.shape[1], values=values)
-    return build.assign(
-        np.ascontiguousarray(values), np.ascontiguousarray(centroids), torch.get_num_threads()
-    )
+    return build.assign(np.ascontiguousarray(values), np.ascontiguousarray(centroids))
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
@@ -93,13 +89,7 @@ def encode(
     _codebook("encode", codebook)
     if len(codes) != len(values):
         raise ValueError(f"encode: got {len(values)} vectors but {len(codes)} codes")
-    return build.encode(
-        np.ascontiguousarray(values),
-        np.ascontiguousarray(centroids),
-        codes,
-        codebook,
-        torch.get_num_threads(),
-    )
+    return build.encode(np.ascontiguousarray(values), np.ascontiguousarray(centroids), codes, codebook)
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
@@ -116,7 +106,7 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
     _vectors("decode", centroids=centroids)
     _tokens("decode", tokens, centroids.shape[1], codebook)
     _codes("decode", tokens.codes, len(centroids))
-    return build.decode(tokens, np.ascontiguousarray(centroids), codebook, torch.get_num_threads())
+    return build.decode(tokens, np.ascontiguousarray(centroids), codebook)
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
@@ -171,7 +161,10 @@ def probe(
         raise ValueError(f"probe: got {len(list_offsets)} list_offsets for {table.count} centroids")
     marks = np.zeros(len(keep), np.bool_)
     if len(keep):
-        cpu.probe(table, min(nprobe, table.count), list_offsets, list_documents, marks)
+        nprobe = min(nprobe, table.count)
+        best = np.empty((nprobe, table.plan.lanes), np.float32)
+        numbers = (nprobe, table.count, len(list_documents), len(keep) - 1)
+        table.call(cpu.probe(table.plan), (best, list_offsets, list_documents, marks), *numbers)
     return np.flatnonzero(marks & keep).astype(np.int32)
 
 
@@ -192,7 +185,10 @@ def interaction(
     """
     _codes("interaction", codes)
     _documents("interaction", offsets, documents)
-    return cpu.interaction(table, codes, offsets, documents)
+    out = np.empty(len(documents), np.int32)
+    kernel = cpu.interaction(table.plan, cpu.code_type(codes))
+    table.call(kernel, (codes, offsets, documents, out), len(documents), table.count - 1)
+    return out
 
 
 def residual_maxsim(
@@ -214,9 +210,15 @@ def residual_maxsim(
     Returns:
         ``(len(documents),)`` float32; minus infinity for a document without tokens.
     """
-    _tokens("residual_maxsim", tokens, table.dim, codebook)
+    nbits, width = _tokens("residual_maxsim", tokens, table.dim, codebook)
     _documents("residual_maxsim", offsets, documents)
-    return cpu.residual_maxsim(table, tokens, offsets, codebook, documents)
+    out = np.empty(len(documents), np.float32)
+    maxima = 4 * len(table.query) * table.plan.lanes  # bytes
+    scratch = np.empty(TILE * table.plan.stride(nbits, width) + maxima, np.uint8)
+    kernel = cpu.residual_maxsim(table.plan, cpu.code_type(tokens.codes), nbits, width)
+    arrays = (*tokens, offsets, cpu.shifted(codebook), documents, out, scratch)
+    table.call(kernel, arrays, len(documents), table.count - 1)
+    return out
 
 
 def _check(operation: str, name: str, x: NDArray[Any], dims: int, *dtypes: Any) -> None:
@@ -259,7 +261,8 @@ def _codebook(operation: str, codebook: NDArray[np.int8]) -> int:
     return nbits
 
 
-def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]) -> None:
+def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]) -> tuple[int, int]:
+    """Bits of a number and bytes of a token."""
     nbits = _codebook(operation, codebook)
     _codes(operation, tokens.codes)
     _check(operation, "coefficients", tokens.coefficients, 2, np.float16)
@@ -270,6 +273,7 @@ def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]
             f"{operation}: got coefficients {tokens.coefficients.shape} and packed {tokens.packed.shape}, "
             f"expected ({n}, 2) and ({n}, {width}) for {n} tokens of {dim} levels of {nbits} bits"
         )
+    return nbits, width
 
 
 def _documents(operation: str, offsets: NDArray[np.int64], documents: NDArray[np.int32]) -> None:

@@ -36,8 +36,8 @@ from irkit_kernels.residual_maxsim.cpu_tile import Header
 NBITS = st.sampled_from([1, 2, 4, 8])
 seeds = st.integers(0, 2**31)
 dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # a dim is a compilation
-COMPILED = [cpu_kernel._table, cpu_kernel._probe, cpu_kernel._interaction, cpu_kernel._maxsim]
-COMPILED += [cpu_build._assign, cpu_build._encode, cpu_build._decode]
+COMPILED = [cpu_kernel._table, cpu_kernel.probe, cpu_kernel.interaction]
+COMPILED += [cpu_kernel.residual_maxsim, cpu_build._assign, cpu_build._encode, cpu_build._decode]
 
 
 @pytest.fixture(params=["vnni", "portable"], scope="module", autouse=True)
