@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit import Retriever, Run, evaluate, score
+from irkit import Ragged, Retriever, Run, Sparse, evaluate, score
 from irkit.cli import main
 from irkit.data import Document, read_qrels, read_queries
 from irkit.errors import BadTypeError, BadValueError, ConfigError
@@ -133,7 +134,11 @@ def test_the_mean_length_is_renewed_when_it_has_moved(tmp_path: Path) -> None:
 
 def test_scores_are_inner_products_of_what_is_stored(tmp_path: Path) -> None:
     with Retriever.build("bm25", ANIMALS, tmp_path) as retriever:
-        queries = retriever.model.represent(["winter bear", "copper wire", "the"], "query")
+        queries = retriever.model.represent(["winter bear", "copper of wire, of copper", "the"], "query")
+        checked = Sparse(Ragged(queries.terms.values, queries.terms.lengths), queries.weights, queries.dim)
+        assert checked.terms.offsets.tolist() == queries.terms.offsets.tolist() == [0, 2, 4, 4]
+        assert torch.equal(checked.to_dense(), queries.to_dense())
+        assert all(row.tolist() == sorted(set(row.tolist())) for row in queries.terms)
         stored = retriever.index.representations(np.arange(len(ANIMALS)))
         given = retriever.model.represent(ANIMALS.values(), "document")
         assert score(queries, stored).tolist() == score(queries, given).tolist()

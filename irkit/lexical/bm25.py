@@ -11,6 +11,7 @@ import torch
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError
 from irkit.index import Store, bm25
+from irkit.index.files import Array
 from irkit.lexical.analyzer import Analyzer
 from irkit.lexical.config import BM25Config
 from irkit.lexical.model import LexicalModel, Side, sparse_rows
@@ -99,14 +100,14 @@ class BM25(LexicalModel):
         return [Piece(*span) for span in self.analyzer.spans(text)]
 
     def _queries(self, found: Sequence[Sequence[int]]) -> Sparse:
-        """The same as with `sparse_rows`, but several times as fast for a few terms."""
+        """As `sparse_rows` would make it, in a fraction of the time."""
         counts = [Counter(sorted(row)) for row in found]
         for row in counts:
             row.pop(-1, None)
-        terms = np.array([term for row in counts for term in row], np.int64)
+        terms = np.array([term for row in counts for term in row], np.int32)
         weights = bm25.rarity(self._terms.store, terms) * [count for row in counts for count in row.values()]
-        ragged = Ragged(torch.from_numpy(terms.astype(np.int32)), torch.tensor([len(row) for row in counts]))
-        return Sparse(ragged, torch.from_numpy(weights.astype(np.float32)), self.dim)
+        lengths = np.array(list(map(len, counts)))
+        return _unchecked(terms, lengths, weights.astype(np.float32), self.dim)
 
     def _rows(self, items: Sequence[str]) -> Sparse:
         numbers = self._numbers(items, self._terms.learn)
@@ -118,3 +119,14 @@ class BM25(LexicalModel):
             if not isinstance(text, str):
                 raise BadTypeError(f"bm25: got {text!r:.60}, expected a string")
         return [number(self.analyzer.terms(text)) for text in texts]
+
+
+def _unchecked(terms: Array, lengths: Array, weights: Array, dim: int) -> Sparse:
+    """A Sparse that is known to be right: what the classes check takes longer than the search of a query."""
+    ragged, sparse = object.__new__(Ragged), object.__new__(Sparse)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    ragged.values, ragged.lengths, ragged.offsets = map(torch.from_numpy, (terms, lengths, offsets))
+    for name, value in (("terms", ragged), ("weights", torch.from_numpy(weights)), ("dim", dim)):
+        object.__setattr__(sparse, name, value)
+    return sparse
