@@ -17,8 +17,9 @@ _Frame, _bytes, _number, _row_scaled = Frame, size_of, constant, row_scaled  # u
 _RECORD, _SLOT = 20, 16  # bytes of a row of ``lists``, and of what a query keeps of it
 _HIGHEST, _MANY = 65200, 30000  # what a sum may reach, terms of a query for which that is enough
 # in postings, whose time is the unit: between two looks at the sums; a score; a vector of so many documents
-_CHECK, _SCORE, DENSE_COST = 4096, 600, 10
+_CHECK, _SCORE, DENSE_COST = 4096, 300, 10
 _GO, _FEW, _END = 0, 1, 2  # after a list: go on, few documents are possible, it was the last
+_LITTLE = 4096  # documents: fewer are not worth sorting the lists
 _EARLY = 0.12  # of the bound left: time to score some documents
 _AHEAD, _LINES = 2, 12  # lists, and lines of the cache, fetched in advance
 
@@ -258,6 +259,7 @@ def _sort() -> str:
     x = Frame("q_terms", "q_weights", "gains", "table", "list_offsets", *own)
     start, stop = x.item("q_offsets", "%query", "i64"), x.item("q_offsets", x.add("%query", 1), "i64")
     dim, at = x.get("dim"), x.op("alloca i64, align 8")
+    little = x.cmp("slt", x.get("n"), _LITTLE)
 
     def term(j: str, state: Values) -> Values:
         number, weight = x.item("q_terms", j, "i32"), x.item("q_weights", j, "float")
@@ -267,6 +269,7 @@ def _sort() -> str:
             x.prefetch(x.place("table", number, "float"))
             x.prefetch(x.place("list_offsets", number, "i64"))
             gain = x.floats("fmul", weight, x.item("gains", number, "float"))
+            gain = x.select(little, constant(0), gain, "float")
             x.store("i64", state[0], at, align=8)
 
             def move() -> str:
