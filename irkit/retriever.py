@@ -28,9 +28,10 @@ from irkit.index import (
     index_config,
     open_index,
 )
-from irkit.lexical import Impacts, LexicalModel, is_lexical, lexical_index, lexical_model
+from irkit.lexical import Impacts, LexicalModel
 from irkit.lookup import Filter, Hit, allowed_rows, find_rows, read_hits
 from irkit.model import Device, Model
+from irkit.model_choice import AnyModel, default_index, describe_model, load_model, name_model
 from irkit.representation import Representation, Sparse
 from irkit.reranking import (
     Candidates,
@@ -43,7 +44,7 @@ from irkit.reranking import (
 )
 from irkit.run import Run
 
-__all__ = ["Hit", "Retriever", "default_index", "load_model"]
+__all__ = ["Hit", "Retriever"]
 
 _CHUNK = 1024  # documents encoded and stored together
 _QUERIES = 256  # encoded and searched together
@@ -69,7 +70,7 @@ class Retriever:
         ['b']
     """
 
-    def __init__(self, store: Store, load_model: Callable[[], Model | LexicalModel]) -> None:
+    def __init__(self, store: Store, load_model: Callable[[], AnyModel]) -> None:
         """Use `Retriever.build` or `Retriever.load`."""
         self.store, self.index, self.documents = store, open_index(store), Documents(store)
         self._load_model, self._build = load_model, store.meta["build"]
@@ -79,7 +80,7 @@ class Retriever:
     @classmethod
     def build(
         cls,
-        model: Model | LexicalModel | str | Path,
+        model: AnyModel | str | Path,
         documents: Collection,
         path: str | Path,
         *,
@@ -113,7 +114,7 @@ class Retriever:
         """
         model = load_model(model)
         index = default_index(model) if index is None else index
-        config, about, stream = index_config(index), _describe(model), given_documents(documents)
+        config, about, stream = index_config(index), describe_model(model), given_documents(documents)
         if isinstance(config, AutoConfig):
             first = list(islice(stream, config.documents))
             config, stream = config.choose(model.kind, len(first)), chain(first, stream)
@@ -158,7 +159,7 @@ class Retriever:
     def load(
         cls,
         path: str | Path,
-        model: Model | LexicalModel | str | Path | None = None,
+        model: AnyModel | str | Path | None = None,
         *,
         device: Device | None = None,
         dtype: str = "float32",
@@ -192,19 +193,19 @@ class Retriever:
         return retriever
 
     @cached_property
-    def model(self) -> Model | LexicalModel:
+    def model(self) -> AnyModel:
         """The model, loaded when first asked for; warns if only its query side is another one."""
         saved, model = self.store.meta["model"], self._load_model()
-        given = _describe(model)
+        given = describe_model(model)
         if any(given[key] != saved[key] for key in ("fingerprint", "kind", "dim")):
             raise BadValueError(
-                f"index {self.store.path}: it was built with {_name(saved)}, not with {_name(given)}; "
-                "use that model or build the index again"
+                f"index {self.store.path}: it was built with {name_model(saved)}, not with "
+                f"{name_model(given)}; use that model or build the index again"
             )
         if given.get("queries") != saved.get("queries"):
             warnings.warn(
-                f"index {self.store.path}: {_name(given)} makes something else of queries than the model it "
-                "was built with, of documents the same; results are those of the model given now",
+                f"index {self.store.path}: {name_model(given)} makes something else of queries than the "
+                "model it was built with, of documents the same; results are those of the model given now",
                 stacklevel=3,  # whoever needed the model
             )
         return model.open(self.store) if isinstance(model, LexicalModel) else model
@@ -544,59 +545,3 @@ def _strings(operation: str, given: str | Iterable[str]) -> list[str]:
     if wrong:
         raise BadTypeError(f"{operation}: got {wrong[0]!r:.100}, expected a string or several")
     return items
-
-
-def default_index(model: Model | LexicalModel) -> IndexConfig:
-    """The index that `Retriever.build` makes unless it is told another one."""
-    if isinstance(model, LexicalModel):
-        return index_config(lexical_index(model.name))
-    return index_config("inverted" if model.kind == "sparse" else "flat")
-
-
-def load_model(
-    choice: Model | LexicalModel | Mapping[str, Any] | str | Path, **options: Any
-) -> Model | LexicalModel:
-    """The model that is meant.
-
-    Args:
-        choice: A model; the settings of one of `irkit.lexical`, or its name; or what `Model.from_pretrained`
-            takes.
-        options: Of `Model.from_pretrained`.
-    """
-    if isinstance(choice, Model | LexicalModel):
-        return choice
-    if isinstance(choice, Mapping) or is_lexical(choice):
-        return lexical_model(cast(str, choice))
-    return Model.from_pretrained(choice, **options)
-
-
-def _describe(model: Model | LexicalModel) -> dict[str, Any]:
-    """What the manifest says of the model."""
-    if isinstance(model, LexicalModel):
-        settings = model.config.model_dump(mode="json")
-        return {
-            "name": model.name,
-            "fingerprint": model.fingerprint,
-            "kind": model.kind,
-            "dim": None,  # as many terms as the documents have
-            "similarity": model.similarity_name,
-            "settings": settings,
-        }
-    local = Path(model.name)
-    queries = model.query_fingerprint
-    return {
-        "name": str(local.resolve()) if model.name and local.is_dir() else model.name,
-        "fingerprint": model.fingerprint,
-        **({"queries": queries} if queries else {}),
-        "kind": model.kind,
-        "dim": model.dim,
-        "similarity": model.similarity_name,
-    }
-
-
-def _name(about: Mapping[str, Any]) -> str:
-    if "settings" in about:
-        settings = [f"{key} {value}" for key, value in about["settings"].items() if key != "kind"]
-        return f"{about['name']} ({', '.join(settings)})"
-    name = about["name"] or "a model without name"
-    return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]})"

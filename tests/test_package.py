@@ -38,6 +38,7 @@ LAYERS = {
     "index": BASE | {"index", "data"},
     "lookup": {"index", "data"},
     "lexical": BASE | {"index", "data", "tokenizer", "lexical"},
+    "model_choice": {"index", "lexical", "model"},
     "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},

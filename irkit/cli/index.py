@@ -67,7 +67,8 @@ def index(
     from irkit.index import check_index
     from irkit.index.place import check_place
     from irkit.lexical.config import is_lexical
-    from irkit.retriever import Retriever, default_index, load_model
+    from irkit.model_choice import default_index, load_model
+    from irkit.retriever import Retriever
 
     check_place(out, overwrite)
     documents = read_documents(recipe.corpus)

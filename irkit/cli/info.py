@@ -51,7 +51,8 @@ def _model(directory: Path) -> dict[str, Any]:
     from irkit.model import Model
 
     model = Model.from_pretrained(directory, device="cpu")
-    configured = isinstance(model.head, MultiVectorHead | SparseHead)
+    head = model.head
+    config = head.config if isinstance(head, MultiVectorHead | SparseHead) else None
     return {
         "model": str(directory),
         "kind": model.kind,
@@ -61,7 +62,7 @@ def _model(directory: Path) -> dict[str, Any]:
         **({} if model.query_model is None else {"query_encoder": model.query_model.encoder.family}),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "max_length": model.tokenizer.max_length,
-        **(model.head.config.model_dump(mode="json") if configured else {}),
+        **({} if config is None else config.model_dump(mode="json")),
         "prompts": dict(model.prompts),
         "fingerprint": model.fingerprint,
     }

@@ -1,0 +1,71 @@
+"""Which model a `irkit.Retriever` has: a neural one or a lexical one, its index, and how indexes name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from irkit.index import IndexConfig, index_config
+from irkit.lexical import LexicalModel, is_lexical, lexical_index, lexical_model
+from irkit.model import Model
+
+__all__ = ["AnyModel", "default_index", "describe_model", "load_model", "name_model"]
+
+AnyModel: TypeAlias = Model | LexicalModel
+"""What represents queries and documents of a retriever."""
+
+
+def default_index(model: AnyModel) -> IndexConfig:
+    """The index that `Retriever.build` makes unless it is told another one."""
+    if isinstance(model, LexicalModel):
+        return index_config(lexical_index(model.name))
+    return index_config("inverted" if model.kind == "sparse" else "flat")
+
+
+def load_model(choice: AnyModel | Mapping[str, Any] | str | Path, **options: Any) -> AnyModel:
+    """The model that is meant.
+
+    Args:
+        choice: A model; the settings of one of `irkit.lexical`, or its name; or what `Model.from_pretrained`
+            takes.
+        options: Of `Model.from_pretrained`.
+    """
+    if isinstance(choice, AnyModel):
+        return choice
+    if isinstance(choice, Mapping) or is_lexical(choice):
+        return lexical_model(cast(str, choice))
+    return Model.from_pretrained(choice, **options)
+
+
+def describe_model(model: AnyModel) -> dict[str, Any]:
+    """What the manifest says of the model."""
+    if isinstance(model, LexicalModel):
+        settings = model.config.model_dump(mode="json")
+        return {
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "kind": model.kind,
+            "dim": None,  # as many terms as the documents have
+            "similarity": model.similarity_name,
+            "settings": settings,
+        }
+    local = Path(model.name)
+    queries = model.query_fingerprint
+    return {
+        "name": str(local.resolve()) if model.name and local.is_dir() else model.name,
+        "fingerprint": model.fingerprint,
+        **({"queries": queries} if queries else {}),
+        "kind": model.kind,
+        "dim": model.dim,
+        "similarity": model.similarity_name,
+    }
+
+
+def name_model(about: Mapping[str, Any]) -> str:
+    """A model for messages, from what `describe_model` said of it."""
+    if "settings" in about:
+        settings = [f"{key} {value}" for key, value in about["settings"].items() if key != "kind"]
+        return f"{about['name']} ({', '.join(settings)})"
+    name = about["name"] or "a model without name"
+    return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]})"
