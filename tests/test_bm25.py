@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 import sys
 from collections import Counter
@@ -300,6 +302,24 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
                 retriever.search(queries)  # type: ignore[arg-type]
         with pytest.raises(BadTypeError, match="expected a string"):
             retriever.model.represent([3], "query")
+        with pytest.raises(BadTypeError, match=r"write \[text\]"):
+            retriever.model.represent("bears", "query")
+        with pytest.raises(BadValueError, match="side 'both', expected 'query' or 'document'"):
+            retriever.model.represent(["bears"], "both")
+    for choice in ({"kind": "zz"}, {}):
+        with pytest.raises(ConfigError, match="expected one of bm25, impacts"):
+            lexical_model(choice)
+
+
+def test_copies_of_a_model(tmp_path: Path) -> None:
+    model = BM25(1.2, stop_words=["bears"])
+    assert repr(model) == ("BM25(k1=1.2, b=0.4, language='english', stemming=True, stop_words=('bears',))")
+    with Retriever.build(model, ANIMALS, tmp_path) as retriever:
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(retriever.model))):
+            assert twin.fingerprint == model.fingerprint
+            assert twin.analyzer.terms("bears sleep") == ["sleep"]
+            assert twin.dim == 1  # it belongs to no index
+        assert retriever.model.dim > 1
 
 
 # ---- words ----

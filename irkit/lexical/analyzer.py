@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache
 from threading import Lock
+from typing import Any
 
 import snowballstemmer
 
@@ -67,7 +68,11 @@ class Analyzer:
         english = language == "english"
         words = (STOP_WORDS if english else ()) if stop_words is None else stop_words
         self.stop_words = frozenset(map(_normal, words))
-        self._terms = _Terms(language, stemming, self.stop_words)
+        self._chosen = language, stemming, self.stop_words
+        self._terms = _Terms(*self._chosen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Analyzer, self._chosen  # for other processes: a stemmer has a lock
 
     def terms(self, text: str) -> list[str]:
         """Terms of a text, in order."""

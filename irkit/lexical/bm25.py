@@ -9,15 +9,14 @@ import numpy as np
 import torch
 
 from irkit.data import Document, Query
-from irkit.errors import BadTypeError
 from irkit.index import Store, bm25
 from irkit.index.files import Array
 from irkit.lexical.analyzer import Analyzer
 from irkit.lexical.config import BM25Config
-from irkit.lexical.model import LexicalModel, Side, sparse_rows
+from irkit.lexical.model import LexicalModel, Side, check_side, sparse_rows
 from irkit.ragged import Ragged
 from irkit.representation import Sparse
-from irkit.tokenizer import Piece
+from irkit.tokenizer import Piece, strings
 
 __all__ = ["BM25"]
 
@@ -83,7 +82,8 @@ class BM25(LexicalModel):
 
     def represent(self, items: Iterable[str], side: Side) -> Sparse:
         """Of queries idf times count of each term, of documents the rest of the formula."""
-        texts = list(items)
+        check_side(side)
+        texts = list(strings(items))
         if not texts:
             return sparse_rows((), None, self.dim)
         found = self._numbers(texts, self._terms.find)
@@ -115,10 +115,7 @@ class BM25(LexicalModel):
         return Sparse(rows.terms, rows.weights.clamp(max=_MOST), rows.dim)
 
     def _numbers(self, texts: Sequence[str], number: Callable[[Iterable[str]], list[int]]) -> list[list[int]]:
-        for text in texts:
-            if not isinstance(text, str):
-                raise BadTypeError(f"bm25: got {text!r:.60}, expected a string")
-        return [number(self.analyzer.terms(text)) for text in texts]
+        return [number(self.analyzer.terms(text)) for text in strings(texts)]
 
 
 def _unchecked(terms: Array, lengths: Array, weights: Array, dim: int) -> Sparse:

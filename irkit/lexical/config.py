@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from irkit.config import Config
+from irkit.errors import ConfigError
 
 __all__ = ["BM25Config", "ImpactsConfig", "LexicalConfig", "is_lexical", "lexical_config", "lexical_index"]
 
@@ -71,4 +72,7 @@ def lexical_config(data: Mapping[str, Any]) -> LexicalConfig:
     Raises:
         ConfigError: A key or a value is unknown.
     """
-    return _KINDS[data["kind"]].parse(data, data["kind"])
+    kind = data.get("kind")
+    if not is_lexical(kind):
+        raise ConfigError(f"model: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}")
+    return _KINDS[str(kind)].parse(data, str(kind))

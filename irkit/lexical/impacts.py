@@ -9,7 +9,7 @@ from irkit.data import Document, Query
 from irkit.data.document import check_vector
 from irkit.errors import BadTypeError, BadValueError
 from irkit.lexical.config import ImpactsConfig
-from irkit.lexical.model import LexicalModel, Side, sparse_rows
+from irkit.lexical.model import LexicalModel, Side, check_side, sparse_rows
 from irkit.representation import Sparse
 
 __all__ = ["Impacts"]
@@ -43,6 +43,7 @@ class Impacts(LexicalModel):
 
     def represent(self, items: Iterable[Mapping[str, float]], side: Side) -> Sparse:
         """The weights of the terms that the index has."""
+        check_side(side)
         vectors = _checked(items)
         rows = [self._terms.find(vector) for vector in vectors]
         return sparse_rows(rows, _weights(vectors), self.dim)

@@ -7,7 +7,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from irkit.ragged import Ragged
 from irkit.representation import Sparse
 from irkit.tokenizer import Piece
 
-__all__ = ["LexicalModel", "Side", "sparse_rows"]
+__all__ = ["LexicalModel", "Side", "check_side", "sparse_rows"]
 
 Side: TypeAlias = Literal["query", "document"]
 
@@ -40,6 +40,13 @@ class LexicalModel(ABC):
         """Use `BM25` or `Impacts`."""
         self.config = config
         self._vocabulary: Vocabulary | None = None
+
+    def __repr__(self) -> str:
+        settings = (f"{key}={value!r}" for key, value in self.config if key != "kind")
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_vocabulary": None}  # a copy belongs to no index yet
 
     @property
     def name(self) -> str:
@@ -90,7 +97,7 @@ class LexicalModel(ABC):
 
         Raises:
             BadTypeError: Items of another type.
-            BadValueError: The model does not belong to an index yet.
+            BadValueError: The model does not belong to an index yet, or there is no such side.
         """
 
     def stored(
@@ -128,6 +135,12 @@ class LexicalModel(ABC):
     @abstractmethod
     def _rows(self, items: Sequence[Any]) -> Sparse:
         """What is kept of documents, with numbers for new terms."""
+
+
+def check_side(side: str) -> None:
+    """Raise BadValueError unless ``side`` is one."""
+    if side not in get_args(Side):
+        raise BadValueError(f"represent: side {side!r}, expected {' or '.join(map(repr, get_args(Side)))}")
 
 
 def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, dim: int) -> Sparse:
