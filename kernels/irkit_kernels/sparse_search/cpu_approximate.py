@@ -1,4 +1,4 @@
-"""The machine code of approximate search, in LLVM IR: the best postings of the heaviest terms choose documents.
+"""The machine code of approximate search, in LLVM IR: the best postings of some terms choose documents.
 
 It uses the frame of exact search, which `FIELDS` makes longer, and scores documents by its code.
 """
@@ -20,6 +20,7 @@ _TOTALS, _TOP = f"<{_LANES} x i8>", 255
 _CODES = 255
 _SAMPLE = 4096  # documents that are the first range
 _FIRST = 16  # documents scored to see what others must reach
+_MOST = 64  # lists that are read at most: what each adds is rounded up to a whole of ``_TOP``
 _STREAM = 1024  # bytes of a list that are fetched ahead
 _FETCHED = 8  # documents that are fetched ahead
 _ELEMENTS, _FLOATS = 16, "<16 x float>"  # of a document, multiplied at once
@@ -32,7 +33,7 @@ FIELDS = (
     *("cut", "scored", "doubt"),
     *("totals", "pool", "pool_totals", "shares", "picks", "code_gains"),
     # variables
-    *("missing", "limit", "pooled", "crowd", "count", "reached", "room", "visited"),
+    *("missing", "picked", "limit", "pooled", "crowd", "count", "reached", "room", "visited"),
 )
 
 
@@ -59,12 +60,27 @@ def write_approximate(terms: str, weights: str) -> str:
         f"declare {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0(<{_ELEMENTS} x ptr>, i32, "
         f"<{_ELEMENTS} x i1>, {_FLOATS})",
         *(
-            f"declare <{_ELEMENTS} x {kind}> @llvm.masked.load.{_suffix(kind)}.p0(ptr, i32, <{_ELEMENTS} x i1>, "
-            f"<{_ELEMENTS} x {kind}>)"
+            f"declare <{_ELEMENTS} x {kind}> @llvm.masked.load.{_suffix(kind)}.p0(ptr, i32, "
+            f"<{_ELEMENTS} x i1>, <{_ELEMENTS} x {kind}>)"
             for kind in dict.fromkeys((terms, weights))
         ),
     ]
-    parts = [write_score(terms, weights), write_insert(), _accumulate(), _collect(), _number_of(), _reach(), _part(), _trim(), _near(terms, weights), _examine(terms, weights), _settle(), _pick(), _search(), main]
+    parts = [
+        write_score(terms, weights),
+        write_insert(),
+        _accumulate(),
+        _collect(),
+        _number_of(),
+        _reach(),
+        _part(),
+        _trim(),
+        _near(terms, weights),
+        _examine(terms, weights),
+        _settle(),
+        _pick(),
+        _search(),
+        main,
+    ]
     return "\n".join([*declarations, *parts])
 
 
@@ -93,7 +109,7 @@ class _Frame(cpu_frame.Frame):
 
 
 def _accumulate() -> str:
-    """Add what postings bring to the totals of their documents, for the rows of a list before row ``%stop``."""
+    """Add what postings bring to the totals of their documents, up to row ``%stop`` of a list."""
     x = _Frame()
     best, totals = x.get("best", "ptr"), x.get("totals", "ptr")
     base, limit = x.at(totals, x.sub(0, "%start")), x.op("shl i64 %stop, 8")
@@ -117,7 +133,9 @@ def _accumulate() -> str:
 
     many = x.advance(place, _GROUP, lambda i: before(x.add(i, _GROUP - 1)), lambda i: add(i, _GROUP))
     x.store("i64", x.advance(many, 1, before, lambda i: add(i, 1)), "%pick", align=8)
-    return x.function("define internal void @accumulate(ptr %f, ptr %pick, ptr %gains, i64 %start, i64 %stop)")
+    return x.function(
+        "define internal void @accumulate(ptr %f, ptr %pick, ptr %gains, i64 %start, i64 %stop)"
+    )
 
 
 def _collect() -> str:
@@ -131,12 +149,9 @@ def _collect() -> str:
     def turn(i: str, _: Values) -> None:
         here = x.at(totals, i)
         found = x.load(_TOTALS, here, align=64)
-        x.store(_TOTALS, "zeroinitializer", here, align=64)
         word = x.op(f"bitcast <{_LANES} x i1> {x.op(f'icmp uge {_TOTALS} {found}, {limit}')} to i64")
 
         def some() -> None:
-            x.store(_TOTALS, found, here, align=64)
-
             def one(_: str, state: Values) -> Values:
                 left, pooled = state
                 lane = x.op(f"call i64 @llvm.cttz.i64(i64 {left}, i1 true)")
@@ -150,9 +165,9 @@ def _collect() -> str:
             count = x.op(f"call i64 @llvm.ctpop.i64(i64 {word})")
             _, pooled = x.loop(0, count, 1, one, (word, x.get("pooled")), "i64")
             x.set("pooled", pooled)
-            x.store(_TOTALS, "zeroinitializer", here, align=64)
 
         x.when(x.cmp("ne", word, 0), some)
+        x.store(_TOTALS, "zeroinitializer", here, align=64)
 
     x.loop(0, x.sub("%stop", "%start"), _LANES, turn)
     return x.function("define internal void @gather(ptr %f, i64 %start, i64 %stop)")
@@ -190,8 +205,9 @@ def _reach() -> str:
 
 
 def _part() -> str:
-    """Choose the ``%wanted`` documents of the highest totals, the first of equals, from those that reach the
-    limit; the rest of these stay in the pool.
+    """Choose the ``%wanted`` documents of the highest totals from the pool, the first of equals.
+
+    Of the others those that reach the limit stay in it.
     """
     x = _Frame()
     pool, values, chosen = x.get("pool", "ptr"), x.get("pool_totals", "ptr"), x.get("chosen", "ptr")
@@ -250,8 +266,8 @@ def _near(terms: str, weights: str) -> str:
             places = x.op(f"zext <{_ELEMENTS} x i16> {places} to <{_ELEMENTS} x i32>")
         places = x.op(f"getelementptr float, ptr {x.get('table', 'ptr')}, <{_ELEMENTS} x i32> {places}")
         looked = x.op(
-            f"call {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0(<{_ELEMENTS} x ptr> {places}, i32 4, "
-            f"<{_ELEMENTS} x i1> {mask}, {_FLOATS} zeroinitializer)"
+            f"call {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0("
+            f"<{_ELEMENTS} x ptr> {places}, i32 4, <{_ELEMENTS} x i1> {mask}, {_FLOATS} zeroinitializer)"
         )
         values = read("weights", weights)
         if weights != "float":
@@ -283,7 +299,9 @@ def _examine(terms: str, weights: str) -> str:
         ahead = document(i)
         start, stop = x.item("offsets", ahead, "i64"), x.item("offsets", x.add(ahead, 1), "i64")
         for name, kind in (("terms", terms), ("weights", weights)):
-            x.loop(start, stop, 64 // size_of(kind), lambda p, _, n=name, k=kind: x.prefetch(x.place(n, p, k)))
+            x.loop(
+                start, stop, 64 // size_of(kind), lambda p, _, n=name, k=kind: x.prefetch(x.place(n, p, k))
+            )
             x.prefetch(x.place(name, x.maximum(x.sub(stop, 1), start), kind))
 
     x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
@@ -325,14 +343,19 @@ def _settle() -> str:
 def _pick() -> str:
     """Find the lists of the terms that may add most; what all others may add is missing."""
     x = _Frame()
-    start, m, cut = x.item("q_offsets", "%query", "i64"), x.get("m"), x.minimum(x.get("m"), x.get("cut"))
-    picks = x.get("picks", "ptr")
+    start, m, cut = x.item("q_offsets", "%query", "i64"), x.get("m"), x.get("picked")
+    picks, dim = x.get("picks", "ptr"), x.get("dim")
     best = x.op("alloca i64, align 8")
 
     def term(j: str, state: Values) -> Values:
-        number, weight = x.item("q_terms", x.add(start, j), "i32"), x.item("q_weights", x.add(start, j), "float")
-        x.store("float", weight, x.place("table", number, "float"), align=4)
-        share = x.floats("fmul", weight, x.item("best_scales", number, "float"))
+        number, weight = (
+            x.item("q_terms", x.add(start, j), "i32"),
+            x.item("q_weights", x.add(start, j), "float"),
+        )
+        known = x.cmp("ult", number, dim)
+        x.when(known, lambda: x.store("float", weight, x.place("table", number, "float"), align=4))
+        scale = x.item("best_scales", x.select(known, number, 0), "float")
+        share = x.select(known, x.floats("fmul", weight, scale), "0.0", "float")
         x.store("float", share, x.place("shares", j, "float"), align=4)
         return (x.floats("fadd", state[0], share),)
 
@@ -350,23 +373,25 @@ def _pick() -> str:
         (share,) = x.loop(0, m, 1, higher, (constant(-1),), "float")
         j = x.load("i64", best, align=8)
         x.store("float", constant(-1), x.place("shares", j, "float"), align=4)
-        number = x.item("q_terms", x.add(start, j), "i32")
+        number = x.minimum(x.item("q_terms", x.add(start, j), "i32"), x.sub(dim, 1))
         place, first = x.at(picks, x.mul(c, _PICK)), x.item("best_offsets", number, "i64")
         for line in range(0, _STREAM, 64):
             x.prefetch(x.at(x.place("best", first, "i32"), line))
         x.store("i64", first, place, align=8)
         x.store("i64", x.item("best_offsets", x.add(number, 1), "i64"), place, 8, 8)
         x.store("float", share, place, 16, 4)
-        missed = x.floats("fmul", x.item("q_weights", x.add(start, j), "float"), x.item("best_missed", number, "float"))
+        missed = x.floats(
+            "fmul", x.item("q_weights", x.add(start, j), "float"), x.item("best_missed", number, "float")
+        )
         return x.floats("fadd", state[0], share), x.floats("fadd", state[1], missed)
 
     picked, missed = x.loop(0, cut, 1, pick, ("0.0", "0.0"), "float")
     left = x.floats("fmul", x.floats("fsub", total, picked), constant(_CODES))
     x.set("missing", x.floats("fadd", missed, left), "float")
     # the sum of all that is added to a total, each rounded up, must fit into it
-    highest = x.op(f"call float @llvm.maxnum.f32(float {x.floats('fmul', picked, constant(_CODES))}, float {constant(1e-30)})")
-    x.set("room", x.floats("fdiv", x.real(x.sub(_TOP, x.op(f"lshr i64 {x.add(cut, 1)}, 1"))), highest), "float")
-
+    highest = x.floats("fmul", picked, constant(_CODES))
+    highest = x.op(f"call float @llvm.maxnum.f32(float {highest}, float {constant(1e-30)})")
+    x.set("room", x.floats("fdiv", x.real(x.sub(_TOP, cut)), highest), "float")
     kind = f"<{_GROUP} x i32>"
 
     def scale(c: str, _: Values) -> None:
@@ -374,9 +399,9 @@ def _pick() -> str:
         factor = x.floats("fmul", x.load("float", place, 16, 4), x.get("room", "float"))
         factor = x.minimum(x.whole(x.floats("fmul", factor, constant(65536))), 65535)
         factor = x.broadcast(_GROUP, "i32", x.op(f"trunc i64 {factor} to i32"))
-        for first in range(0, _CODES + 1, _GROUP):  # what each code brings, rounded
+        for first in range(0, _CODES + 1, _GROUP):  # what each code brings, rounded up
             value = x.op(f"mul {kind} {array(_GROUP, 'i32', range(first, first + _GROUP))}, {factor}")
-            value = x.op(f"add {kind} {value}, {splat(_GROUP, 'i32', 1 << 15)}")
+            value = x.op(f"add {kind} {value}, {splat(_GROUP, 'i32', (1 << 16) - 1)}")
             value = x.op(f"lshr {kind} {value}, {splat(_GROUP, 'i32', 16)}")
             value = x.op(f"trunc {kind} {value} to <{_GROUP} x i8>")
             x.store(f"<{_GROUP} x i8>", value, x.get("code_gains", "ptr"), x.add(x.mul(c, _CODES + 1), first))
@@ -391,6 +416,8 @@ def _search() -> str:
     start, stop = x.item("q_offsets", "%query", "i64"), x.item("q_offsets", x.add("%query", 1), "i64")
     m, k = x.sub(stop, start), x.get("k")
     x.set("m", m)
+    cut = x.minimum(x.minimum(m, x.get("cut")), _MOST)
+    x.set("picked", cut)
     for name in ("hits", "least", "pooled"):
         x.set(name, 0)
     x.set("crowd", x.mul(x.get("scored"), 2))
@@ -402,7 +429,7 @@ def _search() -> str:
     margin = x.floats("fmul", x.real(x.add(m, 8)), constant(2**-22))
     x.set("margin", x.floats("fsub", constant(1), margin), "float")
     x.do("call void @pick(ptr %f, i64 %query)")
-    cut, picks, n = x.minimum(m, x.get("cut")), x.get("picks", "ptr"), x.get("n")
+    picks, n = x.get("picks", "ptr"), x.get("n")
     first = x.add(k, x.maximum(x.op(f"lshr i64 {k}, 1"), _FIRST - 10))
 
     def range_(start: str, stop: str) -> None:
@@ -410,7 +437,12 @@ def _search() -> str:
             place = x.at(picks, x.mul(c, _PICK))
             gains = x.at(x.get("code_gains", "ptr"), x.mul(c, _CODES + 1))
             some = x.cmp("slt", x.load("i64", place, 0, 8), x.load("i64", place, 8, 8))
-            x.when(some, lambda: x.do(f"call void @accumulate(ptr %f, ptr {place}, ptr {gains}, i64 {start}, i64 {stop})"))
+            x.when(
+                some,
+                lambda: x.do(
+                    f"call void @accumulate(ptr %f, ptr {place}, ptr {gains}, i64 {start}, i64 {stop})"
+                ),
+            )
 
         x.loop(0, cut, 1, add)
         x.do(f"call void @gather(ptr %f, i64 {start}, i64 {stop})")
@@ -431,7 +463,8 @@ def _search() -> str:
     x.loop(x.get("hits"), k, 1, nothing)
 
     def forget(j: str, _: Values) -> None:
-        x.store("float", "0.0", x.place("table", x.item("q_terms", j, "i32"), "float"), align=4)
+        number = x.minimum(x.item("q_terms", j, "i32"), x.sub(x.get("dim"), 1))
+        x.store("float", "0.0", x.place("table", number, "float"), align=4)
 
     x.loop(start, stop, 1, forget)
     return x.function("define internal void @search(ptr %f, i64 %query)")

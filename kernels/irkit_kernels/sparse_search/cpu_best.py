@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 def longest(n: int) -> int:
     """Postings that a list keeps, of ``n`` documents."""
-    return max(2048, n // 128)
+    return max(2048, n // 100)
 
 
 def best_lists(
@@ -32,8 +32,9 @@ def best_lists(
         allocate: ``allocate(name, shape, dtype)`` makes the arrays of the postings.
 
     Returns:
-        ``best_offsets (dim + 1,)`` into ``best``, postings: a row, and in the lowest 8 bits a code, which times
-        ``best_scales (dim,)`` is the weight; ``best_missed (dim,)`` the highest weight not among them.
+        ``best_offsets (dim + 1,)`` into ``best``, postings: a row, and in the lowest 8 bits a code, which
+        times ``best_scales (dim,)`` is the weight, rounded up; ``best_missed (dim,)`` the highest weight that
+        is not among them, likewise.
     """
     n = len(forward[0]) - 1
     counts, most = np.zeros(dim, np.int64), np.zeros(dim, np.float32)
@@ -71,7 +72,7 @@ def _group(
     for rows, terms, weights in _pieces(forward, first, last):
         levels = np.zeros(len(rows), np.float32)
         np.divide(weights, scales[terms], out=levels, where=weights > 0)
-        codes = np.clip(np.rint(levels), weights > 0, _CODES).astype(np.uint8)
+        codes = np.clip(np.ceil(levels), weights > 0, _CODES).astype(np.uint8)
         parts.append((rows, (terms - first).astype(np.uint16), codes))
     rows, terms, codes = (np.concatenate(column) for column in zip(*parts, strict=True))
     return rows, terms, codes
@@ -97,7 +98,11 @@ def _pieces(
         here = np.asarray(terms[start : start + _BLOCK])
         values = weights[start : start + _BLOCK]
         if last is None:
-            rows = np.empty(0, np.int32) if scales is None else _rows(offsets, np.arange(start, start + len(here)))
+            rows = (
+                np.empty(0, np.int32)
+                if scales is None
+                else _rows(offsets, np.arange(start, start + len(here)))
+            )
         else:
             chosen = np.flatnonzero((here >= first) & (here < last))
             here, values, rows = here[chosen], values[chosen], _rows(offsets, chosen + start)

@@ -41,7 +41,8 @@ class Effort(NamedTuple):
 
 def effort_of(effort: float, n: int) -> Effort:
     """What one number between 0 and 1 means for ``n`` documents."""
-    return Effort(round(8 + 16 * effort), 0.4 * effort, 1024)
+    scored = 128 * max(1.0, n / 1e5) ** 0.25 * 2 ** (4 * effort)
+    return Effort(16 + round(16 * effort), 0.15 + 0.4 * effort, int(scored))
 
 
 def build(
@@ -100,11 +101,11 @@ class Searcher(Exact):
         """The best documents of each query: all of them, or those that some effort finds.
 
         Args:
-            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32, those from ``dim`` on being of no document,
-                and ``weights`` float32 above 0.
+            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32, which are of no document from ``dim``
+                on, and ``weights`` float32 above 0.
             k: Hits of a query.
             keep: ``(n,)`` bool, documents that may be found; None means all.
-            effort: Above 0 and below 1; None means exactly the best.
+            effort: Above 0, and below 1; 1 or None means exactly the best.
 
         Returns:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
@@ -112,15 +113,19 @@ class Searcher(Exact):
             order, of weights rounded as they are kept.
         """
         offsets, terms, weights = queries
-        if len(terms) and int(terms.max()) >= self.dim:
-            offsets, terms, weights = _known(queries, self.dim)
-        if effort is None or k > _MOST:
-            return self.search((offsets, terms, weights), k, keep)
+        if effort is None or effort == 1 or k > _MOST:
+            return self.search(queries, k, keep)
         plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n)
         n_q = len(offsets) - 1
         rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
         frame = self._ready(len(terms), max(plan.scored, 2 * k, 32))
-        given = _address(offsets), _address(terms), _address(weights), k, 0 if keep is None else _address(keep)
+        given = (
+            _address(offsets),
+            _address(terms),
+            _address(weights),
+            k,
+            0 if keep is None else _address(keep),
+        )
         _QUERY.pack_into(frame, 8 * _PLACES["q_offsets"], *given, _address(rows), _address(scores))
         _PLAN.pack_into(frame, 8 * _PLACES["cut"], plan.cut, plan.scored, plan.doubt)
         self._hasten(self._own.address, 0, n_q)
@@ -149,13 +154,6 @@ class Searcher(Exact):
         return frame
 
 
-def _known(queries: tuple[Array, Array, Array], dim: int) -> tuple[Array, Array, Array]:
-    """Queries without the terms that no document has."""
-    offsets, terms, weights = queries
-    there = terms < dim
-    return np.concatenate([[0], np.cumsum(there)])[offsets], terms[there], weights[there]
-
-
 def _check(forward: Forward, dim: int) -> None:
     offsets, terms, weights, scales = forward
     integers = weights.dtype in (np.uint8, np.uint16)
@@ -169,9 +167,9 @@ def _check(forward: Forward, dim: int) -> None:
     for name, fine in expected.items():
         if not fine:
             raise ValueError(
-                f"sparse_search: {name} is not as expected; see the documentation of build (got offsets "
-                f"{offsets.dtype} {offsets.shape}, terms {terms.dtype} {terms.shape}, weights {weights.dtype} "
-                f"{weights.shape}, scales {None if scales is None else scales.dtype}, dim {dim})"
+                f"sparse_search: {name} is not what build expects; got offsets {offsets.dtype} "
+                f"{offsets.shape}, terms {terms.dtype} {terms.shape}, weights {weights.dtype} "
+                f"{weights.shape}, scales {None if scales is None else scales.dtype}, dim {dim}"
             )
 
 
