@@ -213,18 +213,21 @@ class Inverted(Flat):
             return None
         terms = np.ascontiguousarray(queries.terms.values.numpy(), np.int32)
         hits = self._look_up((_offsets(queries.terms.lengths.numpy()), terms, values), k, None)
-        return hits if _lowest(hits.rows[:, -1]) >= 0 else None
+        return hits if _lowest(hits.rows[:, -1]) >= 0 else self._completed(hits, queries, None)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         arrays = queries.arrays()
         if self._negative or arrays["weights"].min(initial=0) < 0:
             return super()._search(queries, k, keep)
         keep = keep if keep is None else np.ascontiguousarray(keep)
-        hits = self._look_up(_positive(arrays), k, keep)
-        short = np.flatnonzero(hits.rows[:, -1] < 0)  # fewer than k score above 0, or were found
+        return self._completed(self._look_up(_positive(arrays), k, keep), queries, keep)
+
+    def _completed(self, hits: Hits, queries: Representation, keep: Array | None) -> Hits:
+        """With rows that score 0 where fewer score above 0, and with those that an approximation left out."""
+        short = np.flatnonzero(hits.rows[:, -1] < 0)
         if len(short) and self._effort(keep) is not None:
             asked = _positive(queries[short].arrays())
-            hits.rows[short], hits.scores[short] = self._look_up(asked, k, keep, exact=True)
+            hits.rows[short], hits.scores[short] = self._look_up(asked, hits.rows.shape[1], keep, exact=True)
         for query in short:
             _fill(hits.rows[query], hits.scores[query], keep)
         return hits
