@@ -28,7 +28,7 @@ _TEXTS = {"SciFact": ("scifact",), "MS MARCO": ("msmarco-dl19-pool", "msmarco-dl
 COLLECTIONS = ("generated 200k", "generated 1M", *_TEXTS)
 ROUNDS = 5
 _ROUND = 0.2  # seconds that a setting may take in a round, if five queries take no more
-_POSTINGS = {"generated 1M": (1000,), "generated 200k": (300,)}  # of Seismic, of each term
+_POSTINGS = {"generated 1M": 1000, "generated 200k": 300}  # of Seismic, for each term
 _CUTS, _FACTORS = (3, 4, 5, 6, 7, 8, 10, 12, 16), (0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 _EFFORTS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _EXACT = {"numpy scan": 0.999, "numba scan": 0.999, "irkit exact": 0.999, "irkit BM25": 0.999, "bm25s": 0.999}
@@ -36,7 +36,7 @@ _PLOT = Path(__file__).parents[1] / "docs" / "sparse.svg"
 
 
 def contenders(name: str) -> dict[str, Contender]:
-    """Those of a collection; what follows a comma in their names is what they build."""
+    """Those of a collection."""
     contender = partial(Contender, "benchmarks.sparse_engines")
     grid = itertools.product(_CUTS, _FACTORS)
     seismic = tuple({"query_cut": cut, "heap_factor": factor} for cut, factor in grid)
@@ -46,11 +46,10 @@ def contenders(name: str) -> dict[str, Contender]:
         "numpy scan": contender("numpy", {}),
         "numba scan": contender("numba", {}, ({}, {"together": True})),
         "irkit": contender("irkit", {"kind": "inverted"}, ours),
+        "pyseismic-lsr": contender(
+            "seismic", {"n_postings": _POSTINGS.get(name, 100)}, seismic, peer="seismic"
+        ),
     }
-    for postings in _POSTINGS.get(name, (100, 300)):
-        known[f"pyseismic-lsr, {postings} postings"] = contender(
-            "seismic", {"n_postings": postings}, seismic, peer="seismic"
-        )
     if name in _TEXTS:
         options = {"kind": "inverted", "dtype": "float32", "bm25": BM25}  # as `Retriever.build` has it
         known["irkit BM25"] = contender("irkit", options, exact)
@@ -93,9 +92,8 @@ def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[l
     curves = []
     for (label, chosen), taken in times.items():
         settings = known[label].options | json.loads(chosen)
-        contender = label.partition(",")[0]
-        if contender == "irkit" and settings["mode"] == "exact":
-            contender = "irkit exact"
+        exact = label == "irkit" and settings["mode"] == "exact"
+        contender = "irkit exact" if exact else label
         cpu, wall = (statistics.median(each) for each in zip(*taken, strict=True))
         curves.append(
             {

@@ -20,7 +20,7 @@ def bars(curves: Sequence[Row], builds: Sequence[Row]) -> list[Row]:
     for name in dict.fromkeys(row["collection"] for row in curves):
         found = [row for row in curves if row["collection"] == name]
         built = [row for row in builds if row["collection"] == name and row["build CPU s"]]
-        for what, value, sign, wanted in [*_speed(found), *_lexical(found), *_sizes(built, found)]:
+        for what, value, sign, wanted in [*_speed(found), *_lexical(found), *_sizes(built)]:
             met = "" if wanted is None else "yes" if (value >= wanted) == (sign == ">=") else "no"
             limit = "" if wanted is None else f"{sign} {wanted:g}"
             rows.append({"collection": name, "irkit": what, "is": value, "wanted": limit, "met": met})
@@ -108,12 +108,11 @@ def _lexical(rows: list[Row]) -> Iterator[_Bar]:
             yield f"BM25 queries/s {how} / bm25s", ours["queries/s"] / theirs["queries/s"], ">=", 1.0
 
 
-def _sizes(built: list[Row], rows: list[Row]) -> Iterator[_Bar]:
-    """Time of the build and bytes over those of the peer that is fastest at the highest recall."""
-    ours = next((row for row in built if row["contender"] == "irkit"), None)
-    best = _fastest(rows, _PEER, RECALLS[-1])
-    if ours and best:
-        label = f"{_PEER}, {best['settings']['n_postings']} postings"
-        theirs = next(row for row in built if row["contender"] == label)
+def _sizes(built: list[Row]) -> Iterator[_Bar]:
+    """Time of the build and bytes over those of the peer."""
+    ours, theirs = (
+        next((row for row in built if row["contender"] == each), None) for each in ("irkit", _PEER)
+    )
+    if ours and theirs:
         for what, key in (("processor time of the build", "build CPU s"), ("bytes", "bytes/posting")):
-            yield f"{what} / {label}", ours[key] / theirs[key], "<=", 1.0
+            yield f"{what} / {_PEER}", ours[key] / theirs[key], "<=", 1.0
