@@ -22,6 +22,7 @@ Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 _PLACES = {name: place for place, name in enumerate(cpu_approximate.FIELDS)}
 _PLAN = struct.Struct("=2qf")  # from "cut" to "doubt"
+_DOCUMENTS = 1 << 24
 _MOST = 4096  # hits of a query that are worth an approximation
 
 
@@ -41,12 +42,16 @@ class Effort(NamedTuple):
 
 def effort_of(effort: float, n: int) -> Effort:
     """What one number between 0 and 1 means for ``n`` documents."""
-    scored = 128 * max(1.0, n / 1e5) ** 0.25 * 2 ** (4 * effort)
-    return Effort(16 + round(16 * effort), 0.15 + 0.4 * effort, int(scored))
+    scored = 64 * max(1.0, n / 1e5) ** 0.3 * 2 ** (5 * effort)
+    return Effort(12 + round(20 * effort), 0.18 + 0.32 * effort, int(scored))
 
 
 def build(
-    forward: Forward, dim: int, *, allocate: Callable[[str, tuple[int, ...], Any], Array] | None = None
+    forward: Forward,
+    dim: int,
+    *,
+    allocate: Callable[[str, tuple[int, ...], Any], Array] | None = None,
+    approximate: bool = True,
 ) -> dict[str, Array]:
     """The lists of all terms, read by `Searcher`.
 
@@ -58,13 +63,24 @@ def build(
             them; else None. No weight may be below 0.
         dim: Size of the vocabulary.
         allocate: ``allocate(name, shape, dtype)`` makes the large arrays; None means in memory.
+        approximate: Whether there will be approximate search, which has lists of its own, of at most 2**24
+            documents.
 
     Returns:
         The arrays by name.
+
+    Raises:
+        ValueError: The arrays of documents are of other kinds, or too many.
     """
     _check(forward, dim)
+    if approximate and len(forward[0]) - 1 > _DOCUMENTS:
+        raise ValueError(
+            f"sparse_search: lists for approximate search are of at most {_DOCUMENTS} documents, got "
+            f"{len(forward[0]) - 1}; build several, or lists for exact search alone"
+        )
     make = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
-    return build_exact(forward, dim, make) | best_lists(forward, dim, make)
+    arrays = build_exact(forward, dim, make)
+    return arrays | best_lists(forward, dim, make) if approximate else arrays
 
 
 class Searcher(Exact):
@@ -79,13 +95,13 @@ class Searcher(Exact):
     """
 
     def __init__(self, arrays: dict[str, Array], forward: Forward) -> None:
-        self.dim = len(arrays["best_scales"])
-        _check(forward, self.dim)
+        _check(forward, len(arrays["gains"]))
         super().__init__(arrays, forward)
         self.n = len(forward[0]) - 1
         frame = np.zeros(len(cpu_approximate.FIELDS), np.int64)
         frame[: len(self._frame)] = self._frame
-        for name in ("best_offsets", "best", "best_scales", "best_missed"):
+        self._listed = "best" in arrays
+        for name in ("best_offsets", "best", "best_scales", "best_missed") if self._listed else ():
             self._held[name] = arrays[name]
             frame[_PLACES[name]] = _address(arrays[name])
         self._frame = frame
@@ -105,7 +121,8 @@ class Searcher(Exact):
                 on, and ``weights`` float32 above 0.
             k: Hits of a query.
             keep: ``(n,)`` bool, documents that may be found; None means all.
-            effort: Above 0, and below 1; 1 or None means exactly the best.
+            effort: Above 0, and below 1; 1 or None means exactly the best, as do lists
+                without those of approximate search.
 
         Returns:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
@@ -113,7 +130,7 @@ class Searcher(Exact):
             order, of weights rounded as they are kept.
         """
         offsets, terms, weights = queries
-        if effort is None or effort == 1 or k > _MOST:
+        if effort is None or effort == 1 or k > _MOST or not self._listed:
             return self.search(queries, k, keep)
         plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n)
         n_q = len(offsets) - 1
