@@ -7,13 +7,12 @@ address.
 from __future__ import annotations
 
 from .._jit import Values
-from .cpu_frame import FIELDS, LANES, RANGE, STEP, SUMS, Frame, constant, size_of
+from .cpu_frame import LANES, RANGE, STEP, SUMS, Frame, constant
 from .cpu_scan import write_add, write_collect, write_count, write_scan
-from .cpu_score import row_scaled, write_insert, write_score, write_verify
+from .cpu_score import write_insert, write_pair, write_verify
 
-__all__ = ["DENSE_COST", "FIELDS", "write_exact"]
+__all__ = ["DENSE_COST", "write_exact"]
 
-_Frame, _bytes, _number, _row_scaled = Frame, size_of, constant, row_scaled  # until all use the new names
 _RECORD, _SLOT = 20, 16  # bytes of a row of ``lists``, and of what a query keeps of it
 _HIGHEST, _MANY = 65200, 30000  # what a sum may reach, terms of a query for which that is enough
 # in postings, whose time is the unit: between two looks at the sums; a score; a vector of so many documents
@@ -31,7 +30,7 @@ def write_exact(terms: str, weights: str) -> str:
         terms: LLVM type of the terms of a row, ``i16`` or ``i32``.
         weights: Of its weights, ``float``, ``half``, or ``i16`` or ``i8``, which a row's scale multiplies.
     """
-    parts = [write_scan(), write_add(), write_count(), write_collect(), write_score(terms, weights)]
+    parts = [write_scan(), write_add(), write_count(), write_collect(), write_pair(terms, weights)]
     parts += [
         write_insert(),
         write_verify(terms, weights),
@@ -219,7 +218,7 @@ def _refine() -> str:
         return local, x.at(sums, x.mul(local, 2))
 
     def look_up(i: str, _: Values) -> None:
-        codes, _, dense = _slot(x, "%slots", i)
+        codes, _count, dense = _slot(x, "%slots", i)
 
         def vector() -> None:
             share, factor = _share(x, "%slots", i)

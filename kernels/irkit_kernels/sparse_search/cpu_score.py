@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from .._jit import Values
 from .cpu_frame import Frame, size_of
 
-__all__ = ["row_scaled", "write_insert", "write_score", "write_verify"]
+__all__ = ["row_scaled", "write_insert", "write_pair", "write_score", "write_verify"]
 
 _FETCHED = 8  # documents fetched in advance
 
@@ -13,28 +15,59 @@ _FETCHED = 8  # documents fetched in advance
 def write_score(terms: str, weights: str) -> str:
     """The score of a document, added up element by element as `irkit.score` does."""
     x = Frame("table", "terms", "weights")
-    start, stop = x.item("offsets", "%document", "i64"), x.item("offsets", x.add("%document", 1), "i64")
-
-    def elements(i: str, state: Values, number: int) -> Values:
-        for j in range(number):
-            at = x.add(i, j)
-            looked = x.item("table", x.item("terms", at, terms), "float")
-            value = row_scaled(x, weights, _weight(x, weights, at))
-            state = (x.op(f"call float @llvm.fma.f32(float {value}, float {looked}, float {state[0]})"),)
-        return state
-
-    full = x.add(start, x.op(f"and i64 {x.sub(stop, start)}, -8"))
-    state = x.loop(start, full, 8, lambda i, s: elements(i, s, 8), ("0.0",), "float")
-    (score,) = x.loop(full, stop, 1, lambda i, s: elements(i, s, 1), state, "float")
-    x.store("float", score, "%out", align=4)
+    (row,) = rows = [_Row(x, terms, weights, "%document")]
+    full = x.add(row.start, x.op(f"and i64 {x.sub(row.stop, row.start)}, -8"))
+    state = x.loop(
+        row.start, full, 8, lambda i, s: _elements(rows, x.sub(i, row.start), 8, s), ("0.0",), "float"
+    )
+    x.store("float", row.finish(full, state[0]), "%out", align=4)
     return x.function("define internal void @score(ptr %f, i64 %document, ptr %out)")
 
 
-def _weight(x: Frame, weights: str, index: str) -> str:
-    value = x.load(weights, x.place("weights", index, weights), align=size_of(weights))
-    if weights == "float":
-        return value
-    return x.op(f"{'fpext' if weights == 'half' else 'uitofp'} {weights} {value} to float")
+def write_pair(terms: str, weights: str) -> str:
+    """The scores of two documents: either waits for the sum before, so that two take hardly more time."""
+    x = Frame("table", "terms", "weights")
+    rows = [_Row(x, terms, weights, name) for name in ("%document", "%other")]
+    shorter = x.minimum(*(x.sub(row.stop, row.start) for row in rows))
+    full = x.op(f"and i64 {shorter}, -4")
+    state = x.loop(0, full, 4, lambda i, s: _elements(rows, i, 4, s), ("0.0", "0.0"), "float")
+    for place, (row, total) in enumerate(zip(rows, state, strict=True)):
+        x.store("float", row.finish(x.add(row.start, full), total), "%out", 4 * place, 4)
+    return x.function("define internal void @pair(ptr %f, i64 %document, i64 %other, ptr %out)")
+
+
+class _Row:
+    """The elements of a document."""
+
+    def __init__(self, x: Frame, terms: str, weights: str, document: str) -> None:
+        self.x, self.terms, self.weights = x, terms, weights
+        self.start = x.item("offsets", document, "i64")
+        self.stop = x.item("offsets", x.add(document, 1), "i64")
+        self.scale = None if weights in ("float", "half") else x.item("row_scales", document, "float")
+
+    def plus(self, at: str, total: str) -> str:
+        """``total`` and the product of element ``at``."""
+        x, kind = self.x, self.weights
+        looked = x.item("table", x.item("terms", at, self.terms), "float")
+        value = x.load(kind, x.place("weights", at, kind), align=size_of(kind))
+        if kind != "float":
+            value = x.op(f"{'fpext' if kind == 'half' else 'uitofp'} {kind} {value} to float")
+        if self.scale:
+            value = x.floats("fmul", value, self.scale)
+        return x.op(f"call float @llvm.fma.f32(float {value}, float {looked}, float {total})")
+
+    def finish(self, at: str, total: str) -> str:
+        """``total`` and the products of the elements from ``at`` on."""
+        (score,) = self.x.loop(at, self.stop, 1, lambda i, s: (self.plus(i, s[0]),), (total,), "float")
+        return score
+
+
+def _elements(rows: list[_Row], first: str, number: int, totals: Values) -> Values:
+    """Totals of some documents and the products of their elements ``first`` to ``first + number``."""
+    for j in range(number):
+        places = [row.x.add(row.start, row.x.add(first, j)) for row in rows]
+        totals = tuple(row.plus(at, total) for row, at, total in zip(rows, places, totals, strict=True))
+    return totals
 
 
 def row_scaled(x: Frame, weights: str, value: str) -> str:
@@ -102,7 +135,7 @@ def write_verify(terms: str, weights: str) -> str:
     """Score the chosen documents."""
     x = Frame("offsets", "terms", "weights")
     chosen, number = x.get("chosen", "ptr"), x.get("number")
-    out = x.op("alloca float, align 4")
+    out = x.op("alloca [2 x float], align 4")
 
     def document(at: str) -> str:
         return x.op(f"zext i32 {x.load('i32', chosen, x.mul(at, 4), 4)} to i64")
@@ -123,17 +156,22 @@ def write_verify(terms: str, weights: str) -> str:
     x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
     x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: approach(i))
 
-    def one(i: str, _: Values) -> None:
-        following = x.add(i, _FETCHED)
-        x.when(x.cmp("slt", following, number), lambda: approach(following))
-        this = document(i)
-        x.do(f"call void @score(ptr %f, i64 {this}, ptr {out})")
-        score = x.load("float", out, align=4)
+    def consider(document: str, place: int) -> None:
+        score = x.load("float", out, 4 * place, 4)
         good = x.cmp("oge", score, x.get("theta", "float"), "float")
         x.when(
             x.both(good, x.cmp("ogt", score, "0.0", "float")),
-            lambda: x.do(f"call void @insert(ptr %f, i64 {this}, float {score})"),
+            lambda: x.do(f"call void @insert(ptr %f, i64 {document}, float {score})"),
         )
 
-    x.loop(0, number, 1, one)
+    def two(i: str, _: Values) -> None:
+        for j in range(2):
+            following = x.add(i, _FETCHED + j)
+            x.when(x.cmp("slt", following, number), partial(approach, following))
+        pair = [document(i), document(x.minimum(x.add(i, 1), x.sub(number, 1)))]  # the last one twice
+        x.do(f"call void @pair(ptr %f, i64 {pair[0]}, i64 {pair[1]}, ptr {out})")
+        for place, this in enumerate(pair):
+            consider(this, place)
+
+    x.loop(0, number, 2, two)
     return x.function("define internal void @verify(ptr %f)")
