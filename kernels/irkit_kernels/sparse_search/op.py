@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +14,14 @@ from .._jit import compile_ir
 from . import cpu_approximate
 from .cpu_best import best_lists
 from .cpu_build import build_exact
-from .cpu_search import _QUERY, ARGUMENTS, KINDS, Exact, _address, aligned
+from .cpu_search import ARGUMENTS, KINDS, Exact, _address, aligned
 
 __all__ = ["Effort", "Searcher", "build", "effort_of"]
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 _PLACES = {name: place for place, name in enumerate(cpu_approximate.FIELDS)}
-_PLAN = struct.Struct("=2qf")  # from "cut" to "doubt"
+_PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doubt"
 _DOCUMENTS = 1 << 24
 _MOST = 4096  # hits of a query that are worth an approximation
 
@@ -40,6 +40,7 @@ class Effort(NamedTuple):
     scored: int
 
 
+@lru_cache
 def effort_of(effort: float, n: int) -> Effort:
     """What one number between 0 and 1 means for ``n`` documents."""
     scored = 64 * max(1.0, n / 1e5) ** 0.3 * 2 ** (5 * effort)
@@ -129,24 +130,17 @@ class Searcher(Exact):
             nothing more is found. A hit scores above 0: the sum over the terms of the document, in their
             order, of weights rounded as they are kept.
         """
-        offsets, terms, weights = queries
         if effort is None or effort == 1 or k > _MOST or not self._listed:
             return self.search(queries, k, keep)
         plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n)
-        n_q = len(offsets) - 1
-        rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
-        frame = self._ready(len(terms), max(plan.scored, 2 * k, 32))
-        given = (
-            _address(offsets),
-            _address(terms),
-            _address(weights),
-            k,
-            0 if keep is None else _address(keep),
-        )
-        _QUERY.pack_into(frame, 8 * _PLACES["q_offsets"], *given, _address(rows), _address(scores))
-        _PLAN.pack_into(frame, 8 * _PLACES["cut"], plan.cut, plan.scored, plan.doubt)
-        self._hasten(self._own.address, 0, n_q)
-        return rows, scores
+        chosen = max(plan.scored, 2 * k, 32)
+
+        def prepare(longest: int) -> Array:
+            frame = self._ready(longest, chosen)
+            _PLAN.pack_into(frame.data, _START, plan.cut, plan.scored, plan.doubt)
+            return frame
+
+        return self._run(self._hasten, prepare, queries, k, keep)
 
     def _ready(self, longest: int, chosen: int) -> Array:
         """A frame of this thread with memory for queries of so many terms and so many chosen documents."""
