@@ -1,40 +1,26 @@
 """The machine code of approximate search, in LLVM IR: the best postings of some terms choose documents.
 
-It uses the frame of exact search, which `FIELDS` makes longer, and scores documents by its code.
+It uses the frame of exact search, made longer, and scores documents by its code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .._jit import Values, array, splat
-from . import cpu_frame
-from .cpu_frame import constant, size_of
-from .cpu_score import row_scaled, write_insert, write_score
+from .cpu_examine import write_examine
+from .cpu_frame import constant
+from .cpu_pool import TOP, PoolFrame, write_pool
+from .cpu_score import write_insert, write_score
 
-__all__ = ["FIELDS", "TOTALS", "write_approximate"]
+__all__ = ["TOTALS", "write_approximate"]
 
 TOTALS = 1 << 15  # documents of a range: their totals, of a byte each, stay in the first cache
-_LANES, _GROUP = 64, 8  # totals looked at, postings added at once
-_TOTALS, _TOP = f"<{_LANES} x i8>", 255
+_GROUP = 8  # postings added at once
 _CODES = 255
 _SAMPLE = 4096  # documents that are the first range
 _FIRST = 16  # documents scored to see what others must reach
-_MOST = 64  # lists that are read at most: what each adds is rounded up to a whole of ``_TOP``
+_MOST = 64  # lists that are read at most: what each adds is rounded up to a whole of ``TOP``
 _STREAM = 1024  # bytes of a list that are fetched ahead
-_FETCHED = 8  # documents that are fetched ahead
-_ELEMENTS, _FLOATS = 16, "<16 x float>"  # of a document, multiplied at once
-_PICK = 24  # bytes: place in a list, its end and share that is read
-
-FIELDS = (
-    *cpu_frame.FIELDS,
-    # the index, how much of it is read, scratch memory
-    *("best_offsets", "best", "best_scales", "best_missed"),
-    *("cut", "scored", "doubt"),
-    *("totals", "pool", "pool_totals", "shares", "picks", "code_gains"),
-    # variables
-    *("missing", "picked", "limit", "pooled", "crowd", "count", "reached", "room", "visited"),
-)
+_PICK = 24  # bytes: a list's place, its end, and share of a code
 
 
 def write_approximate(terms: str, weights: str) -> str:
@@ -44,73 +30,23 @@ def write_approximate(terms: str, weights: str) -> str:
         terms: LLVM type of the terms of a row, as for exact search.
         weights: Of its weights.
     """
-    x = _Frame()
+    x = PoolFrame()
     x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @search(ptr %f, i64 {i})"))
     main = x.function("define void @approximate(ptr %f, i64 %first, i64 %last)")
     declarations = [
-        "@always = internal constant i8 1",
         "declare float @llvm.fma.f32(float, float, float)",
         "declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
         "declare float @llvm.maxnum.f32(float, float)",
-        "declare i64 @llvm.cttz.i64(i64, i1)",
-        "declare i64 @llvm.ctpop.i64(i64)",
-        f"declare {_FLOATS} @llvm.fma.v{_ELEMENTS}f32({_FLOATS}, {_FLOATS}, {_FLOATS})",
-        f"declare float @llvm.vector.reduce.fadd.v{_ELEMENTS}f32(float, {_FLOATS})",
-        f"declare {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0(<{_ELEMENTS} x ptr>, i32, "
-        f"<{_ELEMENTS} x i1>, {_FLOATS})",
-        *(
-            f"declare <{_ELEMENTS} x {kind}> @llvm.masked.load.{_suffix(kind)}.p0(ptr, i32, "
-            f"<{_ELEMENTS} x i1>, <{_ELEMENTS} x {kind}>)"
-            for kind in dict.fromkeys((terms, weights))
-        ),
     ]
-    parts = [
-        write_score(terms, weights),
-        write_insert(),
-        _accumulate(),
-        _collect(),
-        _number_of(),
-        _reach(),
-        _part(),
-        _trim(),
-        _near(terms, weights),
-        _examine(terms, weights),
-        _settle(),
-        _pick(),
-        _search(),
-        main,
-    ]
+    scores = [write_score(terms, weights), write_insert(), write_examine(terms, weights)]
+    parts = [*scores, write_pool(), _accumulate(), _settle(), _pick(), _search(), main]
     return "\n".join([*declarations, *parts])
-
-
-class _Frame(cpu_frame.Frame):
-    def get(self, name: str, kind: str = "i64") -> str:
-        return self.load(kind, "%f", 8 * FIELDS.index(name), 8)
-
-    def set(self, name: str, value: str | int, kind: str = "i64") -> None:
-        self.store(kind, str(value), "%f", 8 * FIELDS.index(name), 8)
-
-    def advance(self, start: str, step: int, go: Callable[[str], str], body: Callable[[str], None]) -> str:
-        """``i = start; while go(i): body(i); i += step``; returns the last ``i``."""
-        before, head, inside, after = self._block, self._name(), self._name(), self._name()
-        index, follow = f"%{self._name()}", f"%{self._name()}"
-        self.do(f"br label %{head}")
-        self._begin(head)
-        phi = len(self.lines)
-        self.do(f"br i1 {go(index)}, label %{inside}, label %{after}")
-        self._begin(inside)
-        body(index)
-        self.do(f"{follow} = add nsw i64 {index}, {step}")
-        self.do(f"br label %{head}")
-        self.lines.insert(phi, f"  {index} = phi i64 [{start}, %{before}], [{follow}, %{self._block}]")
-        self._begin(after)
-        return index
 
 
 def _accumulate() -> str:
     """Add what postings bring to the totals of their documents, up to row ``%stop`` of a list."""
-    x = _Frame()
+    x = PoolFrame()
     best, totals = x.get("best", "ptr"), x.get("totals", "ptr")
     base, limit = x.at(totals, x.sub(0, "%start")), x.op("shl i64 %stop, 8")
     place, end = x.load("i64", "%pick", 0, 8), x.load("i64", "%pick", 8, 8)
@@ -138,211 +74,21 @@ def _accumulate() -> str:
     )
 
 
-def _collect() -> str:
-    """Put the documents of a range whose totals reach the limit into the pool, and set all totals to 0."""
-    x = _Frame()
-    totals, keep = x.get("totals", "ptr"), x.get("keep", "ptr")
-    pool, values = x.get("pool", "ptr"), x.get("pool_totals", "ptr")
-    filtered = x.op(f"icmp ne ptr {keep}, null")
-    limit = x.broadcast(_LANES, "i8", x.op(f"trunc i64 {x.get('limit')} to i8"))
-
-    def turn(i: str, _: Values) -> None:
-        here = x.at(totals, i)
-        found = x.load(_TOTALS, here, align=64)
-        word = x.op(f"bitcast <{_LANES} x i1> {x.op(f'icmp uge {_TOTALS} {found}, {limit}')} to i64")
-
-        def some() -> None:
-            def one(_: str, state: Values) -> Values:
-                left, pooled = state
-                lane = x.op(f"call i64 @llvm.cttz.i64(i64 {left}, i1 true)")
-                row = x.add(x.add("%start", i), lane)
-                byte = x.load("i8", x.op(f"select i1 {filtered}, ptr {x.at(keep, row)}, ptr @always"))
-                x.store("i32", x.op(f"trunc i64 {row} to i32"), pool, x.mul(pooled, 4), 4)
-                x.store("i8", x.load("i8", here, lane), values, pooled)
-                kept = x.op(f"zext i1 {x.op(f'icmp ne i8 {byte}, 0')} to i64")
-                return x.op(f"and i64 {left}, {x.sub(left, 1)}"), x.add(pooled, kept)
-
-            count = x.op(f"call i64 @llvm.ctpop.i64(i64 {word})")
-            _, pooled = x.loop(0, count, 1, one, (word, x.get("pooled")), "i64")
-            x.set("pooled", pooled)
-
-        x.when(x.cmp("ne", word, 0), some)
-        x.store(_TOTALS, "zeroinitializer", here, align=64)
-
-    x.loop(0, x.sub("%stop", "%start"), _LANES, turn)
-    return x.function("define internal void @gather(ptr %f, i64 %start, i64 %stop)")
-
-
-def _number_of() -> str:
-    """How many documents of the pool have a total of at least ``low``."""
-    x = _Frame()
-    values = x.get("pool_totals", "ptr")
-    low = x.broadcast(_LANES, "i8", x.op("trunc i64 %low to i8"))
-
-    def turn(i: str, state: Values) -> Values:
-        mask = x.op(f"icmp uge {_TOTALS} {x.load(_TOTALS, values, i)}, {low}")
-        word = x.op(f"bitcast <{_LANES} x i1> {mask} to i64")
-        return (x.add(state[0], x.op(f"call i64 @llvm.ctpop.i64(i64 {word})")),)
-
-    (count,) = x.loop(0, x.get("pooled"), _LANES, turn, ("0",), "i64")
-    x.set("count", count)
-    return x.function("define internal void @number_of(ptr %f, i64 %low)")
-
-
-def _reach() -> str:
-    """Find the highest total, from the limit on, that ``%wanted`` documents of the pool have."""
-    x = _Frame()
-    x.store(_TOTALS, "zeroinitializer", x.get("pool_totals", "ptr"), x.get("pooled"))
-    low = x.get("limit")
-    for bit in reversed(range(8)):
-        tried = x.add(low, 1 << bit)
-        x.do(f"call void @number_of(ptr %f, i64 {x.minimum(tried, _TOP)})")
-        fits = x.both(x.cmp("sle", tried, _TOP), x.cmp("sge", x.get("count"), "%wanted"))
-        low = x.select(fits, tried, low)
-    x.do(f"call void @number_of(ptr %f, i64 {x.minimum(x.add(low, 1), _TOP)})")
-    x.set("reached", low)
-    return x.function("define internal void @reach(ptr %f, i64 %wanted)")
-
-
-def _part() -> str:
-    """Choose the ``%wanted`` documents of the highest totals from the pool, the first of equals.
-
-    Of the others those that reach the limit stay in it.
-    """
-    x = _Frame()
-    pool, values, chosen = x.get("pool", "ptr"), x.get("pool_totals", "ptr"), x.get("chosen", "ptr")
-    x.do("call void @reach(ptr %f, i64 %wanted)")
-    pooled, limit, low = x.get("pooled"), x.get("limit"), x.get("reached")
-    above = x.select(x.cmp("slt", low, _TOP), x.get("count"), 0)
-
-    def one(i: str, state: Values) -> Values:
-        number, rest, ties = state
-        value = x.op(f"zext i8 {x.load('i8', values, i)} to i64")
-        row = x.load("i32", pool, x.mul(i, 4), 4)
-        tie = x.both(x.cmp("eq", value, low), x.cmp("sgt", ties, 0))
-        pick = x.either(x.cmp("sgt", value, low), tie)
-        stay = x.both(x.flip(pick), x.cmp("sge", value, limit))
-        x.store("i32", row, chosen, x.mul(number, 4), 4)
-        x.store("i32", row, pool, x.mul(rest, 4), 4)
-        x.store("i8", x.op(f"trunc i64 {value} to i8"), values, rest)
-        more, left, used = (x.op(f"zext i1 {test} to i64") for test in (pick, stay, tie))
-        return x.add(number, more), x.add(rest, left), x.sub(ties, used)
-
-    number, rest, _ = x.loop(0, pooled, 1, one, ("0", "0", x.sub("%wanted", above)), "i64")
-    x.set("number", number)
-    x.set("pooled", rest)
-    return x.function("define internal void @part(ptr %f, i64 %wanted)")
-
-
-def _trim() -> str:
-    """Keep about as many documents in the pool as may be scored."""
-    x = _Frame()
-    x.do(f"call void @reach(ptr %f, i64 {x.get('scored')})")
-    x.set("limit", x.get("reached"))
-    x.do("call void @part(ptr %f, i64 0)")
-    x.set("crowd", x.add(x.get("pooled"), x.get("scored")))
-    return x.function("define internal void @trim(ptr %f)")
-
-
-def _near(terms: str, weights: str) -> str:
-    """About the score of a document, 16 elements at once: not rounded as defined."""
-    x = _Frame("table", "terms", "weights")
-    start, stop = x.item("offsets", "%document", "i64"), x.item("offsets", x.add("%document", 1), "i64")
-    lanes = array(_ELEMENTS, "i64", range(_ELEMENTS))
-
-    def some(i: str, state: Values) -> Values:
-        left = x.broadcast(_ELEMENTS, "i64", x.sub(stop, i))
-        mask = x.op(f"icmp slt <{_ELEMENTS} x i64> {lanes}, {left}")
-
-        def read(name: str, kind: str) -> str:
-            vector = f"<{_ELEMENTS} x {kind}>"
-            return x.op(
-                f"call {vector} @llvm.masked.load.{_suffix(kind)}.p0(ptr {x.place(name, i, kind)}, i32 1, "
-                f"<{_ELEMENTS} x i1> {mask}, {vector} zeroinitializer)"
-            )
-
-        places = read("terms", terms)
-        if terms == "i16":
-            places = x.op(f"zext <{_ELEMENTS} x i16> {places} to <{_ELEMENTS} x i32>")
-        places = x.op(f"getelementptr float, ptr {x.get('table', 'ptr')}, <{_ELEMENTS} x i32> {places}")
-        looked = x.op(
-            f"call {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0("
-            f"<{_ELEMENTS} x ptr> {places}, i32 4, <{_ELEMENTS} x i1> {mask}, {_FLOATS} zeroinitializer)"
-        )
-        values = read("weights", weights)
-        if weights != "float":
-            action = "fpext" if weights == "half" else "uitofp"
-            values = x.op(f"{action} <{_ELEMENTS} x {weights}> {values} to {_FLOATS}")
-        fma = f"@llvm.fma.v{_ELEMENTS}f32({_FLOATS} {values}, {_FLOATS} {looked}, {_FLOATS} {state[0]})"
-        return (x.op(f"call {_FLOATS} {fma}"),)
-
-    (sums,) = x.loop(start, stop, _ELEMENTS, some, ("zeroinitializer",), _FLOATS)
-    score = x.op(f"call reassoc float @llvm.vector.reduce.fadd.v{_ELEMENTS}f32(float 0.0, {_FLOATS} {sums})")
-    x.store("float", row_scaled(x, weights, score), "%out", align=4)
-    return x.function("define internal void @near(ptr %f, i64 %document, ptr %out)")
-
-
-def _suffix(kind: str) -> str:
-    return f"v{_ELEMENTS}{ {'float': 'f32', 'half': 'f16'}.get(kind, kind) }"
-
-
-def _examine(terms: str, weights: str) -> str:
-    """Score the chosen documents; those that seem good enough as exact search does."""
-    x = _Frame("offsets", "terms", "weights")
-    chosen, number = x.get("chosen", "ptr"), x.get("number")
-    out = x.op("alloca float, align 4")
-
-    def document(at: str) -> str:
-        return x.op(f"zext i32 {x.load('i32', chosen, x.mul(at, 4), 4)} to i64")
-
-    def fetch(i: str) -> None:
-        ahead = document(i)
-        start, stop = x.item("offsets", ahead, "i64"), x.item("offsets", x.add(ahead, 1), "i64")
-        for name, kind in (("terms", terms), ("weights", weights)):
-            x.loop(
-                start, stop, 64 // size_of(kind), lambda p, _, n=name, k=kind: x.prefetch(x.place(n, p, k))
-            )
-            x.prefetch(x.place(name, x.maximum(x.sub(stop, 1), start), kind))
-
-    x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
-    x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: fetch(i))
-
-    def one(i: str, _: Values) -> None:
-        following = x.add(i, _FETCHED)
-        x.when(x.cmp("slt", following, number), lambda: fetch(following))
-        this = document(i)
-        x.do(f"call void @near(ptr %f, i64 {this}, ptr {out})")
-        theta = x.get("theta", "float")
-        enough = x.floats("fmul", theta, x.get("margin", "float"))
-
-        def exact() -> None:
-            x.do(f"call void @score(ptr %f, i64 {this}, ptr {out})")
-            score = x.load("float", out, align=4)
-            good = x.both(x.cmp("oge", score, theta, "float"), x.cmp("ogt", score, "0.0", "float"))
-            x.when(good, lambda: x.do(f"call void @insert(ptr %f, i64 {this}, float {score})"))
-
-        x.when(x.cmp("oge", x.load("float", out, align=4), enough, "float"), exact)
-
-    x.loop(0, number, 1, one)
-    return x.function("define internal void @examine(ptr %f)")
-
-
 def _settle() -> str:
     """Score the ``%wanted`` most promising documents, and say what total others must reach."""
-    x = _Frame()
+    x = PoolFrame()
     x.do("call void @part(ptr %f, i64 %wanted)")
     x.do("call void @examine(ptr %f)")
-    x.set("visited", x.add(x.get("visited"), x.get("number")))
     doubted = x.floats("fmul", x.get("missing", "float"), x.get("doubt", "float"))
     least = x.floats("fmul", x.floats("fsub", x.get("theta", "float"), doubted), x.get("room", "float"))
-    least = x.minimum(x.maximum(x.whole(least), 1), _TOP)
+    least = x.minimum(x.maximum(x.whole(least), 1), TOP)
     x.set("limit", x.maximum(x.get("limit"), x.select(x.cmp("eq", x.get("hits"), x.get("k")), least, 1)))
     return x.function("define internal void @settle(ptr %f, i64 %wanted)")
 
 
 def _pick() -> str:
     """Find the lists of the terms that may add most; what all others may add is missing."""
-    x = _Frame()
+    x = PoolFrame()
     start, m, cut = x.item("q_offsets", "%query", "i64"), x.get("m"), x.get("picked")
     picks, dim = x.get("picks", "ptr"), x.get("dim")
     best = x.op("alloca i64, align 8")
@@ -391,7 +137,7 @@ def _pick() -> str:
     # the sum of all that is added to a total, each rounded up, must fit into it
     highest = x.floats("fmul", picked, constant(_CODES))
     highest = x.op(f"call float @llvm.maxnum.f32(float {highest}, float {constant(1e-30)})")
-    x.set("room", x.floats("fdiv", x.real(x.sub(_TOP, cut)), highest), "float")
+    x.set("room", x.floats("fdiv", x.real(x.sub(TOP, cut)), highest), "float")
     kind = f"<{_GROUP} x i32>"
 
     def scale(c: str, _: Values) -> None:
@@ -412,7 +158,7 @@ def _pick() -> str:
 
 def _search() -> str:
     """Search for one query, range by range of the documents."""
-    x = _Frame()
+    x = PoolFrame()
     start, stop = x.item("q_offsets", "%query", "i64"), x.item("q_offsets", x.add("%query", 1), "i64")
     m, k = x.sub(stop, start), x.get("k")
     x.set("m", m)

@@ -11,16 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._jit import compile_ir
-from . import cpu_approximate
+from .cpu_approximate import TOTALS, write_approximate
 from .cpu_best import best_lists
 from .cpu_build import build_exact
+from .cpu_pool import FIELDS
 from .cpu_search import ARGUMENTS, KINDS, Exact, _address, aligned
 
 __all__ = ["Effort", "Searcher", "build", "effort_of"]
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
-_PLACES = {name: place for place, name in enumerate(cpu_approximate.FIELDS)}
+_PLACES = {name: place for place, name in enumerate(FIELDS)}
 _PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doubt"
 _DOCUMENTS = 1 << 24
 _MOST = 4096  # hits of a query that are worth an approximation
@@ -99,7 +100,7 @@ class Searcher(Exact):
         _check(forward, len(arrays["gains"]))
         super().__init__(arrays, forward)
         self.n = len(forward[0]) - 1
-        frame = np.zeros(len(cpu_approximate.FIELDS), np.int64)
+        frame = np.zeros(len(FIELDS), np.int64)
         frame[: len(self._frame)] = self._frame
         self._listed = "best" in arrays
         for name in ("best_offsets", "best", "best_scales", "best_missed") if self._listed else ():
@@ -148,7 +149,7 @@ class Searcher(Exact):
         if not hasattr(own, "room"):
             own.room = 0, 0
             own.memory |= {
-                "totals": aligned(cpu_approximate.TOTALS),
+                "totals": aligned(TOTALS),
                 "pool": np.empty(self.n + 64, np.int32),  # memory that is not written to takes no room
                 "pool_totals": np.empty(self.n + 128, np.uint8),
             }
@@ -186,4 +187,4 @@ def _check(forward: Forward, dim: int) -> None:
 
 @cache
 def _compiled(terms: str, weights: str) -> Callable[..., None]:
-    return compile_ir(cpu_approximate.write_approximate(terms, weights), "approximate", ARGUMENTS)
+    return compile_ir(write_approximate(terms, weights), "approximate", ARGUMENTS)
