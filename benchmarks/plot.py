@@ -73,7 +73,7 @@ def _panel(left: int, name: str, rows: list[Row], low: int, high: int, worst: fl
             yield f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:g}</text>'
     for recall in np.linspace(worst, 1, _TICKS).tolist():
         yield f'<line x1="{x(recall):.1f}" x2="{x(recall):.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_LINE}"/>'
-        yield f'<text x="{x(recall):.1f}" y="{bottom + 15}" text-anchor="middle">{recall:.2f}</text>'
+        yield f'<text x="{x(recall):.1f}" y="{bottom + 15}" text-anchor="middle">{recall:.3g}</text>'
     label = "recall@10, against queries/s of one thread" if left == _LEFT else "recall@10"
     yield f'<text x="{left + _WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">{label}</text>'
     for contender, color in _COLORS.items():
