@@ -163,7 +163,7 @@ SPARSE = [
     sparse_curve("irkit exact", 0.9996, 2000.0),
     sparse_curve("irkit exact", 0.9996, 9000.0, together=True),
     sparse_curve("pyseismic-lsr", 0.95, 4000.0),
-    sparse_curve("pyseismic-lsr", 0.999, 2500.0),
+    sparse_curve("pyseismic-lsr", 0.9985, 2500.0),
     sparse_curve("irkit BM25", 1.0, 900.0),
     sparse_curve("irkit BM25", 1.0, 1500.0, together=True),
     sparse_curve("bm25s", 1.0, 1000.0),
