@@ -87,10 +87,11 @@ def _examine(terms: str, weights: str) -> str:
         ahead = document(i)
         start, stop = x.item("offsets", ahead, "i64"), x.item("offsets", x.add(ahead, 1), "i64")
         for name, kind in (("terms", terms), ("weights", weights)):
-            x.loop(
-                start, stop, 64 // size_of(kind), lambda p, _, n=name, k=kind: x.prefetch(x.place(n, p, k))
-            )
-            x.prefetch(x.place(name, x.maximum(x.sub(stop, 1), start), kind))
+            lines(name, kind, start, stop)
+
+    def lines(name: str, kind: str, start: str, stop: str) -> None:
+        x.loop(start, stop, 64 // size_of(kind), lambda i, _: x.prefetch(x.place(name, i, kind)))
+        x.prefetch(x.place(name, x.maximum(x.sub(stop, 1), start), kind))  # rows begin anywhere in a line
 
     x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
     x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: fetch(i))

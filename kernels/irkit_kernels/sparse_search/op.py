@@ -24,7 +24,7 @@ Forward = tuple[Array, Array, Array, Array | None]
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
 _PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doubt"
 _DOCUMENTS = 1 << 24
-_MOST = 4096  # hits of a query that are worth an approximation
+_SCORE = 200  # to score a document takes as long as exact search of so many
 
 
 class Effort(NamedTuple):
@@ -42,9 +42,9 @@ class Effort(NamedTuple):
 
 
 @lru_cache
-def effort_of(effort: float, n: int) -> Effort:
-    """What one number between 0 and 1 means for ``n`` documents."""
-    scored = 64 * max(1.0, n / 1e5) ** 0.3 * 2 ** (5 * effort)
+def effort_of(effort: float, n: int, k: int = 10) -> Effort:
+    """What one number between 0 and 1 means for ``k`` hits of ``n`` documents: much the same recall."""
+    scored = 6.4 * max(k, 10) * max(1.0, n / 1e5) ** 0.3 * 2 ** (5 * effort)
     return Effort(12 + round(20 * effort), 0.18 + 0.32 * effort, int(scored))
 
 
@@ -123,17 +123,19 @@ class Searcher(Exact):
                 on, and ``weights`` float32 above 0.
             k: Hits of a query.
             keep: ``(n,)`` bool, documents that may be found; None means all.
-            effort: Above 0, and below 1; 1 or None means exactly the best, as do lists
-                without those of approximate search.
+            effort: Above 0, and below 1; 1 or None means exactly the best, and so does what
+                would take longer than that, and lists that were built for exact search alone.
 
         Returns:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
             nothing more is found. A hit scores above 0: the sum over the terms of the document, in their
             order, of weights rounded as they are kept.
         """
-        if effort is None or effort == 1 or k > _MOST or not self._listed:
+        if effort is None or effort == 1 or not self._listed:
             return self.search(queries, k, keep)
-        plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n)
+        plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n, k)
+        if not isinstance(effort, Effort) and plan.scored * _SCORE > self.n:
+            return self.search(queries, k, keep)
         chosen = max(plan.scored, 2 * k, 32)
 
         def prepare(longest: int) -> Array:

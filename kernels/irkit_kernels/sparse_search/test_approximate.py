@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from irkit_kernels._jit import compile_ir
-from irkit_kernels.sparse_search import Effort, Searcher, build, cpu_best, op
+from irkit_kernels.sparse_search import Effort, Searcher, build, cpu_best, effort_of, op
 from irkit_kernels.sparse_search.cpu_approximate import TOTALS, write_approximate
 from irkit_kernels.sparse_search.cpu_search import ARGUMENTS
 from irkit_kernels.sparse_search.reference import reference
@@ -80,7 +80,7 @@ def test_hits_are_documents_and_their_scores(seed: int, effort: float, k: int) -
     rng = np.random.default_rng(seed)
     n, dim = 400, 80
     forward, queries, keep = corpus(rng, n, dim), some_queries(rng, 5, dim), rng.random(n) < 0.7
-    rows, scores = Searcher(build(forward, dim), forward).find(queries, k, keep, effort)
+    rows, scores = Searcher(build(forward, dim), forward).find(queries, k, keep, effort_of(effort, n, k))
     all_rows, all_scores = reference(forward, queries, n, keep)
     for query in range(5):
         found = rows[query][rows[query] >= 0]
