@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 __all__ = ["best_lists", "longest"]
 
-_BLOCK = 1 << 24  # postings read or sorted at a time
+_BLOCK = 1 << 22  # postings read or sorted at a time
 _CODES = 255
 
 Array = NDArray[Any]
