@@ -65,10 +65,11 @@ class Exact:
     def search(
         self, queries: tuple[Array, Array, Array], k: int, keep: Array | None = None
     ) -> tuple[Array, Array]:
-        """Search for queries ``offsets (n_q + 1)`` int64, ``terms`` int32 below dim, ``weights`` float32 > 0.
+        """The best documents of each query.
 
         Args:
-            queries: Their arrays.
+            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32 and ``weights`` float32 above 0; terms from
+                dim on are of no document.
             k: Hits of a query.
             keep: ``(n,)`` bool, documents that may be found.
 
@@ -115,9 +116,10 @@ class Exact:
         """Run machine code for some queries in this thread, on arrays at fixed addresses."""
         offsets, terms, weights = queries
         n_q, m = len(offsets) - 1, len(terms)
-        if m > _LONG * n_q:
+        longest = m if n_q == 1 else int(np.diff(offsets).max())
+        if longest > _LONG:
             terms, weights = self._sorted(offsets, terms, weights)
-        frame = prepare(m if n_q == 1 else int(np.diff(offsets).max()))
+        frame = prepare(longest)
         own, hits = self._own, rows.size
         if n_q > own.size[0] or m > own.size[1] or hits > own.size[2]:
             self._make_room(n_q, m, hits)
