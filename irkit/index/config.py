@@ -131,14 +131,15 @@ class InvertedConfig(Config):
         dtype: Of a weight that is kept. The integer kinds are linear, from 0 to the largest weight of the
             document, which makes them wrong by up to 1/510 (uint8) or 1/131070 (uint16) of that.
         mode: ``"exact"`` finds the best; ``"approximate"`` most of them, sooner; ``"auto"`` is exact up to
-            some 100,000 documents.
-        effort: How much an approximate search reads, between 0 and 1; more finds more and takes longer.
+            200,000 documents.
+        effort: How much an approximate search reads, between 0 and 1; more finds more and takes longer. Some
+            0.1 finds 95 of 100, 0.4 finds 99.
     """
 
     kind: Literal["inverted"] = "inverted"
     dtype: Literal["float32", "float16", "uint16", "uint8"] = "float16"
     mode: Literal["auto", "exact", "approximate"] = "auto"
-    effort: float = Field(0.5, gt=0, lt=1)
+    effort: float = Field(0.4, gt=0, lt=1)
 
 
 class AutoConfig(Config):

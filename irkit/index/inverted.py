@@ -28,7 +28,7 @@ _NARROW = 1 << 16  # terms whose numbers fit into two bytes
 _BLOCK = 1 << 14  # rows weighed at a time
 _WEIGHTS, _SCALES = "row_weights", "row_scales"  # of a segment of counts
 _FILES = ("lengths.", "terms.", "weights.", "scales.", "segment_")
-_EXACT = 100_000  # rows that are searched exactly by default
+_EXACT = 200_000  # rows that are searched exactly by default
 
 
 class Inverted(Flat):
