@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cpu_exact import DENSE_COST
 from .cpu_frame import RANGE, STEP
+from .cpu_range import DENSE_COST
 
 __all__ = ["build_exact"]
 
