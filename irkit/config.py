@@ -147,6 +147,8 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
         near = difflib.get_close_matches(str(path[-1]), sorted(known), 1)
         here = model.model_fields.keys() if len(path) == 1 else known - model.model_fields.keys()
         hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(here))
+        if path[-1] in known:
+            hint = "it belongs to another part or another kind"
         return f"unknown key {key!r}; {hint}"
     if problem["type"] == "missing":
         return f"missing key {key!r}"

@@ -113,11 +113,13 @@ class Retriever:
             LockedError: Another process is writing there.
         """
         model = load_model(model)
-        index = default_index(model) if index is None else index
-        config, about, stream = index_config(index), describe_model(model), given_documents(documents)
+        config = default_index(model) if index is None else index_config(index)
+        about, stream = describe_model(model), given_documents(documents)
         if isinstance(config, AutoConfig):
             first = list(islice(stream, config.documents))
-            config, stream = config.choose(model.kind, len(first)), chain(first, stream)
+            stream = chain(first, stream)
+            lexical = isinstance(model, LexicalModel)
+            config = default_index(model) if lexical else config.choose(model.kind, len(first))
         check_index(config, model.represent([], "document"))
         key = {**about, "name": None, "index": config.model_dump(mode="json")}
         store = Store.build(path, key=key, overwrite=overwrite)
@@ -245,7 +247,8 @@ class Retriever:
 
         Args:
             queries: A text or several; of `irkit.lexical.Impacts` weights by term, or several.
-            k: At least 1; there are fewer results where fewer documents qualify.
+            k: At least 1; there are fewer results where fewer documents qualify: those of a sparse model or BM25
+                share a term with the query.
             filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
                 ``{"year": {">=": 2000}, "lang": ["de", "en"]}``, where ``"_id": [...]`` stands for ids.
                 Ids that are not there match nothing.
@@ -486,9 +489,14 @@ class Retriever:
         for start in range(0, len(texts), _QUERIES):
             queries = self.model.represent(texts[start : start + _QUERIES], "query")
             hits = self.index.search(queries, k, allowed)
-            if isinstance(self.model, LexicalModel):  # who shares no term with a query is no answer to it
+            if self.model.kind == "sparse":  # who shares no term with a query is no answer to it
                 nothing = hits.scores == 0
                 hits.rows[nothing], hits.scores[nothing] = -1, -np.inf
+                order = np.argsort(-hits.scores, axis=1, kind="stable")  # scores below 0 come before them
+                hits = Hits(
+                    np.take_along_axis(hits.rows, order, axis=1),
+                    np.take_along_axis(hits.scores, order, axis=1),
+                )
             yield hits
 
     def _check_build(self) -> None:
@@ -540,7 +548,8 @@ class Retriever:
 
 
 def _strings(operation: str, given: str | Iterable[str]) -> list[str]:
-    items = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    single = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
+    items: list[Any] = [given] if single else list(given)
     wrong = [item for item in items if not isinstance(item, str)]
     if wrong:
         raise BadTypeError(f"{operation}: got {wrong[0]!r:.100}, expected a string or several")

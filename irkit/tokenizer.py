@@ -267,7 +267,7 @@ def strings(texts: Iterable[str]) -> Iterator[str]:
     Raises:
         BadTypeError: Something is not a string, or ``texts`` is one string or no sequence at all.
     """
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
         what = "one string; write [text]" if isinstance(texts, str) else f"{type(texts).__name__}"
         raise BadTypeError(f"tokenizing: expected several strings, got {what}")
     for position, text in enumerate(texts):

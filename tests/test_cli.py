@@ -537,6 +537,12 @@ def test_info(call: Call, place: Path) -> None:
         ("evaluate nowhere.trec --qrels beir", "nowhere.trec"),
         ("evaluate beir/qrels/test.tsv --qrels beir", "test.tsv:1"),
         ("evaluate x --qrels beir --test anova", "anova"),
+        (
+            "index model beir --out x --set effort=0.9",
+            "'index.effort'; it belongs to another part or another kind",
+        ),
+        ("index bm25 beir --out x --set k1=much", "bm25.k1: "),
+        ("encode bm25 beir --out x.jsonl", "bm25 encodes nothing without an index"),
         ("encode model beir --out x.txt", ".npy"),
         ("encode model beir --out nowhere/x.npy", "nowhere"),
         ("info nowhere", "nowhere"),

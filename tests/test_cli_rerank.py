@@ -116,6 +116,15 @@ def test_explain_in_lines(call: Call) -> None:
     ]
 
 
+def test_explain_weights_of_terms(call: Call) -> None:
+    assert call("index", "bm25", "beir", "--out", "words", "--set", "k1=0", "--set", "b=0")[0] == 0
+    _, out, _ = call("explain", "words", "gnu search", "d3")
+    header, line = (row.split("\t") for row in out.splitlines())
+    assert header == ["query", "document", "score", "query weight", "document weight"]
+    assert line == ["gnu", "gnu", "1.0296", "1.0296", "1.0000"]  # log(1 + 4.5 / 2.5); it occurs or not
+    assert call("explain", "words", "nothing", "d3")[1] == "query\tdocument\tscore\n"
+
+
 def test_explain_in_colour_and_as_a_page(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]

@@ -253,3 +253,11 @@ def test_a_sparse_model_and_its_file_give_the_same_scores(tiny_bert: Path, tmp_p
         first, second = one.run(texts), two.run(tmp_path / "query.jsonl")
         for name in texts:
             assert dict(first[name]) == pytest.approx(dict(second[name]), rel=1e-5)
+
+
+def test_scores_below_0_stand_before_no_score(tmp_path: Path) -> None:
+    vectors = {"up": {"x": 1.0}, "nothing": {"y": 1.0}, "down": {"x": -1.0}}
+    retriever = Retriever.build("impacts", {name: {"vector": row} for name, row in vectors.items()}, tmp_path)
+    assert [hit.id for hit in retriever.search({"x": 2.0}, k=3)] == ["up", "down"]
+    run = retriever.run([Query("q", "", vector={"x": 2.0})], k=3)
+    assert [(item.doc_id, item.score) for item in run] == [("up", 2.0), ("down", -2.0)]

@@ -627,7 +627,7 @@ def test_what_it_says_of_itself(retriever: Retriever, model: Model) -> None:
         assert same is retriever
 
 
-@pytest.mark.parametrize("given", [None, 5, ["a", None], [1]])
+@pytest.mark.parametrize("given", [None, 5, ["a", None], [1], {"q1": "what"}, b"what"])
 def test_what_is_no_text_is_named(retriever: Retriever, given: Any) -> None:
     before = len(retriever)
     for method in (retriever.search, retriever.remove):

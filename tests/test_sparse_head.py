@@ -237,6 +237,7 @@ def test_a_vocabulary_of_its_own(tiny_bert: Path) -> None:
         (["a", "a"], BadValueError, "2 terms, 1 of them distinct"),
         (["a", 3], BadTypeError, "text 1 is int"),
         ("abc", BadTypeError, "expected several strings"),
+        ({"a": "b"}, BadTypeError, "expected several strings, got dict"),
     ],
 )
 def test_vocabularies_that_are_none(

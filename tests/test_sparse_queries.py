@@ -288,6 +288,7 @@ def test_idf_json_of_a_directory(peer: Any, modules: Any, splade: Path, tmp_path
         ({"search": None}, "token 'search' has weight None"),
         ({"search": True}, "token 'search' has weight True"),
         ([1.0, 2.0], "expected a JSON object, got list"),
+        ({}, "there are no weights"),
     ],
 )
 def test_impossible_idf_json(splade: Path, tmp_path: Path, table: Any, message: str) -> None:
@@ -329,6 +330,23 @@ def test_only_sparse_models_have_query_sides(tiny_bert: Path, splade: Path, tmp_
     with pytest.raises(StorageError, match=r"idf\.json"):
         model.set_queries({"kind": "static", "weights": str(splade)})
     assert model.query_model is None
+
+
+def test_a_path_is_as_good_as_its_name(splade: Path) -> None:
+    assert query_config({"kind": "encoder", "model": splade}).model == str(splade)
+    assert query_config({"kind": "static", "weights": splade}).weights == str(splade)
+
+
+def test_documents_without_a_term_of_the_query_are_no_results(splade: Path, tmp_path: Path) -> None:
+    model = Model.sparse(splade, {"document_max_active_dims": 12}, queries="lexical")
+    documents = model.represent(list(CORPUS.values()), "document")
+    scores = score(model.represent(["token"], "query"), documents)[0]
+    expected = {str(row + 1) for row in scores.nonzero().flatten().tolist()}
+    assert 0 < len(expected) < len(CORPUS)
+    for index in ("inverted", "flat"):
+        retriever = Retriever.build(model, CORPUS, tmp_path / index, index=index)
+        assert {hit.id for hit in retriever.search("token", k=10)} == expected
+        assert retriever.search("", k=2) == []
 
 
 def test_none_gives_queries_back_to_the_encoder(splade: Path) -> None:

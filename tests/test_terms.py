@@ -47,6 +47,7 @@ def test_decoding_knows_no_order_of_the_terms() -> None:
 
 def test_what_cannot_be_decoded_is_refused() -> None:
     rows = Sparse.from_dense(torch.eye(2))
+    assert len(decode(rows, ["a", "b"], np.int64(1))[0]) == 1
     for k in (0, -1, 1.5):
         with pytest.raises(BadValueError, match="k is"):
             decode(rows, ["a", "b"], k)

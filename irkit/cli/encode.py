@@ -54,7 +54,13 @@ def encode(
     if out.is_dir():
         raise StorageError(f"--out {out}: it is a directory; name a file")
     from irkit.data import read_documents, read_queries
+    from irkit.lexical.config import is_lexical
     from irkit.model import Model
+
+    if is_lexical(model):
+        raise BadValueError(
+            f"irkit encode: {model} encodes nothing without an index; see irkit index {model}"
+        )
 
     source = read_queries(texts) if side is Side.query else read_documents(texts)
     total = None
@@ -68,6 +74,7 @@ def encode(
     if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:
         raise BadValueError(
             f"--out {out}: {model} makes {encoder.kind}, not one vector a text; give --out FILE.safetensors"
+            + (" or FILE.jsonl" if encoder.kind == _IMPACTS[0] else "")
         )
     with bar("encoding", "texts", total) as update:
         vocabulary = encoder.vocabulary if encoder.kind == "sparse" else None

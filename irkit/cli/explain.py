@@ -40,5 +40,9 @@ def explain(
 
         Console().print(explanation)
     else:
-        rows = [(match.query.token, match.document.token, match.score) for match in explanation.matches]
-        show_table(["query", "document", "score"], rows)
+        rows = [
+            (match.query.token, match.document.token, match.score, *(match.weights or ()))
+            for match in explanation.matches
+        ]
+        weighed = ["query weight", "document weight"] if max(map(len, rows), default=0) > 3 else []
+        show_table(["query", "document", "score", *weighed], rows)

@@ -46,7 +46,7 @@ class IndexRecipe(Config):
             choice: Name of an index, or a YAML file: a recipe, or with the key ``kind`` that of an index.
                 None is what suits the model, if that is not known yet and there are settings flat.
             given: Keys and values that go before those of the file; None is not given.
-            overrides: ``"key=value"`` that goes before all: a key of the recipe, or of its index.
+            overrides: ``"key=value"`` that goes before all: a key of the recipe, of bm25, or of the index.
 
         Raises:
             ConfigError: A key or a value is unknown, or missing.
@@ -59,10 +59,7 @@ class IndexRecipe(Config):
         data |= {key: value for key, value in given.items() if value is not None}
         if data.get("index") is None and is_lexical(data.get("model")):
             data["index"] = lexical_index(str(data["model"]))
-        full = [
-            item if item.split("=")[0].split(".")[0] in cls.model_fields else f"index.{item}"
-            for item in overrides
-        ]
+        full = [_whole_key(item, data.get("model") == "bm25") for item in overrides]
         if data.get("index") is not None or any(item.startswith("index.") for item in full):
             data["index"] = index_config(data.get("index") or "flat").model_dump(mode="json")
         data, source = with_overrides(data, full), str(choice) if is_file else "recipe"
@@ -86,3 +83,12 @@ class IndexRecipe(Config):
         """As a file that `resolve` reads back."""
         settings = self.model_dump(mode="json", exclude=None if self.bm25 else {"bm25"})
         return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+
+def _whole_key(override: str, is_bm25: bool) -> str:
+    """``"key=value"`` with the part of the recipe that the key belongs to."""
+    key = override.split("=")[0].split(".")[0]
+    if key in IndexRecipe.model_fields:
+        return override
+    of_bm25 = is_bm25 and key in BM25Config.model_fields and key != "kind"  # which an index has, too
+    return f"{'bm25' if of_bm25 else 'index'}.{override}"

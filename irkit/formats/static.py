@@ -46,8 +46,11 @@ def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str)
         ``(tokens of the tokenizer,)`` float32.
 
     Raises:
-        ConfigError: A token is none of the tokenizer's, or a weight is no finite number of at least 0.
+        ConfigError: There are none, a token is none of the tokenizer's, or a weight is no finite number of
+            at least 0.
     """
+    if not weights:
+        raise ConfigError(f"{source}: there are no weights, expected one for each token that counts")
     result = torch.zeros(tokenizer.vocab_size)
     unknown = []
     for token, weight in weights.items():

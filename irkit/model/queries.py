@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tokenizers
 import torch
+from pydantic import BeforeValidator
 from tokenizers import models, normalizers, pre_tokenizers
 
 from irkit.config import Config
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _CHUNK = 2048  # texts counted together
+_Name = Annotated[str, BeforeValidator(lambda given: str(given) if isinstance(given, Path) else given)]
 
 
 class LexicalQueries(Config):
@@ -49,7 +51,7 @@ class StaticQueries(Config):
     """
 
     kind: Literal["static"] = "static"
-    weights: dict[str, float] | str | None = None
+    weights: dict[str, float] | _Name | None = None
     frozen: bool = False
 
 
@@ -62,7 +64,7 @@ class EncodedQueries(Config):
     """
 
     kind: Literal["encoder"] = "encoder"
-    model: str
+    model: _Name
 
 
 QueryConfig = LexicalQueries | StaticQueries | EncodedQueries

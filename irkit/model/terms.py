@@ -57,7 +57,7 @@ def decode(rows: Sparse, vocabulary: Sequence[str], k: int | None = None) -> lis
         >>> decode(rows, ["cat", "dog", "pet"])
         [[('pet', 2.0), ('cat', 0.5)]]
     """
-    if k is not None and (not isinstance(k, int) or k < 1):
+    if k is not None and (not isinstance(k, int | np.integer) or k < 1):
         raise BadValueError(f"decode: k is {k!r}, expected at least 1, or None for all terms")
     if len(vocabulary) != rows.dim:
         raise BadValueError(f"decode: a vocabulary of {len(vocabulary)} for rows over {rows.dim} terms")
