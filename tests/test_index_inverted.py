@@ -193,6 +193,18 @@ def test_effort_finds_more(tmp_path: Path, dtype: str) -> None:
     np.testing.assert_array_equal(again.search(queries, 10).rows, best.rows)
 
 
+def test_many_documents_are_approximated_unless_a_filter_hides_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, queries = texts(4000, 1, topics=100), texts(50, 2, topics=100, length=20)
+    index = tune(build(tmp_path / "index", [data]), mode="auto", effort=0.01)
+    best = index.search(queries, 10).rows
+    monkeypatch.setattr("irkit.index.inverted._EXACT", 3999)
+    assert recall(index.search(queries, 10).rows, best) < 1
+    check_exact(index, queries, 10, np.random.default_rng(0).random(4000) < 0.45)
+    assert recall(tune(index, mode="exact").search(queries, 10).rows, best) == 1
+
+
 def recall(rows: np.ndarray, truth: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(rows, truth, strict=True)]))
 
