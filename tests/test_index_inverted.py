@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import irkit.index.inverted
 from irkit import Ragged, Sparse, score
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError
 from irkit.index import Index, InvertedConfig, Store, bm25, compact, create_index, open_index
@@ -196,13 +197,20 @@ def test_effort_finds_more(tmp_path: Path, dtype: str) -> None:
 def test_many_documents_are_approximated_unless_a_filter_hides_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, queries = texts(4000, 1, topics=100), texts(50, 2, topics=100, length=20)
-    index = tune(build(tmp_path / "index", [data]), mode="auto", effort=0.01)
-    best = index.search(queries, 10).rows
-    monkeypatch.setattr("irkit.index.inverted._EXACT", 3999)
-    assert recall(index.search(queries, 10).rows, best) < 1
-    check_exact(index, queries, 10, np.random.default_rng(0).random(4000) < 0.45)
-    assert recall(tune(index, mode="exact").search(queries, 10).rows, best) == 1
+    index = build(tmp_path / "index", [texts(100, 1)], mode="auto", effort=0.3)
+    find, efforts, queries = irkit.index.inverted.Searcher.find, [], texts(3, 2)
+
+    def watched(self: Any, queries: Any, k: int, keep: Any = None, effort: Any = None) -> Any:
+        efforts.append(effort)
+        return find(self, queries, k, keep, effort)
+
+    monkeypatch.setattr("irkit.index.inverted.Searcher.find", watched)
+    for many in (100, 99):
+        monkeypatch.setattr("irkit.index.inverted._EXACT", many)
+        index.search(queries, 3)
+        index.search(queries, 3, np.arange(100) < 50)
+        index.search(queries, 3, np.arange(100) < 49)
+    assert efforts == [None, None, None, 0.3, 0.3, None]
 
 
 def recall(rows: np.ndarray, truth: np.ndarray) -> float:
