@@ -74,7 +74,7 @@ class Explanation:
         """The same by words: the scores of tokens of one word that match one word are added up.
 
         A word is a run of letters and digits, and each letter of scripts without spaces. Tokens that were
-        added to a text are taken together by their names.
+        added to a text are taken together by their names. What was added up has no ``weights``.
         """
         in_query, in_document = _to_words(self.query), _to_words(self.document)
         merged: dict[tuple[Piece, Piece], Match] = {}

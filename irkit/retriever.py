@@ -247,8 +247,8 @@ class Retriever:
 
         Args:
             queries: A text or several; of `irkit.lexical.Impacts` weights by term, or several.
-            k: At least 1; there are fewer results where fewer documents qualify: those of a sparse model or BM25
-                share a term with the query.
+            k: At least 1; there are fewer results where fewer documents qualify. For sparse models and BM25
+                these share a term with the query.
             filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
                 ``{"year": {">=": 2000}, "lang": ["de", "en"]}``, where ``"_id": [...]`` stands for ids.
                 Ids that are not there match nothing.
@@ -362,7 +362,7 @@ class Retriever:
     def explain(
         self, query: str | Vector, document: str | Document | Mapping[str, Any] | tuple[str, Any]
     ) -> Explanation:
-        """Which token of a document each token of the query matched, see `irkit.explanation`.
+        """Which tokens or terms of a document matched those of the query, see `irkit.explanation`.
 
         Args:
             query: A text; of `irkit.lexical.Impacts` weights by term.
@@ -370,7 +370,7 @@ class Retriever:
 
         Raises:
             BadTypeError: The query is not a string.
-            BadValueError: There is no such document, or the model does not make a vector of each token.
+            BadValueError: There is no such document, or the model makes one dense vector of a text.
         """
         if isinstance(document, str):
             advice = "give one that is not in it as a Document"

@@ -40,9 +40,14 @@ def explain(
 
         Console().print(explanation)
     else:
-        rows = [
-            (match.query.token, match.document.token, match.score, *(match.weights or ()))
-            for match in explanation.matches
-        ]
-        weighed = ["query weight", "document weight"] if max(map(len, rows), default=0) > 3 else []
-        show_table(["query", "document", "score", *weighed], rows)
+        header, matches = ["query", "document", "score"], explanation.matches
+        if any(match.weights for match in matches):
+            header += ["query weight", "document weight"]  # no single ones for tokens that make up a word
+        nothing = [""] * (len(header) - 3)
+        show_table(
+            header,
+            [
+                (each.query.token, each.document.token, each.score, *(each.weights or nothing))
+                for each in matches
+            ],
+        )

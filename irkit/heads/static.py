@@ -21,9 +21,9 @@ __all__ = ["StaticHead"]
 class StaticHead(Head):
     """A text becomes its distinct tokens with a weight each: what inference-free sparse queries are.
 
-    With a weight of 1 for each token these are lexical (binary) queries; with those of `irkit.idf_weights` or
-    of training they are the inference-free queries of learned sparse retrieval. A token that comes twice
-    counts once.
+    With a weight of 1 for each token these are lexical (binary) queries; with those of
+    `irkit.model.idf_weights` or of training they are the inference-free queries of learned sparse retrieval.
+    A token that comes twice counts once.
 
     Attributes:
         weight: ``(tokens,)``, trained unless ``frozen``.
