@@ -77,6 +77,16 @@ def check_exact(index: Index, queries: Sparse, k: int, keep: np.ndarray | None =
         assert (np.lexsort((rows[:count], -scores[:count])) == np.arange(count)).all()
 
 
+def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irkit.index.inverted._MOST", 100)
+    index = build(tmp_path / "index", [texts(250, 1), texts(40, 2), texts(60, 3)])
+    bounds = [(about["start"], about["stop"]) for about in index.store.meta["index"]["segments"]]
+    assert all(0 < stop - start <= 100 for start, stop in bounds)
+    assert [stop for _, stop in bounds[:-1]] == [start for start, _ in bounds[1:]]
+    assert (bounds[0][0], bounds[-1][1]) == (0, 350)
+    check_exact(index, texts(8, 4), 12)
+
+
 @given(
     st.lists(st.lists(st.floats(0, 60000, width=32), max_size=6), min_size=1, max_size=5),
     st.sampled_from(DTYPES),

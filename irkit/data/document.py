@@ -30,7 +30,7 @@ class Document:
         text: The body; may be empty.
         title: Empty where there is none.
         metadata: Anything JSON can hold, for filters and for display.
-        vector: Weights of terms, for `irkit.lexical.Impacts`; only an index of these keeps it, as its weights.
+        vector: Weights of terms, for `irkit.lexical.Impacts`; only an index of these keeps them.
     """
 
     id: str

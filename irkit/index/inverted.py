@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["Inverted"]
 Queries: TypeAlias = tuple[Array, Array, Array]  # offsets, terms, weights
 
 _FEW = 1024  # rows whose lists are made when they are needed
+_MOST = 1 << 24  # rows of a segment
 _GROWTH = 4  # segments this many times as large as what is added behind them stay as they are
 _NARROW = 1 << 16  # terms whose numbers fit into two bytes
 _BLOCK = 1 << 14  # rows weighed at a time
@@ -58,12 +60,16 @@ class Inverted(Flat):
                 return
             kept = len(segments)
             while kept and segments[kept - 1].stop - segments[kept - 1].start < _GROWTH * (n - start):
+                if n - segments[kept - 1].start > _MOST:
+                    break
                 kept -= 1
                 start = segments[kept].start
             if progress is not None:
                 progress("listing", 0, None)
             drop_segments(self.store, kept)
-            add_segment(self.store, start, n, lambda allocate: self._build(start, n, allocate))
+            for begin in range(start, n, _MOST):
+                end = min(begin + _MOST, n)
+                add_segment(self.store, begin, end, partial(self._build, begin, end))
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents of another `Inverted`; their weights stay as they are kept."""
