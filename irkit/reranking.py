@@ -181,7 +181,7 @@ def rerank_texts(
         places.setdefault(document.full_text, len(places))
     if not places:
         return [[] for _ in candidates]
-    encoded, documents = model.represent(queries, "query"), model.represent(places, "document")
+    encoded, documents = model.represent(queries, "query"), model.represent(list(places), "document")
     results = []
     for number, some in enumerate(candidates):
         chosen = documents[[places[document.full_text] for document in some]]
