@@ -182,6 +182,14 @@ def test_who_shares_no_term_is_not_found(tmp_path: Path) -> None:
         assert [(line.query_id, line.doc_id) for line in run] == [("one", "wire")]
 
 
+def test_the_automatic_index_is_the_default_one(tmp_path: Path) -> None:
+    default, automatic = (
+        Retriever.build("bm25", ["a bear"], tmp_path / str(index), index=index) for index in (None, "auto")
+    )
+    assert automatic.index.config == default.index.config
+    assert (automatic.index.config.dtype, automatic.index.config.mode) == ("float32", "exact")
+
+
 def test_the_index_holds_all_that_is_needed(tmp_path: Path) -> None:
     model = BM25(1.2, 0.75, stemming=False, stop_words=["winter"])
     with Retriever.build(model, ANIMALS, tmp_path / "index") as retriever:
