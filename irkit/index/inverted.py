@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
-import torch
 from irkit_kernels.sparse_search.op import Searcher, build
 
 from irkit.index import bm25
@@ -201,25 +201,28 @@ class Inverted(Flat):
         return super().search(queries, k, allowed) if hits is None else hits
 
     def _search_plain(self, queries: Sparse, k: int) -> Hits | None:
-        """What `search` gives where nothing is to be converted, filtered or filled up; else None."""
-        weights, about = queries.weights, self.store.meta["index"]
-        if (
-            queries.dim != about["dim"]
-            or weights.dtype != torch.float32
-            or weights.requires_grad
-            or not weights.is_cpu
-            or type(k) is not int
-            or not 0 < k <= about["rows"]
-            or self._negative
-            or self.store.rows("removed.bin")
-        ):
+        """What `search` gives where nothing is to be converted or filtered, of one segment; else None."""
+        find = self.store.derived("plain", self._plain)
+        if find is None or queries.dim != self.dim or type(k) is not int or not 0 < k <= len(self):
             return None
-        values = np.ascontiguousarray(weights.numpy())
-        if _lowest(values) <= 0 or not values[values.argmax()] < np.inf:  # none, not positive, or not finite
+        try:
+            values, terms = queries.weights.numpy(), queries.terms.values.numpy()
+        except (RuntimeError, TypeError):  # they have gradients, are elsewhere, or of a type of torch alone
             return None
-        terms = np.ascontiguousarray(queries.terms.values.numpy(), np.int32)
-        hits = self._look_up((_offsets(queries.terms.lengths.numpy()), terms, values), k, None)
-        return hits if _lowest(hits.rows[:, -1]) >= 0 else self._completed(hits, queries, None)
+        single = len(queries) == 1
+        if values.dtype.char != "f" or _lowest(values) <= 0 or not values[values.argmax()] < np.inf:
+            return None  # none, not positive, or not finite
+        offsets = (0, len(values)) if single else _offsets(queries.terms.lengths.numpy())
+        hits = Hits(*find((offsets, terms, values), k, None, self._effort(None)))
+        found = hits.rows[0, -1] >= 0 if single else _lowest(hits.rows[:, -1]) >= 0
+        return hits if found else self._completed(hits, queries, None)
+
+    def _plain(self) -> Callable[..., tuple[Array, Array]] | None:
+        """What finds the best rows where there is one segment, nothing removed and no negative weight."""
+        if self._negative or self.store.rows("removed.bin"):
+            return None
+        segments = self.store.derived("segments", self._open)
+        return segments[0][2].find if len(segments) == 1 else None
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         arrays = queries.arrays()

@@ -90,6 +90,9 @@ class Exact:
         """Run machine code, shared by threads; ``prepare(longest)`` gives the frame of a thread."""
         n_q = len(queries[0]) - 1
         rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
+        if n_q == 1:
+            self._work(code, prepare, queries, rows, scores, keep)
+            return rows, scores
         step = max(1, min(_QUERIES, _HITS // k))
 
         def work(first: int, last: int) -> None:
@@ -98,10 +101,7 @@ class Exact:
                 some = _part(queries, start, stop)
                 self._work(code, prepare, some, rows[start:stop], scores[start:stop], keep)
 
-        if n_q == 1:
-            self._work(code, prepare, queries, rows, scores, keep)
-        else:
-            share(work, n_q, torch.get_num_threads(), multiple=step)
+        share(work, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
 
     def _work(

@@ -24,6 +24,7 @@ Forward = tuple[Array, Array, Array, Array | None]
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
 _PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doubt"
 _DOCUMENTS = 1 << 24
+_FEW = 1 << 15  # documents that exact search is sooner through
 _SCORE = 200  # to score a document takes as long as exact search of so many
 
 
@@ -119,8 +120,8 @@ class Searcher(Exact):
         """The best documents of each query: all of them, or those that some effort finds.
 
         Args:
-            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32, which are of no document from ``dim``
-                on, and ``weights`` float32 above 0.
+            queries: ``offsets (n_q + 1,)``, ``terms``, which are of no document from ``dim`` on, and
+                ``weights`` above 0, all of any type that int64, int32 and float32 can take in.
             k: Hits of a query.
             keep: ``(n,)`` bool, documents that may be found; None means all.
             effort: Above 0, and below 1; 1 or None means exactly the best, and so does what
@@ -134,7 +135,7 @@ class Searcher(Exact):
         if effort is None or effort == 1 or not self._listed:
             return self.search(queries, k, keep)
         plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n, k)
-        if not isinstance(effort, Effort) and plan.scored * _SCORE > self.n:
+        if not isinstance(effort, Effort) and self.n < max(_FEW, plan.scored * _SCORE):
             return self.search(queries, k, keep)
         chosen = max(plan.scored, 2 * k, 32)
 
