@@ -82,7 +82,7 @@ def _settle() -> str:
     doubted = x.floats("fmul", x.get("missing", "float"), x.get("doubt", "float"))
     least = x.floats("fmul", x.floats("fsub", x.get("theta", "float"), doubted), x.get("room", "float"))
     least = x.minimum(x.maximum(x.whole(least), 1), TOP)
-    x.set("limit", x.maximum(x.get("limit"), x.select(x.cmp("eq", x.get("hits"), x.get("k")), least, 1)))
+    x.do(f"call void @lift(ptr %f, i64 {x.select(x.cmp('eq', x.get('hits'), x.get('k')), least, 1)})")
     return x.function("define internal void @settle(ptr %f, i64 %wanted)")
 
 
@@ -164,9 +164,8 @@ def _search() -> str:
     x.set("m", m)
     cut = x.minimum(x.minimum(m, x.get("cut")), _MOST)
     x.set("picked", cut)
-    for name in ("hits", "least", "pooled"):
+    for name in ("hits", "least", "pooled", "high"):
         x.set(name, 0)
-    x.set("crowd", x.mul(x.get("scored"), 2))
     for name in ("theta", "unit"):
         x.set(name, "0.0", "float")
     x.set("limit", 1)
@@ -174,6 +173,7 @@ def _search() -> str:
     x.set("out_scores", x.place("scores", x.mul("%query", k), "float"), "ptr")
     margin = x.floats("fmul", x.real(x.add(m, 8)), constant(2**-22))
     x.set("margin", x.floats("fsub", constant(1), margin), "float")
+    x.loop(0, TOP + 1, 1, lambda i, _: x.store("i64", "0", x.get("counts", "ptr"), x.mul(i, 8), 8))
     x.do("call void @pick(ptr %f, i64 %query)")
     picks, n = x.get("picks", "ptr"), x.get("n")
     first = x.add(k, x.maximum(x.op(f"lshr i64 {k}, 1"), _FIRST - 10))
@@ -192,8 +192,7 @@ def _search() -> str:
 
         x.loop(0, cut, 1, add)
         x.do(f"call void @gather(ptr %f, i64 {start}, i64 {stop})")
-        crowded = x.cmp("sgt", x.get("pooled"), x.get("crowd"))
-        x.when(crowded, lambda: x.do("call void @trim(ptr %f)"))
+        x.do("call void @lift(ptr %f, i64 0)")
 
     sample = x.minimum(n, _SAMPLE)  # so few that all of them may wait
     range_("0", sample)

@@ -17,9 +17,9 @@ FIELDS = (
     # the index, how much of it is read, scratch memory
     *("best_offsets", "best", "best_scales", "best_missed"),
     *("cut", "scored", "doubt"),
-    *("totals", "pool", "pool_totals", "shares", "picks", "code_gains"),
+    *("totals", "pool", "pool_totals", "counts", "shares", "picks", "code_gains"),
     # variables
-    *("missing", "picked", "limit", "pooled", "crowd", "count", "reached", "room"),
+    *("missing", "picked", "limit", "pooled", "reached", "room"),
 )
 
 
@@ -52,79 +52,88 @@ class PoolFrame(cpu_frame.Frame):
 
 
 def write_pool() -> str:
-    """``gather``, ``part`` and ``trim``, and what they use."""
+    """``gather``, ``reach``, ``part`` and ``lift``."""
     declarations = [
         "@always = internal constant i8 1",
         "declare i64 @llvm.cttz.i64(i64, i1)",
         "declare i64 @llvm.ctpop.i64(i64)",
     ]
-    return "\n".join([*declarations, _gather(), _number_of(), _reach(), _part(), _trim()])
+    return "\n".join([*declarations, _gather(), _reach(), _part(), _lift()])
+
+
+def _each(
+    x: PoolFrame, totals: str, limit: str, body: Callable[[str, Values], Values], state: Values
+) -> Values:
+    """``state = body(place, state)`` for the places among 64 totals of those that reach the limit."""
+    found = x.load(_TOTALS, totals)
+    word = x.op(f"bitcast <{_LANES} x i1> {x.op(f'icmp uge {_TOTALS} {found}, {limit}')} to i64")
+
+    def one(_: str, now: Values) -> Values:
+        lane = x.op(f"call i64 @llvm.cttz.i64(i64 {now[0]}, i1 true)")
+        return x.op(f"and i64 {now[0]}, {x.sub(now[0], 1)}"), *body(lane, now[1:])
+
+    def some() -> Values:
+        return x.loop(0, x.op(f"call i64 @llvm.ctpop.i64(i64 {word})"), 1, one, (word, *state), "i64")[1:]
+
+    return x.when(x.cmp("ne", word, 0), some, state, "i64")
 
 
 def _gather() -> str:
     """Put the documents of a range whose totals reach the limit into the pool, and set all totals to 0."""
     x = PoolFrame()
-    totals, keep = x.get("totals", "ptr"), x.get("keep", "ptr")
+    totals, keep, counts = x.get("totals", "ptr"), x.get("keep", "ptr"), x.get("counts", "ptr")
     pool, values = x.get("pool", "ptr"), x.get("pool_totals", "ptr")
     filtered = x.op(f"icmp ne ptr {keep}, null")
     limit = x.broadcast(_LANES, "i8", x.op(f"trunc i64 {x.get('limit')} to i8"))
 
-    def turn(i: str, _: Values) -> None:
+    def turn(i: str, state: Values) -> Values:
         here = x.at(totals, i)
-        found = x.load(_TOTALS, here, align=64)
-        word = x.op(f"bitcast <{_LANES} x i1> {x.op(f'icmp uge {_TOTALS} {found}, {limit}')} to i64")
 
-        def some() -> None:
-            def one(_: str, state: Values) -> Values:
-                left, pooled = state
-                lane = x.op(f"call i64 @llvm.cttz.i64(i64 {left}, i1 true)")
-                row = x.add(x.add("%start", i), lane)
-                byte = x.load("i8", x.op(f"select i1 {filtered}, ptr {x.at(keep, row)}, ptr @always"))
-                x.store("i32", x.op(f"trunc i64 {row} to i32"), pool, x.mul(pooled, 4), 4)
-                x.store("i8", x.load("i8", here, lane), values, pooled)
-                kept = x.op(f"zext i1 {x.op(f'icmp ne i8 {byte}, 0')} to i64")
-                return x.op(f"and i64 {left}, {x.sub(left, 1)}"), x.add(pooled, kept)
+        def one(lane: str, now: Values) -> Values:
+            row, value = x.add(x.add("%start", i), lane), x.load("i8", here, lane)
+            byte = x.load("i8", x.op(f"select i1 {filtered}, ptr {x.at(keep, row)}, ptr @always"))
+            x.store("i32", x.op(f"trunc i64 {row} to i32"), pool, x.mul(now[0], 4), 4)
+            x.store("i8", value, values, now[0])
+            kept = x.op(f"zext i1 {x.op(f'icmp ne i8 {byte}, 0')} to i64")
+            count = x.mul(x.op(f"zext i8 {value} to i64"), 8)
+            x.store("i64", x.add(x.load("i64", counts, count, 8), kept), counts, count, 8)
+            return (x.add(now[0], kept),)
 
-            count = x.op(f"call i64 @llvm.ctpop.i64(i64 {word})")
-            _, pooled = x.loop(0, count, 1, one, (word, x.get("pooled")), "i64")
-            x.set("pooled", pooled)
-
-        x.when(x.cmp("ne", word, 0), some)
+        after = _each(x, here, limit, one, state)
         x.store(_TOTALS, "zeroinitializer", here, align=64)
+        return after
 
-    x.loop(0, x.sub("%stop", "%start"), _LANES, turn)
+    before = x.get("pooled")
+    (pooled,) = x.loop(0, x.sub("%stop", "%start"), _LANES, turn, (before,), "i64")
+    x.set("pooled", pooled)
+    x.set("high", x.add(x.get("high"), x.sub(pooled, before)))
     return x.function("define internal void @gather(ptr %f, i64 %start, i64 %stop)")
 
 
-def _number_of() -> str:
-    """How many documents of the pool have a total of at least ``low``."""
-    x = PoolFrame()
-    values = x.get("pool_totals", "ptr")
-    low = x.broadcast(_LANES, "i8", x.op("trunc i64 %low to i8"))
-
-    def turn(i: str, state: Values) -> Values:
-        mask = x.op(f"icmp uge {_TOTALS} {x.load(_TOTALS, values, i)}, {low}")
-        word = x.op(f"bitcast <{_LANES} x i1> {mask} to i64")
-        return (x.add(state[0], x.op(f"call i64 @llvm.ctpop.i64(i64 {word})")),)
-
-    (count,) = x.loop(0, x.get("pooled"), _LANES, turn, ("0",), "i64")
-    x.set("count", count)
-    return x.function("define internal void @number_of(ptr %f, i64 %low)")
-
-
 def _reach() -> str:
-    """Find the highest total, from the limit on, that ``%wanted`` documents of the pool have."""
+    """Find the highest total that ``%wanted`` documents of the pool reach, at least the limit and ``%least``."""
     x = PoolFrame()
-    x.store(_TOTALS, "zeroinitializer", x.get("pool_totals", "ptr"), x.get("pooled"))
-    low = x.get("limit")
-    for bit in reversed(range(8)):
-        tried = x.add(low, 1 << bit)
-        x.do(f"call void @number_of(ptr %f, i64 {x.minimum(tried, TOP)})")
-        fits = x.both(x.cmp("sle", tried, TOP), x.cmp("sge", x.get("count"), "%wanted"))
-        low = x.select(fits, tried, low)
-    x.do(f"call void @number_of(ptr %f, i64 {x.minimum(x.add(low, 1), TOP)})")
-    x.set("reached", low)
-    return x.function("define internal void @reach(ptr %f, i64 %wanted)")
+    counts = x.get("counts", "ptr")
+    x.set("above", x.get("high"))
+
+    def fewer(total: str) -> str:
+        return x.sub(x.get("above"), x.load("i64", counts, x.mul(total, 8), 8))
+
+    def go(total: str) -> str:
+        enough = x.either(x.cmp("slt", total, "%least"), x.cmp("sge", fewer(total), "%wanted"))
+        return x.both(enough, x.cmp("slt", total, TOP))
+
+    x.set("reached", x.advance(x.get("limit"), 1, go, lambda total: x.set("above", fewer(total))))
+    return x.function("define internal void @reach(ptr %f, i64 %wanted, i64 %least)")
+
+
+def _lift() -> str:
+    """Raise the limit to ``%least``, or to what as many documents reach as may be scored."""
+    x = PoolFrame()
+    x.do(f"call void @reach(ptr %f, i64 {x.get('scored')}, i64 %least)")
+    x.set("limit", x.get("reached"))
+    x.set("high", x.get("above"))
+    return x.function("define internal void @lift(ptr %f, i64 %least)")
 
 
 def _part() -> str:
@@ -134,34 +143,35 @@ def _part() -> str:
     """
     x = PoolFrame()
     pool, values, chosen = x.get("pool", "ptr"), x.get("pool_totals", "ptr"), x.get("chosen", "ptr")
-    x.do("call void @reach(ptr %f, i64 %wanted)")
-    pooled, limit, low = x.get("pooled"), x.get("limit"), x.get("reached")
-    above = x.select(x.cmp("slt", low, TOP), x.get("count"), 0)
+    counts, pooled = x.get("counts", "ptr"), x.get("pooled")
+    x.store(_TOTALS, "zeroinitializer", values, pooled)
+    x.do("call void @reach(ptr %f, i64 %wanted, i64 0)")
+    low = x.get("reached")
+    ties = x.load("i64", counts, x.mul(low, 8), 8)
+    above = x.sub(x.get("above"), ties)
+    limit = x.broadcast(_LANES, "i8", x.op(f"trunc i64 {x.get('limit')} to i8"))
 
-    def one(i: str, state: Values) -> Values:
-        number, rest, ties = state
-        value = x.op(f"zext i8 {x.load('i8', values, i)} to i64")
-        row = x.load("i32", pool, x.mul(i, 4), 4)
-        tie = x.both(x.cmp("eq", value, low), x.cmp("sgt", ties, 0))
-        pick = x.either(x.cmp("sgt", value, low), tie)
-        stay = x.both(x.flip(pick), x.cmp("sge", value, limit))
-        x.store("i32", row, chosen, x.mul(number, 4), 4)
-        x.store("i32", row, pool, x.mul(rest, 4), 4)
-        x.store("i8", x.op(f"trunc i64 {value} to i8"), values, rest)
-        more, left, used = (x.op(f"zext i1 {test} to i64") for test in (pick, stay, tie))
-        return x.add(number, more), x.add(rest, left), x.sub(ties, used)
+    def turn(i: str, state: Values) -> Values:
+        def one(lane: str, now: Values) -> Values:
+            number, rest, left = now
+            place = x.add(i, lane)
+            value, row = x.load("i8", values, place), x.load("i32", pool, x.mul(place, 4), 4)
+            total = x.op(f"zext i8 {value} to i64")
+            tie = x.both(x.cmp("eq", total, low), x.cmp("sgt", left, 0))
+            pick = x.op(f"zext i1 {x.either(x.cmp('sgt', total, low), tie)} to i64")
+            x.store("i32", row, chosen, x.mul(number, 4), 4)
+            x.store("i32", row, pool, x.mul(rest, 4), 4)
+            x.store("i8", value, values, rest)
+            used = x.op(f"zext i1 {tie} to i64")
+            return x.add(number, pick), x.add(rest, x.sub(1, pick)), x.sub(left, used)
 
-    number, rest, _ = x.loop(0, pooled, 1, one, ("0", "0", x.sub("%wanted", above)), "i64")
+        return _each(x, x.at(values, i), limit, one, state)
+
+    state = "0", "0", x.sub("%wanted", above)
+    number, rest, _ = x.loop(0, pooled, _LANES, turn, state, "i64")
+    x.loop(x.add(low, 1), TOP + 1, 1, lambda i, _: x.store("i64", "0", counts, x.mul(i, 8), 8))
+    x.store("i64", x.sub(ties, x.sub(number, above)), counts, x.mul(low, 8), 8)
     x.set("number", number)
     x.set("pooled", rest)
+    x.set("high", rest)
     return x.function("define internal void @part(ptr %f, i64 %wanted)")
-
-
-def _trim() -> str:
-    """Keep about as many documents in the pool as may be scored."""
-    x = PoolFrame()
-    x.do(f"call void @reach(ptr %f, i64 {x.get('scored')})")
-    x.set("limit", x.get("reached"))
-    x.do("call void @part(ptr %f, i64 0)")
-    x.set("crowd", x.add(x.get("pooled"), x.get("scored")))
-    return x.function("define internal void @trim(ptr %f)")

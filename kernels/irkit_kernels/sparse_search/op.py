@@ -155,6 +155,7 @@ class Searcher(Exact):
                 "totals": aligned(TOTALS),
                 "pool": np.empty(self.n + 64, np.int32),  # memory that is not written to takes no room
                 "pool_totals": np.empty(self.n + 128, np.uint8),
+                "counts": np.empty(256, np.int64),
             }
         if longest > own.room[0] or chosen > own.room[1]:
             own.room = longest, chosen = max(longest, own.room[0]), max(chosen, own.room[1])
