@@ -134,10 +134,16 @@ def _pick() -> str:
     picked, missed = x.loop(0, cut, 1, pick, ("0.0", "0.0"), "float")
     left = x.floats("fmul", x.floats("fsub", total, picked), constant(_CODES))
     x.set("missing", x.floats("fadd", missed, left), "float")
-    # the sum of all that is added to a total, each rounded up, must fit into it
-    highest = x.floats("fmul", picked, constant(_CODES))
+    # A document of all lists is thought to have all that is missing, one of some lists that share of it.
+    # The sum of all that is added to a total, each rounded up, must fit into it.
+    missing = x.get("missing", "float")
+    highest = x.floats("fadd", x.floats("fmul", picked, constant(_CODES)), missing)
     highest = x.op(f"call float @llvm.maxnum.f32(float {highest}, float {constant(1e-30)})")
-    x.set("room", x.floats("fdiv", x.real(x.sub(TOP, cut)), highest), "float")
+    room = x.floats("fdiv", x.real(x.sub(TOP, cut)), highest)
+    x.set("room", room, "float")
+    bonus = x.floats("fdiv", x.floats("fmul", missing, room), x.real(x.maximum(cut, 1)))
+    bonus = x.add(x.whole(x.floats("fmul", bonus, constant(65536))), 65535)
+    bonus = x.broadcast(_GROUP, "i32", x.op(f"trunc i64 {bonus} to i32"))
     kind = f"<{_GROUP} x i32>"
 
     def scale(c: str, _: Values) -> None:
@@ -147,7 +153,7 @@ def _pick() -> str:
         factor = x.broadcast(_GROUP, "i32", x.op(f"trunc i64 {factor} to i32"))
         for first in range(0, _CODES + 1, _GROUP):  # what each code brings, rounded up
             value = x.op(f"mul {kind} {array(_GROUP, 'i32', range(first, first + _GROUP))}, {factor}")
-            value = x.op(f"add {kind} {value}, {splat(_GROUP, 'i32', (1 << 16) - 1)}")
+            value = x.op(f"add {kind} {value}, {bonus}")
             value = x.op(f"lshr {kind} {value}, {splat(_GROUP, 'i32', 16)}")
             value = x.op(f"trunc {kind} {value} to <{_GROUP} x i8>")
             x.store(f"<{_GROUP} x i8>", value, x.get("code_gains", "ptr"), x.add(x.mul(c, _CODES + 1), first))

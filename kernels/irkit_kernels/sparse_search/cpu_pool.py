@@ -111,7 +111,7 @@ def _gather() -> str:
 
 
 def _reach() -> str:
-    """Find the highest total that ``%wanted`` documents of the pool reach, at least the limit and ``%least``."""
+    """Find the highest total from the limit on that ``%wanted`` documents of the pool have, or ``%least``."""
     x = PoolFrame()
     counts = x.get("counts", "ptr")
     x.set("above", x.get("high"))
