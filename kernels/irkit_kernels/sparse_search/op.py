@@ -25,7 +25,7 @@ _PLACES = {name: place for place, name in enumerate(FIELDS)}
 _PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doubt"
 _DOCUMENTS = 1 << 24
 _FEW = 1 << 15  # documents that exact search is sooner through
-_SCORE = 700  # to find and score a document takes as long as exact search of so many
+_SCORE = 200  # to score a document takes as long as exact search of so many
 
 
 class Effort(NamedTuple):
@@ -45,7 +45,7 @@ class Effort(NamedTuple):
 @lru_cache
 def effort_of(effort: float, n: int, k: int = 10) -> Effort:
     """What one number between 0 and 1 means for ``k`` hits of ``n`` documents: much the same recall."""
-    scored = 1.8 * max(k, 10) * max(1.0, n / 1e5) ** 0.3 * 2 ** (5.5 * effort)
+    scored = 0.66 * max(k, 10) ** 1.5 * max(1.0, n / 1e5) ** 0.2 * 2 ** (5.5 * effort)
     return Effort(14 + round(18 * effort), 0.1 + 0.2 * effort, int(scored))
 
 
