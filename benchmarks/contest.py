@@ -24,7 +24,7 @@ from typing import Self
 from benchmarks.harness import Row
 from benchmarks.worker import BUILD_LIMIT, Options
 
-__all__ = ["Contender", "Hits", "Key", "Times", "measure", "work_folder"]
+__all__ = ["Contender", "Hits", "Key", "Times", "build_row", "measure", "work_folder"]
 
 Key = tuple[str, str]
 """Name of a contender, and its settings as JSON."""
@@ -151,6 +151,19 @@ def measure(
             print(source.name, label, builds[label], file=sys.stderr, flush=True)
         settings = {label: known[label].settings for label in servers}
         return builds, *_take_turns(servers, settings, queries, rounds, limit)
+
+
+def build_row(name: str, label: str, built: Row, unit: str, count: int) -> Row:
+    """What a build took, for the table of a suite; bytes by ``unit``, of which there are ``count``."""
+    return {
+        "collection": name,
+        "contender": label,
+        "version": built.get("version"),
+        "build CPU s": built.get("cpu"),
+        "memory of the build MB": built.get("memory"),
+        f"bytes/{unit}": built["bytes"] / count if built.get("bytes") else None,
+        "note": built.get("skipped", ""),
+    }
 
 
 def _take_turns(

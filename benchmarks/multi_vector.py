@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bars import bars, speeds
-from benchmarks.contest import Contender, measure, work_folder
+from benchmarks.contest import Contender, build_row, measure, work_folder
 from benchmarks.harness import Row, write_results
 from benchmarks.plot import draw_curves
 from benchmarks.token_vectors import TokenVectors, generate, passages, read
@@ -122,7 +122,7 @@ def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[l
         )
     left_out = {"skipped": "built for the smallest collection only"}
     return curves, [
-        _build_row(name, label, builds.get(label, left_out), len(vectors.tokens))
+        build_row(name, label, builds.get(label, left_out), "token", len(vectors.tokens))
         for label, contender in known.items()
         if contender.engine != "exact"
     ]
@@ -143,15 +143,3 @@ def _recall(label: str, hits: list[list[int]], vectors: TokenVectors) -> float:
     if recall < EXACT.get(label, 0):
         raise SystemExit(f"multi_vector: {label} is wrong, recall@10 is {recall:.3f}")
     return recall
-
-
-def _build_row(name: str, label: str, built: Row, tokens: int) -> Row:
-    return {
-        "collection": name,
-        "contender": label,
-        "version": built.get("version"),
-        "build CPU s": built.get("cpu"),
-        "memory of the build MB": built.get("memory"),
-        "bytes/token": built["bytes"] / tokens if built.get("bytes") else None,
-        "note": built.get("skipped", ""),
-    }

@@ -17,7 +17,7 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from benchmarks.contest import Contender, Hits, measure, work_folder
+from benchmarks.contest import Contender, Hits, build_row, measure, work_folder
 from benchmarks.harness import Row, write_results
 from benchmarks.plot import draw_curves
 from benchmarks.sparse_bars import bars, bm25, speeds
@@ -107,7 +107,7 @@ def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[l
             }
         )
     return curves, [
-        _build_row(name, label, built, len(vectors.terms))
+        build_row(name, label, built, "posting", len(vectors.terms))
         for label, built in builds.items()
         if not label.endswith("scan")
     ]
@@ -121,15 +121,3 @@ def _recall(contender: str, hits: Hits, vectors: SparseVectors) -> float:
     if found < _EXACT.get(contender, 0):
         raise SystemExit(f"sparse: {contender} is wrong, recall@10 is {found:.4f}")
     return found
-
-
-def _build_row(name: str, label: str, built: Row, postings: int) -> Row:
-    return {
-        "collection": name,
-        "contender": label,
-        "version": built.get("version"),
-        "build CPU s": built.get("cpu"),
-        "memory of the build MB": built.get("memory"),
-        "bytes/posting": built["bytes"] / postings if built.get("bytes") else None,
-        "note": built.get("skipped", ""),
-    }
