@@ -1,0 +1,3 @@
+"""Training of every kind of model: examples, losses on score matrices, one trainer."""
+
+from __future__ import annotations
