@@ -1,0 +1,130 @@
+"""Arguments of a training: those of transformers under the names users know, and irkit's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, get_type_hints
+
+import transformers
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from irkit.errors import ConfigError, require
+
+__all__ = ["TrainingArguments"]
+
+_OWN = (
+    "tokens_per_batch gradient_cache_size learning_rates lora early_stopping_patience "
+    "early_stopping_threshold"
+)
+_OF_TRANSFORMERS = (
+    "per_device_train_batch_size num_train_epochs max_steps gradient_accumulation_steps learning_rate "
+    "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2 "
+    "adam_epsilon max_grad_norm bf16 fp16 tf32 activation_checkpointing activation_checkpointing_kwargs "
+    "gradient_checkpointing gradient_checkpointing_kwargs torch_compile torch_compile_backend "
+    "torch_compile_mode torch_empty_cache_steps logging_strategy logging_steps logging_first_step report_to "
+    "run_name project eval_strategy eval_steps eval_delay eval_on_start save_strategy save_steps "
+    "save_total_limit load_best_model_at_end metric_for_best_model greater_is_better full_determinism seed "
+    "use_cpu accelerator_config dataloader_drop_last dataloader_num_workers dataloader_pin_memory "
+    "dataloader_persistent_workers dataloader_prefetch_factor ddp_find_unused_parameters ddp_bucket_cap_mb "
+    "ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config log_level"
+)
+
+
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    """`transformers.TrainingArguments` with defaults for retrieval, and what only irkit knows.
+
+    Attributes:
+        tokens_per_batch: Most tokens in a batch of one process, instead of ``per_device_train_batch_size``.
+        gradient_cache_size: Texts that are encoded at once, the others' activations being computed again in
+            the backward pass; the gradients are the same. None encodes all at once.
+        learning_rates: Learning rates by regular expression, which is searched in the names of parameters;
+            the first that fits counts, and 0 freezes.
+        lora: Keys of `peft.LoraConfig`; None trains the weights themselves.
+        early_stopping_patience: Evaluations in a row without a better value, after which training ends.
+        early_stopping_threshold: By how much a value must be better.
+
+    Examples:
+        >>> arguments = TrainingArguments.parse({"learning_rate": 1e-4, "max_steps": 10}, "out")
+        >>> arguments.learning_rate, arguments.per_device_train_batch_size
+        (0.0001, 32)
+    """
+
+    per_device_train_batch_size: int = 32
+    num_train_epochs: float = 1
+    learning_rate: float = 2e-5
+    warmup_steps: float = 0.1
+    logging_steps: float = 50
+    logging_first_step: bool = True
+    logging_nan_inf_filter: bool = False  # training stops at once
+    report_to: str | list[str] | None = "none"
+    save_total_limit: int | None = 2
+    disable_tqdm: bool | None = True  # there are irkit's own bars
+    remove_unused_columns: bool = False
+    tokens_per_batch: int | None = None
+    gradient_cache_size: int | None = None
+    learning_rates: dict[str, float] = field(default_factory=dict)
+    lora: dict[str, Any] | None = None
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        require("accelerate", "train", "Training")
+        if self.eval_steps is not None and self.eval_strategy == "no":
+            self.eval_strategy = "steps"
+        if self.load_best_model_at_end or self.early_stopping_patience is not None:
+            self.load_best_model_at_end = True
+            self.save_strategy = "steps" if self.save_strategy == "best" else self.eval_strategy
+            self.save_steps = self.eval_steps or self.save_steps  # what is best must have been saved
+        for name in ("", "_kwargs"):  # the old name of it warns
+            given = getattr(self, f"gradient_checkpointing{name}")
+            if given is not None and hasattr(self, f"activation_checkpointing{name}"):
+                setattr(self, f"activation_checkpointing{name}", given)
+                setattr(self, f"gradient_checkpointing{name}", None)
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], output_dir: str | Path, source: str = "train") -> Self:
+        """Make arguments of the names and values of a recipe.
+
+        Args:
+            given: Values by name.
+            output_dir: Where checkpoints go.
+            source: Where they come from, for the message.
+
+        Raises:
+            ConfigError: There is no such argument, it does nothing in irkit, or a value is impossible.
+            MissingDependencyError: accelerate is not installed.
+        """
+        values = _checked(cls, given, source)
+        try:
+            return cls(output_dir=str(output_dir), **values)
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from error
+
+
+def _checked(cls: type[TrainingArguments], given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Values of known names, of the types that they should have."""
+    own = {each.name for each in fields(cls)}
+    known = own & {*_OWN.split(), *_OF_TRANSFORMERS.split()}
+    hints, values = get_type_hints(cls), {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), sorted(known), 1)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/training.md has the names"
+            if name in own:
+                hint = "it does nothing in irkit, or irkit decides; leave it out"
+            raise ConfigError(f"{source}: unknown key {name!r}; {hint}")
+        adapter = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
+        try:
+            values[name] = adapter.validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise ConfigError(f"{source}.{name}: {reason}, got {value!r:.60}") from error
+    for name in ("tokens_per_batch", "gradient_cache_size", "early_stopping_patience"):
+        if (number := values.get(name)) is not None and number < 1:
+            raise ConfigError(f"{source}.{name}: expected 1 or more, or nothing, got {number!r}")
+    return values
