@@ -17,6 +17,7 @@ __all__ = [
     "LockedError",
     "MissingDependencyError",
     "StorageError",
+    "TrainingError",
     "require",
 ]
 
@@ -51,6 +52,10 @@ class LockedError(StorageError):
 
 class MissingDependencyError(IrkitError, ImportError):
     """An optional package is not installed."""
+
+
+class TrainingError(IrkitError, RuntimeError):
+    """A loss or a gradient is no longer a number, so that going on would spoil the model."""
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

@@ -149,12 +149,7 @@ class SparseHead(Head):
         """
         most = self.config.max_active_dims(side)
         if torch.is_grad_enabled():
-            values = self.dense(hidden)
-            if most is not None and most < self.dim:
-                kept = torch.zeros_like(values, dtype=torch.bool)
-                kept.scatter_(1, values.topk(most, dim=1, sorted=False).indices, True)
-                values = torch.where(kept, values, 0.0)
-            return Sparse.from_dense(values)
+            return Sparse.from_dense(self.pruned(hidden, side))
         from irkit_kernels.splade_pool import splade_pool_sparse
 
         lengths, terms, weights = splade_pool_sparse(
@@ -168,6 +163,15 @@ class SparseHead(Head):
 
         inputs = self._inputs(hidden)
         return splade_pool(*inputs, activation=self.config.activation, pooling=self.config.pooling)
+
+    def pruned(self, hidden: Ragged, side: Side) -> Tensor:
+        """The weights that are kept, ``(n, dim)`` float32, zeros between them: what training compares."""
+        values, most = self.dense(hidden), self.config.max_active_dims(side)
+        if most is None or most >= self.dim:
+            return values
+        kept = torch.zeros_like(values, dtype=torch.bool)
+        kept.scatter_(1, values.topk(most, dim=1, sorted=False).indices, True)
+        return torch.where(kept, values, 0.0)
 
     def _inputs(self, hidden: Ragged) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What the kernels take: hidden states in the dtype of the matrix, offsets, matrix, bias."""
