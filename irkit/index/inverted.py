@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -202,27 +201,30 @@ class Inverted(Flat):
 
     def _search_plain(self, queries: Sparse, k: int) -> Hits | None:
         """What `search` gives where nothing is to be converted or filtered, of one segment; else None."""
-        find = self.store.derived("plain", self._plain)
-        if find is None or queries.dim != self.dim or type(k) is not int or not 0 < k <= len(self):
+        searcher, dim, n = self.store.derived("plain", self._plain)
+        if searcher is None or queries.dim != dim or type(k) is not int or not 0 < k <= n:
             return None
+        effort = self._effort(None)
+        if queries.terms.lengths.numel() == 1:
+            found = searcher.find_one(queries.terms.values, queries.weights, k, effort)
+            if found is None or found[0].item(k - 1) >= 0:
+                return found and Hits(*found)
+            return self._completed(Hits(*found), queries, None)
         try:
             values, terms = queries.weights.numpy(), queries.terms.values.numpy()
         except (RuntimeError, TypeError):  # they have gradients, are elsewhere, or of a type of torch alone
             return None
-        single = len(queries) == 1
         if values.dtype.char != "f" or _lowest(values) <= 0 or not values[values.argmax()] < np.inf:
             return None  # none, not positive, or not finite
-        offsets = (0, len(values)) if single else _offsets(queries.terms.lengths.numpy())
-        hits = Hits(*find((offsets, terms, values), k, None, self._effort(None)))
-        found = hits.rows[0, -1] >= 0 if single else _lowest(hits.rows[:, -1]) >= 0
-        return hits if found else self._completed(hits, queries, None)
+        asked = _offsets(queries.terms.lengths.numpy()), terms, values
+        return self._completed(Hits(*searcher.find(asked, k, None, effort)), queries, None)
 
-    def _plain(self) -> Callable[..., tuple[Array, Array]] | None:
-        """What finds the best rows where there is one segment, nothing removed and no negative weight."""
+    def _plain(self) -> tuple[Searcher | None, int, int]:
+        """What searches where there is one segment, nothing removed and no negative weight; dim, and rows."""
         if self._negative or self.store.rows("removed.bin"):
-            return None
+            return None, self.dim, len(self)
         segments = self.store.derived("segments", self._open)
-        return segments[0][2].find if len(segments) == 1 else None
+        return segments[0][2] if len(segments) == 1 else None, self.dim, len(self)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         arrays = queries.arrays()
@@ -255,10 +257,10 @@ class Inverted(Flat):
 
     def _effort(self, keep: Array | None) -> float | None:
         """Of an approximation, which a filter that hides most of what lists begin with does not allow."""
-        config, n = self.config, len(self)
-        if config.mode == "exact" or (config.mode == "auto" and n <= _EXACT):
+        config = self.config
+        if config.mode == "exact" or (config.mode == "auto" and len(self) <= _EXACT):
             return None
-        return config.effort if keep is None or 2 * int(np.count_nonzero(keep)) >= n else None
+        return config.effort if keep is None or 2 * int(np.count_nonzero(keep)) >= len(self) else None
 
 
 def _positive(queries: dict[str, Array]) -> Queries:

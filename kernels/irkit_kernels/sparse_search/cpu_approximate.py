@@ -6,6 +6,7 @@ It uses the frame of exact search, made longer, and scores documents by its code
 from __future__ import annotations
 
 from .._jit import Values, array, splat
+from .cpu_exact import write_main
 from .cpu_examine import write_examine
 from .cpu_frame import constant
 from .cpu_pool import TOP, PoolFrame, write_pool
@@ -30,9 +31,6 @@ def write_approximate(terms: str, weights: str) -> str:
         terms: LLVM type of the terms of a row, as for exact search.
         weights: Of its weights.
     """
-    x = PoolFrame()
-    x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @search(ptr %f, i64 {i})"))
-    main = x.function("define void @approximate(ptr %f, i64 %first, i64 %last)")
     declarations = [
         "declare float @llvm.fma.f32(float, float, float)",
         "declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)",
@@ -40,7 +38,7 @@ def write_approximate(terms: str, weights: str) -> str:
         "declare float @llvm.maxnum.f32(float, float)",
     ]
     scores = [write_score(terms, weights), write_insert(), write_examine(terms, weights)]
-    parts = [*scores, write_pool(), _accumulate(), _settle(), _pick(), _search(), main]
+    parts = [*scores, write_pool(), _accumulate(), _settle(), _pick(), _query(), write_main("approximate")]
     return "\n".join([*declarations, *parts])
 
 
@@ -162,7 +160,7 @@ def _pick() -> str:
     return x.function("define internal void @pick(ptr %f, i64 %query)")
 
 
-def _search() -> str:
+def _query() -> str:
     """Search for one query, range by range of the documents."""
     x = PoolFrame()
     start, stop = x.item("q_offsets", "%query", "i64"), x.item("q_offsets", x.add("%query", 1), "i64")
@@ -218,4 +216,4 @@ def _search() -> str:
         x.store("float", "0.0", x.place("table", number, "float"), align=4)
 
     x.loop(start, stop, 1, forget)
-    return x.function("define internal void @search(ptr %f, i64 %query)")
+    return x.function("define internal void @query(ptr %f, i64 %query)")

@@ -6,13 +6,15 @@ address.
 
 from __future__ import annotations
 
+from functools import partial
+
 from .._jit import Values
-from .cpu_frame import LANES, SUMS, Frame, constant
+from .cpu_frame import LANES, SUMS, Frame, constant, size_of
 from .cpu_range import LINES, SLOT, write_range, write_refine, write_sift
 from .cpu_scan import write_add, write_collect, write_count, write_scan
 from .cpu_score import write_insert, write_pair, write_verify
 
-__all__ = ["write_exact"]
+__all__ = ["write_exact", "write_main"]
 
 _RECORD = 20  # bytes of a row of ``lists``
 _HIGHEST = 65200  # that a sum may reach
@@ -37,9 +39,7 @@ def write_exact(terms: str, weights: str) -> str:
         _gather(),
         _query(),
     ]
-    x = Frame()
-    x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
-    parts.append(x.function("define void @exact(ptr %f, i64 %first, i64 %last)"))
+    parts.append(write_main("exact"))
     declarations = [
         f"declare i16 @llvm.vector.reduce.add.v{LANES}i16({SUMS})",
         "declare float @llvm.fma.f32(float, float, float)",
@@ -49,6 +49,40 @@ def write_exact(terms: str, weights: str) -> str:
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
     return "\n".join(declarations + parts)
+
+
+def write_main(name: str) -> str:
+    """``name(frame, first query, last query)``, which calls ``query`` for each.
+
+    A single query may be given as the caller has it, with terms of 32 (``given_kind`` 1) or 64 bits (2). It
+    is copied without terms of weight 0; ``refused`` counts its weights that are negative or not finite, with
+    which nothing is searched.
+    """
+    x = Frame()
+    terms, weights = x.get("q_terms", "ptr"), x.get("q_weights", "ptr")
+
+    def take(kind: str) -> None:
+        def one(j: str, state: Values) -> Values:
+            number, refused = state
+            term = x.load(kind, x.get("given_terms", "ptr"), x.mul(j, size_of(kind)), size_of(kind))
+            weight = x.load("float", x.get("given_weights", "ptr"), x.mul(j, 4), 4)
+            x.store("i32", x.op(f"trunc i64 {term} to i32") if kind == "i64" else term, terms, x.mul(number, 4), 4)
+            x.store("float", weight, weights, x.mul(number, 4), 4)
+            finite = x.cmp("olt", weight, constant(float("inf")), "float")
+            good = x.both(x.cmp("oge", weight, "0.0", "float"), finite)
+            more, bad = x.cmp("one", weight, "0.0", "float"), x.flip(good)
+            return x.add(number, x.op(f"zext i1 {more} to i64")), x.add(refused, x.op(f"zext i1 {bad} to i64"))
+
+        number, refused = x.loop(0, x.get("given"), 1, one, ("0", "0"), "i64")
+        x.set("refused", refused)
+        offsets = x.get("q_offsets", "ptr")
+        x.store("i64", "0", offsets, align=8)
+        x.store("i64", x.select(x.cmp("eq", refused, 0), number, 0), offsets, 8, 8)
+
+    for number, kind in ((1, "i32"), (2, "i64")):
+        x.when(x.cmp("eq", x.get("given_kind"), number), partial(take, kind))
+    x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
+    return x.function(f"define void @{name}(ptr %f, i64 %first, i64 %last)")
 
 
 def _sort() -> str:

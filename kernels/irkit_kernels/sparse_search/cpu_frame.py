@@ -18,6 +18,7 @@ FIELDS = (
     *("n", "n_ranges", "dim"),
     # queries, results, scratch memory
     *("q_offsets", "q_terms", "q_weights", "k", "keep", "rows", "scores"),
+    *("given_terms", "given_weights", "given", "given_kind", "refused"),
     *("sums", "chosen", "slots", "slot_counts", "bounds", "table", "own_terms", "own_weights", "own_gains"),
     # variables: of a query, of a range
     *("out_rows", "out_scores", "hits", "theta", "least", "unit", "margin", "m"),

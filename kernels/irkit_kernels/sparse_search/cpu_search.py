@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .._jit import compile_ir
 from .._threads import share
 from .cpu_exact import write_exact
 from .cpu_frame import FIELDS, RANGE
 
-__all__ = ["ARGUMENTS", "KINDS", "Exact"]
+__all__ = ["ARGUMENTS", "KINDS", "LONG", "Exact", "Single"]
 
 Array = NDArray[Any]
 
@@ -30,10 +31,14 @@ KINDS = {
     "int32": "i32",
     "uint32": "i32",
 }
+Single = Callable[[Tensor, Tensor], tuple[Array, Array] | None]
+
 ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # frame, first query, last query
-_LONG = 256  # terms of a query
+LONG = 256  # terms of a query
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
 _QUERY, _START = struct.Struct("=7q"), 8 * _PLACES["q_offsets"]  # from "q_offsets" to "scores"
+_GIVEN, _GIVEN_AT = struct.Struct("=4q"), 8 * _PLACES["given_terms"]  # to "given_kind"
+_GIVEN_KINDS = {torch.int32: 1, torch.int64: 2}
 _QUERIES, _HITS = 32, 1 << 16  # a thread takes at a time
 
 
@@ -104,6 +109,38 @@ class Exact:
         share(work, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
 
+    def _single(self, code: Callable[..., None], prepared: Array, k: int) -> Single:
+        """What runs machine code for one query after the other in this thread, with as little else as can be.
+
+        Args:
+            code: The machine code.
+            prepared: A frame for queries of `LONG` terms.
+            k: Hits of each.
+        """
+        frame, m = prepared.copy(), LONG
+        rows, scores = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
+        memory = {"q_offsets": np.zeros(2, np.int64), "q_terms": np.empty(m, np.int32), "rows": rows}
+        memory |= {"q_weights": np.empty(m, np.float32), "scores": scores}
+        for name, array in memory.items():
+            frame[_PLACES[name]] = _address(array)
+        frame[_PLACES["k"]], frame[_PLACES["keep"]] = k, 0
+        view, address, refused, last = frame.data, _address(frame), _PLACES["refused"], k - 1
+        memory |= self._own.memory  # which is replaced when a longer query needs more
+
+        def search(terms: Tensor, weights: Tensor, _memory: Any = memory) -> tuple[Array, Array] | None:
+            m, kind = weights.numel(), _GIVEN_KINDS.get(terms.dtype)
+            if m > LONG or not kind or weights.dtype is not torch.float32:
+                return None
+            if not (terms.is_cpu and terms.is_contiguous() and weights.is_cpu and weights.is_contiguous()):
+                return None
+            _GIVEN.pack_into(view, _GIVEN_AT, terms.data_ptr(), weights.data_ptr(), m, kind)
+            code(address, 0, 1)
+            if rows.item(last) < 0 and frame[refused]:
+                return None
+            return rows.copy(), scores.copy()
+
+        return search
+
     def _work(
         self,
         code: Callable[..., None],
@@ -117,7 +154,7 @@ class Exact:
         offsets, terms, weights = queries
         n_q, m = len(offsets) - 1, len(terms)
         longest = m if n_q == 1 else int(np.diff(offsets).max())
-        if longest > _LONG:
+        if longest > LONG:
             terms, weights = self._sorted(offsets, terms, weights)
         frame = prepare(longest)
         own, hits = self._own, rows.size

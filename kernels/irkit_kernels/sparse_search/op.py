@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .._jit import compile_ir
 from .cpu_approximate import TOTALS, write_approximate
 from .cpu_best import best_lists
 from .cpu_build import build_exact
 from .cpu_pool import FIELDS
-from .cpu_search import ARGUMENTS, KINDS, Exact, _address, aligned
+from .cpu_search import ARGUMENTS, KINDS, LONG, Exact, Single, _address, aligned
 
 __all__ = ["Effort", "Searcher", "build", "effort_of"]
 
@@ -26,6 +27,9 @@ _PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doub
 _DOCUMENTS = 1 << 24
 _FEW = 1 << 15  # documents that exact search is sooner through
 _SCORE = 200  # to score a document takes as long as exact search of so many
+
+
+_NOTHING: tuple[Any, Single] = None, lambda terms, weights: None  # before the first single query
 
 
 class Effort(NamedTuple):
@@ -132,23 +136,46 @@ class Searcher(Exact):
             nothing more is found. A hit scores above 0: the sum over the terms of the document, in their
             order, of weights rounded as they are kept.
         """
+        plan = self._plan(k, effort)
+        if plan is None:
+            return self.search(queries, k, keep)
+        return self._run(self._hasten, partial(self._ready, k, plan), queries, k, keep)
+
+    def find_one(
+        self, terms: Tensor, weights: Tensor, k: int, effort: float | None = None
+    ) -> tuple[Array, Array] | None:
+        """What `find` gives for a single query, in the least time that a call from Python can take.
+
+        Args:
+            terms: ``(m,)``.
+            weights: ``(m,)``, of which those that are 0 do not count.
+            k: Hits.
+            effort: As `find` takes it.
+
+        Returns:
+            Rows and scores ``(1, k)``; None if a weight is negative or not finite, or the query is none of up
+            to 256 neighbouring int32 or int64 terms and float32 weights in the memory of the processor.
+        """
+        asked, search = getattr(self._own, "single", _NOTHING)
+        if asked != (k, effort):
+            plan = self._plan(k, effort)
+            frame = self._prepared(LONG) if plan is None else self._ready(k, plan, LONG)
+            search = self._single(self._code if plan is None else self._hasten, frame, k)
+            self._own.single = (k, effort), search
+        return search(terms, weights)
+
+    def _plan(self, k: int, effort: float | Effort | None) -> Effort | None:
+        """How to search approximately; None where exact search is wanted or sooner through."""
         if effort is None or effort == 1 or not self._listed:
-            return self.search(queries, k, keep)
-        plan = effort if isinstance(effort, Effort) else effort_of(effort, self.n, k)
-        if not isinstance(effort, Effort) and self.n < max(_FEW, plan.scored * _SCORE):
-            return self.search(queries, k, keep)
-        chosen = max(plan.scored, 2 * k, 32)
+            return None
+        if isinstance(effort, Effort):
+            return effort
+        plan = effort_of(effort, self.n, k)
+        return None if self.n < max(_FEW, plan.scored * _SCORE) else plan
 
-        def prepare(longest: int) -> Array:
-            frame = self._ready(longest, chosen)
-            _PLAN.pack_into(frame.data, _START, plan.cut, plan.scored, plan.doubt)
-            return frame
-
-        return self._run(self._hasten, prepare, queries, k, keep)
-
-    def _ready(self, longest: int, chosen: int) -> Array:
-        """A frame of this thread with memory for queries of so many terms and so many chosen documents."""
-        frame, own = self._prepared(1), self._own
+    def _ready(self, k: int, plan: Effort, longest: int) -> Array:
+        """A frame of this thread to find ``k`` documents by a plan, for queries of at most so many terms."""
+        frame, own, chosen = self._prepared(1), self._own, max(plan.scored, 2 * k, 32)
         if not hasattr(own, "room"):
             own.room = 0, 0
             own.memory |= {
@@ -167,6 +194,7 @@ class Searcher(Exact):
             }
             for name, array in own.memory.items():
                 frame[_PLACES[name]] = _address(array)
+        _PLAN.pack_into(frame.data, _START, plan.cut, plan.scored, plan.doubt)
         return frame
 
 
