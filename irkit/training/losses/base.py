@@ -1,0 +1,148 @@
+"""What all losses share: the configuration they are, normalisation of scores, and two sums over documents."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit.config import Config
+from irkit.errors import BadValueError
+from irkit.training.scores import Scores
+
+__all__ = [
+    "BaseLoss",
+    "Normalization",
+    "TargetLoss",
+    "contrast",
+    "given",
+    "known_positives",
+    "mean_of_pairs",
+    "normalize",
+]
+
+T = TypeVar("T")
+Normalization: TypeAlias = Literal["none", "minmax", "zscore"]
+
+
+class BaseLoss(Config):
+    """A loss is its configuration; called with the scores of a batch, it gives the mean over queries.
+
+    It divides by the number of queries, whatever each has to compare, so that the mean over processes is that
+    of one process with all queries. A query with nothing to compare counts 0.
+
+    Attributes:
+        kind: Name of the loss.
+        weight: Its factor in the sum of all losses, applied by whoever sums.
+    """
+
+    kind: str
+    weight: float = Field(1.0, gt=0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads of `Scores` beyond ``own`` and ``mask``.
+
+        ``"targets"`` of a teacher; ``"positives"``, at least one of each query; ``"in_batch"``: ``all``,
+        ``columns`` and ``relevant``; ``"queries"``: ``back`` and ``back_relevant``; ``"vectors"``:
+        ``queries``, ``documents`` and ``columns``; ``"guide"``: the model that the field ``guide`` names.
+        """
+        return frozenset()
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """The loss of a batch, without `weight`: a scalar."""
+        raise NotImplementedError
+
+
+class TargetLoss(BaseLoss):
+    """A loss that compares with the scores of a teacher, or with labels.
+
+    Attributes:
+        normalize_targets: Of the targets of each query, before anything else.
+    """
+
+    normalize_targets: Normalization = "none"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `BaseLoss.needs`."""
+        return frozenset({"targets"})
+
+    def targets(self, scores: Scores) -> Tensor:
+        """Targets ``(b, n)``, normalised; 0 where there is no document."""
+        return normalize(given(scores.targets, self, "targets"), scores.mask, self.normalize_targets)
+
+
+def given(value: T | None, loss: BaseLoss, name: str) -> T:
+    """``value``, or an error that says which loss misses it.
+
+    Raises:
+        BadValueError: It is None.
+    """
+    if value is None:
+        raise BadValueError(f"loss {loss.kind!r}: the scores have no {name}, which it needs; see `needs`")
+    return value
+
+
+def known_positives(scores: Scores) -> Tensor:
+    """Which documents ``(b, n)`` are known to be relevant: the first ``positives`` of each query."""
+    order = torch.arange(scores.mask.shape[1], device=scores.mask.device)
+    return scores.mask & (order < scores.positives[:, None])
+
+
+def normalize(scores: Tensor, mask: Tensor, how: Normalization) -> Tensor:
+    """Bring the scores of each query to one scale; equal scores become 0 and have no gradient.
+
+    Args:
+        scores: ``(b, n)`` float.
+        mask: ``(b, n)`` bool, where there is a document; elsewhere the result is 0.
+        how: ``"minmax"`` to [0, 1], ``"zscore"`` to mean 0 and standard deviation 1, ``"none"`` as they are.
+
+    Examples:
+        >>> normalize(torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool), "minmax").tolist()
+        [[0.0, 1.0, 0.5]]
+
+    Source: min-max: PyLate's Distillation.
+    """
+    if how == "none":
+        return scores.masked_fill(~mask, 0)
+    if how == "minmax":
+        low = scores.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
+        shifted, spread = scores - low, scores.masked_fill(~mask, -torch.inf).amax(1, keepdim=True) - low
+    else:
+        count = mask.sum(1, keepdim=True).clamp(min=1)
+        mean = scores.masked_fill(~mask, 0).sum(1, keepdim=True) / count
+        shifted = (scores - mean).masked_fill(~mask, 0)
+        # the root has no derivative at 0
+        spread = (shifted.square().sum(1, keepdim=True) / count).clamp(min=1e-20).sqrt()
+    # what differs by rounding alone is equal: spreading it out would make noise as large as the scores
+    same = spread <= 1e-6 * scores.abs().masked_fill(~mask, 0).amax(1, keepdim=True).clamp(min=1e-6)
+    return (shifted / spread.masked_fill(same, 1)).masked_fill(same | ~mask, 0)
+
+
+def contrast(scores: Tensor, positive: Tensor, others: Tensor, negative: Tensor) -> Tensor:
+    """Minus the log of the share that each positive has of itself and all negatives, averaged over positives.
+
+    ``-log(exp(s) / (exp(s) + sum of exp of negatives))``: positives do not compete with each other.
+
+    Args:
+        scores: ``(b, n)`` float.
+        positive: ``(b, n)`` bool, which of them are positives.
+        others: ``(b, m)`` float; may be the same as ``scores``.
+        negative: ``(b, m)`` bool, which of those are negatives.
+
+    Returns:
+        ``(b,)``; 0 without positives or without negatives.
+    """
+    lowest = torch.finfo(others.dtype).min  # -inf would make NaN gradients where nothing is left
+    against = others.masked_fill(~negative, lowest).logsumexp(1, keepdim=True)
+    terms = F.softplus(against - scores)
+    return terms.masked_fill(~positive, 0).sum(1) / positive.sum(1).clamp(min=1)
+
+
+def mean_of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
+    """Mean of ``values (b, n, n)`` over the ``pairs (b, n, n)`` of each query: ``(b,)``, 0 without pairs."""
+    return values.masked_fill(~pairs, 0).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)

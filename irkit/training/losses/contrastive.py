@@ -1,0 +1,137 @@
+"""Contrast with negatives: of the whole batch, or of the query's own documents."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit.training.losses.base import BaseLoss, contrast, given, known_positives, mean_of_pairs
+from irkit.training.scores import Scores
+
+__all__ = ["CrossEntropy", "InfoNCE", "PairwiseCrossEntropy"]
+
+
+class InfoNCE(BaseLoss):
+    """Each positive against the query's other documents and those of all other queries.
+
+    What is known to be relevant to a query is never its negative. With ``symmetric``, the mean of this and of
+    the same from the side of the first document, against all queries.
+
+    Attributes:
+        temperature: Scores are divided by it: 1 for inner products and MaxSim, about 0.05 for cosines.
+        threshold: If given, the positive is the document with the highest target, and of the query's other
+            documents only those whose target is lower by more than this are negatives.
+        symmetric: See above.
+        guide: Name of a model; what it scores above the positive is taken for a false negative and left out.
+        margin: How far below the guide's score of the (lowest) positive documents are left out, too.
+        margin_strategy: ``"relative"`` takes ``margin`` as a share of that score.
+
+    Source: TITE (section 3.4: threshold); Henderson et al., arXiv 1705.00652 (in-batch negatives);
+        Solatorio, GISTEmbed, arXiv 2402.16829 (guide); NV-Retriever, arXiv 2407.15831 (margins).
+    """
+
+    kind: Literal["infonce"] = "infonce"
+    temperature: float = Field(1.0, gt=0)
+    threshold: float | None = Field(None, ge=0)
+    symmetric: bool = False
+    guide: str | None = None
+    margin: float = 0.0
+    margin_strategy: Literal["absolute", "relative"] = "absolute"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.symmetric and (self.guide or self.threshold is not None):
+            raise ValueError("'symmetric' goes with neither 'guide' nor 'threshold'; list two losses instead")
+        if self.margin and not self.guide:
+            raise ValueError("'margin' is one to the scores of a 'guide'; name one")
+        return self
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `BaseLoss.needs`."""
+        source = "positives" if self.threshold is None else "targets"
+        optional = {"guide"} if self.guide else {"queries"} if self.symmetric else set()
+        return frozenset({"in_batch", source} | optional)
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        own, everything = scores.own / self.temperature, given(scores.all, self, "all") / self.temperature
+        relevant, columns = given(scores.relevant, self, "relevant"), given(scores.columns, self, "columns")
+        positive, negative = self._roles(scores)
+        # own documents may be neither; the others are negatives unless known to be relevant
+        allowed = _placed(negative, columns, scores.mask, relevant.shape[1]) & ~relevant
+        if self.guide:
+            allowed &= ~self._false_negatives(scores, columns, positive)
+        loss = contrast(own, positive, everything, allowed)
+        if self.symmetric:
+            back = given(scores.back, self, "back") / self.temperature
+            others = ~given(scores.back_relevant, self, "back_relevant")
+            loss = (loss + contrast(own[:, :1], positive[:, :1], back, others)) / 2
+        return loss.mean()
+
+    def _roles(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Which own documents ``(b, n)`` are positives and which negatives."""
+        if self.threshold is None:
+            positive = known_positives(scores)
+            return positive, scores.mask & ~positive
+        targets = given(scores.targets, self, "targets").masked_fill(~scores.mask, -torch.inf)
+        best, where = targets.max(1, keepdim=True)
+        positive = F.one_hot(where[:, 0], targets.shape[1]).bool() & scores.mask
+        return positive, scores.mask & (best - targets > self.threshold)
+
+    def _false_negatives(self, scores: Scores, columns: Tensor, positive: Tensor) -> Tensor:
+        guided = given(scores.guide, self, "guide")()[0]
+        anchor = guided.gather(1, columns).masked_fill(~positive, torch.inf).amin(1, keepdim=True)
+        margin = self.margin * anchor.abs() if self.margin_strategy == "relative" else self.margin
+        return guided > anchor - margin
+
+
+class CrossEntropy(BaseLoss):
+    """n-way cross-entropy: each positive against the negatives of its own query only.
+
+    Attributes:
+        temperature: Scores are divided by it.
+
+    Source: Santhanam et al., ColBERTv2, arXiv 2112.01488.
+    """
+
+    kind: Literal["cross_entropy"] = "cross_entropy"
+    temperature: float = Field(1.0, gt=0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `BaseLoss.needs`."""
+        return frozenset({"positives"})
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        own, positive = scores.own / self.temperature, known_positives(scores)
+        return contrast(own, positive, own, scores.mask & ~positive).mean()
+
+
+class PairwiseCrossEntropy(CrossEntropy):
+    """Cross-entropy of each pair of a positive and a negative of the same query.
+
+    Attributes:
+        temperature: Scores are divided by it.
+
+    Source: Khattab and Zaharia, ColBERT, arXiv 2004.12832.
+    """
+
+    kind: Literal["pairwise"] = "pairwise"  # type: ignore[assignment]
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        own, positive = scores.own / self.temperature, known_positives(scores)
+        pairs = positive[:, :, None] & (scores.mask & ~positive)[:, None, :]
+        return mean_of_pairs(F.softplus(own[:, None, :] - own[:, :, None]), pairs).mean()
+
+
+def _placed(values: Tensor, columns: Tensor, mask: Tensor, width: int) -> Tensor:
+    """``(b, width)`` bool: ``values (b, n)`` at their ``columns`` where ``mask`` says so, True elsewhere."""
+    placed = torch.ones(len(values), width + 1, dtype=torch.bool, device=values.device)
+    return placed.scatter(1, columns.masked_fill(~mask, width), values)[:, :width]  # the last one is the bin

@@ -1,0 +1,137 @@
+"""Learning to rank by graded targets: pairs in the teacher's order, and measures of whole rankings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit.training.losses.base import BaseLoss, TargetLoss, given, mean_of_pairs
+from irkit.training.scores import Scores
+
+__all__ = ["ApproxNDCG", "LambdaRank", "ListwiseSoftmax", "RankNet"]
+
+
+class RankNet(BaseLoss):
+    """Logistic loss of each pair of documents that the teacher ranks one before the other.
+
+    Attributes:
+        temperature: Scores are divided by it.
+
+    Source: Burges et al., Learning to Rank using Gradient Descent, ICML 2005.
+    """
+
+    kind: Literal["ranknet"] = "ranknet"
+    temperature: float = Field(1.0, gt=0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `BaseLoss.needs`."""
+        return frozenset({"targets"})
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        pairs = _ordered(given(scores.targets, self, "targets"), scores.mask)
+        return mean_of_pairs(_misorder(scores.own / self.temperature), pairs).mean()
+
+
+class ListwiseSoftmax(TargetLoss):
+    """Cross-entropy of the model's distribution over a query's documents, weighted by targets from 0 upwards.
+
+    Attributes:
+        temperature: Scores are divided by it.
+        normalize_targets: Of the targets of each query, before anything else; what is below 0 then counts 0.
+
+    Source: Zhuang et al., RankT5, arXiv 2210.10634 (section 4).
+    """
+
+    kind: Literal["softmax"] = "softmax"
+    temperature: float = Field(1.0, gt=0)
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        lowest = torch.finfo(scores.own.dtype).min
+        student = (scores.own / self.temperature).masked_fill(~scores.mask, lowest).log_softmax(1)
+        return -(self.targets(scores).clamp(min=0) * student.masked_fill(~scores.mask, 0)).sum(1).mean()
+
+
+class LambdaRank(TargetLoss):
+    """RankNet with each pair weighted by how much nDCG changes when the two trade places, summed.
+
+    Attributes:
+        temperature: Scores are divided by it.
+        k: Pairs of which none is among the best ``k`` by the model are left out, and the ideal is cut there.
+        normalize_targets: Of the targets of each query, before anything else. Gains are ``2^target - 1``,
+            from 0 upwards: bring scores of a teacher, which are no grades, to [0, 1] by ``"minmax"``.
+
+    Source: Burges, From RankNet to LambdaRank to LambdaMART, MSR-TR-2010-82; Wang et al., The LambdaLoss
+        Framework, CIKM 2018.
+    """
+
+    kind: Literal["lambdarank"] = "lambdarank"
+    temperature: float = Field(1.0, gt=0)
+    k: int | None = Field(None, ge=1)
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        targets, own = self.targets(scores), scores.own / self.temperature
+        with torch.no_grad():
+            gains = _gains(targets, scores.mask, self.k)
+            # ties go to the earlier document, as everywhere
+            order = own.masked_fill(~scores.mask, -torch.inf).argsort(stable=True, dim=1, descending=True)
+            ranks = order.argsort(1) + 1
+            discounts = 1 / (ranks + 1).log2()
+            weights = (discounts[:, :, None] - discounts[:, None, :]).abs()
+            weights *= (gains[:, :, None] - gains[:, None, :]).abs()
+            pairs = _ordered(targets, scores.mask)
+            if self.k is not None:
+                top = ranks <= self.k
+                pairs &= top[:, :, None] | top[:, None, :]
+        return (weights * _misorder(own)).masked_fill(~pairs, 0).sum((1, 2)).mean()
+
+
+class ApproxNDCG(TargetLoss):
+    """1 - nDCG, with ranks approximated by sums of sigmoids of differences of scores.
+
+    Attributes:
+        temperature: Of these sigmoids: the smaller, the closer to nDCG, and the fewer pairs have a gradient.
+        normalize_targets: As of `LambdaRank`.
+
+    Source: Qin et al., A General Approximation Framework for Direct Optimization of IR Measures, 2010.
+    """
+
+    kind: Literal["approx_ndcg"] = "approx_ndcg"
+    temperature: float = Field(1.0, gt=0)
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """See `BaseLoss`."""
+        own = scores.own / self.temperature
+        before = torch.sigmoid(own[:, None, :] - own[:, :, None])  # [:, i, j]: j is before i
+        others = scores.mask[:, None, :] & ~torch.eye(own.shape[1], dtype=torch.bool, device=own.device)
+        ranks = 1 + before.masked_fill(~others, 0).sum(2)
+        gains = _gains(self.targets(scores), scores.mask, None)
+        ndcg = (gains / (ranks + 1).log2()).sum(1)
+        return (1 - ndcg).mean()
+
+
+def _misorder(own: Tensor) -> Tensor:
+    """``(b, n, n)``: the logistic loss of ranking document j before document i."""
+    return F.softplus(own[:, None, :] - own[:, :, None])
+
+
+def _ordered(targets: Tensor, mask: Tensor) -> Tensor:
+    """``(b, n, n)`` bool: both are documents, and i has the higher target."""
+    return (targets[:, :, None] > targets[:, None, :]) & mask[:, :, None] & mask[:, None, :]
+
+
+def _gains(targets: Tensor, mask: Tensor, k: int | None) -> Tensor:
+    """Gains ``2^target - 1`` divided by the DCG of the ideal ranking; all 0 where no target is above 0."""
+    targets = targets.clamp(min=0).masked_fill(~mask, 0)
+    highest = targets.amax(1, keepdim=True)
+    gains = (targets - highest).exp2() - (-highest).exp2()  # over 2^highest, which may overflow
+    ideal, _ = gains.sort(1, descending=True)
+    ideal = ideal[:, :k] / (torch.arange(ideal[:, :k].shape[1], device=gains.device) + 2).log2()
+    return gains / ideal.sum(1, keepdim=True).clamp(min=1e-12)
