@@ -25,10 +25,6 @@ class Scores:
         columns: ``(b, n)`` int64, where in ``all`` and ``documents`` the own documents stand; 0 where
             ``mask`` is False.
         relevant: ``(b, d)`` bool, which documents are known to be relevant to a query; None as ``all``.
-        back: ``(b, q)`` float32, the first document of each query against every query (of all processes);
-            None unless a loss needs ``"queries"``.
-        back_relevant: ``(b, q)`` bool, which queries it is known to be relevant to, the query itself among
-            them; None as ``back``.
         queries: ``(b, dim)`` vectors, or None of models that make a vector a token.
         documents: ``(d, dim)`` likewise.
         guide: Gives ``(b, d)`` scores and the vectors ``(b, dim)`` and ``(d, dim)`` of another model; None
@@ -42,8 +38,6 @@ class Scores:
     all: Tensor | None = None
     columns: Tensor | None = None
     relevant: Tensor | None = None
-    back: Tensor | None = None
-    back_relevant: Tensor | None = None
     queries: Tensor | None = None
     documents: Tensor | None = None
     guide: Callable[[], tuple[Tensor, Tensor, Tensor]] | None = None

@@ -47,8 +47,8 @@ class BaseLoss(Config):
         """What it reads of `Scores` beyond ``own`` and ``mask``.
 
         ``"targets"`` of a teacher; ``"positives"``, at least one of each query; ``"in_batch"``: ``all``,
-        ``columns`` and ``relevant``; ``"queries"``: ``back`` and ``back_relevant``; ``"vectors"``:
-        ``queries``, ``documents`` and ``columns``; ``"guide"``: the model that the field ``guide`` names.
+        ``columns`` and ``relevant``; ``"queries"``: the rows are the queries of all processes; ``"vectors"``:
+        ``queries`` and ``documents``; ``"guide"``: the model that the field ``guide`` names.
         """
         return frozenset()
 

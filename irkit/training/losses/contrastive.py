@@ -68,9 +68,10 @@ class InfoNCE(BaseLoss):
             allowed &= ~self._false_negatives(scores, columns, positive)
         loss = contrast(own, positive, everything, allowed)
         if self.symmetric:
-            back = given(scores.back, self, "back") / self.temperature
-            others = ~given(scores.back_relevant, self, "back_relevant")
-            loss = (loss + contrast(own[:, :1], positive[:, :1], back, others)) / 2
+            # (b, b): row i has all queries for the first document of query i
+            queries = everything[:, columns[:, 0]].T
+            others = ~relevant[:, columns[:, 0]].T & ~torch.eye(len(own), dtype=torch.bool, device=own.device)
+            loss = (loss + contrast(own[:, :1], positive[:, :1], queries, others)) / 2
         return loss.mean()
 
     def _roles(self, scores: Scores) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ class CosineSimilarity(TargetLoss):
     @property
     def needs(self) -> frozenset[str]:
         """See `BaseLoss.needs`."""
-        return frozenset({"targets", "vectors"})
+        return frozenset({"in_batch", "targets", "vectors"})  # of "in_batch" the columns
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""

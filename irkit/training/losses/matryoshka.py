@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
-
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from irkit.config import Config
 
@@ -22,16 +20,20 @@ class Matryoshka(Config):
     """
 
     dims: tuple[int, ...] = Field(min_length=1)
-    weights: tuple[float, ...] = ()
+    weights: tuple[float, ...] = Field((), validate_default=True)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if min(self.dims) < 1 or len(set(self.dims)) < len(self.dims):
+    @field_validator("dims")
+    @classmethod
+    def _different(cls, dims: tuple[int, ...]) -> tuple[int, ...]:
+        if min(dims) < 1 or len(set(dims)) < len(dims):
             raise ValueError("dims must be different widths from 1 upwards")
-        if self.weights and (len(self.weights) != len(self.dims) or min(self.weights) <= 0):
-            raise ValueError("weights must be positive, one for each of dims")
-        return self
+        return dims
 
-    def parts(self) -> list[tuple[int, float]]:
-        """Each width with its weight."""
-        return list(zip(self.dims, self.weights or [1.0] * len(self.dims), strict=True))
+    @field_validator("weights")
+    @classmethod
+    def _one_each(cls, weights: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        dims = info.data.get("dims", ())
+        weights = weights or (1.0,) * len(dims)
+        if len(weights) != len(dims) or min(weights, default=1) <= 0:
+            raise ValueError(f"weights must be positive, one for each of the {len(dims)} dims")
+        return weights
