@@ -111,7 +111,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of ``data`` changed by ``"a.b=value"`` strings; values are YAML.
+    """A copy of ``data`` changed by ``"a.b=value"`` strings; values are YAML, numbers choose from lists.
 
     Raises:
         ConfigError: A string has no ``=``, or its path runs through a value that has no keys.
@@ -122,16 +122,27 @@ def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
         if not equals or not path:
             raise ConfigError(f"override {override!r}: expected key=value, such as index.ef_search=128")
         *parents, last = path.strip().split(".")
-        node = result
+        node: Any = result
         for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
+            place = _place(node, parent, override)
+            node = node.setdefault(place, {}) if isinstance(node, dict) else node[place]
+            if not isinstance(node, dict | list):
                 raise ConfigError(f"override {override!r}: {parent!r} is a value and has no keys below it")
+        place = _place(node, last, override)
         try:
-            node[last] = yaml.load(value, _Loader)
+            node[place] = yaml.load(value, _Loader)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: {value!r} is not a YAML value") from error
     return dict(result)
+
+
+def _place(node: dict[str, Any] | list[Any], key: str, override: str) -> Any:
+    """The key of a dictionary, or the number of one of a list."""
+    if isinstance(node, dict):
+        return key
+    if not key.isdecimal() or int(key) >= len(node):
+        raise ConfigError(f"override {override!r}: expected a number below {len(node)} in place of {key!r}")
+    return int(key)
 
 
 def _refusal(source: str, error: ValidationError, model: Any) -> ConfigError:

@@ -99,32 +99,36 @@ class TrainingArguments(transformers.TrainingArguments):
             ConfigError: There is no such argument, it does nothing in irkit, or a value is impossible.
             MissingDependencyError: accelerate is not installed.
         """
-        values = _checked(cls, given, source)
+        values = cls.check(given, source)
         try:
             return cls(output_dir=str(output_dir), **values)
         except ValueError as error:
             raise ConfigError(f"{source}: {error}") from error
 
+    @classmethod
+    def check(cls, given: Mapping[str, Any], source: str = "train") -> dict[str, Any]:
+        """Values by name, of the types that they should have; no device is touched.
 
-def _checked(cls: type[TrainingArguments], given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Values of known names, of the types that they should have."""
-    own = {each.name for each in fields(cls)}
-    known = own & {*_OWN.split(), *_OF_TRANSFORMERS.split()}
-    hints, values = get_type_hints(cls), {}
-    for name, value in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), sorted(known), 1)
-            hint = f"did you mean {near[0]!r}?" if near else "docs/training.md has the names"
-            if name in own:
-                hint = "it does nothing in irkit, or irkit decides; leave it out"
-            raise ConfigError(f"{source}: unknown key {name!r}; {hint}")
-        adapter = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
-        try:
-            values[name] = adapter.validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise ConfigError(f"{source}.{name}: {reason}, got {value!r:.60}") from error
-    for name in ("tokens_per_batch", "gradient_cache_size", "early_stopping_patience"):
-        if (number := values.get(name)) is not None and number < 1:
-            raise ConfigError(f"{source}.{name}: expected 1 or more, or nothing, got {number!r}")
-    return values
+        Raises:
+            ConfigError: There is no such argument, it does nothing in irkit, or it has another type.
+        """
+        own = {each.name for each in fields(cls)}
+        known = own & {*_OWN.split(), *_OF_TRANSFORMERS.split()}
+        hints, values = get_type_hints(cls), {}
+        for name, value in given.items():
+            if name not in known:
+                near = difflib.get_close_matches(str(name), sorted(known), 1)
+                hint = f"did you mean {near[0]!r}?" if near else "docs/training.md has the names"
+                if name in own:
+                    hint = "it does nothing in irkit, or irkit decides; leave it out"
+                raise ConfigError(f"{source}: unknown key {name!r}; {hint}")
+            adapter = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
+            try:
+                values[name] = adapter.validate_python(value)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise ConfigError(f"{source}.{name}: {reason}, got {value!r:.60}") from error
+        for name in ("tokens_per_batch", "gradient_cache_size", "early_stopping_patience"):
+            if (number := values.get(name)) is not None and number < 1:
+                raise ConfigError(f"{source}.{name}: expected 1 or more, or nothing, got {number!r}")
+        return values

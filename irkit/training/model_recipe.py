@@ -1,0 +1,151 @@
+"""Which model is trained: as it is, or with a new head on the encoder of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
+
+from irkit.config import Config
+from irkit.errors import ConfigError, StorageError
+from irkit.formats import SIMILARITIES
+from irkit.heads import MultiVectorConfig, SparseConfig
+from irkit.heads.projection import projection_config
+from irkit.model import Model
+from irkit.model.queries import query_config
+
+__all__ = ["ModelRecipe", "MultiVectorModel", "PretrainedModel", "SparseModel", "make_model"]
+
+
+def _known_projection(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if choice is not None:
+        projection_config(choice)
+    return choice
+
+
+def _known_queries(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if choice is not None:
+        query_config(choice)
+    return choice
+
+
+Queries = Annotated[str | dict[str, Any] | None, AfterValidator(_known_queries)]
+
+
+class _ModelRecipe(Config):
+    """What every model has.
+
+    Attributes:
+        name: Directory, or name on the Hugging Face hub.
+        attention: Implementation of attention: auto, eager, sdpa or flash.
+        similarity: cosine, dot, maxsim or meanmaxsim; None is that of the kind or of the model.
+        prompts: What is written before a text, by name: query, document.
+    """
+
+    name: str
+    attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
+    similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim"] | None = None
+    prompts: dict[str, str] = Field(default_factory=dict)
+
+
+class PretrainedModel(_ModelRecipe):
+    """A model goes on where its training ended; a bare encoder makes dense vectors by mean pooling.
+
+    Attributes:
+        max_length: Tokens at which texts are cut; None is what the model says.
+        queries: A side of their own for the queries of a sparse model, see `Model.set_queries`.
+    """
+
+    kind: Literal["pretrained"] = "pretrained"
+    max_length: PositiveInt | None = None
+    queries: Queries = None
+
+
+class MultiVectorModel(_ModelRecipe):
+    """A new multi-vector model on the encoder of another, see `Model.multi_vector`."""
+
+    kind: Literal["multi_vector"] = "multi_vector"
+    projection: Annotated[str | dict[str, Any] | None, AfterValidator(_known_projection)] = "linear"
+    config: MultiVectorConfig = MultiVectorConfig()
+    markers: tuple[str, str] | None = None
+
+
+class SparseModel(_ModelRecipe):
+    """A new learned sparse model on the encoder of another, see `Model.sparse`.
+
+    Attributes:
+        vocabulary: Terms, or a file of one a line; None is the tokens of the tokenizer.
+        max_length: Tokens at which texts are cut; None is what the tokenizer says.
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    config: SparseConfig = SparseConfig()
+    vocabulary: list[str] | str | None = None
+    max_length: PositiveInt | None = None
+    queries: Queries = None
+
+
+def _with_kind(given: Any) -> Any:
+    if isinstance(given, str | Path):
+        given = {"name": str(given)}
+    return {"kind": "pretrained", **given} if isinstance(given, Mapping) else given
+
+
+ModelRecipe = Annotated[
+    Annotated[PretrainedModel | MultiVectorModel | SparseModel, Field(discriminator="kind")],
+    BeforeValidator(_with_kind),
+]
+
+
+def make_model(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Model:
+    """Load it, or make it of random weights, which come from torch's generator.
+
+    Raises:
+        StorageError: There is no such model or file.
+        ConfigError: It is of a kind that irkit cannot run, or settings do not fit it.
+    """
+    if isinstance(recipe, MultiVectorModel):
+        model = Model.multi_vector(
+            recipe.name,
+            recipe.projection,
+            recipe.config,
+            markers=recipe.markers,
+            attention=recipe.attention,
+        )
+    elif isinstance(recipe, SparseModel):
+        model = Model.sparse(
+            recipe.name,
+            recipe.config,
+            vocabulary=_terms(recipe.vocabulary),
+            queries=recipe.queries,
+            attention=recipe.attention,
+        )
+    else:
+        model = Model.from_pretrained(recipe.name, attention=recipe.attention)
+        if recipe.queries is not None:
+            model.set_queries(recipe.queries)
+    model.prompts |= recipe.prompts
+    if recipe.similarity is not None:
+        if recipe.similarity not in SIMILARITIES[model.kind]:
+            raise ConfigError(
+                f"model.similarity: {recipe.similarity!r} does not compare {model.kind} representations; "
+                f"expected {' or '.join(SIMILARITIES[model.kind])}"
+            )
+        model.similarity_name = recipe.similarity
+    if not isinstance(recipe, MultiVectorModel) and recipe.max_length is not None:
+        for part in (model, model.query_model):
+            if part is not None:
+                limits = [recipe.max_length, part.tokenizer.max_length]
+                part.tokenizer.max_length = min(limit for limit in limits if limit is not None)
+    return model
+
+
+def _terms(vocabulary: list[str] | str | None) -> list[str] | None:
+    if not isinstance(vocabulary, str):
+        return vocabulary
+    try:
+        return Path(vocabulary).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"model.vocabulary: reading {vocabulary}: {error}") from error
