@@ -18,7 +18,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.run import Run
 from irkit.trec_measures import TrecMeasure, aggregate, for_library, parse_trec_measure, score_trec
 
-__all__ = ["Comparison", "Evaluation", "as_run", "choose_queries", "compare", "evaluate"]
+__all__ = ["Comparison", "Evaluation", "as_run", "choose_queries", "compare", "correct_p", "evaluate"]
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def compare(
                     'judgments, and missing="zero"'
                 )
         ps = [_p_value(base, system.per_query[measure]) for system in systems.values()]
-        for (name, system), p, corrected in zip(systems.items(), ps, _correct(ps, correction), strict=True):
+        for (name, system), p, corrected in zip(systems.items(), ps, correct_p(ps, correction), strict=True):
             mean = system.mean[measure]
             difference = mean - baseline.mean[measure]
             rows.append(Comparison(name, measure, mean, difference, p, corrected, corrected < alpha))
@@ -264,7 +264,8 @@ def _p_value(base: Mapping[str, float], other: Mapping[str, float]) -> float:
         return float(ttest_rel(pairs[:, 0], pairs[:, 1]).pvalue)
 
 
-def _correct(ps: list[float], correction: str | None) -> list[float]:
+def correct_p(ps: list[float], correction: str | None) -> list[float]:
+    """The p values of one family of tests, corrected for their number as `compare` does."""
     if correction is None:
         return ps
     if correction not in ("holm", "bonferroni"):

@@ -43,7 +43,7 @@ LAYERS = {
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
 }
-TOP = {"reranking", "retriever", "training"}
+TOP = {"reranking", "retriever", "study", "training"}
 
 
 def parts_imported(file: Path) -> set[str]:

@@ -1,0 +1,11 @@
+"""Studies: variants of one recipe, each trained with several seeds, compared in one report."""
+
+from __future__ import annotations
+
+from irkit.study.config import StudyConfig
+from irkit.study.report import write_report
+from irkit.study.results import Cell
+from irkit.study.running import check_study, run_study
+from irkit.study.trial import Trial
+
+__all__ = ["Cell", "StudyConfig", "Trial", "check_study", "run_study", "write_report"]

@@ -1,0 +1,289 @@
+"""Variants of a study, its statistics and its report, without a training."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.evaluation import Evaluation, compare
+from irkit.study import StudyConfig, write_report
+from irkit.study.config import folder_name
+from irkit.study.results import paired_p, read_scores, tabulate
+from irkit.study.trial import trials
+
+RECIPE = {"model": {"name": "m", "kind": "multi_vector"}, "evaluation": {"source": "beir"}}
+STUDY = {
+    "recipe": RECIPE,
+    "variants": {"linear": {"model.projection": "linear"}, "slow": {"train.learning_rate": 1e-6}},
+    "baseline": "linear",
+    "seeds": [1, 2],
+}
+
+
+def study_of(**changes):
+    return StudyConfig.parse({**STUDY, **changes})
+
+
+def test_variants_then_every_combination_of_the_grid():
+    grid = {
+        "family": {"FFN": {"model.projection.glu": False}, "GLU": {"model.projection.glu": True}},
+        "model.projection.depth": [2, 3],
+    }
+    study = study_of(grid=grid, exclude=[{"family": "GLU", "model.projection.depth": 3}])
+    assert study.changes() == {
+        **STUDY["variants"],
+        "FFN, depth=2": {"model.projection.glu": False, "model.projection.depth": 2},
+        "FFN, depth=3": {"model.projection.glu": False, "model.projection.depth": 3},
+        "GLU, depth=2": {"model.projection.glu": True, "model.projection.depth": 2},
+    }
+    runs = list(study.recipes())
+    assert [(variant, seed) for variant, seed, _ in runs[:6]] == [
+        *((variant, 1) for variant in study.changes()),
+        ("linear", 2),
+    ]
+    assert runs[-1][2] == {
+        "model": {**RECIPE["model"], "projection": {"glu": True, "depth": 2}},
+        "evaluation": RECIPE["evaluation"],
+        "train": {"seed": 2},
+    }
+    assert study.recipe == RECIPE  # as it was
+
+
+def test_what_belongs_to_the_whole_grid_may_be_excluded_by_one_axis():
+    study = study_of(grid={"a.b": [1, 2], "c": {"x": {}, "y": {}}}, exclude=[{"c": "x"}, {"a.b": 2}])
+    assert list(study.changes()) == ["linear", "slow", "b=1, y"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "liner"}, "baseline: no variant 'liner'; did you mean 'linear'?"),
+        ({"variants": {"linear": {}}}, "expected two variants or more, got 1"),
+        ({"seeds": [1, 2, 1]}, "seed '1' is there twice"),
+        ({"seeds": []}, "seeds: List should have at least 1 item"),
+        ({"variants": {"linear": {}, "Linear ": {}}}, "folder of a variant 'linear' is there twice"),
+        ({"grid": {"linear": {"linear": {}}}}, "variant 'linear' is in variants and in grid"),
+        ({"grid": {"model.projection": []}}, "axis 'model.projection' has no values"),
+        ({"grid": {"d": {"2": {}}}, "exclude": [{"e": 2}]}, "the grid has no axis 'e'; known: d"),
+        ({"grid": {"d": {"2": {}}}, "exclude": [{"d": 3}]}, "axis 'd' has no 3; known: 2"),
+        ({"seed": [1]}, "unknown key 'seed'; did you mean 'seeds'?"),
+    ],
+)
+def test_wrong_studies_are_refused(changes, message):
+    with pytest.raises(ConfigError) as refused:
+        study_of(**changes)
+    assert message in str(refused.value)
+
+
+def test_a_change_that_does_not_fit_the_recipe_names_its_variant():
+    study = study_of(variants={"linear": {}, "odd": {"model.name.depth": 2}})
+    with pytest.raises(ConfigError, match=r"variant 'odd': .*'name' is a value and has no keys below it"):
+        list(study.recipes())
+
+
+def test_a_study_file_and_its_recipe(tmp_path):
+    (tmp_path / "base.yaml").write_text("model: {name: m}\ntrain: {learning_rate: 1e-5, max_steps: 10}\n")
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**STUDY, "recipe": "base.yaml"}))
+    study = StudyConfig.resolve(tmp_path / "study.yaml", ["train.max_steps=3", "train.bf16=true"])
+    assert study.recipe["train"] == {"learning_rate": 1e-5, "max_steps": 3, "bf16": True}
+    assert next(iter(study.recipes()))[2]["train"]["seed"] == 1
+    assert StudyConfig.resolve(study) == study
+    with pytest.raises(ConfigError, match="recipe"):
+        StudyConfig.resolve({**STUDY, "recipe": 3})
+    with pytest.raises(StorageError, match=r"none\.yaml"):
+        StudyConfig.resolve({**STUDY, "recipe": "none.yaml"})
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.booleans() | st.none()
+
+
+@given(st.dictionaries(st.text(min_size=1), NUMBERS | st.text() | st.lists(NUMBERS), max_size=3))
+def test_values_reach_the_recipe_as_they_are(values):
+    study = study_of(variants={"linear": {}, "odd": {"model.extra": values}})
+    assert list(study.recipes())[1][2]["model"]["extra"] == values
+
+
+@given(st.text())
+def test_folder_names_stay_in_their_folder(variant):
+    name = folder_name(variant)
+    assert name
+    assert "/" not in name
+    assert name not in (".", "..")
+
+
+def values_of(seed: int, queries: int, shift: float = 0.0) -> dict[str, float]:
+    values = np.random.default_rng(seed).random(queries) + shift
+    return {f"q{number}": float(value) for number, value in enumerate(values)}
+
+
+def runs_of(variants: int, datasets: int, seeds: int = 2) -> dict:
+    """Random values: variant -> seed -> (measure, dataset) -> query; datasets of 7, 8, ... queries."""
+    return {
+        f"v{v}": {
+            seed: {
+                ("nDCG@10", f"d{d}"): values_of(100 * v + 10 * seed + d, 7 + d, v / 20)
+                for d in range(datasets)
+            }
+            for seed in range(seeds)
+        }
+        for v in range(variants)
+    }
+
+
+def test_one_dataset_is_tested_as_evaluations_are():
+    runs = runs_of(4, 1, seeds=3)
+    means = {}
+    for variant, seeds in runs.items():
+        rows = [scores["nDCG@10", "d0"] for scores in seeds.values()]
+        of_queries = {query: float(np.mean([row[query] for row in rows])) for query in rows[0]}
+        mean = float(np.mean(list(of_queries.values())))
+        means[variant] = Evaluation({"nDCG@10": mean}, {"nDCG@10": of_queries})
+    baseline = means.pop("v0")
+    cells = tabulate(runs, "v0")
+    assert cells[0].p is None
+    for cell, row in zip(cells[1:], compare(baseline, means), strict=True):
+        assert cell.variant == row.system
+        assert (cell.mean, cell.difference, cell.p, cell.corrected_p) == pytest.approx(row[2:6], abs=1e-12)
+        assert cell.significant() == row.significant
+        of_seeds = [np.mean(list(run["nDCG@10", "d0"].values())) for run in runs[cell.variant].values()]
+        assert list(cell.seeds.values()) == pytest.approx(of_seeds)
+        assert cell.deviation == pytest.approx(np.std(of_seeds, ddof=1))
+
+
+def test_the_average_weighs_datasets_equally():
+    runs = runs_of(2, 2)
+    cells = {(cell.variant, cell.dataset): cell for cell in tabulate(runs, "v0")}
+    assert [dataset for _, dataset in cells] == ["d0", "d0", "d1", "d1", "average", "average"]
+    for seed in range(2):
+        parts = [cells["v1", name].seeds[seed] for name in ("d0", "d1")]
+        assert cells["v1", "average"].seeds[seed] == pytest.approx(np.mean(parts))
+    parts = [cells["v1", name].difference for name in ("d0", "d1")]
+    assert cells["v1", "average"].difference == pytest.approx(np.mean(parts))
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10**6), st.integers(2, 30), st.floats(-1, 1))
+def test_p_of_one_dataset_is_that_of_the_paired_test(seed, queries, shift):
+    first, second = np.random.default_rng(seed).random((2, queries))
+    expected = ttest_rel(first + shift, second).pvalue
+    assert paired_p([first + shift - second]) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_p_of_several_datasets_by_hand():
+    one, two = np.array([1.0, 2.0, 3.0]), np.array([0.0, 2.0, 4.0, 6.0])
+    # variances of the means 1/3 and 5/3; freedom 2^2 / ((1/9)/2 + (25/9)/3) = 4.0755; t = 5 / sqrt(2)
+    from scipy.stats import t
+
+    freedom = 4 / (1 / 18 + 25 / 27)
+    assert paired_p([one, two]) == pytest.approx(2 * t.sf(5 / np.sqrt(2), freedom), rel=1e-12)
+    assert paired_p([np.zeros(3), np.zeros(2)]) == 1
+    assert paired_p([np.ones(3), np.zeros(2)]) == 0
+    with pytest.raises(BadValueError, match="one query"):
+        paired_p([one, np.ones(1)])
+
+
+def test_the_test_of_the_average_keeps_its_level():
+    # datasets of very different sizes and spreads, where the variants do not differ: 5 % are found different
+    generator = np.random.default_rng(0)
+    ps = [
+        paired_p([generator.normal(0, 1, 8), generator.normal(0, 0.2, 60), generator.normal(0, 3, 20)])
+        for _ in range(4000)
+    ]
+    found = np.mean(np.array(ps) < 0.05)
+    assert abs(found - 0.05) < 3 * np.sqrt(0.05 * 0.95 / 4000)  # three standard errors
+
+
+def test_runs_on_other_queries_are_refused():
+    runs = runs_of(2, 1)
+    del runs["v1"][1]["nDCG@10", "d0"]["q3"]
+    with pytest.raises(BadValueError, match=r"'v1' with seed 1 has 6 queries, the first run 7"):
+        tabulate(runs, "v0")
+    with pytest.raises(BadValueError, match="'d9'"):
+        tabulate(runs_of(2, 1), "v0", ["d9"])
+
+
+def write_runs(out, study, runs):
+    (out / "study.yaml").write_text(yaml.safe_dump(study.model_dump(mode="json")))
+    for trial in trials(study, out):
+        if scores := runs.get(trial.variant, {}).get(trial.seed):
+            trial.folder.mkdir(parents=True)
+            keys = ("measure", "dataset", "query_id", "value")
+            rows = [
+                dict(zip(keys, (*key, *item), strict=True)) for key, v in scores.items() for item in v.items()
+            ]
+            trial.scores.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (trial.folder / "modules.json").touch()
+
+
+def three_variants(**changes):
+    variants = {"v0": {}, "v1": {"train.bf16": True}, "v2": {"model.name": "a|b"}}
+    return study_of(name="Three", variants=variants, baseline="v0", seeds=[0, 1], **changes)
+
+
+def test_the_report_shows_what_was_found(tmp_path):
+    runs = runs_of(3, 2)
+    runs["v1"][0] = {key: {q: v + 1 for q, v in row.items()} for key, row in runs["v0"][0].items()}
+    runs["v1"][1] = {key: {q: v + 1.001 for q, v in row.items()} for key, row in runs["v0"][1].items()}
+    del runs["v2"][1]
+    study = three_variants()
+    write_runs(tmp_path, study, runs)
+    trial = next(trial for trial in trials(study, tmp_path) if (trial.variant, trial.seed) == ("v2", 1))
+    trial.folder.parent.mkdir(exist_ok=True)
+    trial.beside(".failed").write_text("exit code 2: no memory")
+    cells = {(cell.variant, cell.dataset): cell for cell in write_report(tmp_path)}
+    report = (tmp_path / "report.md").read_text()
+    base, better, partial = (cells[name, "d0"] for name in ("v0", "v1", "v2"))
+    assert "# Three\n" in report
+    assert "3 variants, seeds 0, 1: 5 of 6 runs finished." in report
+    assert f"| v0 (baseline) | {base.mean:.4f} ± {base.deviation:.4f} |" in report
+    assert f"| v1 | **{better.mean:.4f}** ± {better.deviation:.4f}† |" in report
+    assert f"| v2 | {partial.mean:.4f} (1 of 2) |" in report
+    assert f"| v1 | {better.difference:+.4f} ({better.corrected_p:.2g}) |" in report
+    assert '| v2 | `model.name: "a\\|b"` |' in report
+    assert "* v2, seed 1: exit code 2: no memory" in report
+    assert "the 2 other variants" in report
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(lines) == 9
+    assert lines[1]["significant"] is True
+    assert lines[1]["seeds"] == {str(seed): value for seed, value in better.seeds.items()}
+    root = ET.fromstring((tmp_path / "nDCG-10.svg").read_text())
+    circles = [shape for shape in root.iter() if shape.tag.endswith("circle")]
+    assert len(circles) == 3 + 9 + 3 * 5  # of the legend, means, seeds
+    assert root.get("width") is None  # fits its page
+
+
+def test_what_a_training_looks_at_does_not_count(tmp_path):
+    evaluation = [{"source": "tuning"}, {"source": "x/d1", "at_end": True}]
+    study = three_variants(recipe={**RECIPE, "evaluation": evaluation})
+    write_runs(tmp_path, study, runs_of(3, 2))
+    assert {cell.dataset for cell in write_report(tmp_path)} == {"d1"}
+
+
+def test_a_report_of_nothing_yet(tmp_path):
+    with pytest.raises(StorageError, match=r"study\.yaml"):
+        write_report(tmp_path)
+    study = three_variants()
+    runs = runs_of(3, 1)
+    del runs["v0"]
+    write_runs(tmp_path, study, {})
+    assert write_report(tmp_path) == []
+    assert "0 of 6 runs finished" in (tmp_path / "report.md").read_text()
+    write_runs(tmp_path, study, runs)  # without a baseline there is nothing to test
+    assert all(cell.p is None and cell.difference is None for cell in write_report(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"dataset": "d"}\n', "[1]\n", '{"measure":1,"dataset":1,"query_id":1,"value":"x"}']
+)
+def test_damaged_results_are_named(tmp_path, text):
+    (tmp_path / "evaluation.jsonl").write_text(text)
+    with pytest.raises(CorruptError, match=r"evaluation.jsonl: .*remove its folder"):
+        read_scores(tmp_path / "evaluation.jsonl")
