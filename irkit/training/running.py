@@ -1,0 +1,256 @@
+"""A recipe carried out: everything is checked first, then trained, measured and saved in one directory.
+
+DIR/ is a model directory, which ``modules.json`` completes at the end, and beside the model it holds::
+
+    recipe.yaml        the whole recipe
+    checkpoints/       the newest checkpoints, from which the same call goes on after a kill
+    log.jsonl          losses, learning rates and measures, an object for each logged step
+    evaluation.jsonl   measures of the finished model, an object for each collection, measure and query
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+import yaml
+
+from irkit.bars import bar
+from irkit.config import read_mapping
+from irkit.errors import ConfigError, StorageError
+from irkit.evaluation import Evaluation
+from irkit.model import Model
+from irkit.training.arguments import TrainingArguments
+from irkit.training.data import Mixture, check, open_data
+from irkit.training.model_recipe import make_model
+from irkit.training.recipe import TrainRecipe
+from irkit.training.step import TrainStep
+from irkit.training.trainer import Trainer
+from irkit.training.validation import (
+    JudgedCollection,
+    evaluate_model,
+    open_collections,
+    summarize,
+    write_results,
+)
+
+__all__ = ["Prepared", "carry_out", "prepare", "train"]
+
+_RECIPE, _DONE = "recipe.yaml", "modules.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe whose parts were made and found to fit each other; nothing is written yet.
+
+    Attributes:
+        recipe: The recipe.
+        arguments: Of the trainer.
+        step: Model and losses.
+        examples: What is trained on.
+        counts: What the check of the data counted, by name.
+        collections: What the model is measured on.
+    """
+
+    recipe: TrainRecipe
+    arguments: TrainingArguments
+    step: TrainStep
+    examples: Mixture
+    counts: Mapping[str, int]
+    collections: list[JudgedCollection]
+
+
+def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) -> Prepared:
+    """Make everything that a recipe names, and check all that can be checked before the first step.
+
+    Args:
+        recipe: See `TrainRecipe.resolve`.
+        out: Directory of the result.
+        overwrite: Whether what an earlier training left there may be replaced.
+
+    Raises:
+        ConfigError: Parts of the recipe do not fit each other.
+        StorageError: A file is missing, or something else is in ``out``.
+        BadValueError: A file does not hold what it should.
+    """
+    place = Path(out)
+    _check_place(place, recipe, overwrite)
+    arguments = recipe.arguments(place / "checkpoints")
+    transformers.set_seed(arguments.seed)  # new heads start from it
+    model = make_model(recipe.model)
+    step = TrainStep(
+        model,
+        recipe.losses,
+        regularizers=recipe.regularizers,
+        matryoshka=recipe.matryoshka,
+        gradient_cache_size=arguments.gradient_cache_size,
+    )
+    examples = open_data(recipe.data, arguments.seed)
+    counts = check(examples, needs=step.needs)
+    _check_size(recipe, arguments, examples)
+    return Prepared(recipe, arguments, step, examples, counts, open_collections(recipe.evaluation))
+
+
+def train(
+    recipe: TrainRecipe | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    overrides: Iterable[str] = (),
+    overwrite: bool = False,
+) -> Model:
+    """Train a model by a recipe; what was interrupted goes on from its last checkpoint.
+
+    Args:
+        recipe: A YAML or JSON file, its keys and values, or a `TrainRecipe`.
+        out: Directory of the model and of what else training leaves, see `irkit.training.running`.
+        overrides: ``"key=value"``, such as ``"train.learning_rate=2e-5"``, that go before.
+        overwrite: Replace what another recipe, or a training that has finished, left there.
+
+    Returns:
+        The trained model, the best one if the recipe says ``load_best_model_at_end``.
+
+    Raises:
+        ConfigError: The recipe has an unknown key, an impossible value, or parts that do not fit.
+        StorageError: A file is missing, something else is in ``out``, or the training there has finished.
+        BadValueError: A file does not hold what it should.
+        TrainingError: A loss or a gradient became NaN or infinite.
+
+    Examples:
+        >>> model = train("recipe.yaml", "model", overrides=["train.seed=1"])  # doctest: +SKIP
+        >>> model.encode_query("bears in winter")  # doctest: +SKIP
+    """
+    prepared = prepare(TrainRecipe.resolve(recipe, overrides), out, overwrite=overwrite)
+    return carry_out(prepared, out, overwrite=overwrite)
+
+
+def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -> Model:
+    """Train, measure and save what `prepare` made; arguments and errors as of `train`."""
+    place, arguments = Path(out), prepared.arguments
+    main = arguments.process_index == 0
+    with arguments.main_process_first():
+        if main:
+            _begin(place, prepared.recipe, overwrite)
+    during = [each for each in prepared.collections if not each.config.at_end]
+    trainer = Trainer(
+        prepared.step,
+        arguments,
+        prepared.examples,
+        evaluation=(lambda model: summarize(_measure(model, during))) if during else None,
+        callbacks=[_Log(place / "log.jsonl")],
+    )
+    trainer.train(resume_from_checkpoint=True)
+    model = trainer.finished_model()
+    if main:
+        if prepared.collections:
+            write_results(_measure(model, prepared.collections), place / "evaluation.jsonl")
+        _publish(trainer.step, place)
+        model.name = str(place)
+    return model
+
+
+class _Log(transformers.TrainerCallback):
+    """Appends what the trainer logs to a file; of steps that are done again the first time does not count."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and self.path.is_file():
+            kept = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
+            self.path.write_text("".join(f"{line}\n" for line in kept) if state.global_step else "")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+        if state.is_world_process_zero:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def _step(line: str) -> float:
+    """Of a line of the log; the last one may have been cut off by a kill."""
+    try:
+        return int(json.loads(line)["step"])
+    except ValueError:
+        return float("inf")
+
+
+def _measure(model: Model, collections: list[JudgedCollection]) -> dict[str, Evaluation]:
+    results = {}
+    for collection in collections:
+        title = collection.config.title
+        with bar(f"evaluating on {title}", "documents", collection.total) as update:
+            results[title] = evaluate_model(model, collection, progress=update)
+    return results
+
+
+def _check_place(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
+    """Refuse a directory that holds anything but an unfinished training by the same recipe."""
+    nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "is not writable" if nearest.is_dir() else "is a file"
+        raise StorageError(f"training into {place}: {nearest} {reason}; choose another directory")
+    if nearest != place.absolute() or not any(place.iterdir()):
+        return
+    if not (place / _RECIPE).is_file():
+        found = ", ".join(sorted(path.name for path in place.iterdir())[:3])
+        raise StorageError(
+            f"training into {place}: the directory holds other files ({found}); choose a new or an empty one"
+        )
+    if overwrite:
+        return
+    if (place / _DONE).is_file():
+        raise StorageError(
+            f"training into {place}: it holds a trained model; choose another directory or ask to overwrite"
+        )
+    if not _is_begun(place, recipe):
+        raise StorageError(
+            f"training into {place}: what was begun there has another recipe, {place / _RECIPE}; go on with "
+            "that one, choose another directory or ask to overwrite"
+        )
+
+
+def _is_begun(place: Path, recipe: TrainRecipe) -> bool:
+    """Whether there is an unfinished training by the same recipe."""
+    if not (place / _RECIPE).is_file() or (place / _DONE).is_file():
+        return False
+    return read_mapping(place / _RECIPE) == yaml.safe_load(recipe.to_yaml())
+
+
+def _check_size(recipe: TrainRecipe, arguments: TrainingArguments, examples: Mixture) -> None:
+    """Refuse what has nothing to learn from, and what would never end."""
+    if arguments.max_steps <= 0 and any(config.streaming for config in recipe.data):
+        raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
+
+
+def _begin(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
+    """Leave nothing but the recipe and what the same one has begun."""
+    try:
+        if overwrite and place.exists() and not _is_begun(place, recipe):
+            shutil.rmtree(place)
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / _RECIPE).exists():
+            aside = place / f"{_RECIPE}.part"
+            aside.write_text(recipe.to_yaml(), encoding="utf-8")
+            aside.replace(place / _RECIPE)
+    except OSError as error:
+        raise StorageError(f"training into {place}: {error}") from error
+
+
+def _publish(step: TrainStep, place: Path) -> None:
+    """Put the files of the model into the directory, the one that makes it a model last."""
+    aside = place / "model.part"
+    step.save_pretrained(aside)
+    try:
+        for part in sorted(aside.iterdir(), key=lambda path: path.name == _DONE):
+            target = place / part.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            part.replace(target)
+        aside.rmdir()
+    except OSError as error:
+        raise StorageError(f"saving the model to {place}: {error}") from error
