@@ -120,7 +120,8 @@ def _value(cell: Cell | None, best: dict[str, float], study: StudyConfig) -> str
 def _difference(cell: Cell | None) -> str:
     if cell is None or cell.difference is None or cell.corrected_p is None:
         return "-"
-    return f"{cell.difference:+.4f} ({cell.corrected_p:.2g})"
+    p = f"{cell.corrected_p:.2g}" if cell.corrected_p >= 1e-4 else "<0.0001"
+    return f"{cell.difference:+.4f} ({p})"
 
 
 def _write(path: Path, text: str) -> None:

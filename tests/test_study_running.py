@@ -1,0 +1,241 @@
+"""Runs of a study: processes, failures, interruptions; a script stands in for the trainer."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from irkit.cli import main
+from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
+from irkit.study import StudyConfig, check_study, run_study
+from irkit.study import running as module
+
+# Says what it found, then what it scores: the more, the higher the learning rate. Names of models are orders.
+TRAINER = """
+import json, os, pathlib, sys, time, yaml
+recipe, out = yaml.safe_load(open(sys.argv[1])), pathlib.Path(sys.argv[3])
+(out / "checkpoints" / "checkpoint-1").mkdir(parents=True, exist_ok=True)
+found = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
+with open(out / "calls.jsonl", "a") as calls:
+    calls.write(json.dumps(found) + "\\n")
+order = recipe["model"]["name"]
+if order == "meet":  # the other run, which must be there at the same time
+    end = time.monotonic() + 30
+    while len(list(out.parents[1].glob("*/seed-1/calls.jsonl"))) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert time.monotonic() < end
+if order == "wait":
+    time.sleep(60)
+if order == "fail" and not pathlib.Path("repaired").exists():
+    print("loading")
+    sys.exit("irkit: error: loss is nan at step 3")
+if order != "forget":
+    with open(out / "evaluation.jsonl", "w") as results:
+        for query in range(5):
+            value = recipe["train"].get("learning_rate", 0.5) + query / 100 + recipe["train"]["seed"] / 1000
+            row = {"dataset": "beir", "measure": "nDCG@10", "query_id": str(query), "value": value}
+            results.write(json.dumps(row) + "\\n")
+(out / "model.safetensors").touch()
+(out / "modules.json").touch()
+"""
+
+RECIPE = {
+    "model": {"name": "none"},
+    "data": {"source": "beir", "split": "train"},
+    "losses": {"kind": "infonce"},
+    "evaluation": {"source": "beir"},
+}
+VARIANTS = {"slow": {"train.learning_rate": 0.1}, "fast": {"train.learning_rate": 0.2}}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """The working directory, with the script in the trainer's place."""
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "TRAIN", [sys.executable, str(tmp_path / "trainer.py")])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def study_of(**changes):
+    study = {"recipe": RECIPE, "variants": VARIANTS, "baseline": "slow", "seeds": [1, 2], **changes}
+    return StudyConfig.parse(study)
+
+
+def calls(trial):
+    return [json.loads(line) for line in (trial.folder / "calls.jsonl").read_text().splitlines()]
+
+
+def test_every_run_once(place):
+    ended = []
+    runs = run_study(study_of(), "out", progress=lambda trial, seconds: ended.append((trial, seconds)))
+    assert [(trial.variant, trial.seed) for trial in runs] == [
+        ("slow", 1),
+        ("fast", 1),
+        ("slow", 2),
+        ("fast", 2),
+    ]
+    assert [trial for trial, _ in ended] == runs
+    assert all(trial.finished and trial.failure is None and seconds > 0 for trial, seconds in ended)
+    assert yaml.safe_load(Path("out/runs/fast/seed-2.yaml").read_text()) == {
+        **RECIPE,
+        "train": {"learning_rate": 0.2, "seed": 2},
+    }
+    report = Path("out/report.md").read_text()
+    assert "4 of 4 runs finished" in report
+    assert "| slow (baseline) | 0.1215 ± 0.0007 |" in report
+    assert "| fast | **0.2215** ± 0.0007† |" in report
+    assert "| fast | +0.1000 (<0.0001) |" in report
+    run_study(study_of(), "out")
+    assert all(len(calls(trial)) == 1 for trial in runs)
+    more = run_study(study_of(seeds=[1, 2, 3]), "out")  # a study may grow
+    assert [len(calls(trial)) for trial in more] == [1] * 6
+
+
+def test_two_at_once_share_the_processor(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    recipe = {**RECIPE, "model": {"name": "meet"}}
+    runs = run_study(study_of(recipe=recipe, seeds=[1]), "out", jobs=2)
+    assert all(trial.finished for trial in runs)
+    assert [calls(trial)[0]["OMP_NUM_THREADS"] for trial in runs] == ["3", "3"]
+
+
+@pytest.mark.parametrize(("visible", "names"), [(None, ["0", "1"]), ("3,5", ["3", "5"])])
+def test_gpus_are_dealt_out(monkeypatch, visible, names):
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    runs = run_study(study_of(recipe={**RECIPE, "model": {"name": "meet"}}, seeds=[1]), "out")
+    assert [calls(trial)[0]["CUDA_VISIBLE_DEVICES"] for trial in runs] == names
+
+
+@pytest.mark.parametrize(
+    ("order", "failure"), [("fail", "exit code 1: loss is nan at step 3"), ("forget", "exit code 0: it said")]
+)
+def test_a_failure_does_not_stop_the_others(order, failure):
+    study = study_of(variants={**VARIANTS, "odd": {"model.name": order}})
+    runs = run_study(study, "out")
+    assert [trial.variant for trial in runs if not trial.finished] == ["odd", "odd"]
+    assert runs[2].failure.startswith(failure)
+    report = Path("out/report.md").read_text()
+    assert f"* odd, seed 1: {failure}" in report
+    assert "4 of 6 runs finished" in report
+    if order == "fail":  # the same command tries it again
+        Path("repaired").touch()
+        again = run_study(study, "out")
+        assert all(trial.finished and trial.failure is None for trial in again)
+        assert [len(calls(trial)) for trial in again] == [1, 1, 2, 1, 1, 2]
+        assert "Failed" not in Path("out/report.md").read_text()
+
+
+def test_an_interruption_ends_what_runs_and_the_next_call_goes_on():
+    study = study_of(variants={**VARIANTS, "late": {"model.name": "wait"}}, seeds=[1])
+
+    def interrupt(trial, seconds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, "out", jobs=3, progress=interrupt)
+    log = Path("out/runs/late/seed-1.log")
+    with log.open() as held:  # nobody has it
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    Path("trainer.py").write_text(TRAINER.replace("time.sleep(60)", "pass"))
+    assert all(trial.finished for trial in run_study(study, "out"))
+
+
+def test_what_still_runs_is_not_started_again():
+    log = Path("out/runs/slow/seed-1.log")
+    log.parent.mkdir(parents=True)
+    with log.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LockedError, match="still being trained"):
+            run_study(study_of(), "out")
+
+
+def test_a_run_begun_with_another_recipe_is_not_gone_on_with():
+    run_study(study_of(seeds=[1]), "out")
+    changed = study_of(variants={**VARIANTS, "fast": {"train.learning_rate": 0.3}})
+    with pytest.raises(ConfigError, match=r"fast/seed-1 was begun with train.learning_rate: 0.2, .* 0.3"):
+        run_study(changed, "out")
+    with pytest.raises(ConfigError, match=r"train.max_steps: None, the study now says 7"):
+        run_study(study_of(), "out", overrides=["train.max_steps=7"])
+    failed = study_of(variants={**VARIANTS, "fast": {"model.name": "fail"}})
+    run_study(failed, "other")
+    for folder in Path("other/runs/fast").glob("seed-*/checkpoints/*"):
+        folder.rmdir()
+    assert all(trial.finished for trial in run_study(study_of(), "other"))  # nothing had begun
+
+
+def test_models_need_not_stay():
+    study = study_of(keep_models=False)
+    runs = run_study(study, "out")
+    for trial in runs:
+        assert sorted(path.name for path in trial.folder.iterdir()) == ["calls.jsonl", "evaluation.jsonl"]
+    assert all(len(calls(trial)) == 1 for trial in run_study(study, "out"))
+    assert "4 of 4 runs finished" in Path("out/report.md").read_text()
+
+
+def test_all_recipes_are_checked_before_the_first_run():
+    study = study_of(variants={**VARIANTS, "odd": {"train.learning_rat": 1}})
+    with pytest.raises(ConfigError, match=r"variant 'odd': .*did you mean 'learning_rate'"):
+        run_study(study, "out")
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        check_study(study_of(variants={**VARIANTS, "odd": {"evaluation": []}}), Path("out"))
+    with pytest.raises(BadValueError, match="0 jobs"):
+        run_study(study_of(), "out", jobs=0)
+    assert not Path("out").exists()
+    Path("out").touch()
+    with pytest.raises(StorageError, match="making out"):
+        run_study(study_of(), "out")
+
+
+def call(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    captured = capsys.readouterr()
+    return stop.value.code, captured.out, captured.err
+
+
+def test_the_command(capsys):
+    study = {"recipe": "base.yaml", "variants": VARIANTS, "baseline": "slow", "seeds": [1]}
+    Path("base.yaml").write_text(yaml.safe_dump(RECIPE))
+    Path("study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    code, out, err = call(capsys, "study", "study.yaml", "--out", "out", "--dry-run")
+    assert (code, err) == (0, "")
+    assert out == "variant\tseed\tstate\nslow\t1\tto do\nfast\t1\tto do\n"
+    assert not Path("out").exists()
+    code, out, err = call(capsys, "study", "study.yaml", "--out", "out", "--set", "train.max_steps=3")
+    assert code == 0
+    assert out.splitlines()[0] == "variant\tmeasure\tdataset\tseeds\tmean\tdeviation\tdifference\tp (holm)"
+    assert out.splitlines()[1:] == [
+        "slow\tnDCG@10\tbeir\t1\t0.1210\t\t\t",
+        "fast\tnDCG@10\tbeir\t1\t0.2210\t\t0.1000\t0.0000",
+    ]
+    assert "irkit: fast, seed 1: finished in" in err
+    assert yaml.safe_load(Path("out/study.yaml").read_text())["recipe"]["train"] == {"max_steps": 3}
+    report = Path("out/report.md").read_text()
+    Path("out/report.md").unlink()
+    assert call(capsys, "study", "--report", "out") == (0, out, "irkit: report: out/report.md\n")
+    assert Path("out/report.md").read_text() == report
+
+
+def test_the_command_says_what_failed(capsys):
+    variants = {**VARIANTS, "odd": {"model.name": "fail"}}
+    study = {"recipe": RECIPE, "variants": variants, "baseline": "slow", "seeds": [1]}
+    Path("study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    code, out, err = call(capsys, "study", "study.yaml", "--out", "out")
+    assert code == 2
+    assert len(out.splitlines()) == 3
+    assert "irkit: odd, seed 1: failed in" in err
+    assert "error: 1 of 3 runs failed, such as 'odd' with seed 1: exit code 1: loss is nan at step 3" in err
+    for words in (("--report", "none"), ("study.yaml",), ("study.yaml", "--report", "out"), ()):
+        assert call(capsys, "study", *words)[0] == 2
