@@ -217,7 +217,7 @@ def test_the_command(capsys):
     assert code == 0
     assert out.splitlines()[0] == "variant\tmeasure\tdataset\tseeds\tmean\tdeviation\tdifference\tp (holm)"
     assert out.splitlines()[1:] == [
-        "slow\tnDCG@10\tbeir\t1\t0.1210\t\t\t",
+        "slow\tnDCG@10\tbeir\t1\t0.1210\t\t0.0000\t",
         "fast\tnDCG@10\tbeir\t1\t0.2210\t\t0.1000\t0.0000",
     ]
     assert "irkit: fast, seed 1: finished in" in err
