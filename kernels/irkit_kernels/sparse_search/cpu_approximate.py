@@ -25,7 +25,7 @@ _PICK = 24  # bytes: a list's place, its end, and share of a code
 
 
 def write_approximate(terms: str, weights: str) -> str:
-    """The module of ``approximate(frame, first query, last query)``.
+    """The module of ``approximate(frame)``.
 
     Args:
         terms: LLVM type of the terms of a row, as for exact search.

@@ -12,7 +12,7 @@ from .._jit import Values
 from .cpu_frame import LANES, SUMS, Frame, constant, size_of
 from .cpu_range import LINES, SLOT, write_range, write_refine, write_sift
 from .cpu_scan import write_add, write_collect, write_count, write_scan
-from .cpu_score import write_insert, write_pair, write_verify
+from .cpu_score import MARKED, mark, write_insert, write_pair, write_verify
 
 __all__ = ["write_exact", "write_main"]
 
@@ -21,14 +21,15 @@ _HIGHEST = 65200  # that a sum may reach
 _LITTLE = 4096  # documents: fewer are not worth sorting the lists
 
 
-def write_exact(terms: str, weights: str) -> str:
-    """The module of ``exact(frame, first query, last query)``.
+def write_exact(terms: str, weights: str, wide: bool = False) -> str:
+    """The module of ``exact(frame)``.
 
     Args:
         terms: LLVM type of the terms of a row, ``i16`` or ``i32``.
         weights: Of its weights, ``float``, ``half``, or ``i16`` or ``i8``, which a row's scale multiplies.
+        wide: Whether the processor has AVX512-BW.
     """
-    parts = [write_scan(), write_add(), write_count(), write_collect(), write_pair(terms, weights)]
+    parts = [write_scan(), write_add(), write_count(), write_collect(), write_pair(terms, weights, wide)]
     parts += [
         write_insert(),
         write_verify(terms, weights),
@@ -47,12 +48,13 @@ def write_exact(terms: str, weights: str) -> str:
         "declare float @llvm.ceil.f32(float)",
         "declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        *(MARKED if wide else ()),
     ]
     return "\n".join(declarations + parts)
 
 
 def write_main(name: str) -> str:
-    """``name(frame, first query, last query)``, which calls ``query`` for each.
+    """``name(frame)``, which calls ``query`` for each of ``n_q`` queries.
 
     A single query may be given as the caller has it, with terms of 32 (``given_kind`` 1) or 64 bits (2). It
     is copied without terms of weight 0; ``refused`` counts its weights that are negative or not finite, with
@@ -66,12 +68,16 @@ def write_main(name: str) -> str:
             number, refused = state
             term = x.load(kind, x.get("given_terms", "ptr"), x.mul(j, size_of(kind)), size_of(kind))
             weight = x.load("float", x.get("given_weights", "ptr"), x.mul(j, 4), 4)
-            x.store("i32", x.op(f"trunc i64 {term} to i32") if kind == "i64" else term, terms, x.mul(number, 4), 4)
+            x.store(
+                "i32", x.op(f"trunc i64 {term} to i32") if kind == "i64" else term, terms, x.mul(number, 4), 4
+            )
             x.store("float", weight, weights, x.mul(number, 4), 4)
             finite = x.cmp("olt", weight, constant(float("inf")), "float")
             good = x.both(x.cmp("oge", weight, "0.0", "float"), finite)
             more, bad = x.cmp("one", weight, "0.0", "float"), x.flip(good)
-            return x.add(number, x.op(f"zext i1 {more} to i64")), x.add(refused, x.op(f"zext i1 {bad} to i64"))
+            return x.add(number, x.op(f"zext i1 {more} to i64")), x.add(
+                refused, x.op(f"zext i1 {bad} to i64")
+            )
 
         number, refused = x.loop(0, x.get("given"), 1, one, ("0", "0"), "i64")
         x.set("refused", refused)
@@ -81,8 +87,8 @@ def write_main(name: str) -> str:
 
     for number, kind in ((1, "i32"), (2, "i64")):
         x.when(x.cmp("eq", x.get("given_kind"), number), partial(take, kind))
-    x.loop("%first", "%last", 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
-    return x.function(f"define void @{name}(ptr %f, i64 %first, i64 %last)")
+    x.loop(0, x.get("n_q"), 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
+    return x.function(f"define void @{name}(ptr %f)")
 
 
 def _sort() -> str:
@@ -144,6 +150,7 @@ def _gather() -> str:
         x.store("i32", "0", counts, x.mul(i, 4), 4)
 
     x.loop(0, n_ranges, 1, clear)
+    x.store("<16 x i32>", "zeroinitializer", x.get("marks", "ptr"), align=64)
 
     def approach(j: str, _: Values) -> None:
         first = x.item("list_offsets", x.item("own_terms", j, "i32"), "i64")
@@ -156,6 +163,7 @@ def _gather() -> str:
     def term(j: str, _: Values) -> None:
         number, weight = x.item("own_terms", j, "i32"), x.item("own_weights", j, "float")
         x.store("float", weight, x.place("table", number, "float"), align=4)
+        mark(x, number)
 
         def entry(e: str, _: Values) -> None:
             record = x.place("lists", x.mul(e, _RECORD), "i8")

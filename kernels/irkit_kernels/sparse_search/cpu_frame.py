@@ -17,9 +17,10 @@ FIELDS = (
     *("list_offsets", "lists", "postings", "gains", "offsets", "terms", "weights", "row_scales"),
     *("n", "n_ranges", "dim"),
     # queries, results, scratch memory
-    *("q_offsets", "q_terms", "q_weights", "k", "keep", "rows", "scores"),
+    *("n_q", "q_offsets", "q_terms", "q_weights", "k", "keep", "rows", "scores"),
     *("given_terms", "given_weights", "given", "given_kind", "refused"),
-    *("sums", "chosen", "slots", "slot_counts", "bounds", "table", "own_terms", "own_weights", "own_gains"),
+    *("sums", "chosen", "slots", "slot_counts", "bounds", "table", "marks"),
+    *("own_terms", "own_weights", "own_gains"),
     # variables: of a query, of a range
     *("out_rows", "out_scores", "hits", "theta", "least", "unit", "margin", "m"),
     *("range", "length", "place", "rest", "left", "since"),

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 
-from .._jit import Values
+from .._jit import Values, splat
 from .cpu_frame import Frame, size_of
 
-__all__ = ["row_scaled", "write_insert", "write_pair", "write_score", "write_verify"]
+__all__ = ["MARKED", "mark", "row_scaled", "write_insert", "write_pair", "write_score", "write_verify"]
 
+_PAIR = "define internal void @pair(ptr %f, i64 %document, i64 %other, ptr %out)"
+_MARKS = 512  # bits of a register, one for all terms of the same remainder
+_PERMUTE = {"i16": "@llvm.x86.avx512.permvar.hi.512", "i32": "@llvm.x86.avx512.permvar.si.512"}
+MARKED = (
+    *(
+        f"declare <{lanes} x {kind}> {_PERMUTE[kind]}(<{lanes} x {kind}>, <{lanes} x {kind}>)\n"
+        f"declare <{lanes} x {kind}> @llvm.masked.load.v{lanes}{kind}.p0"
+        f"(ptr, i32, <{lanes} x i1>, <{lanes} x {kind}>)"
+        for lanes, kind in ((32, "i16"), (16, "i32"))
+    ),
+    "declare i32 @llvm.ctpop.i32(i32)",
+)
 _FETCHED = 8  # documents fetched in advance
 
 
@@ -24,16 +36,25 @@ def write_score(terms: str, weights: str) -> str:
     return x.function("define internal void @score(ptr %f, i64 %document, ptr %out)")
 
 
-def write_pair(terms: str, weights: str) -> str:
-    """The scores of two documents: either waits for the sum before, so that two take hardly more time."""
+def write_pair(terms: str, weights: str, wide: bool = False) -> str:
+    """The scores of two documents: either waits for the sum before, so that two take hardly more time.
+
+    A ``wide`` processor finds the terms of the query in a row, which are few, before it adds anything.
+    """
     x = Frame("table", "terms", "weights")
     rows = [_Row(x, terms, weights, name) for name in ("%document", "%other")]
+    if wide:
+        left = x.op("alloca i32, align 4")
+        marks = x.load("<16 x i32>", x.get("marks", "ptr"), align=64)
+        for place, row in enumerate(rows):
+            x.store("float", row.marked(marks, left), "%out", 4 * place, 4)
+        return x.function(_PAIR)
     shorter = x.minimum(*(x.sub(row.stop, row.start) for row in rows))
     full = x.op(f"and i64 {shorter}, -4")
     state = x.loop(0, full, 4, lambda i, s: _elements(rows, i, 4, s), ("0.0", "0.0"), "float")
     for place, (row, total) in enumerate(zip(rows, state, strict=True)):
         x.store("float", row.finish(x.add(row.start, full), total), "%out", 4 * place, 4)
-    return x.function("define internal void @pair(ptr %f, i64 %document, i64 %other, ptr %out)")
+    return x.function(_PAIR)
 
 
 class _Row:
@@ -60,6 +81,49 @@ class _Row:
         """``total`` and the products of the elements from ``at`` on."""
         (score,) = self.x.loop(at, self.stop, 1, lambda i, s: (self.plus(i, s[0]),), (total,), "float")
         return score
+
+    def marked(self, marks: str, left: str) -> str:
+        """The score: products of other terms than those marked are 0, and change no sum."""
+        x, kind, bits = self.x, self.terms, 8 * size_of(self.terms)
+        lanes = _MARKS // bits  # words of the marks, and terms looked at in a turn
+        terms, word = f"<{lanes} x {kind}>", f"i{lanes}"
+        if kind == "i16":
+            marks = x.op(f"bitcast <16 x i32> {marks} to {terms}")
+
+        def look(i: str, state: Values) -> Values:
+            number = x.minimum(x.sub(self.stop, i), lanes)
+            ones = x.op(f"lshr {word} -1, {x.op(f'trunc i64 {x.sub(lanes, number)} to {word}')}")
+            there = x.op(f"bitcast {word} {ones} to <{lanes} x i1>")
+            own = f"ptr {x.place('terms', i, kind)}, i32 {bits // 8}, <{lanes} x i1> {there}"
+            given = x.op(f"call {terms} @llvm.masked.load.v{lanes}{kind}.p0({own}, {terms} zeroinitializer)")
+            place = x.op(f"lshr {terms} {given}, {splat(lanes, kind, bits.bit_length() - 1)}")
+            found = x.op(f"call {terms} {_PERMUTE[kind]}({terms} {marks}, {terms} {place})")
+            shift = x.op(f"and {terms} {given}, {splat(lanes, kind, bits - 1)}")
+            found = x.op(f"and {terms} {found}, {x.op(f'shl {terms} {splat(lanes, kind, 1)}, {shift}')}")
+            marked = x.op(f"and <{lanes} x i1> {there}, {x.op(f'icmp ne {terms} {found}, zeroinitializer')}")
+            mask = x.op(f"bitcast <{lanes} x i1> {marked} to {word}")
+            x.store("i32", mask if lanes == 32 else x.op(f"zext {word} {mask} to i32"), left, align=4)
+            count = x.op(f"call i32 @llvm.ctpop.i32(i32 {x.load('i32', left, align=4)})")
+
+            def add(_: str, total: Values) -> Values:
+                rest = x.load("i32", left, align=4)
+                lane = x.op(f"zext i32 {x.op(f'call i32 @llvm.cttz.i32(i32 {rest}, i1 true)')} to i64")
+                x.store("i32", x.op(f"and i32 {rest}, {x.op(f'sub i32 {rest}, 1')}"), left, align=4)
+                return (self.plus(x.add(i, lane), total[0]),)
+
+            return x.loop(0, x.op(f"zext i32 {count} to i64"), 1, add, state, "float")
+
+        (score,) = x.loop(self.start, self.stop, lanes, look, ("0.0",), "float")
+        return score
+
+
+def mark(x: Frame, term: str) -> None:
+    """Set the bit of a term of the query."""
+    bit = x.op(f"and i64 {term}, {_MARKS - 1}")
+    place = x.at(x.get("marks", "ptr"), x.op(f"lshr i64 {bit}, 3"))
+    low = x.op(f"and i64 {bit}, 7")
+    one = x.op(f"shl i8 1, {x.op(f'trunc i64 {low} to i8')}")
+    x.store("i8", x.op(f"or i8 {x.load('i8', place)}, {one}"), place)
 
 
 def _elements(rows: list[_Row], first: str, number: int, totals: Values) -> Values:

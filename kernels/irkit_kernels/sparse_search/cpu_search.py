@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._jit import compile_ir
+from .._jit import compile_ir, cpu_features
 from .._threads import share
 from .cpu_exact import write_exact
 from .cpu_frame import FIELDS, RANGE
@@ -33,10 +33,10 @@ KINDS = {
 }
 Single = Callable[[Tensor, Tensor], tuple[Array, Array] | None]
 
-ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # frame, first query, last query
+ARGUMENTS = (ctypes.c_void_p,)  # the frame
 LONG = 256  # terms of a query
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
-_QUERY, _START = struct.Struct("=7q"), 8 * _PLACES["q_offsets"]  # from "q_offsets" to "scores"
+_QUERY, _START = struct.Struct("=8q"), 8 * _PLACES["n_q"]  # from "n_q" to "scores"
 _GIVEN, _GIVEN_AT = struct.Struct("=4q"), 8 * _PLACES["given_terms"]  # to "given_kind"
 _GIVEN_KINDS = {torch.int32: 1, torch.int64: 2}
 _QUERIES, _HITS = 32, 1 << 16  # a thread takes at a time
@@ -123,7 +123,8 @@ class Exact:
         memory |= {"q_weights": np.empty(m, np.float32), "scores": scores}
         for name, array in memory.items():
             frame[_PLACES[name]] = _address(array)
-        frame[_PLACES["k"]], frame[_PLACES["keep"]] = k, 0
+        for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
+            frame[_PLACES[name]] = number
         view, address, refused, last = frame.data, _address(frame), _PLACES["refused"], k - 1
         memory |= self._own.memory  # which is replaced when a longer query needs more
 
@@ -134,7 +135,7 @@ class Exact:
             if not (terms.is_cpu and terms.is_contiguous() and weights.is_cpu and weights.is_contiguous()):
                 return None
             _GIVEN.pack_into(view, _GIVEN_AT, terms.data_ptr(), weights.data_ptr(), m, kind)
-            code(address, 0, 1)
+            code(address)
             if rows.item(last) < 0 and frame[refused]:
                 return None
             return rows.copy(), scores.copy()
@@ -163,9 +164,9 @@ class Exact:
         own.offsets[: n_q + 1], own.terms[:m], own.weights[:m] = offsets, terms, weights
         given, results = own.addresses
         _QUERY.pack_into(
-            frame.data, _START, *given, rows.shape[1], 0 if keep is None else _address(keep), *results
+            frame.data, _START, n_q, *given, rows.shape[1], 0 if keep is None else _address(keep), *results
         )
-        code(own.address, 0, n_q)
+        code(own.address)
         rows.reshape(-1)[:], scores.reshape(-1)[:] = own.rows[:hits], own.scores[:hits]
 
     def _make_room(self, *size: int) -> None:
@@ -198,6 +199,7 @@ class Exact:
                 "slot_counts": np.empty(self._n_ranges, np.int32),
                 "bounds": np.empty(self._n_ranges, np.float32),
                 "table": np.zeros(self._dim, np.float32),
+                "marks": aligned(64),
             }
             for name, array in own.memory.items():
                 own.frame[_PLACES[name]] = _address(array)
@@ -235,4 +237,5 @@ def _address(array: Array) -> int:
 
 @cache
 def _compiled(terms: str, weights: str) -> Callable[..., None]:
-    return compile_ir(write_exact(terms, weights), "exact", ARGUMENTS)
+    wide = "avx512bw" in cpu_features()
+    return compile_ir(write_exact(terms, weights, wide), "exact", ARGUMENTS)
