@@ -163,7 +163,13 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
         return f"unknown key {key!r}; {hint}"
     if problem["type"] == "missing":
         return f"missing key {key!r}"
-    return f"{key}: {problem['msg']}, got {problem['input']!r:.100}"
+    if problem["type"] == "union_tag_invalid":
+        known = set(re.findall(r"'([^']*)'", problem["ctx"]["expected_tags"]))
+        near = difflib.get_close_matches(str(problem["ctx"]["tag"]), sorted(known), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+        return f"{key}: unknown kind {problem['ctx']['tag']!r}; {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}, got {problem['input']!r:.100}"
 
 
 def _known_keys(model: type[BaseModel]) -> set[str]:

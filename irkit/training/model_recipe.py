@@ -38,12 +38,14 @@ class _ModelRecipe(Config):
     """What every model has.
 
     Attributes:
+        kind: How it is made.
         name: Directory, or name on the Hugging Face hub.
         attention: Implementation of attention: auto, eager, sdpa or flash.
         similarity: cosine, dot, maxsim or meanmaxsim; None is that of the kind or of the model.
         prompts: What is written before a text, by name: query, document.
     """
 
+    kind: str
     name: str
     attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
     similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim"] | None = None

@@ -108,4 +108,7 @@ class TrainRecipe(Config):
 
     def to_yaml(self) -> str:
         """As a file that `resolve` reads back."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        settings = self.model_dump(mode="json")
+        return yaml.safe_dump(
+            settings, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+        )

@@ -149,7 +149,7 @@ def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -
     if main:
         if prepared.collections:
             write_results(_measure(model, prepared.collections), place / "evaluation.jsonl")
-        _publish(trainer.step, place)
+        _publish(prepared.step, place)
         model.name = str(place)
     return model
 
@@ -165,10 +165,10 @@ class _Log(transformers.TrainerCallback):
             kept = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
             self.path.write_text("".join(f"{line}\n" for line in kept) if state.global_step else "")
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.is_world_process_zero:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+                file.write(json.dumps({"step": state.global_step, **given["logs"]}) + "\n")
 
 
 def _step(line: str) -> float:
@@ -218,7 +218,8 @@ def _is_begun(place: Path, recipe: TrainRecipe) -> bool:
     """Whether there is an unfinished training by the same recipe."""
     if not (place / _RECIPE).is_file() or (place / _DONE).is_file():
         return False
-    return read_mapping(place / _RECIPE) == yaml.safe_load(recipe.to_yaml())
+    begun: object = read_mapping(place / _RECIPE)
+    return begun == yaml.safe_load(recipe.to_yaml())
 
 
 def _check_size(recipe: TrainRecipe, arguments: TrainingArguments, examples: Mixture) -> None:
