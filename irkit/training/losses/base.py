@@ -20,6 +20,7 @@ __all__ = [
     "contrast",
     "given",
     "known_positives",
+    "logistic",
     "mean_of_pairs",
     "normalize",
 ]
@@ -143,6 +144,21 @@ def contrast(scores: Tensor, positive: Tensor, others: Tensor, negative: Tensor)
     return terms.masked_fill(~positive, 0).sum(1) / positive.sum(1).clamp(min=1)
 
 
-def mean_of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
-    """Mean of ``values (b, n, n)`` over the ``pairs (b, n, n)`` of each query: ``(b,)``, 0 without pairs."""
-    return values.masked_fill(~pairs, 0).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)
+def logistic(scores: Tensor, pairs: Tensor) -> Tensor:
+    """The loss of ranking document j before document i, ``log(1 + exp(s_j - s_i))``, for each of ``pairs``.
+
+    Args:
+        scores: ``(b, n)`` float.
+        pairs: ``(b, n, n)`` bool, at ``[:, i, j]``.
+
+    Returns:
+        ``(b, n, n)``; 0 where there is no pair.
+    """
+    # masked before and after: a document without tokens scores -inf, which minus itself is NaN
+    ahead = (scores[:, None, :] - scores[:, :, None]).masked_fill(~pairs, 0)
+    return F.softplus(ahead).masked_fill(~pairs, 0)
+
+
+def mean_of_pairs(scores: Tensor, pairs: Tensor) -> Tensor:
+    """Mean of `logistic` over the pairs of each query: ``(b,)``, 0 without pairs."""
+    return logistic(scores, pairs).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)

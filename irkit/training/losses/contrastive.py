@@ -129,7 +129,7 @@ class PairwiseCrossEntropy(CrossEntropy):
         """See `BaseLoss`."""
         own, positive = scores.own / self.temperature, known_positives(scores)
         pairs = positive[:, :, None] & (scores.mask & ~positive)[:, None, :]
-        return mean_of_pairs(F.softplus(own[:, None, :] - own[:, :, None]), pairs).mean()
+        return mean_of_pairs(own, pairs).mean()
 
 
 def _placed(values: Tensor, columns: Tensor, mask: Tensor, width: int) -> Tensor:

@@ -73,11 +73,12 @@ class MarginMSE(_Distillation):
         """See `BaseLoss`."""
         # (y_i - y_j) - (r_i - r_j) = e_i - e_j
         error = self.targets(scores) - self.scores(scores)
-        others = (scores.mask.sum(1) - 1).clamp(min=1)
+        count = scores.mask.sum(1)
+        others = (count - 1).clamp(min=1)
         if self.pairs == "first":
             return ((error - error[:, :1]).square().masked_fill(~scores.mask, 0).sum(1) / others).mean()
         # the mean over pairs of (e_i - e_j)^2 is twice the unbiased variance
-        mean = error.sum(1, keepdim=True) / (others + 1)[:, None]
+        mean = (error.sum(1) / count.clamp(min=1))[:, None]
         return (2 * (error - mean).square().masked_fill(~scores.mask, 0).sum(1) / others).mean()
 
 

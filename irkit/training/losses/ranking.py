@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
-from irkit.training.losses.base import BaseLoss, TargetLoss, given, mean_of_pairs
+from irkit.training.losses.base import BaseLoss, TargetLoss, given, logistic, mean_of_pairs
 from irkit.training.scores import Scores
 
 __all__ = ["ApproxNDCG", "LambdaRank", "ListwiseSoftmax", "RankNet"]
@@ -35,7 +34,7 @@ class RankNet(BaseLoss):
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
         pairs = _ordered(given(scores.targets, self, "targets"), scores.mask)
-        return mean_of_pairs(_misorder(scores.own / self.temperature), pairs).mean()
+        return mean_of_pairs(scores.own / self.temperature, pairs).mean()
 
 
 class ListwiseSoftmax(TargetLoss):
@@ -83,14 +82,14 @@ class LambdaRank(TargetLoss):
             # ties go to the earlier document, as everywhere
             order = own.masked_fill(~scores.mask, -torch.inf).argsort(stable=True, dim=1, descending=True)
             ranks = order.argsort(1) + 1
-            discounts = 1 / (ranks + 1).log2()
+            discounts = 1 / (ranks + 1).to(own.dtype).log2()
             weights = (discounts[:, :, None] - discounts[:, None, :]).abs()
             weights *= (gains[:, :, None] - gains[:, None, :]).abs()
             pairs = _ordered(targets, scores.mask)
             if self.k is not None:
                 top = ranks <= self.k
                 pairs &= top[:, :, None] | top[:, None, :]
-        return (weights * _misorder(own)).masked_fill(~pairs, 0).sum((1, 2)).mean()
+        return (weights * logistic(own, pairs)).sum((1, 2)).mean()
 
 
 class ApproxNDCG(TargetLoss):
@@ -117,11 +116,6 @@ class ApproxNDCG(TargetLoss):
         return (1 - ndcg).mean()
 
 
-def _misorder(own: Tensor) -> Tensor:
-    """``(b, n, n)``: the logistic loss of ranking document j before document i."""
-    return F.softplus(own[:, None, :] - own[:, :, None])
-
-
 def _ordered(targets: Tensor, mask: Tensor) -> Tensor:
     """``(b, n, n)`` bool: both are documents, and i has the higher target."""
     return (targets[:, :, None] > targets[:, None, :]) & mask[:, :, None] & mask[:, None, :]
@@ -133,5 +127,6 @@ def _gains(targets: Tensor, mask: Tensor, k: int | None) -> Tensor:
     highest = targets.amax(1, keepdim=True)
     gains = (targets - highest).exp2() - (-highest).exp2()  # over 2^highest, which may overflow
     ideal, _ = gains.sort(1, descending=True)
-    ideal = ideal[:, :k] / (torch.arange(ideal[:, :k].shape[1], device=gains.device) + 2).log2()
-    return gains / ideal.sum(1, keepdim=True).clamp(min=1e-12)
+    ideal = ideal[:, :k]
+    discounts = 1 / torch.arange(2, ideal.shape[1] + 2, dtype=gains.dtype, device=gains.device).log2()
+    return gains / (ideal * discounts).sum(1, keepdim=True).clamp(min=1e-12)
