@@ -1,0 +1,245 @@
+"""Recipes: what they say becomes a model, arguments and data, and what is wrong with them is said at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from irkit import Model, Retriever
+from irkit.errors import BadTypeError, ConfigError, StorageError
+from irkit.training.model_recipe import make_model
+from irkit.training.recipe import TrainRecipe
+from irkit.training.validation import (
+    EvaluationConfig,
+    evaluate_model,
+    open_collections,
+    summarize,
+    write_results,
+)
+
+TEXTS = ["a search index", "neural text model", "the token of a model", "vector search", "an index of text"]
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    folder = tmp_path / "collection"
+    (folder / "qrels").mkdir(parents=True)
+    lines = [{"_id": f"d{n}", "text": f"{text} number {n}"} for n, text in enumerate(TEXTS * 4)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [{"_id": f"q{n}", "text": text} for n, text in enumerate(TEXTS)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "train.tsv").write_text(header + "q0\td0\t1\nq1\td1\t1\nq2\td2\t1\n")
+    (folder / "qrels" / "test.tsv").write_text(header + "q3\td3\t1\nq4\td4\t1\n")
+    return folder
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": "somewhere"},
+        "data": {"source": "somewhere", "documents": 1},
+        "losses": {"kind": "infonce"},
+    } | changes
+
+
+def test_one_of_a_list_stands_alone_and_a_name_is_a_model() -> None:
+    resolved = TrainRecipe.resolve(recipe(model="name"))
+    assert resolved.model.name == "name"
+    assert resolved.model.kind == "pretrained"
+    assert [config.source for config in resolved.data] == ["somewhere"]
+    assert [loss.kind for loss in resolved.losses] == ["infonce"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "model": {
+                "kind": "multi_vector",
+                "name": "m",
+                "projection": {"depth": 2},
+                "markers": ["[Q]", "[D]"],
+            }
+        },
+        {
+            "model": {"kind": "sparse", "name": "m", "config": {"pooling": "sum"}, "queries": "static"},
+            "regularizers": {"kind": "flops", "query": 1e-3, "document": 1e-3},
+            "losses": [{"kind": "margin_mse"}, {"kind": "kl", "weight": 0.5}],
+        },
+        {
+            "matryoshka": {"dims": [16, 32]},
+            "train": {"learning_rates": {"embeddings": 0}, "lora": {"r": 4}},
+            "evaluation": {"source": "there", "measures": "RR@10 nDCG@10", "at_end": True},
+        },
+    ],
+)
+def test_resolved_recipe_reads_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    resolved = TrainRecipe.resolve(recipe(**changes))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(resolved.to_yaml())
+    assert TrainRecipe.resolve(file) == resolved
+    assert TrainRecipe.resolve(resolved, ["train.seed=7"]).train == {**resolved.train, "seed": 7}
+
+
+def test_overrides_go_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe(data=[{"source": "one"}, {"source": "two"}])))
+    overrides = ["train.learning_rate=1e-5", "data.1.source=three", "losses.kind=kl", "model.name=other"]
+    resolved = TrainRecipe.resolve(file, overrides)
+    assert resolved.train == {"learning_rate": 1e-5}
+    assert [config.source for config in resolved.data] == ["one", "three"]
+    assert resolved.losses[0].kind == "kl"
+    assert resolved.model.name == "other"
+    with pytest.raises(ConfigError, match="a number below 2 in place of '2'"):
+        TrainRecipe.resolve(file, ["data.2.source=three"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("los=1", "unknown key 'los'; did you mean 'losses'"),
+        ("train.learnin_rate=1", "train: unknown key 'learnin_rate'; did you mean 'learning_rate'"),
+        ("train.push_to_hub=true", "unknown key 'push_to_hub'; it does nothing in irkit"),
+        ("train.learning_rate=fast", "train.learning_rate: .* a valid number, .*'fast'"),
+        ("train.gradient_cache_size=0", "train.gradient_cache_size: expected 1 or more"),
+        ("train.eval_steps=3", "train.eval_steps needs a collection to evaluate on"),
+        ("train.early_stopping_patience=3", "needs a collection to evaluate on"),
+        ("model.kind=spars", "model: unknown kind 'spars'; did you mean 'sparse'"),
+        ("model.projection=linear", "'model.projection'; it belongs to another part or another kind"),
+        ("model.queries=lexikal", "model.queries: queries: got 'lexikal', expected 'lexical'"),
+        ("losses.kind=kld", "losses.0: unknown kind 'kld'; did you mean 'kl'"),
+        ("losses.temperatur=1", "unknown key 'losses.0.temperatur'; did you mean 'temperature'"),
+        ("data.sorce=x", "unknown key 'data.0.sorce'; did you mean 'source'"),
+        ("data=[]", "data: .* at least 1 item"),
+        ("evaluation.split=dev", "missing key 'evaluation.0.source'"),
+    ],
+)
+def test_mistakes_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainRecipe.resolve(recipe(), [override])
+
+
+def test_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"nothing.yaml"):
+        TrainRecipe.resolve(tmp_path / "nothing.yaml")
+    (tmp_path / "bad.yaml").write_text("model: x\ndata: {source: x}\nlosses: {kind: kl}\ntrain: {sead: 1}\n")
+    with pytest.raises(ConfigError, match=r"bad.yaml: train: unknown key 'sead'; did you mean 'seed'"):
+        TrainRecipe.resolve(tmp_path / "bad.yaml")
+    with pytest.raises(BadTypeError, match="got 3"):
+        TrainRecipe.resolve(3)  # type: ignore[arg-type]
+
+
+def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
+    none = TrainRecipe.resolve(recipe()).arguments(tmp_path)
+    assert none.eval_strategy == "no"
+    only_end = TrainRecipe.resolve(recipe(evaluation={"source": "x", "at_end": True})).arguments(tmp_path)
+    assert only_end.eval_strategy == "no"
+    every = TrainRecipe.resolve(recipe(evaluation={"source": "x", "measures": "RR@10 P@5"})).arguments(
+        tmp_path
+    )
+    assert every.eval_strategy == "epoch"
+    assert every.metric_for_best_model == "eval_RR@10"
+    stopping = {"eval_steps": 5, "early_stopping_patience": 2}
+    steps = TrainRecipe.resolve(recipe(evaluation={"source": "x"}, train=stopping)).arguments(tmp_path)
+    assert (steps.eval_strategy, steps.save_strategy, steps.save_steps) == ("steps", "steps", 5)
+    assert steps.load_best_model_at_end
+    assert steps.greater_is_better
+    with pytest.raises(ConfigError, match=r"train: .*warmup_steps"):
+        TrainRecipe.resolve(recipe(train={"warmup_steps": -1})).arguments(tmp_path)
+
+
+def test_gradient_checkpointing_keeps_its_name(tmp_path: Path) -> None:
+    arguments = TrainRecipe.resolve(recipe(train={"gradient_checkpointing": True})).arguments(tmp_path)
+    assert arguments.gradient_checkpointing
+
+
+def test_models_are_made(tiny_bert: Path, tmp_path: Path) -> None:
+    def made(**settings: Any) -> Model:
+        torch.manual_seed(1)
+        return make_model(TrainRecipe.resolve(recipe(model={"name": str(tiny_bert), **settings})).model)
+
+    colbert = made(
+        kind="multi_vector", projection={"dim": 8}, markers=["[Q] ", "[D] "], config={"document_length": 7}
+    )
+    assert (colbert.kind, colbert.dim, colbert.max_length("document")) == ("multi_vector", 8, 7)
+    assert colbert.prompts["query"] == "[Q] "
+    sparse = made(kind="sparse", queries="static", max_length=9)
+    assert (sparse.kind, sparse.max_length("document"), sparse.max_length("query")) == ("sparse", 9, 9)
+    assert sparse.query_model is not None
+    (tmp_path / "words.txt").write_text("index\nsearch\n")
+    assert made(kind="sparse", vocabulary=str(tmp_path / "words.txt")).vocabulary == ["index", "search"]
+    with pytest.warns(UserWarning, match="taking the mean of its tokens"):
+        dense = made(similarity="dot", prompts={"query": "query: "}, max_length=1000)
+    assert (dense.similarity_name, dense.prompts["query"], dense.max_length("query")) == (
+        "dot",
+        "query: ",
+        64,
+    )
+    with pytest.raises(ConfigError, match=r"'maxsim' does not compare sparse .*; expected dot or cosine"):
+        made(kind="sparse", similarity="maxsim")
+    with pytest.raises(StorageError, match=r"model.vocabulary: reading"):
+        made(kind="sparse", vocabulary=str(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize("kind", ["multi_vector", "sparse"])
+def test_evaluation_is_that_of_an_index(kind: str, collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model.multi_vector(tiny_bert, "linear") if kind == "multi_vector" else Model.sparse(tiny_bert)
+    config = EvaluationConfig(source=str(collection), split="test", measures="nDCG@10 RR@3", k=10)
+    (judged,) = open_collections([config])
+    model.train()
+    result = evaluate_model(model, judged)
+    assert model.training
+    retriever = Retriever.build(model, str(collection), tmp_path / "index")
+    run = retriever.run(str(collection), 10)
+    from irkit import evaluate
+
+    expected = evaluate(run, str(collection), "nDCG@10 RR@3")
+    assert result.per_query == expected.per_query
+    assert summarize({"one": result}) == expected.mean
+
+
+def test_sampled_evaluation_keeps_judged_documents(collection: Path) -> None:
+    configs = [
+        EvaluationConfig(source=str(collection), split="test", documents=n, name=str(n)) for n in (1, 7)
+    ]
+    few, some = open_collections(configs)
+    assert [document.id for document in few.documents()] == ["d3", "d4"]
+    chosen = [document.id for document in some.documents()]
+    assert len(chosen) == some.total == 7
+    assert {"d3", "d4"} <= set(chosen)
+    (again,) = open_collections(configs[1:])
+    assert [document.id for document in again.documents()] == chosen
+
+
+def test_evaluation_says_what_is_wrong(collection: Path) -> None:
+    one = EvaluationConfig(source=str(collection), split="test")
+    with pytest.raises(ConfigError, match=r"named collection, collection; give each a name"):
+        open_collections([one, one])
+    for changes, error in [
+        ({"split": "dev"}, "no split 'dev'"),
+        ({"measures": "nDGC@10"}, "nDGC@10"),
+        ({"source": str(collection / "nowhere")}, "nowhere"),
+    ]:
+        with pytest.raises((StorageError, ValueError), match=error):
+            open_collections([one.model_copy(update=changes)])
+    (collection / "corpus.jsonl").write_text('{"_id": "other", "text": "a"}\n')
+    with pytest.raises(ValueError, match=r"no judged document is among the 1"):
+        open_collections([one])
+
+
+def test_results_are_written_by_query(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    (judged,) = open_collections([EvaluationConfig(source=str(collection), split="test")])
+    result = evaluate_model(Model.sparse(tiny_bert), judged)
+    write_results({"mine": result}, tmp_path / "evaluation.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
+    assert {line["query_id"] for line in lines} == {"q3", "q4"}
+    assert all(line["dataset"] == "mine" and line["measure"] == "nDCG@10" for line in lines)
+    assert sum(line["value"] for line in lines) / 2 == pytest.approx(result.mean["nDCG@10"])
+    means = summarize({"a": result, "b": result})
+    assert means.keys() == {"nDCG@10", "a_nDCG@10", "b_nDCG@10"}
