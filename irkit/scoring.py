@@ -53,19 +53,33 @@ def score(queries: Representation, documents: Representation) -> Tensor:
     ).T
 
 
-def score_pairs(queries: Representation, documents: Representation) -> Tensor:
-    """Score query ``i`` against document ``i`` only: ``(n,)`` float32, otherwise as `score`."""
+def score_pairs(queries: Representation, documents: Representation, pairs: Tensor | None = None) -> Tensor:
+    """Score some pairs only, otherwise as `score`.
+
+    Args:
+        queries: ``n_q`` representations.
+        documents: ``n_d`` representations.
+        pairs: ``(p, 2)`` int64 rows of queries and of documents; None is each query ``i`` and document ``i``.
+
+    Returns:
+        ``(p,)`` float32.
+    """
     check_comparable(queries, documents)
-    if len(queries) != len(documents):
-        raise BadValueError(
-            f"score_pairs: got {len(queries)} queries and {len(documents)} documents, expected as many"
-        )
+    if pairs is None:
+        if len(queries) != len(documents):
+            raise BadValueError(
+                f"score_pairs: got {len(queries)} queries and {len(documents)} documents, expected as many"
+            )
+        if isinstance(queries, Dense) and isinstance(documents, Dense):
+            return (queries.values.float() * documents.values.float()).sum(1)
+        rows = torch.arange(len(queries))
+        pairs = torch.stack([rows, rows], dim=1)
     if isinstance(queries, Dense) and isinstance(documents, Dense):
-        return (queries.values.float() * documents.values.float()).sum(1)
+        left, right = pairs.T
+        return (queries.values.float()[left] * documents.values.float()[right]).sum(1)
     if isinstance(queries, MultiVector) and isinstance(documents, MultiVector):
-        rows = torch.arange(len(queries), device=queries.tokens.device)
-        return _maxsim(queries, documents, torch.stack([rows, rows], dim=1))
-    parts = [score(queries[i : i + 1], documents[i : i + 1])[0] for i in range(len(queries))]
+        return _maxsim(queries, documents, pairs.to(queries.tokens.device))
+    parts = [score(queries[i : i + 1], documents[j : j + 1])[0] for i, j in pairs.tolist()]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 

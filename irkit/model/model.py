@@ -409,7 +409,7 @@ class Model(Pipeline):
             whole = concat(parts)
         width = options.get("truncate_dim")
         width = self.truncate_dim if width is None else width
-        result = self._finished(whole, width, options.get("normalize_embeddings", False))
+        result = self.finished(whole, width, options.get("normalize_embeddings", False))
         if isinstance(result, MultiVector):
             tensors = [row.clone() for row in result.tokens]  # each of which may outlive the others
             if options.get("convert_to_tensor") or not options.get("convert_to_numpy", True):

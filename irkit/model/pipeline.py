@@ -339,7 +339,7 @@ class Pipeline(nn.Module):
         template = self.template(side)
         stream = self.encode_stream(texts, template, chunk_size=chunk_size, progress=progress, device=device)
         for part in stream:
-            done = self._finished(part, self.truncate_dim, self.similarity_name == "cosine")
+            done = self.finished(part, self.truncate_dim, self.similarity_name == "cosine")
             mean = self.similarity_name == "meanmaxsim" and side == "query"
             yield averaged(done) if mean and isinstance(done, MultiVector) else done
 
@@ -371,14 +371,23 @@ class Pipeline(nn.Module):
             there = tokens.to(self.device)
             vectors = model.head.token_vectors(model.encoder(there, attended), there, side)
             kept = model.head.kept(there, side).tolist()
-        row = self._finished(MultiVector(vectors.to("cpu")), self.truncate_dim, False)
+        row = self.finished(MultiVector(vectors.to("cpu")), self.truncate_dim, False)
         assert isinstance(row, MultiVector)
         if self.similarity_name == "meanmaxsim" and side == "query":
             row = averaged(row)
         return row, [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
 
-    def _finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
-        """Cut vectors to ``dim`` and scale them to length 1 where asked, or where they had it before."""
+    def finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
+        """Cut vectors and scale them to length 1 where asked, or where they had it before.
+
+        Args:
+            representation: What the head made.
+            dim: Leading dimensions that are kept; None is all. Sparse weights are never cut.
+            unit: Whether they get length 1.
+
+        Raises:
+            BadValueError: ``dim`` is below 1.
+        """
         _check_dim(dim)
         if isinstance(representation, Dense):
             values = representation.values[:, :dim].contiguous()

@@ -1,0 +1,108 @@
+"""Checkpoints of a training: directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from irkit.errors import CorruptError, StorageError
+
+__all__ = [
+    "STATE",
+    "all_checkpoints",
+    "load_weights",
+    "newest_checkpoint",
+    "publish",
+    "rotate",
+    "save_weights",
+]
+
+STATE = "training"
+"""Folder of a checkpoint with what going on with the training takes; the rest is a model directory."""
+_WEIGHTS = "weights.safetensors"
+
+
+def all_checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoints ``checkpoint-STEP`` in a folder, the oldest first."""
+    found = [(re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("*")]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def newest_checkpoint(folder: str | Path) -> Path | None:
+    """The checkpoint of the last step, or None if there is none; unfinished ones have other names."""
+    return next(reversed(all_checkpoints(folder)), None)
+
+
+def publish(unfinished: Path, checkpoint: Path) -> None:
+    """Give a finished directory its name, after all its content has reached the disk.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    try:
+        for path in (*unfinished.rglob("*"), unfinished):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _remove(checkpoint)
+        unfinished.rename(checkpoint)
+    except OSError as error:
+        raise StorageError(f"saving {checkpoint}: {error}") from error
+
+
+def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None) -> None:
+    """Delete all but the last ``limit`` checkpoints; of these the ``best`` one is kept in any case.
+
+    The newest is kept too, so that training can go on.
+    """
+    paths = all_checkpoints(folder)
+    if limit is None or limit < 1:
+        return
+    kept = {paths[-1]} if paths else set()
+    kept |= {path for path in paths if best is not None and path.name == Path(best).name}
+    for path in reversed(paths):
+        if len(kept) < limit:
+            kept.add(path)
+        elif path not in kept:
+            _remove(path)
+
+
+def save_weights(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Write named tensors beside the rest of the state of a training."""
+    save_file({name: weight.detach().contiguous() for name, weight in weights}, folder / _WEIGHTS)
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """What `save_weights` wrote.
+
+    Raises:
+        StorageError: It is not there.
+        CorruptError: It is damaged.
+    """
+    path = folder / _WEIGHTS
+    if not path.is_file():
+        raise StorageError(
+            f"resuming from {folder.parent}: there is no {STATE}/{_WEIGHTS}; no such checkpoint"
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CorruptError(f"resuming from {path}: {error}") from error
+
+
+def _remove(checkpoint: Path) -> None:
+    """Delete a directory that nobody takes for a checkpoint meanwhile."""
+    if checkpoint.exists():
+        doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
+        shutil.rmtree(doomed, ignore_errors=True)
+        checkpoint.rename(doomed)
+        shutil.rmtree(doomed)

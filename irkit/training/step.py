@@ -1,0 +1,262 @@
+"""One step of training: a batch in, the loss out, with whatever the losses ask for in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from irkit.errors import BadValueError
+from irkit.heads import Side, SparseHead
+from irkit.model import Model
+from irkit.model.similarity import averaged, compare
+from irkit.ragged import Ragged
+from irkit.representation import Dense, MultiVector, Representation, Sparse, concat
+from irkit.scoring import score, score_pairs
+from irkit.training.example import Batch
+from irkit.training.gather import Joint, everywhere, join
+from irkit.training.lora import merged
+from irkit.training.scores import Scores
+
+if TYPE_CHECKING:
+    from irkit.training.losses import Loss, Matryoshka
+    from irkit.training.regularizers import Regularizer
+
+__all__ = ["TrainStep"]
+
+Interaction = Callable[[MultiVector, MultiVector], Tensor]
+
+
+class TrainStep(nn.Module):
+    """A model with what it is trained by: a batch goes in, a number to be made smaller comes out.
+
+    Vectors are compared as `irkit.Model.represent` makes them, in float32 whatever the precision of the
+    encoder.
+
+    Attributes:
+        model: What is trained.
+        losses: Each sees `Scores`; the sum counts.
+        regularizers: Of sparse models: each sees the weights of queries and of documents.
+        matryoshka: Widths at which all losses are computed; None is the full width alone.
+        interaction: Compares token vectors, and is trained if it is a module; None is MaxSim.
+        gradient_cache_size: Texts encoded at once. The activations of the others are not kept but computed
+            again in the backward pass, with the same dropout, so that batches need memory for their
+            representations alone. None encodes all at once.
+        needs: What the losses read of `Scores`.
+        parts: Values of the losses and regularisers in the last step, and active dimensions of sparse models.
+
+    Examples:
+        >>> step = TrainStep(model, [KLDivergence()])  # doctest: +SKIP
+        >>> step(batch).backward()  # doctest: +SKIP
+
+    Source: for ``gradient_cache_size``, Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under
+    Memory Limited Setup".
+    """
+
+    model: Model
+    interaction: Interaction | None
+
+    def __init__(
+        self,
+        model: Model,
+        losses: Sequence[Loss],
+        *,
+        regularizers: Sequence[Regularizer] = (),
+        matryoshka: Matryoshka | None = None,
+        interaction: Interaction | None = None,
+        gradient_cache_size: int | None = None,
+    ) -> None:
+        """Join the parts.
+
+        Raises:
+            BadValueError: There is no loss, or the model is of a kind that something here is not for.
+        """
+        super().__init__()
+        _check(model, losses, regularizers, matryoshka, interaction)
+        self.model, self.losses, self.regularizers = model, tuple(losses), tuple(regularizers)
+        self.matryoshka, self.interaction = matryoshka, interaction
+        self.gradient_cache_size = gradient_cache_size
+        self.needs = frozenset[str]().union(*(loss.needs for loss in losses))
+        self.parts: dict[str, Any] = {}
+        names = dict.fromkeys(str(getattr(loss, "guide", "")) for loss in losses if "guide" in loss.needs)
+        self._guides = {name: _load_guide(name) for name in names}  # no submodules: they are not trained
+
+    def forward(self, batch: Batch, progress: float = 0.0) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            batch: On the device of the model.
+            progress: Share of all steps that are done, for the schedules of regularisers.
+        """
+        self.parts = {}
+        queries, documents = self.encode(batch.queries, "query"), self.encode(batch.documents, "document")
+        with torch.autocast(batch.own.device.type, enabled=False):
+            joint = join(
+                batch,
+                queries,
+                documents,
+                every_document=bool(self.regularizers) or "in_batch" in self.needs,
+                every_query="queries" in self.needs,
+            )
+            guides = {name: _guided(guide, batch, joint) for name, guide in self._guides.items()}
+            widths: list[tuple[int | None, float]] = [(self.model.truncate_dim, 1.0)]
+            if self.matryoshka is not None:
+                widths = list(zip(self.matryoshka.dims, self.matryoshka.weights, strict=True))
+            total = torch.zeros((), device=batch.own.device)
+            for width, weight in widths:
+                scores = self._scores(joint, width)
+                for loss in self.losses:
+                    guide = guides.get(getattr(loss, "guide", None) or "")
+                    value = joint.share * loss(scores if guide is None else replace(scores, guide=guide))
+                    self._note(loss.kind, value, width if self.matryoshka else None)
+                    total = total + weight * loss.weight * value
+            return total + self._penalties(queries, joint, progress)
+
+    def encode(self, tokens: Ragged, side: Side) -> Representation:
+        """Representations with gradients; weights of a sparse model are Dense, ``(n, vocabulary)``."""
+        size = self.gradient_cache_size
+        if size is None or len(tokens) <= size or not torch.is_grad_enabled():
+            return self._encode(tokens, side)
+        chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+        return concat(checkpoint(self._encode, chunk, side, use_reentrant=False) for chunk in chunks)
+
+    def _encode(self, tokens: Ragged, side: Side) -> Representation:
+        part = self.model.of(side)
+        if isinstance(part.head, SparseHead):
+            expanded, attended = part.head.expand(tokens, side)
+            return Dense(part.head.pruned(part.encoder(expanded, attended), side))
+        made = self.model(tokens, self.model.template(side).prompt_length, side)
+        return Dense(made.to_dense()) if isinstance(made, Sparse) else made
+
+    def _scores(self, joint: Joint, width: int | None) -> Scores:
+        queries, documents = self._cut(joint.queries, width, "query"), self._cut(joint.documents, width)
+        mask, columns = joint.own >= 0, joint.own.clamp(min=0)
+        in_batch, matrix = "in_batch" in self.needs, None
+        if in_batch or self.interaction is not None or isinstance(queries, Dense):
+            matrix = self._compare(queries, documents)
+            own = matrix.gather(1, columns)
+        else:
+            pairs = torch.stack([mask.nonzero()[:, 0], joint.own[mask]], dim=1)
+            own = mask.float().masked_scatter(mask, score_pairs(queries, documents, pairs))
+        return Scores(
+            own=own.masked_fill(~mask, 0.0),
+            mask=mask,
+            positives=joint.positives,
+            targets=None if joint.targets is None else joint.targets.masked_fill(~mask, 0.0),
+            all=matrix if in_batch else None,
+            columns=columns,
+            relevant=joint.relevant if in_batch else None,
+            queries=queries.values if isinstance(queries, Dense) else None,
+            documents=documents.values if isinstance(documents, Dense) else None,
+        )
+
+    def _cut(self, rows: Representation, width: int | None, side: Side = "document") -> Representation:
+        """As they are compared, see `irkit.Model.represent`."""
+        rows = rows.to(dtype=torch.float32)
+        rows = self.model.finished(rows, width, self.model.similarity_name == "cosine")
+        if isinstance(rows, MultiVector) and self.model.similarity_name == "meanmaxsim" and side == "query":
+            return averaged(rows)
+        return rows
+
+    def _compare(self, queries: Representation, documents: Representation) -> Tensor:
+        """``(n_q, n_d)`` float32."""
+        if isinstance(queries, Dense) and isinstance(documents, Dense):
+            return compare(self.model.similarity_name, queries.values, documents.values)
+        if self.interaction is not None:
+            assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
+            return self.interaction(queries, documents)
+        return score(queries, documents)
+
+    def _penalties(self, queries: Representation, joint: Joint, progress: float) -> Tensor:
+        total = torch.zeros((), device=joint.own.device)
+        if not isinstance(joint.documents, Dense) or self.model.kind != "sparse":
+            return total
+        if joint.of_queries is everywhere:
+            queries = joint.queries
+        elif self.regularizers:
+            queries = everywhere(queries)
+        documents = joint.documents.values
+        weights = queries.values if isinstance(queries, Dense) else documents[:0]
+        self._note("active_dims_query", (weights != 0).sum() / max(1, len(weights)))
+        self._note("active_dims_document", (documents != 0).sum() / max(1, len(documents)))
+        trained = weights if weights.requires_grad else None
+        for regularizer in self.regularizers:
+            value = regularizer(trained, documents, progress)
+            self._note(regularizer.kind, value)
+            total = total + value
+        return total
+
+    def _note(self, name: str, value: Tensor, width: int | None = None) -> None:
+        name = name if width is None else f"{name}_{width}"
+        self.parts[name] = self.parts.get(name, 0.0) + value.detach()
+
+    def activation_checkpointing_enable(self, **_: Any) -> None:
+        """Keep of each layer of the encoders its input only; backward computes the rest again."""
+        for part in (self.model, self.model.query_model):
+            for layer in getattr(getattr(part, "encoder", None), "layers", ()):
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+    gradient_checkpointing_enable = activation_checkpointing_enable  # its name before transformers 5.23
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write the model to a directory, adapters merged into its weights, and the interaction beside it."""
+        merged(self.model).save_pretrained(path)
+        save: Any = getattr(self.interaction, "save_pretrained", None)
+        if save is not None:
+            save(path)
+
+
+def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+    """Computes what a guide says to a batch when it is first asked: scores, and vectors of both sides."""
+
+    @cache
+    def scores() -> tuple[Tensor, Tensor, Tensor]:
+        if batch.texts is None:
+            raise BadValueError("TrainStep: a loss has a guide, but the batch no texts; see Collator")
+        device = batch.own.device
+        queries = joint.of_queries(guide.represent(batch.texts[0], "query").to(device))
+        documents = joint.of_documents(guide.represent(batch.texts[1], "document").to(device))
+        assert isinstance(queries, Dense) and isinstance(documents, Dense)  # noqa: PT018 (checked when loaded)
+        return score(queries, documents), queries.values, documents.values
+
+    return scores
+
+
+def _load_guide(name: str) -> Model:
+    guide = Model.from_pretrained(name)
+    if guide.kind != "dense":
+        raise BadValueError(
+            f"TrainStep: the guide {name} makes {guide.kind} vectors, expected a model of one vector a text"
+        )
+    return guide
+
+
+def _check(
+    model: Model,
+    losses: Sequence[Loss],
+    regularizers: Sequence[Regularizer],
+    matryoshka: Matryoshka | None,
+    interaction: Interaction | None,
+) -> None:
+    kind, problem = model.kind, None
+    vectors = [loss.kind for loss in losses if "vectors" in loss.needs]
+    if not losses:
+        problem = "got no loss, expected at least one"
+    elif regularizers and kind != "sparse":
+        problem = (
+            f"the regulariser {regularizers[0].kind} is for sparse models, this one makes {kind} vectors"
+        )
+    elif matryoshka is not None and (kind == "sparse" or max(matryoshka.dims) > model.dim):
+        problem = f"matryoshka to {max(matryoshka.dims)} dimensions of {kind} vectors of {model.dim}"
+    elif interaction is not None and kind != "multi_vector":
+        problem = f"the interaction is for token vectors, this model makes {kind} vectors"
+    elif vectors and kind == "multi_vector":
+        problem = f"the loss {vectors[0]} compares a vector a text, this model makes a vector a token"
+    if problem:
+        raise BadValueError(f"TrainStep: {problem}")
