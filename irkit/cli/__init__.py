@@ -17,9 +17,13 @@ from irkit.cli.evaluate import evaluate
 from irkit.cli.explain import explain
 from irkit.cli.index import index
 from irkit.cli.info import info
+from irkit.cli.label import label
+from irkit.cli.mine import mine
 from irkit.cli.output import note
 from irkit.cli.rerank import rerank
 from irkit.cli.search import search
+from irkit.cli.study import study
+from irkit.cli.train import train
 from irkit.errors import BadValueError, IrkitError
 
 __all__ = ["app", "main"]
@@ -31,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (index, search, rerank, explain, evaluate, encode, info):
+for verb in (index, search, rerank, explain, evaluate, train, mine, label, study, encode, info):
     app.command()(verb)
 
 
