@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from scipy.stats import ttest_rel
 
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.evaluation import Evaluation, compare
-from irkit.study import StudyConfig, write_report
+from irkit.heads.projection import PRESETS, projection_config
+from irkit.study import StudyConfig, check_study, write_report
 from irkit.study.config import folder_name
 from irkit.study.results import paired_p, read_scores, tabulate
 from irkit.study.trial import trials
@@ -288,3 +290,25 @@ def test_damaged_results_are_named(tmp_path, text):
     (tmp_path / "evaluation.jsonl").write_text(text)
     with pytest.raises(CorruptError, match=r"evaluation.jsonl: .*remove its folder"):
         read_scores(tmp_path / "evaluation.jsonl")
+
+
+STUDIES = Path(__file__).parents[1] / "examples" / "studies"
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_studies_of_the_examples_would_run(path, tmp_path):
+    study = StudyConfig.resolve(path)
+    assert len(check_study(study, tmp_path)) == len(study.changes()) * len(study.seeds)
+
+
+def test_the_papers_tables_are_the_presets():
+    counts = {1: 7, 2: 10, 3: 13, 4: 17}  # rows of the paper
+    found = []
+    for number, count in counts.items():
+        study = StudyConfig.resolve(STUDIES / f"colbert_table{number}.yaml")
+        assert study.seeds == [1, 42, 1337, 1789, 1861]
+        recipes = [recipe for _, seed, recipe in study.recipes() if seed == 1]
+        rows = [projection_config(recipe["model"]["projection"]) for recipe in recipes]
+        assert len(rows) == len(set(rows)) == count
+        found += rows
+    assert set(found) == set(PRESETS.values())
