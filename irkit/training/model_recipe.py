@@ -114,6 +114,7 @@ def make_model(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Mode
             recipe.projection,
             recipe.config,
             markers=recipe.markers,
+            device="cpu",  # the trainer moves it
             attention=recipe.attention,
         )
     elif isinstance(recipe, SparseModel):
@@ -122,10 +123,11 @@ def make_model(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Mode
             recipe.config,
             vocabulary=_terms(recipe.vocabulary),
             queries=recipe.queries,
+            device="cpu",
             attention=recipe.attention,
         )
     else:
-        model = Model.from_pretrained(recipe.name, attention=recipe.attention)
+        model = Model.from_pretrained(recipe.name, device="cpu", attention=recipe.attention)
         if recipe.queries is not None:
             model.set_queries(recipe.queries)
     model.prompts |= recipe.prompts
