@@ -422,7 +422,7 @@ def test_losses_are_read_by_kind() -> None:
         type(Recipe.parse({"losses": [loss.model_dump()]}).losses[0]) is type(loss)
         for loss in LOSSES.values()
     )
-    with pytest.raises(ConfigError, match="unknown kind .mse.; known: ") as raised:
+    with pytest.raises(ConfigError, match=r"unknown kind .mse.; known: ") as raised:
         Recipe.parse({"losses": [{"kind": "mse"}]})
     assert all(kind in str(raised.value) for kind in kinds)
 

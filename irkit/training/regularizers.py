@@ -133,7 +133,7 @@ class DFFlops(BaseRegularizer):
     def penalty(self, weights: Tensor) -> Tensor:
         """See `BaseRegularizer.penalty`."""
         weights = weights.abs()
-        share = (weights > 0).float().mean(0)
+        share = (weights > 0).to(weights.dtype).mean(0)
         importance = 1 / (1 + (share ** (math.log(2) / math.log(self.alpha)) - 1) ** self.beta)
         return (importance * weights.mean(0)).square().sum()
 
