@@ -72,10 +72,13 @@ def gradients(step: TrainStep, batch: Batch, progress: float = 1.0) -> dict[str,
     return {name: p.grad.clone() for name, p in step.named_parameters() if p.grad is not None}
 
 
+ROUNDING = torch.finfo(torch.float32).eps * 1000**0.5  # of sums of a thousand numbers
+
+
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert a.keys() == b.keys()
     left, right = (torch.cat([found[name].flatten() for name in sorted(found)]) for found in (a, b))
-    assert float((left - right).norm()) <= 1e-6 * float(left.norm())
+    assert float((left - right).norm()) <= ROUNDING * float(left.norm())
 
 
 class Seen:
@@ -133,7 +136,7 @@ def test_losses_are_weighted_and_each_is_reported(tiny_bert: Any) -> None:
     model = make_model(tiny_bert, "dense")
     step, batch = TrainStep(model, [KLDivergence(weight=3.0), MarginMSE(weight=0.25)]), make_batch(model)
     total = step(batch)
-    assert float(total) == pytest.approx(3 * float(step.parts["kl"]) + float(step.parts["margin_mse"]) / 4)
+    assert total.item() == pytest.approx(3 * float(step.parts["kl"]) + float(step.parts["margin_mse"]) / 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,9 +200,9 @@ def test_matryoshka_sums_the_losses_of_cut_vectors(tiny_bert: Any, kind: str) ->
     expected = 0.0
     for dim, weight in ((16, 1.0), (4, 0.5)):
         model.truncate_dim = dim
-        expected += weight * float(TrainStep(model, [InfoNCE()])(batch))
+        expected += weight * TrainStep(model, [InfoNCE()])(batch).item()
         model.truncate_dim = None
-    assert float(total) == pytest.approx(expected, rel=1e-5)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
     assert set(step.parts) == {"infonce_16", "infonce_4"}
 
 
@@ -230,10 +233,10 @@ def test_regularizers_see_weights_and_progress(tiny_bert: Any) -> None:
     flops = [float((row.mean(0) ** 2).sum()) for row in rows]
     regularizer = Flops(query=0.5, document=0.25, schedule="linear", warmup=0.5)
     step = TrainStep(model, [KLDivergence()], regularizers=[regularizer])
-    alone = float(TrainStep(model, [KLDivergence()])(batch))
+    alone = TrainStep(model, [KLDivergence()])(batch).item()
     for progress, factor in ((0.0, 0.0), (0.25, 0.5), (1.0, 1.0)):
         expected = alone + factor * (0.5 * flops[0] + 0.25 * flops[1])
-        assert float(step(batch, progress)) == pytest.approx(expected, rel=1e-4)
+        assert step(batch, progress).item() == pytest.approx(expected, rel=1e-4)
     assert float(step.parts["active_dims_query"]) == pytest.approx(float((rows[0] > 0).sum(1).float().mean()))
 
 
@@ -244,7 +247,7 @@ def test_queries_without_an_encoder(tiny_bert: Any, choice: str) -> None:
     step = TrainStep(model, [InfoNCE()], regularizers=[Flops(query=1.0, document=1e-3)])
     found = gradients(step, batch)
     assert ("model.query_model.head.weight" in found) == (choice == "static")
-    assert float(step(batch, 1.0)) > 0
+    assert step(batch, 1.0).item() > 0
 
 
 def test_pruned_weights_are_what_is_trained(tiny_bert: Any) -> None:
