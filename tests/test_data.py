@@ -232,7 +232,7 @@ def test_sources_can_be_read_again_and_stream(tmp_path):
     [
         ("x.jsonl", "{oops}", "not valid JSON"),
         ("x.jsonl", '["1", "a"]', "expected one JSON object a line"),
-        ("x.jsonl", '{"text": "a"}', "missing key '_id' .or id, docid, doc_id.; other keys: text"),
+        ("x.jsonl", '{"text": "a"}', "missing key '_id' .or id, .*, document_id.; other keys: text"),
         ("x.jsonl", '{"id": "1"}', "missing key 'text' .*; other keys: none"),
         ("x.jsonl", "{}", "other keys: none"),
         ("x.jsonl", '{"id": "", "text": "a"}', "id: .*not empty"),

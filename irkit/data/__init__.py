@@ -51,10 +51,10 @@ __all__ = [
 def read_documents(source: str | Path) -> Source[Document]:
     """Read the documents of a source, streamed: nothing is kept in memory.
 
-    A record needs an id (``_id``, ``id``, ``docid``, ``doc_id``) and a text (``text``, ``contents``,
-    ``content``, ``body``, ``document_text``); ``title`` and ``metadata`` are optional and every other key
-    joins the metadata. Weights by term (``vector``, as in Anserini's files) may stand in for the text, or be
-    beside it. Columns of a tsv file without a header are id and text; id, title and text; or id,
+    A record needs an id (``_id``, ``id``, ``docid``, ``doc_id``, ``document_id``) and a text (``text``,
+    ``contents``, ``content``, ``body``, ``document_text``); ``title`` and ``metadata`` are optional and every
+    other key joins the metadata. Weights by term (``vector``, as in Anserini's files) may stand in for the
+    text, or be beside it. Columns of a tsv file without a header are id and text; id, title and text; or id,
     url, title and text. The id of a plain line is its number. Blank lines are skipped.
 
     Raises:

@@ -8,14 +8,14 @@ import itertools
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
-__all__ = ["Fields", "decode", "name_of", "parse_json", "read_lines", "read_records"]
+__all__ = ["Fields", "decode", "name_of", "parse_json", "read_lines", "read_records", "tsv_columns"]
 
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}
 
@@ -151,23 +151,24 @@ def _format(path: str, first: str) -> str:
     return "jsonl" if first.lstrip().startswith("{") else "tsv" if "\t" in first else "txt"
 
 
-def _header(line: str, fields: Fields) -> list[str] | None:
+def tsv_columns(line: str, fields: Fields) -> tuple[Sequence[str], bool]:
+    """Names of the columns of a tsv file, and whether its first line, which ``line`` is, names them."""
     names = [name.strip().lower() for name in line.split("\t")]
-    named = not set(names).isdisjoint(fields.ids) and not set(names).isdisjoint(fields.texts)
-    return names if named else None
+    if not set(names).isdisjoint(fields.ids) and not set(names).isdisjoint(fields.texts):
+        return names, True
+    return fields.columns.get(len(names), fields.columns[min(fields.columns)]), False
 
 
 def _read_tsv(
     path: str, lines: Iterator[tuple[int, str]], fields: Fields
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    columns: tuple[str, ...] | list[str] | None = None
+    columns: Sequence[str] | None = None
     for number, line in lines:
         values = line.split("\t")
         if columns is None:
-            columns = _header(line, fields)
-            if columns is not None:
+            columns, is_header = tsv_columns(line, fields)
+            if is_header:
                 continue
-            columns = fields.columns.get(len(values), fields.columns[min(fields.columns)])
         if len(values) != len(columns):
             raise BadValueError(
                 f"{path}:{number}: expected {len(columns)} tab-separated columns ({', '.join(columns)}), "

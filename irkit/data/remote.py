@@ -11,7 +11,7 @@ from irkit.data.qrels import collect_qrels
 from irkit.data.source import Source, build_all
 from irkit.errors import BadValueError, StorageError, require
 
-__all__ = ["PREFIXES", "read_remote_qrels", "remote_source"]
+__all__ = ["PREFIXES", "load_hf", "read_remote_qrels", "remote_source"]
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -36,7 +36,7 @@ def remote_source(source: str, part: str, fields: Fields, build: Callable[[Recor
         StorageError: It could not be loaded.
     """
     if source.startswith("hf:"):
-        rows = _load_hf(source)
+        rows = load_hf(source)
         return Source(source, lambda: build_all(source, _numbered(source, map(_plain, rows)), build))
     read = getattr(_load_ir_datasets(source, part), f"{part}_iter")
 
@@ -60,7 +60,7 @@ def read_remote_qrels(source: str) -> Qrels:
         StorageError: It could not be loaded.
     """
     if source.startswith("hf:"):
-        table = _load_hf(source)
+        table = load_hf(source)
         if not set(_BEIR_QRELS) <= set(table.column_names):
             raise BadValueError(
                 f"{source}: expected the columns {', '.join(_BEIR_QRELS)}; got {table.column_names}"
@@ -87,13 +87,20 @@ def _load_ir_datasets(source: str, part: str) -> Any:
     return dataset
 
 
-def _load_hf(source: str) -> Any:
+def load_hf(source: str, streaming: bool = False) -> Any:
+    """Open ``hf:NAME[:CONFIG][:SPLIT]``: a table whose rows are dicts, or, if streamed, an iterable of them.
+
+    Raises:
+        MissingDependencyError: The package datasets is not installed.
+        BadValueError: The name is malformed, or the choice of the split is open.
+        StorageError: It could not be loaded.
+    """
     library = require("datasets", "data", "Reading datasets of the Hugging Face hub")
     name, config, split, *rest = [*source.removeprefix("hf:").split(":"), "", ""]
     if any(rest) or not name:
         raise BadValueError(f"{source}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
     try:
-        loaded = library.load_dataset(name, config or None, split=split or None)
+        loaded = library.load_dataset(name, config or None, split=split or None, streaming=streaming)
     except (OSError, RuntimeError, ValueError, library.exceptions.DatasetsError) as error:
         raise StorageError(f"loading {source}: {error}") from error
     if split:

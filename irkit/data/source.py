@@ -30,7 +30,7 @@ Record = dict[str, Any]
 _VECTORS = ("vector", "weights_x100")  # weights by term: of Anserini's files; the ranking needs no factor
 
 DOCUMENT_FIELDS = Fields(
-    ids=("_id", "id", "docid", "doc_id"),
+    ids=("_id", "id", "docid", "doc_id", "document_id"),
     texts=("text", "contents", "content", "body", "document_text"),
     columns={2: ("id", "text"), 3: ("id", "title", "text"), 4: ("id", "url", "title", "text")},
 )

@@ -45,13 +45,13 @@ class DataConfig(Config):
         relevant_grade: Least grade of a judgment that counts as relevant.
         negatives: Of a BEIR folder: a run whose documents, unless relevant, are the negatives.
         scores: Whether scores that the source has become targets.
-        documents: Documents of each example: one relevant and the others not, or, where there are scores, any;
-            None takes all.
+        documents: Documents of each example: one relevant and the others not, or, where there are scores,
+            any; None takes all.
         sampling: Which: the first, any (drawn anew in every epoch), or those with the highest scores.
         weight: Share of the batches; None, as all datasets must then have it: by the number of examples.
         shuffle: Whether examples come in random order, other in every epoch.
-        streaming: Read front to back, in blocks that are shuffled, rather than indexed: for pipes and for what
-            is too large. It never ends, so training needs ``max_steps``.
+        streaming: Read front to back, in blocks that are shuffled, rather than indexed: for pipes and for
+            what is too large. It never ends, so training needs ``max_steps``.
         limit: Use this many examples, the first.
     """
 

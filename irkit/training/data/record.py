@@ -50,29 +50,31 @@ class Record:
         if not self.query_id and self.query is None:
             raise BadValueError("the query has neither id nor text")
         n = len(self)
-        if not n:
-            raise BadValueError("there are no documents")
-        if "" in self.document_ids:
-            raise BadValueError("a document has an empty id")
+        if not n or "" in self.document_ids:
+            raise BadValueError("a document has an empty id" if n else "there are no documents")
         if type(self.positives) is not int or not 0 <= self.positives <= n:
             raise BadValueError(f"{self.positives!r} of {n} documents are relevant; expected 0 to {n}")
         for name, values in (("ids", self.document_ids or None), ("scores", self.scores)):
             if values is not None and len(values) != n:
                 raise BadValueError(f"{len(values)} {name} of {n} documents; expected one of each")
-        for score in self.scores or ():
-            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                raise BadValueError(f"expected finite numbers as scores, got {score!r:.60}")
+        _check_scores(self.scores or ())
 
     def __len__(self) -> int:
         return len(self.document_ids if self.documents is None else self.documents)
 
 
+def _check_scores(scores: tuple[float, ...]) -> None:
+    for score in scores:
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise BadValueError(f"expected finite numbers as scores, got {score!r:.60}")
+
+
 def to_line(record: Record) -> str:
-    """A record as one line of JSON with its line break, which `read_records` reads back exactly.
+    r"""A record as one line of JSON with its line break, which `read_records` reads back exactly.
 
     Examples:
         >>> to_line(Record("q1", document_ids=("d1", "d2")))
-        '{"query_id": "q1", "document_ids": ["d1", "d2"], "positives": 1}\\n'
+        '{"query_id": "q1", "document_ids": ["d1", "d2"], "positives": 1}\n'
     """
     values = {
         "query_id": record.query_id or None,
@@ -98,13 +100,14 @@ def write_examples(path: str | Path, records: Iterable[Record]) -> int:
     aside = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
         with aside.open("w", encoding="utf-8") as stream:
-            for count, record in enumerate(records, 1):
+            for record in records:
                 stream.write(to_line(record))
+                count += 1
             stream.flush()
             os.fsync(stream.fileno())
         aside.replace(target)
-    except OSError as error:
-        raise StorageError(f"writing {path}: {error.strerror or error}") from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise StorageError(f"writing {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         with suppress(OSError):  # it was renamed, or never came to be
             aside.unlink()

@@ -1,0 +1,69 @@
+"""What is computed once from a large file, kept in a folder, and mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from irkit.errors import StorageError
+
+__all__ = ["cached", "file_key", "hash_of"]
+
+_VERSION = 1  # of everything stored here
+
+
+def hash_of(name: str) -> int:
+    """64 bits that stand for a name, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def file_key(path: str) -> tuple[Any, ...]:
+    """What changes when a file does."""
+    try:
+        state = Path(path).stat()
+    except OSError as error:
+        raise StorageError(f"reading {path}: {error.strerror}") from error
+    return str(Path(path).resolve()), state.st_size, state.st_mtime_ns
+
+
+def cached(key: object, build: Callable[[Path], None]) -> Path:
+    """The folder that ``build`` filled for ``key``, now or earlier.
+
+    It is below the folder that the environment variable ``IRKIT_CACHE`` names, ``~/.cache/irkit`` if there is
+    none, and may be deleted when nothing runs. Several processes may build the same: the first one counts.
+
+    Args:
+        key: Whatever determines the content; its ``repr`` counts.
+        build: Fills an empty folder.
+
+    Raises:
+        StorageError: It could not be written.
+    """
+    root = Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit") / "training"
+    digest = hashlib.blake2b(repr((_VERSION, key)).encode(), digest_size=12).hexdigest()
+    folder = root / digest
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f"{digest}.", dir=root))
+        try:
+            build(aside)
+            if not folder.is_dir():
+                aside.replace(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except StorageError:
+        raise
+    except OSError as error:
+        if folder.is_dir():  # another process was first
+            return folder
+        raise StorageError(
+            f"writing to {root}: {error.strerror or error}; set IRKIT_CACHE to a folder that can be written"
+        ) from error
+    return folder

@@ -1,0 +1,218 @@
+"""Sequences of records: of the lines of a file, of a table, and of streams without an end."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from irkit.data.files import decode, read_lines
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.training.data.caching import cached, file_key, hash_of
+from irkit.training.data.formats import Row, detect, parse
+from irkit.training.data.record import Record
+
+__all__ = ["LineReader", "Lines", "Stream", "Table", "query_key"]
+
+Array = np.ndarray[Any, Any]
+
+_JSON = (".jsonl", ".json", ".ndjson")
+_HEADERS = {"query", "anchor", "qid", "query_id", "query-id"}
+
+
+@dataclass(frozen=True)
+class LineReader:
+    """Makes records of lines of one format.
+
+    Attributes:
+        format: Name of the format.
+        ids: Whether strings without a name are ids.
+        is_json: Whether lines are JSON rather than columns.
+    """
+
+    format: str
+    ids: bool
+    is_json: bool
+
+    @classmethod
+    def of(cls, name: str, first: bytes, format: str = "auto", ids: bool = False) -> LineReader:
+        """What reads a file of that name and that first line."""
+        suffix = Path(name.removesuffix(".gz")).suffix
+        is_json = suffix in _JSON or (suffix not in (".tsv", ".txt") and first[:1] in (b"{", b"["))
+        row = _row(first, is_json, f"{name}:1")
+        return cls(detect(row) if format == "auto" else format, ids, is_json)
+
+    def is_header(self, line: bytes) -> bool:
+        """Whether the first line of a file names columns."""
+        return not self.is_json and line.split(b"\t")[0].decode(errors="replace").lower() in _HEADERS
+
+    def __call__(self, line: bytes, where: str) -> Record:
+        """The record of a line."""
+        return parsed(_row(line, self.is_json, where), self.format, self.ids, where)
+
+
+def _row(line: bytes, is_json: bool, where: str) -> Row:
+    text = decode(line, where)
+    if not is_json:
+        return text.split("\t")
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadValueError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(row, dict | list):
+        raise BadValueError(f"{where}: expected an object or a list, got {text[:60]!r}")
+    return row
+
+
+def parsed(row: Row, format: str, ids: bool, where: str) -> Record:
+    """`parse` whose errors say where.
+
+    Raises:
+        BadValueError: The row is not in the format.
+    """
+    try:
+        return parse(row, format, ids)
+    except (BadValueError, BadTypeError) as error:
+        raise BadValueError(f"{where}: {error}") from error
+
+
+class Stream:
+    """Records read front to back, over and over: position ``i`` is the ``i``-th of an endless sequence.
+
+    What comes before is forgotten, but for the last ``2 * block``.
+
+    Args:
+        name: Of the source, for messages.
+        read: Starts reading.
+        block: How many neighbours are shuffled with each other.
+    """
+
+    def __init__(self, name: str, read: Callable[[], Iterator[Record]], block: int = 10_000) -> None:
+        self.name, self.block, self.read = name, block, read
+        self._next, self._rounds, self._window = 0, 0, dict[int, Record]()
+        self._records: Iterator[Record] = iter(())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stream, (self.name, self.read, self.block)
+
+    def __getitem__(self, position: int) -> Record:
+        floor = (position // self.block - 1) * self.block
+        if position < self._next and position not in self._window:  # of an epoch that starts again
+            self._next, self._records, self._rounds = 0, iter(()), 0
+        while self._next <= position:
+            record = self._advance()
+            if self._next >= floor:
+                self._window[self._next] = record
+            self._window.pop(self._next - 2 * self.block, None)
+            self._next += 1
+        return self._window[position]
+
+    def _advance(self) -> Record:
+        for attempt in range(2):
+            record = next(self._records, None)
+            if record is not None:
+                return record
+            if attempt or (self._rounds and self.name == "-"):
+                break
+            self._records, self._rounds = self.read(), self._rounds + 1
+        raise StorageError(
+            f"reading {self.name}: it ended after {self._next} examples and cannot be read again; "
+            "train for fewer steps (max_steps) or save it to a file"
+        )
+
+
+class Table(Sequence[Record]):
+    """Records of a table whose rows are found by number, such as a dataset of the hub."""
+
+    def __init__(self, name: str, rows: Any, format: str = "auto", ids: bool = False) -> None:
+        if not len(rows):
+            raise BadValueError(f"{name}: it has no rows")
+        self._rows, self._name, self._ids = rows, name, ids
+        self._format = detect(rows[0]) if format == "auto" else format
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return parsed(dict(self._rows[index]), self._format, self._ids, f"{self._name}: row {index}")
+
+
+class Lines(Sequence[Record]):
+    """Records of the lines of a file, whose places are found once and kept in a cache.
+
+    Attributes:
+        query_keys: ``(n,)`` int64, equal where the queries are.
+
+    Raises:
+        BadValueError: A line is malformed; the message names file and line.
+    """
+
+    def __init__(self, name: str, format: str = "auto", ids: bool = False) -> None:
+        self._given = (name, format, ids)
+        first = next(read_lines(name), None)
+        if first is None:
+            raise BadValueError(f"{name}: it has no examples")
+        self._reader = LineReader.of(name, first[1], format, ids)
+        folder = cached(("lines", file_key(name), self._reader), self._build)
+        packed = folder / "lines"
+        self._path = packed if packed.is_file() else Path(name)
+        self._starts = np.load(folder / "starts.npy", mmap_mode="r")
+        self.query_keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
+        if not len(self):
+            raise BadValueError(f"{name}: it has no examples")
+        self._stream = self._path.open("rb", buffering=0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lines, self._given  # a worker opens the file itself
+
+    def __len__(self) -> int:
+        return max(0, len(self._starts) - 1)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start, end = int(self._starts[index]), int(self._starts[index + 1])
+        line = os.pread(self._stream.fileno(), end - start, start)
+        return self._reader(line.split(b"\n")[0].rstrip(b"\r"), f"{self._given[0]}: example {index + 1}")
+
+    def _build(self, aside: Path) -> None:
+        name = self._given[0]
+        path = Path(name)
+        if name.endswith(".gz"):
+            path = aside / "lines"
+            with path.open("wb") as target:
+                target.writelines(line + b"\n" for _, line in read_lines(name))
+        starts, keys, place = array("q"), array("q"), 0
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                text = line.removeprefix(BOM_UTF8)
+                if text.strip() and not (number == 1 and self._reader.is_header(text)):
+                    record = self._reader(text.rstrip(b"\r\n"), f"{name}:{number}")
+                    starts.append(place + len(line) - len(text))
+                    keys.append(query_key(record))
+                place += len(line)
+        np.save(aside / "starts.npy", np.asarray([*starts, place] if starts else [], np.int64))
+        np.save(aside / "keys.npy", np.asarray(keys, np.int64))
+
+
+def query_key(record: Record) -> int:
+    """Equal where the queries of records are."""
+    return hash_of(record.query_id or record.query or "")

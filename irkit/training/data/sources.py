@@ -1,0 +1,163 @@
+"""Records of a source: of the lines of a file, of a table, of judgments and of runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from irkit.config import read_json
+from irkit.data import Qrels, read_qrels
+from irkit.data.files import parse_json, read_lines
+from irkit.data.remote import load_hf
+from irkit.errors import BadValueError, StorageError
+from irkit.run import Run
+from irkit.training.data.config import DataConfig
+from irkit.training.data.formats import detect
+from irkit.training.data.pickles import read_pickle
+from irkit.training.data.record import Record
+from irkit.training.data.records import LineReader, Lines, Stream, Table, parsed
+
+__all__ = ["judgments", "open_records", "read_records"]
+
+
+def read_records(source: str | Path | DataConfig) -> Iterator[Record]:
+    """Read a training file record by record.
+
+    Args:
+        source: A file of any format, or a configured dataset.
+
+    Raises:
+        StorageError: It cannot be read.
+        BadValueError: A row is malformed; the message names file and line.
+    """
+    config = source if isinstance(source, DataConfig) else DataConfig(source=str(source))
+    return iter(itertools.islice(_reader(config)(), config.limit))
+
+
+def open_records(config: DataConfig) -> Sequence[Record] | Stream:
+    """The records of a dataset: found by position, but of streams, which are read front to back.
+
+    Raises:
+        StorageError: It cannot be read.
+        BadValueError: A row is malformed, or the format is not that of the source.
+    """
+    if config.streaming:
+        return Stream(config.source, partial(read_records, config))
+    if _whole(config) is not None:
+        return list(_reader(config)())
+    ids = config.corpus is not None
+    if config.source.startswith("hf:"):
+        return Table(config.source, load_hf(config.source), config.format, ids)
+    if not Path(config.source).is_file():
+        hint = "; what is no file needs streaming: true" if config.source == "-" else ""
+        raise StorageError(f"reading {config.source}: there is no such file{hint}")
+    return Lines(config.source, config.format, ids)
+
+
+def judgments(config: DataConfig) -> Qrels:
+    """The judgments of a dataset; none where nothing names them.
+
+    Raises:
+        StorageError: They cannot be read, or there is no such split.
+    """
+    if config.qrels is not None and config.qrels.endswith(".json"):
+        return {query: dict(found) for query, found in read_json(config.qrels).items()}
+    if config.qrels is not None:
+        return read_qrels(config.qrels, config.split)
+    if _whole(config) is _beir:
+        return read_qrels(config.source, config.split or "train")
+    if config.split is not None:
+        if config.corpus is None or not Path(config.corpus).is_dir():
+            raise BadValueError(
+                f"{config.source}: split={config.split!r} needs a BEIR folder as source or as corpus, "
+                f"got corpus={config.corpus!r}; or give qrels"
+            )
+        return read_qrels(config.corpus, config.split)
+    return {}
+
+
+def _reader(config: DataConfig) -> Callable[[], Iterator[Record]]:
+    """What starts reading the records one by one."""
+    whole = _whole(config)
+    if whole is not None:
+        return partial(whole, config)
+    return partial(_table_records if config.source.startswith("hf:") else _line_records, config)
+
+
+def _whole(config: DataConfig) -> Callable[[DataConfig], Iterator[Record]] | None:
+    """What reads a source whose records are only known when all of it is read; None of others."""
+    name, folder = config.source, Path(config.source)
+    if config.format == "beir" or (config.format == "auto" and folder.is_dir()):
+        return _beir
+    suffix = Path(name.removesuffix(".gz")).suffix
+    if config.format == "pickle" or (config.format == "auto" and suffix in (".pkl", ".pickle")):
+        return _pickle
+    if config.format == "run" or (config.format == "auto" and _is_run(name)):
+        return _run
+    return None
+
+
+def _is_run(name: str) -> bool:
+    if Path(name.removesuffix(".gz")).suffix in (".trec", ".run"):
+        return True
+    if not Path(name).is_file():
+        return False
+    _, first = next(read_lines(name), (0, b""))
+    if first.startswith(b"{"):
+        return {"query_id", "doc_id", "score"} <= parse_json(first, f"{name}:1").keys()
+    columns = first.split()
+    return len(columns) == 6 and columns[1] == b"Q0"
+
+
+def _line_records(config: DataConfig) -> Iterator[Record]:
+    read = None
+    for number, line in read_lines(config.source):
+        if read is None:
+            read = LineReader.of(config.source, line, config.format, config.corpus is not None)
+            if read.is_header(line):
+                continue
+        yield read(line, f"{config.source}:{number}")
+
+
+def _table_records(config: DataConfig) -> Iterator[Record]:
+    name, format = config.source, str(config.format)
+    for number, row in enumerate(load_hf(name, streaming=True), 1):
+        format = detect(row) if format == "auto" else format
+        yield parsed(row, format, config.corpus is not None, f"{name}: row {number}")
+
+
+def _beir(config: DataConfig) -> Iterator[Record]:
+    """Relevant documents, then negatives: of a run, else those judged not relevant."""
+    run = Run.read(config.negatives) if config.negatives else None
+    for query, judged in judgments(config).items():
+        relevant = tuple(doc for doc, grade in judged.items() if grade >= config.relevant_grade)
+        ranked = [doc for doc, _ in run[query]] if run and query in run else []
+        others = ranked if run else list(judged)
+        if relevant:
+            negatives = (doc for doc in others if doc not in relevant)
+            yield Record(query, None, (*relevant, *negatives), positives=len(relevant))
+
+
+def _run(config: DataConfig) -> Iterator[Record]:
+    run = Run.read(config.source)
+    return _scored(config, ((query, run[query]) for query in run.query_ids))
+
+
+def _pickle(config: DataConfig) -> Iterator[Record]:
+    found = read_pickle(config.source)
+    return _scored(config, ((query, list(scores.items())) for query, scores in found.items()))
+
+
+def _scored(config: DataConfig, lists: Iterable[tuple[str, list[tuple[str, float]]]]) -> Iterator[Record]:
+    """Scored documents of each query, those judged relevant first, each part by descending score."""
+    qrels = judgments(config)
+    for query, scored in lists:
+        if not scored:
+            continue
+        judged = qrels.get(query, {})
+        ranked = sorted(scored, key=lambda item: (judged.get(item[0], 0) < config.relevant_grade, -item[1]))
+        names, scores = zip(*ranked, strict=True)
+        positives = sum(judged.get(name, 0) >= config.relevant_grade for name in names)
+        yield Record(query, None, names, None, scores, positives)
