@@ -65,18 +65,16 @@ def write_main(name: str) -> str:
 
     def take(kind: str) -> None:
         def one(j: str, state: Values) -> Values:
-            number, refused = state
-            term = x.load(kind, x.get("given_terms", "ptr"), x.mul(j, size_of(kind)), size_of(kind))
+            place = x.at(x.get("given_terms", "ptr"), x.mul(j, size_of(kind)))
             weight = x.load("float", x.get("given_weights", "ptr"), x.mul(j, 4), 4)
-            x.store(
-                "i32", x.op(f"trunc i64 {term} to i32") if kind == "i64" else term, terms, x.mul(number, 4), 4
-            )
-            x.store("float", weight, weights, x.mul(number, 4), 4)
+            at = x.mul(state[0], 4)
+            x.store("i32", x.load("i32", place, align=4), terms, at, 4)  # the lower half of 64 bits is first
+            x.store("float", weight, weights, at, 4)
             finite = x.cmp("olt", weight, constant(float("inf")), "float")
-            good = x.both(x.cmp("oge", weight, "0.0", "float"), finite)
-            more, bad = x.cmp("one", weight, "0.0", "float"), x.flip(good)
-            return x.add(number, x.op(f"zext i1 {more} to i64")), x.add(
-                refused, x.op(f"zext i1 {bad} to i64")
+            bad = x.flip(x.both(x.cmp("oge", weight, "0.0", "float"), finite))
+            more = x.cmp("one", weight, "0.0", "float")
+            return tuple(
+                x.add(s, x.op(f"zext i1 {i} to i64")) for s, i in zip(state, (more, bad), strict=True)
             )
 
         number, refused = x.loop(0, x.get("given"), 1, one, ("0", "0"), "i64")

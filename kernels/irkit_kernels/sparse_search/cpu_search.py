@@ -117,10 +117,9 @@ class Exact:
             prepared: A frame for queries of `LONG` terms.
             k: Hits of each.
         """
-        frame, m = prepared.copy(), LONG
-        rows, scores = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
-        memory = {"q_offsets": np.zeros(2, np.int64), "q_terms": np.empty(m, np.int32), "rows": rows}
-        memory |= {"q_weights": np.empty(m, np.float32), "scores": scores}
+        frame, rows, scores = prepared.copy(), np.empty((1, k), np.int64), np.empty((1, k), np.float32)
+        memory: dict[str, Array] = {"rows": rows, "scores": scores, "q_offsets": np.zeros(2, np.int64)}
+        memory |= {"q_terms": np.empty(LONG, np.int32), "q_weights": np.empty(LONG, np.float32)}
         for name, array in memory.items():
             frame[_PLACES[name]] = _address(array)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
