@@ -156,7 +156,7 @@ class EmbeddingDistillation(BaseLoss):
         if ours[0].shape[1] != theirs[0].shape[1]:
             raise BadValueError(
                 f"loss {self.kind!r}: vectors of {self.guide} have {theirs[0].shape[1]} dimensions, ours "
-                f"{ours[0].shape[1]}; choose a guide as wide as the model"
+                f"{ours[0].shape[1]}; choose a guide as wide as the model, and no matryoshka"
             )
         if self.distance == "mse":
             means = [F.mse_loss(mine, other) for mine, other in zip(ours, theirs, strict=True)]
