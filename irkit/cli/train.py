@@ -48,12 +48,12 @@ def train(
     if dry_run:
         note(f"would train {what} on {prepared.counts['examples']:,} examples into {out}")
         return
-    if prepared.arguments.process_index == 0:
+    if prepared.trainer.args.process_index == 0:
         note(f"training {what} on {prepared.counts['examples']:,} examples")
     start = time.monotonic()
     try:
         carry_out(prepared, out, overwrite=overwrite)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("- give the same command again to go on with this training") from None
-    if prepared.arguments.process_index == 0:
+    if prepared.trainer.args.process_index == 0:
         note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ from irkit.config import read_mapping
 from irkit.errors import ConfigError, StorageError
 from irkit.evaluation import Evaluation
 from irkit.model import Model
-from irkit.training.arguments import TrainingArguments
-from irkit.training.data import Mixture, check, open_data
+from irkit.training.data import check, open_data
 from irkit.training.model_recipe import make_model
 from irkit.training.recipe import TrainRecipe
 from irkit.training.step import TrainStep
@@ -51,17 +51,15 @@ class Prepared:
 
     Attributes:
         recipe: The recipe.
-        arguments: Of the trainer.
         step: Model and losses.
-        examples: What is trained on.
+        trainer: What trains them.
         counts: What the check of the data counted, by name.
         collections: What the model is measured on.
     """
 
     recipe: TrainRecipe
-    arguments: TrainingArguments
     step: TrainStep
-    examples: Mixture
+    trainer: Trainer
     counts: Mapping[str, int]
     collections: list[JudgedCollection]
 
@@ -93,8 +91,21 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     )
     examples = open_data(recipe.data, arguments.seed)
     counts = check(examples, needs=step.needs)
-    _check_size(recipe, arguments, examples)
-    return Prepared(recipe, arguments, step, examples, counts, open_collections(recipe.evaluation))
+    if arguments.max_steps <= 0 and examples.streaming:
+        raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
+    collections = open_collections(recipe.evaluation)
+    during = [each for each in collections if not each.config.at_end]
+    trainer = Trainer(
+        step,
+        arguments,
+        examples,
+        evaluation=(lambda model: summarize(_measure(model, during))) if during else None,
+        callbacks=[_Log(place / "log.jsonl")],
+    )
+    for made in (place / "checkpoints", place):  # by the trainer
+        with suppress(OSError):
+            made.rmdir()
+    return Prepared(recipe, step, trainer, counts, collections)
 
 
 def train(
@@ -131,19 +142,11 @@ def train(
 
 def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -> Model:
     """Train, measure and save what `prepare` made; arguments and errors as of `train`."""
-    place, arguments = Path(out), prepared.arguments
-    main = arguments.process_index == 0
-    with arguments.main_process_first():
-        if main:
-            _begin(place, prepared.recipe, overwrite)
-    during = [each for each in prepared.collections if not each.config.at_end]
-    trainer = Trainer(
-        prepared.step,
-        arguments,
-        prepared.examples,
-        evaluation=(lambda model: summarize(_measure(model, during))) if during else None,
-        callbacks=[_Log(place / "log.jsonl")],
-    )
+    place, trainer = Path(out), prepared.trainer
+    main = trainer.args.process_index == 0
+    if main:
+        _begin(place, prepared.recipe, overwrite)
+    trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=True)
     model = trainer.finished_model()
     if main:
@@ -219,13 +222,8 @@ def _is_begun(place: Path, recipe: TrainRecipe) -> bool:
     if not (place / _RECIPE).is_file() or (place / _DONE).is_file():
         return False
     begun: object = read_mapping(place / _RECIPE)
-    return begun == yaml.safe_load(recipe.to_yaml())
-
-
-def _check_size(recipe: TrainRecipe, arguments: TrainingArguments, examples: Mixture) -> None:
-    """Refuse what has nothing to learn from, and what would never end."""
-    if arguments.max_steps <= 0 and any(config.streaming for config in recipe.data):
-        raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
+    same: bool = begun == yaml.safe_load(recipe.to_yaml())
+    return same
 
 
 def _begin(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:

@@ -1,0 +1,234 @@
+"""``irkit train`` from recipe to model, with tiny random models, and what it refuses before a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import irkit.training.running
+from irkit import Model, Retriever
+from irkit.cli import main
+from irkit.errors import ConfigError, IrkitError, StorageError
+from irkit.training import TrainRecipe, train
+from irkit.training.running import prepare
+
+TEXTS = ["a search index", "neural text model", "the token of a model", "vector search", "an index of text"]
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    folder = tmp_path / "collection"
+    (folder / "qrels").mkdir(parents=True)
+    write_lines(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS * 3)])
+    write_lines(folder / "queries.jsonl", [{"_id": f"q{n}", "text": text} for n, text in enumerate(TEXTS)])
+    for split in ("train", "test"):
+        lines = "".join(f"q{n}\td{n}\t1\n" for n in range(5))
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def recipe(tiny_bert: Path, collection: Path, kind: str, **changes: Any) -> dict[str, Any]:
+    """Two batches of examples an epoch."""
+    return {
+        "model": {"kind": kind, "name": str(tiny_bert)},
+        "data": {"source": str(collection), "split": "train", "documents": 1},
+        "losses": {"kind": "infonce", "temperature": 0.5},
+        "train": {
+            "per_device_train_batch_size": 4,
+            "max_steps": 3,
+            "learning_rate": 1e-2,
+            "logging_steps": 1,
+        },
+    } | changes
+
+
+def call(*words: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    if stop.value.code != 0:
+        raise AssertionError(stop.value.code)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return dict(Model.from_pretrained(path, device="cpu").state_dict())
+
+
+SPARSE = {"regularizers": {"kind": "flops", "query": 1e-3, "document": 1e-3}}
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("multi_vector", {}), ("sparse", SPARSE), ("pretrained", {})])
+def test_trains_and_measures(
+    kind: str, changes: dict[str, Any], tiny_bert: Path, collection: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "pretrained":  # a bare encoder would be taken for one with a warning
+        Model.multi_vector(tiny_bert).save_pretrained("start")
+        changes = {"model": "start"}
+    evaluation = {"source": str(collection), "split": "test", "k": 5}
+    settings = recipe(tiny_bert, collection, kind, evaluation=evaluation, **{"model": {}} | changes)
+    settings["model"] = changes.get("model", {"kind": kind, "name": str(tiny_bert)})
+    Path("recipe.yaml").write_text(yaml.safe_dump(settings))
+    call("train", "recipe.yaml", "--out", "out", "--set", "train.eval_on_start=true")
+    assert "trained in" in capsys.readouterr().err
+    model = Model.from_pretrained("out")
+    before = Model.from_pretrained("start") if kind == "pretrained" else None
+    if before is not None:
+        assert model.fingerprint != before.fingerprint
+    log = [json.loads(line) for line in Path("out/log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log if "loss" in line] == [1, 2, 3]
+    assert [line["step"] for line in log if "eval_nDCG@10" in line] == [0, 2, 3]
+    lines = [json.loads(line) for line in Path("out/evaluation.jsonl").read_text().splitlines()]
+    retriever = Retriever.build("out", str(collection), "index")
+    from irkit import evaluate
+
+    expected = evaluate(retriever.run(str(collection), 5), str(collection)).per_query["nDCG@10"]
+    assert {line["query_id"]: line["value"] for line in lines} == expected
+    assert TrainRecipe.resolve("out/recipe.yaml") == TrainRecipe.resolve(
+        "recipe.yaml", ["train.eval_on_start=true"]
+    )
+
+
+def test_same_seed_gives_the_same_model(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector")
+    settings["model"]["projection"] = {"dim": 8}
+    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
+        train(settings, name, overrides=[f"train.seed={seed}"])
+    one, same, other = (weights(Path(name)) for name in ("one", "same", "other"))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_interrupted_training_goes_on(
+    tiny_bert: Path, collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector")
+    settings["train"] |= {"max_steps": 4, "save_steps": 2}
+    whole = train(settings, "whole")
+    log = irkit.training.running._Log.on_log
+
+    def stopping(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
+        log(self, args, state, control, **given)
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(irkit.training.running._Log, "on_log", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, "halves")
+    assert not Path("halves/modules.json").exists()
+    with pytest.raises(StorageError, match=r"has another recipe, halves/recipe.yaml"):
+        train(settings, "halves", overrides=["train.seed=3"])
+    monkeypatch.setattr(irkit.training.running._Log, "on_log", log)
+    with Path("halves/log.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')  # as a kill may leave it
+    train(settings, "halves")
+    assert weights(Path("halves")).keys() == whole.state_dict().keys()
+    assert all(
+        torch.equal(value, weights(Path("whole"))[name]) for name, value in weights(Path("halves")).items()
+    )
+    steps = [json.loads(line)["step"] for line in Path("halves/log.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 4]
+
+
+def test_what_is_there_is_kept_unless_told_otherwise(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "sparse")
+    settings["train"]["max_steps"] = 2
+    train(settings, "out")
+    with pytest.raises(StorageError, match="it holds a trained model"):
+        train(settings, "out")
+    first = weights(Path("out"))
+    train(settings, "out", overrides=["train.seed=5"], overwrite=True)
+    assert TrainRecipe.resolve("out/recipe.yaml").train["seed"] == 5
+    second = weights(Path("out"))
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(StorageError, match=r"holds other files \(thesis.txt\)"):
+            train(settings, "mine", overwrite=overwrite)
+    with pytest.raises(StorageError, match=r"thesis.txt is a file"):
+        train(settings, "mine/thesis.txt/deep")
+
+
+REFUSALS = [
+    ({"data": {"source": "nowhere.jsonl"}}, "nowhere.jsonl"),
+    ({"data": {"source": "pairs.jsonl"}, "losses": {"kind": "kl"}}, "scores"),
+    ({"regularizers": {"kind": "flops", "document": 0.1}}, "sparse"),
+    ({"losses": {"kind": "embedding", "guide": "start"}}, "vector"),
+    ({"model": "nowhere/at-all"}, "nowhere/at-all"),
+    ({"evaluation": {"source": "nowhere"}}, "nowhere"),
+    ({"evaluation": {"source": "collection", "measures": "nDGC@10"}}, "nDGC@10"),
+    ({"train": {"learning_rates": {"encodr": 0}, "max_steps": 1}}, "encodr"),
+    ({"train": {"lr_scheduler_type": "steep"}}, "steep"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSALS, ids=[message for _, message in REFUSALS])
+def test_bad_recipes_fail_before_anything_is_written(
+    changes: dict[str, Any], message: str, tiny_bert: Path, collection: Path
+) -> None:
+    write_lines(Path("pairs.jsonl"), [{"query": "a search", "document": "an index"}] * 3)
+    settings = recipe(tiny_bert, collection, "multi_vector") | changes
+    with pytest.raises(IrkitError, match=message):
+        train(settings, "out")
+    assert not Path("out").exists()
+
+
+def test_streams_need_an_end(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector", train={})
+    settings["data"] = {"source": "pairs.jsonl", "streaming": True}
+    write_lines(Path("pairs.jsonl"), [{"query": "a search", "document": "an index"}] * 3)
+    with pytest.raises(ConfigError, match=r"train.max_steps: a streamed dataset has no end"):
+        prepare(TrainRecipe.resolve(settings), "out")
+
+
+def test_dry_run_and_config(tiny_bert: Path, collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe(tiny_bert, collection, "sparse")))
+    call("train", "recipe.yaml", "--out", "out", "--dry-run")
+    assert "would train" in (message := capsys.readouterr().err)
+    assert "5 examples into out" in message
+    assert not Path("out").exists()
+    call("train", "recipe.yaml", "--set", "train.seed=9", "--print-config")
+    assert yaml.safe_load(capsys.readouterr().out)["train"]["seed"] == 9
+    for words, message in [((), "no --out"), (("--out", "out", "--set", "trian.seed=1"), "'train'")]:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "recipe.yaml", *words])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_trains_one_model(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector")
+    settings["train"] |= {"per_device_train_batch_size": 2, "max_steps": 2, "use_cpu": True}
+    Path("recipe.yaml").write_text(yaml.safe_dump(settings))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617", "-m", "irkit"]
+    result = subprocess.run(
+        [sys.executable, *command, "train", "recipe.yaml", "--out", "two"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    train(settings, "one", overrides=["train.per_device_train_batch_size=4"])
+    one, two = weights(Path("one")), weights(Path("two"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, msg=name, rtol=1e-4, atol=1e-5)
