@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -17,8 +16,6 @@ from irkit.ragged import Ragged
 __all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rotate"]
 
 Backend = Literal["eager", "sdpa", "flash"]
-
-_QUERY_BLOCK = 128  # rows of a sliding window computed together on the CPU
 
 
 def attend(
@@ -38,8 +35,7 @@ def attend(
             lack the last tokens.
         value: As ``key``.
         backend: ``eager`` writes out the formula on padded rows; ``sdpa`` is fused attention: torch's, or
-            on a CPU without gradients a kernel that is twice as fast; ``flash`` is the unpadded flash
-            attention of CUDA.
+            on a CPU the kernel ``ragged_attention``; ``flash`` is the unpadded flash attention of CUDA.
         window: Largest distance at which tokens attend to each other; None is any.
         dropout: Probability of dropping an attention weight.
 
@@ -55,12 +51,10 @@ def attend(
     if backend == "eager":
         return _padded(query, key, value, window, dropout, _eager)
     if query.device.type == "cpu":
-        if dropout or torch.is_grad_enabled():
-            return _by_run(query, key, value, window, dropout)
         from irkit_kernels.ragged_attention import ragged_attention
 
         packed = (query.values, key.values, value.values)
-        return ragged_attention(*packed, query.offsets, key.offsets, window)
+        return ragged_attention(*packed, query.offsets, key.offsets, window, dropout)
     return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
 
 
@@ -120,46 +114,6 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
         return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-
-def _by_run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
-    # Masks push torch's CPU attention off its fast path, so neighbours of equal length go together and
-    # nothing is padded: 5-10 times faster than one padded call on rows of mixed lengths.
-    outputs, at_q, at_k = [], 0, 0
-    shapes = zip(query.lengths.tolist(), key.lengths.tolist(), strict=True)
-    for (len_q, len_k), run in groupby(shapes):
-        n = sum(1 for _ in run)
-        end_q, end_k = at_q + n * len_q, at_k + n * len_k
-        if len_q:
-            q = query.values[at_q:end_q].view(n, len_q, *query.values.shape[1:]).transpose(1, 2)
-            k, v = (
-                x.values[at_k:end_k].view(n, len_k, *x.values.shape[1:]).transpose(1, 2) for x in (key, value)
-            )
-            if window is None or len_k <= window + 1:
-                out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-            else:
-                out = _sliding(q, k, v, window, dropout)
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
-        at_q, at_k = end_q, end_k
-    return torch.cat(outputs) if outputs else torch.zeros_like(query.values)
-
-
-def _sliding(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float) -> Tensor:
-    length, outputs = q.shape[2], []
-    for start in range(0, length, _QUERY_BLOCK):
-        stop = min(start + _QUERY_BLOCK, length)
-        low, high = max(0, start - window), min(length, stop + window)
-        gap = torch.arange(start, stop)[:, None] - torch.arange(low, high)[None, :]
-        outputs.append(
-            F.scaled_dot_product_attention(
-                q[:, :, start:stop],
-                k[:, :, low:high],
-                v[:, :, low:high],
-                attn_mask=gap.abs() <= window,
-                dropout_p=dropout,
-            )
-        )
-    return torch.cat(outputs, dim=2)
 
 
 def _padded(

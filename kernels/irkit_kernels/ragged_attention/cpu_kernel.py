@@ -11,23 +11,27 @@ from collections.abc import Callable
 from functools import cache
 
 from .._jit import Code, Values, compile_ir, cpu_features, splat
-from .cpu_tile import BLOCK, FAR, LOWEST, Floats, Plan, tile
+from .cpu_packing import load_words, pack_keys, pack_values, prefetch
+from .cpu_plan import BLOCK, FAR, LOWEST, Floats, Plan
+from .cpu_tile import tile
 
-__all__ = ["FAR", "Plan", "compile_plan", "plan_for", "scratch_layout"]
+__all__ = ["FAR", "Plan", "bounds", "compile_plan", "declarations", "laid_out", "plan_for", "scratch_layout"]
 
-_MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 256
 
 
-def plan_for(head_dim: int, bfloat16: bool) -> Plan | None:
-    """The fastest plan on this CPU; None where the kernel cannot help."""
+def supported() -> bool:
+    """Whether there is code for this CPU."""
     features = cpu_features()
-    if head_dim % 8 or not 0 < head_dim <= _MAX_HEAD_DIM:
-        return None
+    return "avx512f" in features or {"avx2", "fma"} <= features or "neon" in features
+
+
+def plan_for(head_dim: int, bfloat16: bool, dropout: bool = False) -> Plan:
+    """The fastest plan on this CPU, if it is `supported`, for a multiple of 8 up to `MAX_HEAD_DIM`."""
+    features = cpu_features()
     if "avx512f" in features:
-        return Plan(head_dim, bfloat16, bfloat16 and "avx512bf16" in features, 16)
-    if {"avx2", "fma"} <= features:
-        return Plan(head_dim, bfloat16, False, 8)
-    return Plan(head_dim, bfloat16, False, 4) if "neon" in features else None
+        return Plan(head_dim, bfloat16, bfloat16 and "avx512bf16" in features, 16, dropout)
+    return Plan(head_dim, bfloat16, False, 8 if "avx2" in features else 4, dropout)
 
 
 def scratch_layout(plan: Plan) -> tuple[dict[str, int], int]:
@@ -43,30 +47,45 @@ def scratch_layout(plan: Plan) -> tuple[dict[str, int], int]:
         "sums": 4 * queries,
         "outputs": 4 * queries * plan.width,
     }
+    return laid_out(sizes)
+
+
+def laid_out(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
+    """Offsets of arrays of so many bytes, a cache line at least, and the size of them all."""
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name], end = end, end + -(-size // 64) * 64
     return offsets, end
 
 
-@cache
-def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
-    """Machine code of ``attend``, whose arguments `_Attend.write` lists; for another CPU by its LLVM name."""
+def declarations(plan: Plan, *lanes: int) -> list[str]:
+    """What LLVM has to be told of its own functions, multiply-adds of so many lanes among them."""
     vector = f"<{plan.lanes} x float>"
-    parts = [
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        *(
-            f"declare <{n} x float> @llvm.fmuladd.v{n}f32(<{n} x float>, <{n} x float>, <{n} x float>)"
-            for n in sorted({plan.lanes, plan.rows, plan.rows // 2})
-        ),
-    ]
+    parts = ["declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"]
+    for n in sorted({plan.lanes, *lanes}):
+        kind = f"<{n} x float>"
+        parts.append(f"declare {kind} @llvm.fmuladd.v{n}f32({kind}, {kind}, {kind})")
     if plan.dot:
         name = "@llvm.x86.avx512bf16.dpbf16ps.512"
         parts.append(f"declare {vector} {name}({vector}, <32 x bfloat>, <32 x bfloat>)")
+    return parts
+
+
+@cache
+def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
+    """Machine code of ``attend``, whose arguments `_Attend.write` lists; for another CPU by its LLVM name."""
+    parts = declarations(plan, plan.rows, plan.rows // 2)
     parts += [tile(plan, plan.rows), tile(plan, plan.rows // 2)]
-    parts += [_pack_keys(plan), _pack_values(plan), _Attend(plan).write()]
-    pointers, numbers = [ctypes.c_void_p] * 7, [ctypes.c_int64] * 10
-    return compile_ir("\n".join(parts), "attend", [*pointers, *numbers], cpu=cpu)
+    parts += [pack_keys(plan), pack_values(plan), _Attend(plan).write()]
+    pointers, numbers = [ctypes.c_void_p] * 8, [ctypes.c_int64] * 12
+    return compile_ir("\n".join(parts), "attend", [*pointers, *numbers, ctypes.c_float], cpu=cpu)
+
+
+def bounds(code: Code, offsets: str, row: str) -> tuple[str, str]:
+    """First token of a row, and how many it has."""
+    ends = [code.load("i32", offsets, code.mul(code.add(row, i), 4)) for i in range(2)]
+    start, stop = (code.op(f"sext i32 {end} to i64") for end in ends)
+    return start, code.sub(stop, start)
 
 
 class _Attend:
@@ -81,28 +100,23 @@ class _Attend:
         """The function: pairs of row and head from number ``%item`` up to ``%stop``; strides are in bytes."""
         self.code.loop("%item", "%stop", 1, self._item)
         return self.code.function(
-            "define void @attend(ptr %out, ptr %q, ptr %k, ptr %v, ptr %query_offsets, ptr %key_offsets, "
-            "ptr %scratch, i64 %q_token, i64 %q_head, i64 %k_token, i64 %k_head, i64 %v_token, i64 %v_head, "
-            "i64 %heads, i64 %window, i64 %item, i64 %stop)"
+            "define void @attend(ptr %out, ptr %stats, ptr %q, ptr %k, ptr %v, ptr %query_offsets, "
+            "ptr %key_offsets, ptr %scratch, i64 %q_token, i64 %q_head, i64 %k_token, i64 %k_head, "
+            "i64 %v_token, i64 %v_head, i64 %heads, i64 %window, i64 %item, i64 %stop, i64 %seed, "
+            "i64 %threshold, float %grown)"
         )
 
     def _item(self, index: str, _: Values) -> None:
-        code, plan = self.code, self.plan
+        code = self.code
         row, head = (code.op(f"{name} i64 {index}, %heads") for name in ("sdiv", "srem"))
-        first_query, self.queries = self._bounds("%query_offsets", row)
-        first_key, self.keys = self._bounds("%key_offsets", row)
+        first_query, self.queries = bounds(code, "%query_offsets", row)
+        first_key, self.keys = bounds(code, "%key_offsets", row)
         self.start = {}
         for name, token in (("q", first_query), ("k", first_key), ("v", first_key)):
             place = code.add(code.mul(token, f"%{name}_token"), code.mul(head, f"%{name}_head"))
             self.start[name] = code.at(f"%{name}", place)
-        place = code.add(code.mul(first_query, "%heads"), head)
-        self.out = code.at("%out", code.mul(place, plan.stored * plan.head_dim))
+        self.number = code.add(code.mul(first_query, "%heads"), head)
         code.loop(0, self.queries, BLOCK, self._query_block)
-
-    def _bounds(self, offsets: str, row: str) -> tuple[str, str]:
-        ends = [self.code.load("i32", offsets, self.code.mul(self.code.add(row, i), 4)) for i in range(2)]
-        start, stop = (self.code.op(f"sext i32 {end} to i64") for end in ends)
-        return start, self.code.sub(stop, start)
 
     def _query_block(self, first: str, _: Values) -> None:
         code, plan = self.code, self.plan
@@ -143,15 +157,19 @@ class _Attend:
         pointers = [self.scratch[name] for name in ("queries", "keys", "values", "scores", "weights")]
         pointers += [code.at(self.scratch[name], place) for name in ("maxima", "sums")]
         pointers += [code.at(self.scratch["outputs"], code.mul(place, plan.width))]
-        arguments = ", ".join([f"ptr {x}" for x in pointers] + [f"i64 {x}" for x in (keys, low, high)])
+        numbers = [keys, low, high]
+        if plan.dropout:
+            number = code.add(self.number, code.mul(query, "%heads"))
+            numbers += [start, number, "%heads", "%seed", "%threshold"]
+        arguments = ", ".join([f"ptr {x}" for x in pointers] + [f"i64 {x}" for x in numbers])
 
         def run() -> None:
             for row in range(plan.rows):  # the last query fills up its tile
                 token = code.add(query, code.minimum(row, code.add(left, -1)))
                 source = code.at(self.start["q"], code.mul(token, "%q_token"))
-                _prefetch(code, plan, source, "%q_head")
+                prefetch(code, plan, source, "%q_head")
                 for word in range(0, plan.words, plan.lanes):
-                    vector = _load_words(code, plan, source, word, min(plan.lanes, plan.words - word))
+                    vector = load_words(code, plan, source, word, min(plan.lanes, plan.words - word))
                     code.store(
                         self.floats.integers, vector, self.scratch["queries"], 4 * (row * plan.words + word)
                     )
@@ -169,11 +187,19 @@ class _Attend:
         total = code.load("float", self.scratch["sums"], code.mul(at, 4))
         some = code.op(f"fcmp une float {total}, 0.0")
         total = code.op(f"select i1 {some}, float {total}, float 1.0")
-        inverse = code.broadcast(plan.lanes, "float", code.op(f"fdiv float 1.0, {total}"))
+        number = code.add(self.number, code.mul(query, "%heads"))
+
+        def keep() -> None:
+            place = code.at("%stats", code.mul(number, 8))
+            code.store("float", code.load("float", self.scratch["maxima"], code.mul(at, 4)), place)
+            code.store("float", code.op(f"fdiv float 1.0, {total}"), place, 4)
+
+        code.when(code.op("icmp ne ptr %stats, null"), keep)
+        inverse = code.broadcast(plan.lanes, "float", code.op(f"fdiv float %grown, {total}"))
         source = code.at(self.scratch["outputs"], code.mul(at, 4 * plan.width))
         size = plan.stored * plan.head_dim
-        target = code.at(self.out, code.mul(code.mul(query, "%heads"), size))
-        _prefetch(code, plan, target, size, write=True)
+        target = code.at("%out", code.mul(number, size))
+        prefetch(code, plan, target, size, write=True)
         for column in range(0, plan.head_dim, plan.lanes):
             value = floats.mul(floats.load(source, 4 * column), inverse)
             count = min(plan.lanes, plan.head_dim - column)
@@ -197,99 +223,3 @@ def _store_output(floats: Floats, plan: Plan, value: str, target: str) -> None:
     more = code.op(f"add {integers} {odd}, {splat(lanes, 'i32', 0x7FFF)}")
     bits = code.op(f"lshr {integers} {code.op(f'add {integers} {bits}, {more}')}, {sixteen}")
     code.store(f"<{lanes} x i16>", code.op(f"trunc {integers} {bits} to <{lanes} x i16>"), target)
-
-
-def _pack_keys(plan: Plan) -> str:
-    """Transpose keys to [group of keys][word][key of the group]; the last key fills up its group."""
-    code, lanes, words = Code(), plan.lanes, plan.words
-    last = code.add("%count", -1)
-
-    def group(first: str, _: Values) -> None:
-        places = [code.mul(code.minimum(code.add(first, lane), last), "%stride") for lane in range(lanes)]
-        rows = [code.at("%keys", place) for place in places]
-        for row in rows:
-            _prefetch(code, plan, row, "%ahead")
-        target = code.at("%packed", code.mul(first, 4 * words))
-
-        def square(word: str | int, count: int) -> None:
-            columns = _transpose(code, lanes, [_load_words(code, plan, row, word, count) for row in rows])
-            place = code.at(target, code.mul(word, 4 * lanes))
-            for i, column in enumerate(columns[:count]):
-                code.store(f"<{lanes} x i32>", column, place, 4 * lanes * i)
-
-        whole = words // lanes * lanes
-        code.loop(0, whole, lanes, lambda word, _: square(word, lanes))
-        if whole < words:
-            square(whole, words - whole)
-
-    code.loop(0, "%count", lanes, group)
-    return code.function(
-        "define internal void @pack_keys(ptr %packed, ptr %keys, i64 %stride, i64 %ahead, i64 %count)"
-    )
-
-
-def _pack_values(plan: Plan) -> str:
-    """Copy values to [key][column], or to [pair of keys][column][key of the pair] for `Plan.dot`."""
-    code, lanes, keys = Code(), plan.lanes, 4 // plan.packed
-    last = code.add("%count", -1)
-    mixed = [lane // 2 + lanes * (lane % 2) for lane in range(2 * lanes)]
-
-    def step(first: str, _: Values) -> None:
-        places = [code.mul(code.minimum(code.add(first, i), last), "%stride") for i in range(keys)]
-        rows = [code.at("%values", place) for place in places]
-        for row in rows:
-            _prefetch(code, plan, row, "%ahead")
-        target = code.at("%packed", code.mul(first, plan.packed * plan.width))
-        for column in range(0, plan.head_dim, lanes):
-            count = min(lanes, plan.head_dim - column)
-            if plan.dot:
-                halves = [code.load(f"<{count} x i16>", row, 2 * column) for row in rows]
-                a, b = (_widen(code, "i16", half, count, lanes) for half in halves)
-                code.store(
-                    f"<{2 * lanes} x i16>", code.shuffle("i16", lanes, a, b, mixed), target, 4 * column
-                )
-            else:
-                vector = _load_words(code, plan, rows[0], column, count)
-                code.store(f"<{lanes} x i32>", vector, target, 4 * column)
-
-    code.loop(0, "%count", keys, step)
-    return code.function(
-        "define internal void @pack_values(ptr %packed, ptr %values, i64 %stride, i64 %ahead, i64 %count)"
-    )
-
-
-def _prefetch(code: Code, plan: Plan, row: str, ahead: str | int, write: bool = False) -> None:
-    """Fetch the part of a token that the next head needs: the stride between tokens defeats the hardware."""
-    place = code.at(row, ahead)
-    for line in range(0, plan.stored * plan.head_dim, 64):
-        code.do(f"call void @llvm.prefetch.p0(ptr {code.at(place, line)}, i32 {int(write)}, i32 3, i32 1)")
-
-
-def _load_words(code: Code, plan: Plan, row: str, word: str | int, count: int) -> str:
-    """``count`` packed words of a token from ``word`` on; zeros fill up the vector."""
-    if plan.bfloat16 and not plan.dot:
-        half = code.load(f"<{count} x i16>", row, code.mul(word, 2))
-        wide = code.op(f"zext <{count} x i16> {half} to <{count} x i32>")
-        value = code.op(f"shl <{count} x i32> {wide}, {splat(count, 'i32', 16)}")
-    else:
-        value = code.load(f"<{count} x i32>", row, code.mul(word, 4))
-    return _widen(code, "i32", value, count, plan.lanes)
-
-
-def _widen(code: Code, kind: str, vector: str, count: int, lanes: int) -> str:
-    if count == lanes:
-        return vector
-    return code.shuffle(kind, count, vector, "zeroinitializer", [min(lane, count) for lane in range(lanes)])
-
-
-def _transpose(code: Code, lanes: int, rows: list[str]) -> list[str]:
-    """Transpose a square of 32-bit words by swapping its off-diagonal halves, then quarters, ..."""
-    step = lanes // 2
-    while step:
-        low = [lane if not lane & step else lanes + lane - step for lane in range(lanes)]
-        high = [lane + step if not lane & step else lanes + lane for lane in range(lanes)]
-        for i in (i for i in range(lanes) if not i & step):
-            a, b = rows[i], rows[i + step]
-            rows[i], rows[i + step] = (code.shuffle("i32", lanes, a, b, order) for order in (low, high))
-        step //= 2
-    return rows

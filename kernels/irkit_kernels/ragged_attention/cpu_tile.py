@@ -9,128 +9,15 @@ Source: Milakov and Gimelshein 2018 (Online normalizer calculation for softmax),
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import e as euler
-from math import log2
+from collections.abc import Callable, Sequence
 
 from .._jit import Code, Values, array, splat
+from .cpu_plan import EXP2, EXP2_ROUGH, LOWEST, Floats, Plan
+from .reference import SCRAMBLE, STEP
 
-__all__ = ["BLOCK", "FAR", "LOWEST", "Floats", "Plan", "tile"]
+__all__ = ["RANDOM", "by_columns", "kept", "products", "states", "tile", "visible", "weighted"]
 
-BLOCK = 512  # queries, and keys, worked on together: packed they fit the L2 cache
-FAR = 2**30  # the window of attention without one
-LOWEST = -1e38  # score of a hidden key; unlike minus infinity, the difference of two is 0 and not NaN
-_LEAST = -125.0  # 2^x is this at least: no subnormal numbers
-_ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, found in the low bits of the sum
-# Polynomials for 2^x on [-1/2, 1/2] of least relative error: 2e-7, and 8e-5 where weights become bfloat16.
-_EXP2 = (1.00000007, 0.693146967, 0.240221197, 0.0555071327, 0.00967554133, 0.00132764722)
-_EXP2_ROUGH = (0.999928074, 0.693260985, 0.242611122, 0.0551716691)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the code is written for.
-
-    Attributes:
-        head_dim: Width of a head, a multiple of 8.
-        bfloat16: Inputs and output are bfloat16, else float32.
-        dot: Multiply pairs of bfloat16 (AVX512-BF16, 16 lanes), else float32 numbers.
-        lanes: float32 numbers in a vector register.
-    """
-
-    head_dim: int
-    bfloat16: bool
-    dot: bool
-    lanes: int
-
-    @property
-    def words(self) -> int:
-        """32-bit words of a packed query or key: float32 numbers, or pairs of bfloat16."""
-        return self.head_dim // 2 if self.dot else self.head_dim
-
-    @property
-    def width(self) -> int:
-        """``head_dim`` rounded up to whole vectors."""
-        return -(-self.head_dim // self.lanes) * self.lanes
-
-    @property
-    def stored(self) -> int:
-        """Bytes of a number in the inputs and the output."""
-        return 2 if self.bfloat16 else 4
-
-    @property
-    def packed(self) -> int:
-        """Bytes of a packed value, and of a weight."""
-        return 2 if self.dot else 4
-
-    @property
-    def rows(self) -> int:
-        """Queries of a full tile: with two vectors of keys they take half of the registers for sums."""
-        return 8 if self.lanes == 16 else 4
-
-
-class Floats:
-    """Arithmetic on vectors of ``lanes`` float32."""
-
-    def __init__(self, code: Code, lanes: int) -> None:
-        self.code, self.lanes = code, lanes
-        self.kind, self.integers = f"<{lanes} x float>", f"<{lanes} x i32>"
-
-    def constant(self, value: float) -> str:
-        """``value`` in every lane."""
-        return splat(self.lanes, "float", value)
-
-    def add(self, a: str, b: str) -> str:
-        """``a + b``."""
-        return self.code.op(f"fadd {self.kind} {a}, {b}")
-
-    def sub(self, a: str, b: str) -> str:
-        """``a - b``."""
-        return self.code.op(f"fsub {self.kind} {a}, {b}")
-
-    def mul(self, a: str, b: str) -> str:
-        """``a * b``."""
-        return self.code.op(f"fmul {self.kind} {a}, {b}")
-
-    def mul_add(self, a: str, b: str, c: str) -> str:
-        """``a * b + c``."""
-        kind = self.kind
-        return self.code.op(f"call {kind} @llvm.fmuladd.v{self.lanes}f32({kind} {a}, {kind} {b}, {kind} {c})")
-
-    def maximum(self, a: str, b: str) -> str:
-        """The higher of two numbers, ``b`` if one is NaN."""
-        above = self.code.op(f"fcmp ogt {self.kind} {a}, {b}")
-        return self.code.op(f"select <{self.lanes} x i1> {above}, {self.kind} {a}, {self.kind} {b}")
-
-    def load(self, pointer: str, offset: str | int = 0) -> str:
-        """Load from ``offset`` bytes after ``pointer``."""
-        return self.code.load(self.kind, pointer, offset)
-
-    def store(self, value: str, pointer: str, offset: str | int = 0) -> None:
-        """Store to ``offset`` bytes after ``pointer``."""
-        self.code.store(self.kind, value, pointer, offset)
-
-    def spread(self, value: str, lanes: int) -> list[str]:
-        """A vector of ``lanes`` for each lane of ``value``."""
-        return [
-            self.code.shuffle("float", self.lanes, value, "poison", [i] * lanes) for i in range(self.lanes)
-        ]
-
-    def exp2(self, x: str, polynomial: tuple[float, ...] = _EXP2) -> str:
-        """2^x for x <= 0; NaN stays NaN."""
-        code = self.code
-        x = self.maximum(self.constant(_LEAST), x)
-        shifted = self.add(x, self.constant(_ROUND))
-        rest = self.sub(x, self.sub(shifted, self.constant(_ROUND)))
-        result = self.constant(polynomial[-1])
-        for factor in polynomial[-2::-1]:
-            result = self.mul_add(result, rest, self.constant(factor))
-        bits = code.op(f"bitcast {self.kind} {shifted} to {self.integers}")
-        exponent = code.op(f"shl {self.integers} {bits}, {splat(self.lanes, 'i32', 23)}")
-        bits = code.op(f"bitcast {self.kind} {result} to {self.integers}")
-        bits = code.op(f"add {self.integers} {bits}, {exponent}")
-        return code.op(f"bitcast {self.integers} {bits} to {self.kind}")
+RANDOM = ", i64 %key, i64 %number, i64 %heads, i64 %seed, i64 %threshold"  # what dropout is a function of
 
 
 def tile(plan: Plan, rows: int) -> str:
@@ -141,18 +28,18 @@ def tile(plan: Plan, rows: int) -> str:
     stop = code.minimum("%count", code.add("%high", rows - 1))
 
     best = _all_scores(floats, plan, first, stop, rows)
-    scale = plan.head_dim**-0.5 * log2(euler)  # weights are powers of 2
     old = each.load("%maxima")
     new = each.maximum(_reduce(code, plan.lanes, best, Floats.maximum), old)
     each.store(new, "%maxima")
-    decay = each.exp2(each.mul(each.sub(old, new), each.constant(scale)))
+    decay = each.exp2(each.mul(each.sub(old, new), each.constant(plan.scale)))
 
     shifts = each.spread(new, plan.lanes)
+    seeds = states(code, rows, plan.lanes) if plan.dropout else ()
     sums = code.loop(
         first,
         stop,
         plan.lanes,
-        lambda at, sums: _weigh(floats, plan, at, sums, shifts, scale),
+        lambda at, sums: _weigh(floats, plan, at, sums, shifts, seeds),
         (floats.constant(0),) * rows,
         floats.kind,
     )
@@ -160,14 +47,56 @@ def tile(plan: Plan, rows: int) -> str:
     each.store(total, "%sums")
 
     decays = each.spread(decay, plan.lanes)
-    pairs = plan.width // (2 * plan.lanes) * 2 * plan.lanes  # outputs two vectors at a time, then one
-    code.loop(0, pairs, 2 * plan.lanes, lambda at, _: _mix(floats, plan, at, 2, decays, first, stop))
-    if pairs < plan.width:
-        _mix(floats, plan, pairs, 1, decays, first, stop)
+    by_columns(code, plan, lambda at, vectors: _mix(floats, plan, at, vectors, decays, first, stop))
+    random = RANDOM if plan.dropout else ""
     return code.function(
         f"define internal void @tile{rows}(ptr %queries, ptr %keys, ptr %values, ptr %scores, ptr %weights, "
-        "ptr %maxima, ptr %sums, ptr %outputs, i64 %count, i64 %low, i64 %high)"
+        f"ptr %maxima, ptr %sums, ptr %outputs, i64 %count, i64 %low, i64 %high{random})"
     )
+
+
+def by_columns(code: Code, plan: Plan, body: Callable[[str | int, int], None]) -> None:
+    """``body(column, vectors)`` for all columns of a head: two vectors at a time, then one."""
+    pairs = plan.width // (2 * plan.lanes) * 2 * plan.lanes
+    code.loop(0, pairs, 2 * plan.lanes, lambda at, _: body(at, 2))
+    if pairs < plan.width:
+        body(pairs, 1)
+
+
+def states(code: Code, rows: int, lanes: int) -> list[str]:
+    """Random states of the queries of a tile, each in every lane; `reference.kept` is the definition."""
+    kind = f"<{rows} x i32>"
+    step, first, low = (
+        code.broadcast(rows, "i32", code.op(f"trunc i64 {x} to i32")) for x in ("%heads", "%number", "%seed")
+    )
+    high = code.broadcast(rows, "i32", code.op(f"trunc i64 {code.op('lshr i64 %seed, 32')} to i32"))
+    number = code.op(f"mul {kind} {step}, {array(rows, 'i32', range(rows))}")
+    state = _scramble(code, rows, code.op(f"xor {kind} {code.op(f'add {kind} {number}, {first}')}, {low}"))
+    state = _scramble(code, rows, code.op(f"xor {kind} {state}, {high}"))
+    return [code.shuffle("i32", rows, state, "poison", [row] * lanes) for row in range(rows)]
+
+
+def kept(code: Code, lanes: int, states: Sequence[str], key: str) -> list[str]:
+    """For each query, which of its weights for ``lanes`` keys from ``key`` on are not dropped."""
+    kind = f"<{lanes} x i32>"
+    first, threshold = (
+        code.broadcast(lanes, "i32", code.op(f"trunc i64 {x} to i32")) for x in (key, "%threshold")
+    )
+    place = code.op(f"add {kind} {first}, {array(lanes, 'i32', range(lanes))}")
+    step = code.op(f"mul {kind} {place}, {splat(lanes, 'i32', STEP)}")
+    bits = [_scramble(code, lanes, code.op(f"add {kind} {step}, {state}")) for state in states]
+    return [code.op(f"icmp uge {kind} {x}, {threshold}") for x in bits]
+
+
+def _scramble(code: Code, lanes: int, x: str) -> str:
+    """`reference.scramble` of 32-bit integers."""
+    kind = f"<{lanes} x i32>"
+    for shift, factor in SCRAMBLE:
+        shifted = code.op(f"lshr {kind} {x}, {splat(lanes, 'i32', shift)}")
+        x = code.op(f"xor {kind} {x}, {shifted}")
+        if factor != 1:
+            x = code.op(f"mul {kind} {x}, {splat(lanes, 'i32', factor)}")
+    return x
 
 
 def _all_scores(floats: Floats, plan: Plan, first: str, stop: str, rows: int) -> Values:
@@ -190,29 +119,44 @@ def _all_scores(floats: Floats, plan: Plan, first: str, stop: str, rows: int) ->
 def _scores(floats: Floats, plan: Plan, first: str, groups: int, best: Values) -> Values:
     """Store the scores of ``groups`` groups of keys from ``first`` on; returns the new maxima."""
     code, lanes, rows = floats.code, plan.lanes, len(best)
-    keys = code.at("%keys", code.mul(first, 4 * plan.words))
-
-    def multiply(word: str, sums: Values) -> Values:
-        at = code.at(keys, code.mul(word, 4 * lanes))
-        columns = [code.load(floats.integers, at, 4 * lanes * plan.words * g) for g in range(groups)]
-        query, result = code.at("%queries", code.mul(word, 4)), []
-        for row in range(rows):
-            number = code.broadcast(lanes, "i32", code.load("i32", query, 4 * plan.words * row))
-            for g, column in enumerate(columns):
-                result.append(_multiply_add(floats, plan, number, column, sums[row * groups + g]))
-        return tuple(result)
-
-    scores = code.loop(0, plan.words, 1, multiply, (floats.constant(0),) * (rows * groups), floats.kind)
-    left = code.op(f"icmp slt i64 {first}, {code.add('%low', rows - 1)}")
-    right = code.op(f"icmp sgt i64 {code.add(first, groups * lanes)}, {code.minimum('%high', '%count')}")
-    edge = code.op(f"or i1 {left}, {right}")
-    scores = code.when(edge, lambda: _hide(floats, first, groups, scores), scores, floats.kind)
+    scores = products(floats, plan, "%queries", "%keys", first, groups, rows)
+    scores = visible(floats, first, groups, scores)
     target, result = code.at("%scores", code.mul(first, 4 * rows)), list(best)
     for i, score in enumerate(scores):
         row, g = divmod(i, groups)
         floats.store(score, target, 4 * lanes * (g * rows + row))
         result[row] = floats.maximum(score, result[row])
     return tuple(result)
+
+
+def products(
+    floats: Floats, plan: Plan, queries: str, keys: str, first: str, groups: int, rows: int
+) -> Values:
+    """Inner products of queries with ``groups`` groups of keys from ``first`` on: ``[query][group]``."""
+    code, lanes = floats.code, plan.lanes
+    keys = code.at(keys, code.mul(first, 4 * plan.words))
+
+    def multiply(word: str, sums: Values) -> Values:
+        at = code.at(keys, code.mul(word, 4 * lanes))
+        columns = [code.load(floats.integers, at, 4 * lanes * plan.words * g) for g in range(groups)]
+        query, result = code.at(queries, code.mul(word, 4)), []
+        for row in range(rows):
+            number = code.broadcast(lanes, "i32", code.load("i32", query, 4 * plan.words * row))
+            for g, column in enumerate(columns):
+                result.append(_multiply_add(floats, plan, number, column, sums[row * groups + g]))
+        return tuple(result)
+
+    return code.loop(0, plan.words, 1, multiply, (floats.constant(0),) * (rows * groups), floats.kind)
+
+
+def visible(floats: Floats, first: str, groups: int, scores: Values) -> Values:
+    """The scores ``[query][group]`` of groups of keys from ``first`` on, without hidden keys."""
+    code, rows = floats.code, len(scores) // groups
+    left = code.op(f"icmp slt i64 {first}, {code.add('%low', rows - 1)}")
+    end = code.add(first, groups * floats.lanes)
+    right = code.op(f"icmp sgt i64 {end}, {code.minimum('%high', '%count')}")
+    edge = code.op(f"or i1 {left}, {right}")
+    return code.when(edge, lambda: _hide(floats, first, groups, scores), scores, floats.kind)
 
 
 def _hide(floats: Floats, first: str, groups: int, scores: Values) -> Values:
@@ -232,21 +176,25 @@ def _hide(floats: Floats, first: str, groups: int, scores: Values) -> Values:
             near = code.op(f"sub {integers} {place}, {splat(lanes, 'i32', i // groups)}")
             near = code.op(f"icmp ult {integers} {near}, {span}")  # unsigned: neither below 0 nor too far
             seen = code.op(f"and <{lanes} x i1> {near}, {exists}")
-            lowest = f"{floats.kind} {floats.constant(LOWEST)}"
-            result[i] = code.op(f"select <{lanes} x i1> {seen}, {floats.kind} {scores[i]}, {lowest}")
+            result[i] = floats.select(seen, scores[i], floats.constant(LOWEST))
     return tuple(result)
 
 
-def _weigh(floats: Floats, plan: Plan, at: str, sums: Values, shifts: list[str], scale: float) -> Values:
+def _weigh(
+    floats: Floats, plan: Plan, at: str, sums: Values, shifts: list[str], seeds: Sequence[str]
+) -> Values:
     """Turn the scores of a group of keys into weights; returns the new sums in each lane."""
     code, lanes, rows, result = floats.code, plan.lanes, len(sums), []
     scores = code.at("%scores", code.mul(at, 4 * rows))
     weights = code.at("%weights", code.mul(at, plan.packed * rows))
+    keep = kept(code, lanes, seeds, code.add("%key", at)) if plan.dropout else []
     for row in range(rows):
         x = floats.sub(floats.load(scores, 4 * lanes * row), shifts[row])
-        x = floats.mul(x, floats.constant(scale))
-        weight = floats.exp2(x, _EXP2_ROUGH if plan.dot else _EXP2)
+        x = floats.mul(x, floats.constant(plan.scale))
+        weight = floats.exp2(x, EXP2_ROUGH if plan.dot else EXP2)
         result.append(floats.add(sums[row], weight))
+        if plan.dropout:
+            weight = floats.select(keep[row], weight, floats.constant(0))
         if plan.dot:
             half = code.op(f"fptrunc {floats.kind} {weight} to <{lanes} x bfloat>")
             code.store(f"<{lanes} x bfloat>", half, weights, 2 * lanes * row)
@@ -259,13 +207,25 @@ def _mix(
     floats: Floats, plan: Plan, column: str | int, vectors: int, decays: list[str], first: str, stop: str
 ) -> None:
     """Decay ``vectors`` vectors of the outputs from ``column`` on and add the weighted values."""
-    code, lanes, rows, step = floats.code, plan.lanes, len(decays), 4 // plan.packed
+    code, rows = floats.code, len(decays)
     outputs = code.at("%outputs", code.mul(column, 4))
+    places = [4 * (plan.width * row + plan.lanes * v) for row in range(rows) for v in range(vectors)]
+    # from 0 and not from the old outputs: fewer sums are rounded at full size
     values = code.at("%values", code.mul(column, 4))
-    places = [4 * (plan.width * row + lanes * v) for row in range(rows) for v in range(vectors)]
+    sums = weighted(floats, plan, "%weights", values, (rows, vectors), first, stop)
+    for i, (place, total) in enumerate(zip(places, sums, strict=True)):
+        old = floats.load(outputs, place)
+        floats.store(floats.mul_add(old, decays[i // vectors], total), outputs, place)
+
+
+def weighted(
+    floats: Floats, plan: Plan, table: str, values: str, shape: tuple[int, int], first: str, stop: str
+) -> Values:
+    """Sums of packed values by the weights in ``table``, of ``shape`` queries and vectors."""
+    code, lanes, step, (rows, vectors) = floats.code, plan.lanes, 4 // plan.packed, shape
 
     def group(start: str, sums: Values) -> Values:
-        weights = code.at("%weights", code.mul(start, plan.packed * rows))
+        weights = code.at(table, code.mul(start, plan.packed * rows))
         source = code.at(values, code.mul(start, plan.packed * plan.width))
 
         def key(lane: str, sums: Values) -> Values:  # or a pair of keys
@@ -280,11 +240,7 @@ def _mix(
 
         return code.loop(0, code.minimum(lanes, code.sub(stop, start)), step, key, sums, floats.kind)
 
-    # from 0 and not from the old outputs: fewer sums are rounded at full size
-    sums = code.loop(first, stop, lanes, group, (floats.constant(0),) * len(places), floats.kind)
-    for i, (place, total) in enumerate(zip(places, sums, strict=True)):
-        old = floats.load(outputs, place)
-        floats.store(floats.mul_add(old, decays[i // vectors], total), outputs, place)
+    return code.loop(first, stop, lanes, group, (floats.constant(0),) * (rows * vectors), floats.kind)
 
 
 def _multiply_add(floats: Floats, plan: Plan, a: str, b: str, total: str) -> str:

@@ -1,21 +1,26 @@
-"""``irkit::ragged_attention``: attention within rows of different lengths, for inference on the CPU."""
+"""``irkit::ragged_attention``: attention within rows of different lengths on the CPU, differentiable."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .._threads import share
-from .cpu_kernel import FAR, compile_plan, plan_for, scratch_layout
+from . import cpu_backward
+from .cpu_backward import compile_backward
+from .cpu_kernel import FAR, MAX_HEAD_DIM, compile_plan, plan_for, scratch_layout, supported
 
 __all__ = ["ragged_attention"]
 
 _MIN_WORK = 1 << 23  # multiply-adds of the scores worth a thread: 0.4 ms in float32 with all the rest
+_CPU = supported()
 _local = threading.local()
 
 
@@ -26,11 +31,14 @@ def ragged_attention(
     query_offsets: Tensor,
     key_offsets: Tensor,
     window: int | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Softmax attention of each row of queries to its row of keys; scores are scaled by ``head_dim ** -0.5``.
 
     float32 and bfloat16 run in one call of the compiled kernel where the CPU has one (AVX2, AVX-512, NEON; a
-    ``head_dim`` divisible by 8 up to 256); anything else goes to torch row by row. Has no gradient.
+    ``head_dim`` divisible by 8 up to 256); anything else goes to torch row by row. Differentiable: the
+    backward computes the weights again, and which are dropped follows from one random number of torch's
+    generator, so that nothing as large as the weights is kept.
 
     Args:
         query: ``(total_q, heads, head_dim)``; tokens and heads may have any stride.
@@ -40,67 +48,134 @@ def ragged_attention(
         key_offsets: ``(n + 1,)`` int32, likewise for ``key`` and ``value``.
         window: Largest distance at which tokens attend to each other; None is any. Rows of queries and keys
             must then be of equal length.
+        dropout: Probability of dropping a weight, below 1; the others grow by ``1 / (1 - dropout)``.
 
     Returns:
         ``(total_q, heads, head_dim)``, contiguous, of the dtype of ``query``; zeros where there is no key.
 
     Raises:
-        ValueError: Shapes, dtypes or offsets do not fit together, or a gradient is wanted.
+        ValueError: Shapes, dtypes or offsets do not fit together.
     """
     arguments = (query, key, value, query_offsets, key_offsets, window)
-    if torch.compiler.is_compiling():
-        out: Tensor = _op(*arguments)
+    wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if not _has_code(query):
+        _check(*arguments, dropout)
+        return _by_row(*arguments, dropout)
+    seed = torch.randint(2**62, (1,)) if dropout else None
+    if wanted or torch.compiler.is_compiling():
+        out: Tensor = torch.ops.irkit.ragged_attention(*arguments, dropout, seed)[0]
         return out
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        raise ValueError("ragged_attention: has no gradient; call it under torch.inference_mode()")
-    return _attend(*arguments)  # the first call of a custom op imports the compiler of torch: a second
+    return _forward(*arguments, dropout, seed, with_stats=False)[0]
 
 
-def _attend(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     query_offsets: Tensor,
     key_offsets: Tensor,
-    window: int | None = None,
-) -> Tensor:
-    _check(query, key, value, query_offsets, key_offsets, window)
-    compiled = _kernel(query.shape[2], query.dtype)
-    if compiled is None:
-        return _by_row(query, key, value, query_offsets, key_offsets, window)
-    kernel, scratch_size = compiled
+    window: int | None,
+    dropout: float,
+    seed: Tensor | None,
+    *,
+    with_stats: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The output; and ``(total_q, heads, 2)``: the maximum of each query and head, and 1 / its sum."""
+    _check(query, key, value, query_offsets, key_offsets, window, dropout)
+    kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     out = torch.empty(query.shape, dtype=query.dtype)
-    rows, heads, size = query_offsets.shape[0] - 1, query.shape[1], query.element_size()
-    pointers = [x.data_ptr() for x in (out, query, key, value, query_offsets, key_offsets)]
-    strides = [size * stride for x in (query, key, value) for stride in x.stride()[:2]]
-    limit = FAR if window is None else min(window, FAR)
-
-    work, items = query.numel() * key.shape[0] // max(rows, 1), rows * heads
-    threads = min(torch.get_num_threads(), items, work // _MIN_WORK)
-
-    def run(start: int, stop: int) -> None:
-        kernel(*pointers, _scratch(scratch_size), *strides, heads, limit, start, stop)
-
-    share(run, items, threads)
-    return out
+    stats = torch.empty((*query.shape[:2], 2) if with_stats else 0)
+    tensors = (out, stats, query, key, value, query_offsets, key_offsets)
+    pointers = [x.data_ptr() for x in tensors]
+    run = partial(_call, kernel, pointers, scratch_size, _numbers(query, key, value, window), dropout, seed)
+    _share(run, query, key, query_offsets)
+    return out, stats
 
 
-_op = torch.library.custom_op("irkit::ragged_attention", _attend, mutates_args=(), device_types="cpu")
-_op.register_fake(lambda query, *_: query.new_empty(query.shape))
+def _backward(
+    grad: Tensor,
+    out: Tensor,
+    stats: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    window: int | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    kernel, scratch_size = _backward_kernel(query.shape[2], query.dtype, dropout > 0)
+    query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
+    grad = grad.contiguous()
+    deltas = (grad.float() * out.float()).sum(-1)
+    d_query = torch.zeros(query.shape)
+    d_key, d_value = (torch.empty(key.shape) for _ in range(2))
+    tensors = (d_query, d_key, d_value, stats, deltas, grad, query, key, value, query_offsets, key_offsets)
+    pointers = [x.data_ptr() for x in tensors]
+    run = partial(_call, kernel, pointers, scratch_size, _numbers(query, key, value, window), dropout, seed)
+    _share(run, query, key, query_offsets)
+    return d_query.to(query.dtype), d_key.to(query.dtype), d_value.to(query.dtype)
+
+
+def _numbers(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> list[int]:
+    """What either kernel takes after its pointers: strides in bytes, heads, the window."""
+    strides = [query.element_size() * stride for x in (query, key, value) for stride in x.stride()[:2]]
+    return [*strides, query.shape[1], FAR if window is None else min(window, FAR)]
+
+
+def _call(
+    kernel: Callable[..., None],
+    pointers: list[int],
+    scratch_size: int,
+    numbers: list[int],
+    dropout: float,
+    seed: Tensor | None,
+    start: int,
+    stop: int,
+) -> None:
+    random = int(seed) if seed is not None else 0, round(dropout * 2**32), 1 / (1 - dropout)
+    kernel(*pointers, _scratch(scratch_size), *numbers, start, stop, *random)
+
+
+def _share(run: Callable[[int, int], None], query: Tensor, key: Tensor, query_offsets: Tensor) -> None:
+    """Rows and heads among threads."""
+    rows = query_offsets.shape[0] - 1
+    work, items = query.numel() * key.shape[0] // max(rows, 1), rows * query.shape[1]
+    share(run, items, min(torch.get_num_threads(), items, work // _MIN_WORK))
+
+
+def _has_code(query: Tensor) -> bool:
+    """Whether there is a kernel; otherwise torch has to do."""
+    size = query.shape[-1]
+    return (
+        _CPU and query.dtype in (torch.float32, torch.bfloat16) and size % 8 == 0 and 0 < size <= MAX_HEAD_DIM
+    )
 
 
 @cache
-def _kernel(head_dim: int, dtype: torch.dtype) -> tuple[Callable[..., None], int] | None:
-    """The compiled kernel and how much scratch memory it needs; None where torch has to do."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        return None
-    plan = plan_for(head_dim, dtype == torch.bfloat16)
-    return (compile_plan(plan), scratch_layout(plan)[1]) if plan else None
+def _kernel(head_dim: int, dtype: torch.dtype, dropout: bool) -> tuple[Callable[..., None], int]:
+    """The compiled kernel and how much scratch memory it needs."""
+    plan = plan_for(head_dim, dtype == torch.bfloat16, dropout)
+    return compile_plan(plan), scratch_layout(plan)[1]
+
+
+@cache
+def _backward_kernel(head_dim: int, dtype: torch.dtype, dropout: bool) -> tuple[Callable[..., None], int]:
+    """Likewise for the backward, which multiplies in float32."""
+    plan = replace(plan_for(head_dim, dtype == torch.bfloat16, dropout), dot=False)
+    return compile_backward(plan), cpu_backward.scratch_layout(plan)[1]
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, query_offsets: Tensor, key_offsets: Tensor, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    window: int | None,
+    dropout: float,
 ) -> None:
     if query.dim() != 3 or key.shape != value.shape or query.shape[1:] != key.shape[1:]:
         shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
@@ -137,23 +212,32 @@ def _check(
         raise ValueError(
             f"ragged_attention: a window must be >= 0 and needs rows of equal length, got window={window}"
         )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"ragged_attention: dropout must be at least 0 and below 1, got {dropout}")
 
 
 def _by_row(
-    query: Tensor, key: Tensor, value: Tensor, query_offsets: Tensor, key_offsets: Tensor, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    window: int | None,
+    dropout: float,
 ) -> Tensor:
-    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    ends_q, ends_k = query_offsets.tolist(), key_offsets.tolist()
-    for i in range(len(ends_q) - 1):
-        queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
-        q, k, v = (x.transpose(0, 1)[None] for x in (query[queries], key[keys], value[keys]))
-        if not q.shape[2] or not k.shape[2]:
+    outputs, lengths = [query[:0]], [offsets.diff().tolist() for offsets in (query_offsets, key_offsets)]
+    rows = (torch.split(query, lengths[0]), torch.split(key, lengths[1]), torch.split(value, lengths[1]))
+    for part in zip(*rows, strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in part)
+        if not k.shape[2]:
+            outputs.append(torch.zeros_like(part[0]))
             continue
         near = None
         if window is not None and k.shape[2] > window + 1:
             near = (torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])).abs() <= window
-        out[queries] = F.scaled_dot_product_attention(q, k, v, attn_mask=near)[0].transpose(0, 1)
-    return out
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=near, dropout_p=dropout)
+        outputs.append(out[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def _scratch(size: int) -> int:
@@ -162,3 +246,40 @@ def _scratch(size: int) -> int:
     if memory is None or memory.shape[0] < size:
         _local.memory = memory = torch.empty(size, dtype=torch.uint8)
     return memory.data_ptr()
+
+
+# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets"
+_SETTINGS = "int? window, float dropout, Tensor? seed"
+torch.library.define("irkit::ragged_attention", f"({_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor)")
+torch.library.define(
+    "irkit::ragged_attention_backward",
+    f"(Tensor grad, Tensor out, Tensor stats, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.impl("irkit::ragged_attention", "cpu", _forward)
+torch.library.impl("irkit::ragged_attention_backward", "cpu", _backward)
+
+
+@torch.library.register_fake("irkit::ragged_attention")  # type: ignore[untyped-decorator]
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), query.new_empty((*query.shape[:2], 2), dtype=torch.float32)
+
+
+@torch.library.register_fake("irkit::ragged_attention_backward")  # type: ignore[untyped-decorator]
+def _(grad: Tensor, out: Tensor, stats: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in tensors[:3])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.window, ctx.dropout, seed = inputs
+    ctx.save_for_backward(*output, *tensors, seed)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    *tensors, seed = ctx.saved_tensors
+    results = torch.ops.irkit.ragged_attention_backward(grad, *tensors, ctx.window, ctx.dropout, seed)
+    return (*results, *[None] * 5)
+
+
+torch.library.register_autograd("irkit::ragged_attention", _gradients, setup_context=_save)

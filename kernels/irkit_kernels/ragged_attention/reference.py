@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["attention_reference"]
+__all__ = ["SCRAMBLE", "STEP", "attention_reference", "kept"]
+
+STEP = 0x9E3779B9  # between neighbouring keys
+SCRAMBLE = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))  # shift, then factor
+_MASK = 2**32 - 1
 
 
 def attention_reference(
@@ -15,8 +19,10 @@ def attention_reference(
     query_offsets: Tensor,
     key_offsets: Tensor,
     window: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Tensor:
-    """Softmax attention of each row of queries to its row of keys, in the dtype of ``query``.
+    """Softmax attention of each row of queries to its row of keys, in the dtype of ``query``; differentiable.
 
     Args:
         query: ``(total_q, heads, head_dim)``.
@@ -25,21 +31,54 @@ def attention_reference(
         query_offsets: ``(n + 1,)``; row ``i`` is ``query[query_offsets[i]:query_offsets[i + 1]]``.
         key_offsets: ``(n + 1,)``, likewise for ``key`` and ``value``.
         window: Largest distance at which tokens attend to each other; None is any.
+        dropout: Probability of dropping a weight; the others grow by ``1 / (1 - dropout)``.
+        seed: Which weights are dropped, see `kept`.
 
     Returns:
         ``(total_q, heads, head_dim)``; zeros for queries of a row without keys.
     """
-    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    output, heads = [query[:0]], query.shape[1]
     ends_q, ends_k = query_offsets.tolist(), key_offsets.tolist()
     for i in range(len(ends_q) - 1):
         q = query[ends_q[i] : ends_q[i + 1]].transpose(0, 1)  # (heads, length_q, head_dim)
         k, v = (x[ends_k[i] : ends_k[i + 1]].transpose(0, 1) for x in (key, value))
         if not k.shape[1]:
+            output.append(torch.zeros_like(q).transpose(0, 1))
             continue
         scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
         if window is not None:
             distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
             scores = scores.masked_fill(distance.abs() > window, float("-inf"))
-        weights = (scores - scores.amax(-1, keepdim=True)).exp()
-        output[ends_q[i] : ends_q[i + 1]] = (weights @ v / weights.sum(-1, keepdim=True)).transpose(0, 1)
-    return output
+        weights = scores.softmax(-1)
+        if dropout:
+            numbers = torch.arange(ends_q[i], ends_q[i + 1]) * heads + torch.arange(heads)[:, None]
+            weights = weights * kept(numbers, k.shape[1], dropout, seed) / (1 - dropout)
+        output.append((weights @ v).transpose(0, 1))
+    return torch.cat(output)
+
+
+def kept(numbers: Tensor, keys: int, dropout: float, seed: int) -> Tensor:
+    """Which weights are not dropped: a hash of the seed, the query and head, and the key is large enough.
+
+    Args:
+        numbers: ``(...,)`` int64, of each query and head: token times heads plus head.
+        keys: Of the row.
+        dropout: Probability.
+        seed: 64 bits.
+
+    Returns:
+        ``(..., keys)`` bool.
+
+    Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.
+    """
+    state = _scramble(_scramble(numbers ^ (seed & _MASK)) ^ (seed >> 32 & _MASK))
+    places = torch.arange(keys) * STEP
+    return _scramble(state[..., None] + places) >= round(dropout * 2**32)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """A permutation of 32-bit numbers that looks random."""
+    for shift, factor in SCRAMBLE:
+        x = x & _MASK
+        x = (x ^ (x >> shift)) * factor
+    return x & _MASK
