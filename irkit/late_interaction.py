@@ -31,6 +31,8 @@ __all__ = [
     "xtr_ranking",
 ]
 
+_PAIRS = 1 << 23  # of tokens that are compared at a time
+
 
 def mean_maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
     """MaxSim divided by the number of tokens of the query: comparable between queries of any length.
@@ -236,6 +238,12 @@ class MultiVectorAttention(nn.Module):
             BadValueError: The widths differ.
         """
         _check("MultiVectorAttention", queries, documents)
+        some = max(
+            1, _PAIRS * len(queries) // max(1, len(queries.tokens.values) * len(documents.tokens.values))
+        )
+        if some < len(queries) and not torch.is_grad_enabled():  # in bounded memory
+            starts = range(0, len(queries), some)
+            return torch.cat([self.attend(queries[start : start + some], documents) for start in starts])
         (qk, qv), (dk, dv) = (side.tokens.values.chunk(2, dim=1) for side in (queries, documents))
         logits = dk @ qk.T / math.sqrt(qk.shape[1])  # (document tokens, query tokens)
         rows = documents.tokens.row_ids()

@@ -1,0 +1,192 @@
+"""Other comparisons of token vectors in training: where they start, what trains, what is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irkit import Model, MultiVector, Ragged
+from irkit.errors import ConfigError, CorruptError, StorageError
+from irkit.late_interaction import mean_maxsim, temporal_pooling, xtr_in_batch
+from irkit.training.example import Batch
+from irkit.training.interaction import (
+    MVA,
+    XTR,
+    MaxSim,
+    PooledAttention,
+    load_interaction,
+    make_interaction,
+)
+from irkit.training.losses import InfoNCE
+from irkit.training.step import TrainStep
+
+POOLINGS: list[dict[str, Any]] = [
+    {},
+    {"dim": 5},
+    {"pooling": "first_k", "size": 3},
+    {"pooling": "multiple_cls", "size": 3},
+    {"pooling": "temporal", "size": 2, "dim": 6},
+]
+
+
+def vectors(lengths: list[int], seed: int, width: int = 8) -> MultiVector:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.nn.functional.normalize(torch.randn(sum(lengths), width, generator=generator), dim=1)
+    return MultiVector(Ragged(values, torch.tensor(lengths)))
+
+
+def model_of(tiny_bert: Path, **options: Any) -> Model:
+    torch.manual_seed(0)
+    return Model.multi_vector(tiny_bert, {"dim": 8}, {"document_length": 24}, device="cpu", **options)
+
+
+def batch_of(model: Model) -> Batch:
+    queries = ["neural index", "gnu search"]
+    documents = ["neural search of tokens", "index of vectors", "text of the gnu", "cab"]
+    tokens = [
+        model.tokenize(texts, model.template(side))
+        for texts, side in ((queries, "query"), (documents, "document"))
+    ]
+    own = torch.tensor([[0, 1], [2, 3]])
+    relevant = torch.tensor([[True, False, False, False], [False, False, True, False]])
+    return Batch(tokens[0], tokens[1], own, torch.ones(2, dtype=torch.int64), relevant, torch.arange(4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    st.integers(0, 2**16),
+)
+def test_attention_starts_between_the_mean_and_the_maximum(q: list[int], d: list[int], seed: int) -> None:
+    queries, documents = vectors(q, seed), vectors(d, seed + 1)
+    scores, best = PooledAttention(8, MVA())(queries, documents), mean_maxsim(queries, documents)
+    assert (scores <= best + 1e-5).all()
+    if all(length == 1 for length in d):  # one token is all there is
+        torch.testing.assert_close(scores, best)
+    orthogonal = MultiVector(Ragged.from_rows([torch.eye(8)]))
+    assert mean_maxsim(orthogonal, orthogonal).item() == 1
+    assert PooledAttention(8, MVA())(orthogonal, orthogonal).item() > 0.99
+
+
+def test_the_sharpness_does_not_depend_on_the_width() -> None:
+    tokens = MultiVector(Ragged.from_rows([torch.eye(8)]))
+    for options in POOLINGS[:2]:
+        attention = PooledAttention(8, MVA(**options))
+        keys, values = attention.project_queries(tokens).tokens.values.chunk(2, 1)
+        dim = keys.shape[1]
+        assert (keys.square().sum(1).mean() / dim**0.5).item() == pytest.approx(20)
+        assert values.square().sum(1).mean().item() == pytest.approx(1)
+
+
+def test_joined_tokens_start_as_their_mean() -> None:
+    queries, documents = vectors([3], 0), vectors([4, 5], 1)
+    attention = PooledAttention(8, MVA(pooling="temporal", size=2))
+    joined = temporal_pooling(documents.tokens, 2)
+    means = MultiVector(joined.with_values(joined.values.view(-1, 2, 8).mean(1)))
+    torch.testing.assert_close(attention(queries, documents), PooledAttention(8, MVA())(queries, means))
+
+
+@pytest.mark.parametrize("options", POOLINGS)
+def test_without_gradients_memory_is_bounded(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, documents = vectors([3, 0, 6, 1, 2], 0), vectors([4, 0, 5, 9], 1)
+    attention = PooledAttention(8, MVA(**options))
+    whole = attention(queries, documents)
+    monkeypatch.setattr("irkit.late_interaction._PAIRS", 20)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(queries, documents), whole)
+
+
+@pytest.mark.parametrize("options", POOLINGS)
+def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path: Path) -> None:
+    model = model_of(tiny_bert)
+    step = TrainStep(model, [InfoNCE()], interaction=make_interaction(MVA(**options), model))
+    batch = batch_of(model)
+    optimizer = torch.optim.SGD(step.parameters(), 0.05)
+    losses = []
+    for _ in range(8):
+        loss = step(batch)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(weight.grad is not None for weight in step.interaction.parameters())
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    step.save_pretrained(tmp_path / "model")
+    again, loaded = Model.from_pretrained(tmp_path / "model"), load_interaction(tmp_path / "model")
+    assert loaded.config == MVA(**options)
+    queries, documents = (
+        again.represent(["neural index", "gnu"], "query"),
+        again.represent(["neural search", "a token"], "document"),
+    )
+    texts = (("query", ["neural index", "gnu"]), ("document", ["neural search", "a token"]))
+    wanted = [model.eval().represent(some, side) for side, some in texts]
+    torch.testing.assert_close(loaded(queries, documents), step.interaction(*wanted))
+    if options.get("pooling") == "multiple_cls":
+        ids = again.tokenize(["gnu"], again.template("document"))[0].tolist()
+        assert len(set(ids[:3])) == 1 != len(set(ids[:4]))
+        assert again.prompts["document"] == model.prompts["document"]
+        make_interaction(MVA(**options), again)  # trained further, it does not get more
+        assert again.prompts["document"] == model.prompts["document"]
+
+
+def test_xtr_counts_retrieved_tokens_in_training_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    model = model_of(tiny_bert)
+    interaction = make_interaction(XTR(k=3), model)
+    assert interaction is not None
+    queries, documents = vectors([3, 2], 0), vectors([4, 5, 2], 1)
+    torch.testing.assert_close(interaction(queries, documents), xtr_in_batch(queries, documents, 3))
+    interaction.eval()
+    torch.testing.assert_close(interaction(queries, documents), mean_maxsim(queries, documents))
+    step = TrainStep(model, [InfoNCE()], interaction=interaction.train())
+    step(batch_of(model)).backward()
+    assert model.head.layers[0].linear.weight.grad.abs().max() > 0
+    step.save_pretrained(tmp_path / "model")
+    with pytest.raises(StorageError, match="not trained with attention"):
+        load_interaction(tmp_path / "model")
+
+
+def test_maxsim_needs_nothing(tiny_bert: Path) -> None:
+    assert make_interaction(MaxSim(), model_of(tiny_bert)) is None
+
+
+def test_what_does_not_fit_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    for wrong in (
+        {"pooling": "first_k"},
+        {"size": 3},
+        {"pooling": "max", "size": 3},
+        {"dim": 0},
+        {"pooling": "temporal", "size": 0},
+    ):
+        with pytest.raises(ConfigError):
+            MVA(**wrong)
+    with pytest.raises(ConfigError, match="missing key 'k'"):
+        XTR()
+    with pytest.warns(UserWarning, match="mean"):
+        dense = Model.from_pretrained(tiny_bert)
+    for config in (MVA(), XTR(k=2)):
+        with pytest.raises(ConfigError, match="the model makes dense ones"):
+            make_interaction(config, dense)
+    averaged = model_of(tiny_bert)
+    averaged.similarity_name = "meanmaxsim"
+    with pytest.raises(ConfigError, match="is a mean itself"):
+        make_interaction(MVA(), averaged)
+
+
+def test_damaged_files_are_noticed(tmp_path: Path) -> None:
+    PooledAttention(8, MVA(dim=4)).save_pretrained(tmp_path)
+    config = tmp_path / "interaction" / "config.json"
+    config.write_text(config.read_text().replace('"dim": 4', '"dim": 5'))
+    with pytest.raises(CorruptError, match="its weights are not those"):
+        load_interaction(tmp_path)
+    config.write_text('{"kind": "mva", "dims": 4}')
+    with pytest.raises(ConfigError, match="did you mean 'dim'"):
+        load_interaction(tmp_path)
+    config.unlink()
+    with pytest.raises(StorageError):
+        load_interaction(tmp_path)
