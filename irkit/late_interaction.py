@@ -238,9 +238,8 @@ class MultiVectorAttention(nn.Module):
             BadValueError: The widths differ.
         """
         _check("MultiVectorAttention", queries, documents)
-        some = max(
-            1, _PAIRS * len(queries) // max(1, len(queries.tokens.values) * len(documents.tokens.values))
-        )
+        pairs = len(queries.tokens.values) * len(documents.tokens.values)
+        some = max(1, _PAIRS * len(queries) // max(1, pairs))
         if some < len(queries) and not torch.is_grad_enabled():  # in bounded memory
             starts = range(0, len(queries), some)
             return torch.cat([self.attend(queries[start : start + some], documents) for start in starts])

@@ -130,7 +130,7 @@ def load_interaction(path: str | Path) -> PooledAttention:
     folder = Path(path) / _FOLDER
     if not folder.is_dir():
         raise StorageError(
-            f"loading {folder}: no such directory; the model was not trained with attention (interaction: mva)"
+            f"loading {folder}: no such directory; the model was not trained with attention (kind mva)"
         )
     config = MVA.parse(read_json(folder / _CONFIG), str(folder / _CONFIG))
     tensors = {name: value.float() for name, value in read_weights(folder).items()}
@@ -205,7 +205,7 @@ class PooledAttention(MultiVectorAttention):
 
 
 class _RetrievedTokens(nn.Module):
-    """XTR in training; else the mean MaxSim, as a part of the collection says nothing about the best tokens."""
+    """XTR in training; else the mean MaxSim: documents are not compared with others of their collection."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
