@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 
 _AHEAD = 10_000  # how many examples are passed over, until a later step, for queries that come twice
 
+_PIECE = 1 << 16  # places made Python numbers at once
+
 
 def make_batches(
     data: Mixture,
@@ -172,7 +174,8 @@ class Batches:
         for block in count():
             rng = np.random.default_rng([self._seed, number, cycle, block])
             places = rng.permutation(length) if dataset.config.shuffle else np.arange(length)
-            yield from (places + block * length).tolist()
+            for start in range(0, length, _PIECE):
+                yield from (places[start : start + _PIECE] + block * length).tolist()
             if not dataset.streaming:
                 return
 

@@ -33,6 +33,7 @@ def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
     for dataset in data.datasets:
         sample = dataset.sample(_SAMPLE)
         _check_texts(dataset, sample)
+        _check_ids(dataset, sample)
         _check_scores(dataset, sample, needed)
         if "positives" in needed and sample and not any(_relevant(dataset, record) for record in sample):
             raise BadValueError(
@@ -61,6 +62,15 @@ def _check_texts(dataset: Dataset, sample: list[Record]) -> None:
                 f"{dataset.config.source}: no text of {len(missing)} of {len(names)} ids looked for, "
                 f"among them {missing[0]!r}; {remedy}"
             )
+
+
+def _check_ids(dataset: Dataset, sample: list[Record]) -> None:
+    texts = [text for record in sample for text in record.documents or ()]
+    if texts and all(text.isdigit() for text in texts):
+        raise BadValueError(
+            f"{dataset.config.source}: the texts are numbers, such as {texts[0]!r}; if they are ids, give "
+            "corpus (and queries): where the texts are"
+        )
 
 
 def _check_scores(dataset: Dataset, sample: list[Record], needed: set[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from irkit.errors import BadValueError
+from irkit.ragged import Ragged
 from irkit.training.data.caching import hash_of
 from irkit.training.example import Batch, Example
 
@@ -61,6 +62,7 @@ class Collator:
             torch.tensor([hash_of(text) for text in documents]),
             _filled(scores, math.nan).float() if scored else None,
             (queries, documents) if self.texts else None,
+            *_names(examples, own, len(rows)),
         )
 
 
@@ -79,6 +81,16 @@ def _relevant(examples: Sequence[Example], own: torch.Tensor, width: int) -> tor
     for number, example in enumerate(examples):
         relevant[number, list(known[example.query])] = True
     return relevant
+
+
+def _names(examples: Sequence[Example], own: torch.Tensor, width: int) -> tuple[torch.Tensor, Ragged]:
+    """What `Batch` calls ``names`` and ``known``: by these another process knows what is relevant here."""
+    names, known = torch.zeros(width, dtype=torch.int64), []
+    for example, row in zip(examples, own.tolist(), strict=True):
+        ids = [hash_of(name) for name in example.ids or example.documents]
+        names[row[: len(ids)]] = torch.tensor(ids)
+        known.append([*ids[: example.positives], *map(hash_of, example.relevant)])
+    return names, Ragged.from_rows(known, dtype=torch.int64)
 
 
 def _filled(rows: Sequence[Sequence[float]], filler: float) -> torch.Tensor:

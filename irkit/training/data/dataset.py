@@ -13,7 +13,7 @@ from irkit.data import Qrels
 from irkit.errors import BadValueError, ConfigError
 from irkit.training.data.config import DataConfig
 from irkit.training.data.record import Record
-from irkit.training.data.records import Lines, Stream, query_key
+from irkit.training.data.records import Lines, Stream, Table, query_key
 from irkit.training.data.sizes import estimate_tokens
 from irkit.training.data.sources import judgments, open_records
 from irkit.training.data.texts import Texts, TextStore
@@ -76,15 +76,15 @@ class Dataset:
         """``(n,)`` int64, equal where the queries of examples are; None of streams."""
         if isinstance(self.records, Stream):
             return None
-        if isinstance(self.records, Lines):
-            return self.records.query_keys[: len(self)]
+        if isinstance(self.records, Lines | Table):
+            return self.records.query_keys()[: len(self)]
         records = (self.records[index] for index in range(len(self)))
         return np.fromiter(map(query_key, records), np.int64, len(self))
 
     def sample(self, count: int) -> list[Record]:
-        """At most ``count`` records from all over; of a stream the first 100, and none of standard input."""
+        """At most ``count`` records from all over; of a stream the first 100, or none if it is read once."""
         if isinstance(self.records, Stream):
-            return [] if self.config.source == "-" else list(islice(self.records.read(), min(count, 100)))
+            return [] if self.records.once else list(islice(self.records.read(), min(count, 100)))
         places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=np.int64))
         return [self.records[place] for place in places.tolist()]
 

@@ -116,8 +116,9 @@ def _tuples(row: list[Any], ids: bool) -> Record:
 
 def _nway(row: list[Any], ids: bool) -> Record:
     """ColBERTv2: the query, then pairs of a document and its score, the relevant one first."""
-    names, scores = zip(*(pair[:2] for pair in row[1:]), strict=True)
-    return _record(row[0], names, ids, _scores(scores) if all(len(pair) > 1 for pair in row[1:]) else None)
+    scored = all(len(pair) > 1 for pair in row[1:])
+    scores = _scores([pair[1] for pair in row[1:]]) if scored else None
+    return _record(row[0], [pair[0] for pair in row[1:]], ids, scores)
 
 
 def _vienna(row: list[Any], ids: bool) -> Record:
@@ -187,7 +188,12 @@ def _record(
 ) -> Record:
     if ids:
         return Record(_name(query), None, _names(documents), None, scores, positives)
-    return Record("", query, (), tuple(documents), scores, positives)
+    texts = tuple(documents)
+    if any(type(each) is int for each in (query, *texts)):
+        raise BadValueError(
+            "expected texts, got numbers; where they are ids, give corpus: where the texts are"
+        )
+    return Record("", query, (), texts, scores, positives)
 
 
 def _name(value: Any) -> Any:

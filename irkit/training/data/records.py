@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
+import mmap
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -42,12 +43,14 @@ class LineReader:
     is_json: bool
 
     @classmethod
-    def of(cls, name: str, first: bytes, format: str = "auto", ids: bool = False) -> LineReader:
-        """What reads a file of that name and that first line."""
-        suffix = Path(name.removesuffix(".gz")).suffix
+    def of(cls, name: str, lines: list[bytes], format: str = "auto", ids: bool = False) -> LineReader:
+        """What reads a file of that name that starts with these two lines."""
+        suffix, first = Path(name.removesuffix(".gz")).suffix, lines[0]
         is_json = suffix in _JSON or (suffix not in (".tsv", ".txt") and first[:1] in (b"{", b"["))
-        row = _row(first, is_json, f"{name}:1")
-        return cls(detect(row) if format == "auto" else format, ids, is_json)
+        if format == "auto":
+            header = cls(format, ids, is_json).is_header(first)
+            format = detect(_row(lines[-1] if header else first, is_json, name))
+        return cls(format, ids, is_json)
 
     def is_header(self, line: bytes) -> bool:
         """Whether the first line of a file names columns."""
@@ -86,59 +89,61 @@ def parsed(row: Row, format: str, ids: bool, where: str) -> Record:
 class Stream:
     """Records read front to back, over and over: position ``i`` is the ``i``-th of an endless sequence.
 
-    What comes before is forgotten, but for the last ``2 * block``.
+    The last ``2 * block`` that were read can be had; for one before them reading starts again.
 
     Args:
         name: Of the source, for messages.
         read: Starts reading.
+        once: Whether it can be read only once, as standard input.
         block: How many neighbours are shuffled with each other.
     """
 
-    def __init__(self, name: str, read: Callable[[], Iterator[Record]], block: int = 10_000) -> None:
-        self.name, self.block, self.read = name, block, read
-        self._next, self._rounds, self._window = 0, 0, dict[int, Record]()
-        self._records: Iterator[Record] = iter(())
+    def __init__(
+        self, name: str, read: Callable[[], Iterator[Record]], once: bool = False, block: int = 10_000
+    ) -> None:
+        self.name, self.read, self.once, self.block = name, read, once, block
+        self._restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stream, (self.name, self.read, self.block)
+        return Stream, (self.name, self.read, self.once, self.block)
+
+    def _restart(self) -> None:
+        self._next, self._window = 0, dict[int, Record]()
+        self._records: Iterator[Record] | None = None
 
     def __getitem__(self, position: int) -> Record:
-        floor = (position // self.block - 1) * self.block
-        if position < self._next and position not in self._window:  # of an epoch that starts again
-            self._next, self._records, self._rounds = 0, iter(()), 0
+        if position < self._next and position not in self._window:
+            self._restart()
         while self._next <= position:
-            record = self._advance()
-            if self._next >= floor:
-                self._window[self._next] = record
+            self._window[self._next] = self._advance()
             self._window.pop(self._next - 2 * self.block, None)
             self._next += 1
         return self._window[position]
 
     def _advance(self) -> Record:
-        for attempt in range(2):
+        record = next(self._records, None) if self._records else None
+        if record is None and not (self.once and self._records):  # the first time, or at the end
+            self._records = self.read()
             record = next(self._records, None)
-            if record is not None:
-                return record
-            if attempt or (self._rounds and self.name == "-"):
-                break
-            self._records, self._rounds = self.read(), self._rounds + 1
-        raise StorageError(
-            f"reading {self.name}: it ended after {self._next} examples and cannot be read again; "
-            "train for fewer steps (max_steps) or save it to a file"
-        )
+        if record is None:
+            raise StorageError(
+                f"reading {self.name}: it ended after {self._next} examples and cannot be read again; train "
+                "for fewer steps (max_steps) or save it to a file"
+            )
+        return record
 
 
 class Table(Sequence[Record]):
-    """Records of a table whose rows are found by number, such as a dataset of the hub."""
+    """Records of a dataset of the library datasets, whose rows are found by number."""
 
     def __init__(self, name: str, rows: Any, format: str = "auto", ids: bool = False) -> None:
         if not len(rows):
             raise BadValueError(f"{name}: it has no rows")
-        self._rows, self._name, self._ids = rows, name, ids
+        self.rows, self._name, self._ids = rows, name, ids
         self._format = detect(rows[0]) if format == "auto" else format
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -147,14 +152,18 @@ class Table(Sequence[Record]):
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        return parsed(dict(self._rows[index]), self._format, self._ids, f"{self._name}: row {index}")
+        return parsed(dict(self.rows[index]), self._format, self._ids, f"{self._name}: row {index + 1}")
+
+    def query_keys(self) -> Array:
+        """``(n,)`` int64, equal where the queries are."""
+        key = ("table", self.rows._fingerprint, self._format, self._ids)
+        folder = cached(key, lambda aside: _save_keys(aside, map(query_key, self)))
+        keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
+        return keys
 
 
 class Lines(Sequence[Record]):
     """Records of the lines of a file, whose places are found once and kept in a cache.
-
-    Attributes:
-        query_keys: ``(n,)`` int64, equal where the queries are.
 
     Raises:
         BadValueError: A line is malformed; the message names file and line.
@@ -162,18 +171,19 @@ class Lines(Sequence[Record]):
 
     def __init__(self, name: str, format: str = "auto", ids: bool = False) -> None:
         self._given = (name, format, ids)
-        first = next(read_lines(name), None)
-        if first is None:
+        first = [line for _, line in islice(read_lines(name), 2)]
+        if not first:
             raise BadValueError(f"{name}: it has no examples")
-        self._reader = LineReader.of(name, first[1], format, ids)
+        self._reader = LineReader.of(name, first, format, ids)
         folder = cached(("lines", file_key(name), self._reader), self._build)
         packed = folder / "lines"
         self._path = packed if packed.is_file() else Path(name)
         self._starts = np.load(folder / "starts.npy", mmap_mode="r")
-        self.query_keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
+        self._keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
         if not len(self):
             raise BadValueError(f"{name}: it has no examples")
-        self._stream = self._path.open("rb", buffering=0)
+        with self._path.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lines, self._given  # a worker opens the file itself
@@ -190,8 +200,12 @@ class Lines(Sequence[Record]):
             return [self[each] for each in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         start, end = int(self._starts[index]), int(self._starts[index + 1])
-        line = os.pread(self._stream.fileno(), end - start, start)
-        return self._reader(line.split(b"\n")[0].rstrip(b"\r"), f"{self._given[0]}: example {index + 1}")
+        line = self._map[start:end].split(b"\n")[0]
+        return self._reader(line.rstrip(b"\r"), f"{self._given[0]}: example {index + 1}")
+
+    def query_keys(self) -> Array:
+        """``(n,)`` int64, equal where the queries are."""
+        return self._keys
 
     def _build(self, aside: Path) -> None:
         name = self._given[0]
@@ -210,7 +224,11 @@ class Lines(Sequence[Record]):
                     keys.append(query_key(record))
                 place += len(line)
         np.save(aside / "starts.npy", np.asarray([*starts, place] if starts else [], np.int64))
-        np.save(aside / "keys.npy", np.asarray(keys, np.int64))
+        _save_keys(aside, keys)
+
+
+def _save_keys(folder: Path, keys: Iterable[int]) -> None:
+    np.save(folder / "keys.npy", np.fromiter(keys, np.int64))
 
 
 def query_key(record: Record) -> int:

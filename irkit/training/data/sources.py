@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from irkit.config import read_json
 from irkit.data import Qrels, read_qrels
 from irkit.data.files import parse_json, read_lines
 from irkit.data.remote import load_hf
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.run import Run
 from irkit.training.data.config import DataConfig
 from irkit.training.data.formats import detect
@@ -33,7 +33,7 @@ def read_records(source: str | Path | DataConfig) -> Iterator[Record]:
         BadValueError: A row is malformed; the message names file and line.
     """
     config = source if isinstance(source, DataConfig) else DataConfig(source=str(source))
-    return iter(itertools.islice(_reader(config)(), config.limit))
+    return iter(islice(_reader(config)(), config.limit))
 
 
 def open_records(config: DataConfig) -> Sequence[Record] | Stream:
@@ -43,8 +43,14 @@ def open_records(config: DataConfig) -> Sequence[Record] | Stream:
         StorageError: It cannot be read.
         BadValueError: A row is malformed, or the format is not that of the source.
     """
+    if config.negatives is not None and _whole(config) is not _beir:
+        raise ConfigError(
+            f"{config.source}: negatives: {config.negatives} needs a BEIR folder as source; to train on the "
+            "scores of a run, make it the source"
+        )
     if config.streaming:
-        return Stream(config.source, partial(read_records, config))
+        once = config.source == "-" or (Path(config.source).exists() and not Path(config.source).is_file())
+        return Stream(config.source, partial(read_records, config), once)
     if _whole(config) is not None:
         return list(_reader(config)())
     ids = config.corpus is not None
@@ -112,12 +118,12 @@ def _is_run(name: str) -> bool:
 
 
 def _line_records(config: DataConfig) -> Iterator[Record]:
-    read = None
-    for number, line in read_lines(config.source):
-        if read is None:
-            read = LineReader.of(config.source, line, config.format, config.corpus is not None)
-            if read.is_header(line):
-                continue
+    lines = read_lines(config.source)
+    first = list(islice(lines, 2))
+    if not first:
+        return
+    read = LineReader.of(config.source, [line for _, line in first], config.format, config.corpus is not None)
+    for number, line in chain(first[read.is_header(first[0][1]) :], lines):
         yield read(line, f"{config.source}:{number}")
 
 

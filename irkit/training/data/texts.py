@@ -16,6 +16,7 @@ import numpy as np
 from irkit.data import read_documents, read_queries
 from irkit.data.document import Document, Query
 from irkit.data.files import decode, parse_json, tsv_columns
+from irkit.data.remote import PREFIXES, load_hf
 from irkit.data.source import DOCUMENT_FIELDS, QUERY_FIELDS, to_document, to_query
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.training.data.caching import cached, file_key, hash_of
@@ -57,8 +58,9 @@ class TextStore:
                 f"reading the texts of {source}: expected {name if path.is_dir() else 'a file'}"
             )
         in_place = path.is_file() and path.suffix in (".jsonl", ".tsv")
-        remote = source.startswith(("hf:", "ir_datasets:"))
-        key = ("texts", side, source if remote else file_key(source))
+        remote = source.startswith(PREFIXES)
+        version = load_hf(source)._fingerprint if source.startswith("hf:") else ""
+        key = ("texts", side, (source, version) if remote else file_key(source))
         self._folder = cached(key, lambda aside: _build(aside, source, side, in_place))
         self._file = source if in_place else str(self._folder / "texts.jsonl")
         self._parse = _Parser(self._file, side)
