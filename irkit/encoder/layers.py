@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from irkit.encoder.attention import Backend, attend, rotary_table, rotate
 from irkit.encoder.config import Activation, EncoderConfig, LayerConfig
+from irkit.encoder.dropout import Dropout
 from irkit.ragged import Ragged
 
 __all__ = ["ACTIVATIONS", "Embeddings", "Layer", "make_norm"]
@@ -40,7 +41,7 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(config.learned_positions, size) if config.learned_positions else None
         self.token_type = nn.Embedding(config.token_types, size) if config.token_types else None
         self.norm = make_norm(config, size)
-        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.dropout = Dropout(config.embedding_dropout)
 
     def forward(self, tokens: Ragged) -> Ragged:
         """Embed token ids ``(total,)`` to ``(total, hidden_size)``."""
@@ -69,7 +70,7 @@ class Layer(nn.Module):
         self.up = nn.Linear(size, layer.intermediate_size * (2 if config.gated else 1), bias=config.mlp_bias)
         self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
         self.down = nn.Linear(layer.intermediate_size, size, bias=config.mlp_bias)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = Dropout(config.hidden_dropout)
 
     def forward(
         self,

@@ -22,6 +22,8 @@ __all__ = ["compile_backward", "scratch_layout"]
 
 _BLOCK = 256  # keys worked on together: packed, with their gradients, they fit the L2 cache
 _OF_QUERIES = ("maxima", "inverses", "deltas")
+_OF_KEYS = ("keys", "values", "key_rows", "weights", "slopes", "d_keys", "d_values")
+_OF_TILE = ("queries", "grads", "outputs", *_OF_QUERIES, *_OF_KEYS)
 
 
 def scratch_layout(plan: Plan) -> tuple[dict[str, int], int]:
@@ -105,8 +107,7 @@ class _Differentiate:
             self._load_query(row, token, code.op(f"icmp slt i64 {row}, {left}"), grown)
         distance = code.sub(query, start)
         low, high = code.sub(distance, "%window"), code.add(code.add(distance, "%window"), 1)
-        names = ("queries", "grads", "keys", "values", "key_rows", "weights", "slopes", *_OF_QUERIES)
-        pointers = [scratch[name] for name in (*names, "outputs", "d_keys", "d_values")]
+        pointers = [scratch[name] for name in _OF_TILE]
         numbers = [count, low, high]
         if plan.dropout:
             numbers += [
@@ -181,9 +182,7 @@ def _tile(plan: Plan) -> str:
     for names in (("%slopes", "%queries", "%d_keys"), ("%weights", "%grads", "%d_values")):
         by_columns(code, plan, partial(_add_products, floats, plan, names, first, stop))
     random = RANDOM if plan.dropout else ""
-    pointers = ("queries", "grads", "keys", "values", "key_rows", "weights", "slopes", *_OF_QUERIES)
-    pointers += ("outputs", "d_keys", "d_values")
-    listed = ", ".join(f"ptr %{name}" for name in pointers)
+    listed = ", ".join(f"ptr %{name}" for name in _OF_TILE)
     return code.function(f"define internal void @tile({listed}, i64 %count, i64 %low, i64 %high{random})")
 
 

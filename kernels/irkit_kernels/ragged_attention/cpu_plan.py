@@ -61,7 +61,7 @@ class Plan:
     @property
     def scale(self) -> float:
         """Of scores: weights are powers of 2."""
-        return self.head_dim**-0.5 * log2(euler)
+        return float(self.head_dim**-0.5) * log2(euler)
 
     @property
     def rows(self) -> int:
