@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from irkit import Model, MultiVector, Ragged, score
+from irkit import Model, MultiVector, score
 from irkit.errors import BadValueError
 from irkit.training.example import Batch
 from irkit.training.losses import InfoNCE, KLDivergence, MarginMSE, Matryoshka
@@ -49,7 +49,6 @@ def make_batch(model: Model, chosen: Sequence[int] = range(4)) -> Batch:
         keys=torch.tensor([1000 - 7 * d for d in used]),
         targets=torch.where(own >= 0, targets[list(chosen)], torch.nan),
         texts=texts,
-        relevant_keys=Ragged.from_rows([[1000 - 7 * row[0], 5] for row in rows]),
     )
 
 

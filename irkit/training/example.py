@@ -57,8 +57,9 @@ class Batch:
         targets: ``(b, n)`` float32 scores of the teacher, NaN where ``own`` is -1; None if there are none.
         texts: Texts of the queries and of the documents, for losses with a model of their own; else None.
         keys: ``(d,)`` int64 that stand for the documents, equal in every process.
-        relevant_keys: Ragged keys of all documents known to be relevant to each query, also of those that are
-            not in the batch: another process may have them. None if only ``relevant`` is known.
+        names: ``(d,)`` int64 that stand for the ids of the documents.
+        known: Ragged names of all documents known to be relevant to each query, also of those that are not
+            in the batch: another process may have them. None, as ``names``, if only ``relevant`` is known.
     """
 
     queries: Ragged
@@ -69,7 +70,8 @@ class Batch:
     keys: Tensor
     targets: Tensor | None = None
     texts: tuple[list[str], list[str]] | None = None
-    relevant_keys: Ragged | None = None
+    names: Tensor | None = None
+    known: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.queries)

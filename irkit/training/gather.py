@@ -99,7 +99,7 @@ def join(
         joint,
         documents=of_documents(documents),
         own=torch.where(batch.own >= 0, columns[batch.own.clamp(min=0)], -1),
-        relevant=_known_relevant(batch, keys[kept], columns),
+        relevant=_known_relevant(batch, kept, columns),
         of_documents=of_documents,
     )
     if not every_query:
@@ -163,19 +163,19 @@ def _numbers(number: int, device: torch.device) -> list[int]:
     return torch.cat(parts).tolist()
 
 
-def _known_relevant(batch: Batch, keys: Tensor, columns: Tensor) -> Tensor:
+def _known_relevant(batch: Batch, kept: Tensor, columns: Tensor) -> Tensor:
     """``(b, d)`` bool over the documents of all processes.
 
     Args:
         batch: Of this process.
-        keys: ``(d,)`` of the documents.
+        kept: Which of the rows of all processes are these documents.
         columns: Where among them the documents of ``batch`` stand.
     """
-    known = torch.zeros(len(batch), len(keys), dtype=torch.bool, device=keys.device)
-    known[:, columns] = batch.relevant
-    if batch.relevant_keys is not None:
-        order, named = keys.sort(), batch.relevant_keys.values
-        places = torch.searchsorted(order.values, named).clamp(max=len(keys) - 1)
-        there = order.values[places] == named
-        known[batch.relevant_keys.row_ids()[there], order.indices[places[there]]] = True
-    return known
+    relevant = torch.zeros(len(batch), len(kept), dtype=torch.bool, device=kept.device)
+    relevant[:, columns] = batch.relevant
+    if batch.names is not None and batch.known is not None:
+        names, order = _all_rows(batch.names)[0][kept].sort()
+        places = torch.searchsorted(names, batch.known.values).clamp(max=len(names) - 1)
+        found = names[places] == batch.known.values
+        relevant[batch.known.row_ids()[found], order[places[found]]] = True
+    return relevant
