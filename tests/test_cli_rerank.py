@@ -14,6 +14,7 @@ import torch
 from irkit import Model, Retriever, Run, evaluate
 from irkit.cli import main
 from irkit.heads import MultiVectorHead, Normalize, Projection
+from irkit.training.interaction import MVA, PooledAttention
 
 TEXTS = ["neural search", "index of vectors", "a token model", "text of the gnu", "cab", "neural gnu"]
 QUERIES = {"q1": "neural index", "q2": "gnu search"}
@@ -77,6 +78,19 @@ def test_a_run_in_and_a_run_out(call: Call, index: str) -> None:
     assert (code, out) == (0, f"measure\tvalue\nRR@10\t{value:.4f}\n")
 
 
+def test_by_the_attention_that_a_model_was_trained_with(call: Call, place: Path) -> None:
+    attention = PooledAttention(8, MVA(dim=4, pooling="first_k", size=2))
+    attention.save_pretrained(place / "trained")
+    with Retriever.load("index") as retriever:
+        expected = retriever.rerank(QUERIES, Run.from_dict(RUN), interaction=attention)
+        assert expected.to_dict() != retriever.rerank(QUERIES, Run.from_dict(RUN)).to_dict()
+    code, out, err = call(
+        "rerank", "index", "beir", "run.trec", "--out", "mva.jsonl", "--interaction", "trained"
+    )
+    assert (code, out, err) == (0, "", "")
+    assert Run.read("mva.jsonl").to_dict() == expected.to_dict()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -89,11 +103,15 @@ def test_a_run_in_and_a_run_out(call: Call, index: str) -> None:
         (("index", "beir", "run.trec", "--qrels", "beir", "--out", "-"), "both write to standard output"),
         (("index", "beir", "run.trec", "--qrels", "beir", "--measures", "nDGC@10"), "nDGC@10"),
         (("nowhere", "beir", "run.trec"), "nowhere"),
+        (("index", "beir", "run.trec", "--interaction", "model"), "was not trained with attention"),
+        (("index", "beir", "run.trec", "--interaction", "wider"), "vectors of width 8, expected 16"),
+        (("dense", "beir", "run.trec", "--interaction", "wider"), "attention: got dense representations"),
     ],
 )
 def test_what_cannot_be_reranked(call: Call, words: tuple[str, ...], message: str) -> None:
     Run.from_dict({"q1": {"d99": 1.0}}).write("unknown.trec")
     Run.from_dict({"q9": {"d1": 1.0}}).write("other.trec")
+    PooledAttention(16, MVA()).save_pretrained("wider")
     code, out, err = call("rerank", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -27,6 +27,9 @@ def rerank(
     ] = None,
     measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
     split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    interaction: Annotated[
+        Path | None, typer.Option(help="Directory of a model trained with attention: score by that.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
@@ -42,10 +45,14 @@ def rerank(
     from irkit.run import Run
 
     items, judgments = read_judged(queries, qrels, split, measures)
-    first = Run.read(run)
+    first, compare = Run.read(run), None
+    if interaction is not None:
+        from irkit.training.interaction import load_interaction
+
+        compare = load_interaction(interaction)
     with (
         Retriever.load(directory, model, device=device) as retriever,
         bar("reranking", "queries", len(first)) as update,
     ):
-        result = retriever.rerank(items, first, k, progress=update)
+        result = retriever.rerank(items, first, k, interaction=compare, progress=update)
     write_judged(result, out, judgments, measures)

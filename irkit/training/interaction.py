@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from irkit.config import Config, read_json
 from irkit.encoder.weights import read_weights
-from irkit.errors import ConfigError, CorruptError, StorageError
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.late_interaction import (
     MultiVectorAttention,
     first_tokens,
@@ -180,7 +180,16 @@ class PooledAttention(MultiVectorAttention):
         return super().project_documents(MultiVector(self._pooled(documents.tokens)))
 
     def forward(self, queries: MultiVector, documents: MultiVector) -> Tensor:
-        """Score token vectors ``(total, width)`` of both, where they are: ``(n_q, n_d)``."""
+        """Score token vectors ``(total, width)`` of both, where they are: ``(n_q, n_d)``.
+
+        Raises:
+            BadValueError: They are no token vectors, or of another width.
+        """
+        if not isinstance(queries, MultiVector):
+            raise BadValueError(
+                f"attention: got {queries.kind} representations, expected a vector a token; use the model "
+                "that it was trained with"
+            )
         device, place = queries.tokens.device, self.query_key.weight.device
         return super().forward(queries.to(place), documents.to(place)).to(device)
 
