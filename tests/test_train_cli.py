@@ -14,10 +14,11 @@ import torch
 import yaml
 
 import irkit.training.running
-from irkit import Model, Retriever
+from irkit import Model, Retriever, evaluate
 from irkit.cli import main
 from irkit.errors import ConfigError, IrkitError, StorageError
 from irkit.training import TrainRecipe, train
+from irkit.training.interaction import load_interaction
 from irkit.training.running import prepare
 
 TEXTS = ["a search index", "neural text model", "the token of a model", "vector search", "an index of text"]
@@ -96,8 +97,6 @@ def test_trains_and_measures(
     assert [line["step"] for line in log if "eval_nDCG@10" in line] == [0, 2, 3]
     lines = [json.loads(line) for line in Path("out/evaluation.jsonl").read_text().splitlines()]
     retriever = Retriever.build("out", str(collection), "index")
-    from irkit import evaluate
-
     expected = evaluate(retriever.run(str(collection), 5), str(collection)).per_query["nDCG@10"]
     assert {line["query_id"]: line["value"] for line in lines} == expected
     assert TrainRecipe.resolve("out/recipe.yaml") == TrainRecipe.resolve(
@@ -212,6 +211,24 @@ def test_dry_run_and_config(tiny_bert: Path, collection: Path, capsys: pytest.Ca
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_attention_is_trained_measured_and_saved(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector", interaction={"kind": "mva", "dim": 8})
+    settings["evaluation"] = {"source": str(collection), "split": "test", "k": 15}
+    train(settings, "out")
+    lines = [json.loads(line) for line in Path("out/evaluation.jsonl").read_text().splitlines()]
+    model, attention = Model.from_pretrained("out"), load_interaction("out")
+    documents = model.represent(TEXTS * 3, "document")
+    with torch.no_grad():
+        scores = attention(model.represent(TEXTS, "query"), documents)  # type: ignore[arg-type]
+    found = {
+        f"q{n}": {f"d{m}": value for m, value in enumerate(row)} for n, row in enumerate(scores.tolist())
+    }
+    expected = evaluate(found, str(collection)).per_query["nDCG@10"]
+    assert {line["query_id"]: line["value"] for line in lines} == expected
+    with pytest.raises(ConfigError, match="compares token vectors, the model makes sparse ones"):
+        train(settings, "other", overrides=["model.kind=sparse"])
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from irkit.config import Config, read_mapping, with_overrides
 from irkit.errors import BadTypeError, ConfigError
 from irkit.training.arguments import TrainingArguments
 from irkit.training.data import DataConfig
+from irkit.training.interaction import Interaction, MaxSim
 from irkit.training.losses import Loss, Matryoshka
 from irkit.training.model_recipe import ModelRecipe
 from irkit.training.regularizers import Regularizer
@@ -37,6 +38,7 @@ class TrainRecipe(Config):
         losses: One or several; their sum is minimised.
         regularizers: What else is added to it.
         matryoshka: Dimensions whose leading part shall do as well.
+        interaction: How token vectors are compared, where that is not MaxSim.
         train: Arguments by the names of `TrainingArguments`.
         evaluation: Judged collections to measure the model on.
 
@@ -58,6 +60,7 @@ class TrainRecipe(Config):
     losses: Annotated[list[Loss], BeforeValidator(_listed), Field(min_length=1)]
     regularizers: Annotated[list[Regularizer], BeforeValidator(_listed)] = Field(default_factory=list)
     matryoshka: Matryoshka | None = None
+    interaction: Interaction = MaxSim()
     train: dict[str, Any] = Field(default_factory=dict)
     evaluation: Annotated[list[EvaluationConfig], BeforeValidator(_listed)] = Field(default_factory=list)
 

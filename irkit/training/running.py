@@ -27,7 +27,9 @@ from irkit.config import read_mapping
 from irkit.errors import ConfigError, StorageError
 from irkit.evaluation import Evaluation
 from irkit.model import Model
+from irkit.scoring import score
 from irkit.training.data import check, open_data
+from irkit.training.interaction import make_interaction
 from irkit.training.model_recipe import make_model
 from irkit.training.recipe import TrainRecipe
 from irkit.training.step import TrainStep
@@ -87,6 +89,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         recipe.losses,
         regularizers=recipe.regularizers,
         matryoshka=recipe.matryoshka,
+        interaction=make_interaction(recipe.interaction, model),
         gradient_cache_size=arguments.gradient_cache_size,
     )
     examples = open_data(recipe.data, arguments.seed)
@@ -99,7 +102,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         step,
         arguments,
         examples,
-        evaluation=(lambda model: summarize(_measure(model, during))) if during else None,
+        evaluation=(lambda model: summarize(_measure(model, step, during))) if during else None,
         callbacks=[_Log(place / "log.jsonl")],
     )
     for made in (place / "checkpoints", place):  # by the trainer
@@ -151,7 +154,8 @@ def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -
     model = trainer.finished_model()
     if main:
         if prepared.collections:
-            write_results(_measure(model, prepared.collections), place / "evaluation.jsonl")
+            results = _measure(model, prepared.step, prepared.collections)
+            write_results(results, place / "evaluation.jsonl")
         _publish(prepared.step, place)
         model.name = str(place)
     return model
@@ -182,12 +186,17 @@ def _step(line: str) -> float:
         return float("inf")
 
 
-def _measure(model: Model, collections: list[JudgedCollection]) -> dict[str, Evaluation]:
-    results = {}
+def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection]) -> dict[str, Evaluation]:
+    """Measures of a model by the name of the collection, with the scores that are trained."""
+    results: dict[str, Evaluation] = {}
+    compare: Any = step.interaction or score
+    training = step.training
+    step.eval()
     for collection in collections:
         title = collection.config.title
         with bar(f"evaluating on {title}", "documents", collection.total) as update:
-            results[title] = evaluate_model(model, collection, progress=update)
+            results[title] = evaluate_model(model, collection, compare, update)
+    step.train(training)
     return results
 
 
@@ -243,8 +252,10 @@ def _begin(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
 def _publish(step: TrainStep, place: Path) -> None:
     """Put the files of the model into the directory, the one that makes it a model last."""
     aside = place / "model.part"
-    step.save_pretrained(aside)
     try:
+        if aside.exists():
+            shutil.rmtree(aside)
+        step.save_pretrained(aside)
         for part in sorted(aside.iterdir(), key=lambda path: path.name == _DONE):
             target = place / part.name
             if target.is_dir():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
@@ -162,7 +163,9 @@ def evaluate_model(
         texts = (document.full_text for document in collection.documents())
         best, first = TopK(len(queries), collection.config.k), 0
         for part in model.represent_stream(texts, "document", chunk_size=_CHUNK, progress=progress):
-            best.push(score(queries, part).detach().numpy(), np.arange(first, first + len(part)))
+            with torch.no_grad():
+                scores = score(queries, part).numpy()
+            best.push(scores, np.arange(first, first + len(part)))
             first += len(part)
     finally:
         model.train(training)
