@@ -64,7 +64,7 @@ class Trial:
         Raises:
             ConfigError: The recipe differs.
         """
-        begun = self.finished or any(self.folder.glob("checkpoints/*"))
+        begun = (self.folder / "recipe.yaml").exists()
         if not begun or not self.beside(".yaml").exists():
             return
         old, new = _flat(read_mapping(self.beside(".yaml"))), _flat(self.recipe)
