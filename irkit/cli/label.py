@@ -49,18 +49,13 @@ def label(
     check_target(out, overwrite)
     from irkit.training.data import DataConfig, read_records
     from irkit.training.data.texts import TextStore
-    from irkit.training.labels import Normalization
+    from irkit.training.labels import Normalization, resolve
     from irkit.training.labels import label as label_records
     from irkit.training.teachers import IndexTeacher, load_teacher
 
     if normalization not in get_args(Normalization):
         raise BadValueError(f"--normalization {normalization}: expected {', '.join(get_args(Normalization))}")
     config = DataConfig(source=source, queries=queries, corpus=corpus, split=split)
-    with bar("checking", "queries") as update:
-        total = 0
-        for _ in read_records(config):
-            total += 1
-            update(1)
     options: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
@@ -74,6 +69,13 @@ def label(
         "queries": TextStore(asked, "queries") if asked else None,
         "corpus": TextStore(answers) if answers else None,
     }
+
+    with bar("checking", "queries") as update:
+        total = 0
+        for record in read_records(config):
+            resolve(record, judge, **texts)  # a text that is missing fails now, not after hours
+            total += 1
+            update(1)
 
     def records(skip: int) -> Iterator[Record]:
         some = islice(read_records(config), skip, None)

@@ -13,9 +13,9 @@ from irkit.data import Document, Query
 from irkit.errors import BadValueError
 from irkit.training.data import Record
 from irkit.training.data.texts import Texts
-from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all
+from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all, shortest
 
-__all__ = ["Normalization", "label"]
+__all__ = ["Normalization", "label", "resolve"]
 
 Normalization: TypeAlias = Literal["none", "min-max", "z-score"]
 
@@ -53,16 +53,22 @@ def label(
     """
     stream = iter(records)
     while some := list(islice(stream, _RECORDS)):
-        asked = [_query(record, queries) for record in some]
-        by_id = isinstance(teacher, IndexTeacher)
-        documents = [_named(record) if by_id else _written(record, corpus) for record in some]
+        asked, documents = zip(*(resolve(record, teacher, queries, corpus) for record in some), strict=True)
         for record, scores in zip(some, score_all(teacher, asked, documents), strict=True):
-            yield replace(record, scores=tuple(_normalized(scores, normalization).tolist()))
+            yield replace(record, scores=shortest(_normalized(scores, normalization)))
 
 
-def _query(record: Record, texts: Texts | None) -> Query:
+def resolve(
+    record: Record, teacher: Teacher, queries: Texts | None, corpus: Texts | None
+) -> tuple[Query, list[Document]]:
+    """What a teacher is asked about a record; arguments as for `label`.
+
+    Raises:
+        BadValueError: A text is missing, or an id for a teacher that goes by ids.
+    """
     name = record.query_id or "-"
-    return Query(name, _text(name, texts, "query") if record.query is None else record.query)
+    query = Query(name, _text(name, queries, "query") if record.query is None else record.query)
+    return query, _named(record) if isinstance(teacher, IndexTeacher) else _written(record, corpus)
 
 
 def _named(record: Record) -> list[Document]:

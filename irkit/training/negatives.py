@@ -16,7 +16,7 @@ from irkit.data.given import Queries, given_queries
 from irkit.errors import BadValueError
 from irkit.retriever import Retriever
 from irkit.training.data import Record
-from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all
+from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all, shortest
 
 __all__ = ["MiningConfig", "mine"]
 
@@ -174,7 +174,7 @@ def _mine(
                 query.id,
                 query.text,
                 tuple(document.id for document in documents),
-                scores=None if line is None else tuple(line.tolist()),
+                scores=None if line is None else shortest(line),
                 positives=len(relevant),
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -26,6 +27,7 @@ __all__ = [
     "Teacher",
     "load_teacher",
     "score_all",
+    "shortest",
 ]
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -156,7 +158,10 @@ class CrossEncoder:
                 f"{config.num_labels} labels; expected a sequence classifier with 1 or 2, such as "
                 "cross-encoder/ms-marco-MiniLM-L6-v2"
             )
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(name, dtype=precisions[dtype])
+        with _quiet(transformers.utils.logging):
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(
+                name, dtype=precisions[dtype]
+            )
         self.model = model.to(self.device).eval()
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
         self.max_length = min(limit for limit in (max_length, *limits) if limit is not None)
@@ -185,6 +190,18 @@ class CrossEncoder:
                 scores[step] = (values.sigmoid() if self.activation == "sigmoid" else values).cpu().numpy()
         ends = np.cumsum([len(some) for some in documents])
         return np.split(scores, ends[:-1])
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without the bar of transformers, which is drawn where there is no terminal, too."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _steps(lengths: Array) -> list[list[int]]:
@@ -263,3 +280,8 @@ def score_all(
                 f"{some[worst].id!r}; expected a finite number. Has the document no text?"
             )
     return given
+
+
+def shortest(scores: Array) -> tuple[float, ...]:
+    """Scores for a file: of float32 no more digits than tell them apart."""
+    return tuple(float(value) for value in scores.astype(np.float32).astype(str))

@@ -1,0 +1,331 @@
+"""Teachers of every kind, and the scores they give to training files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irkit import Model, Retriever
+from irkit.cli import main
+from irkit.data import Document, Query
+from irkit.errors import BadValueError, StorageError
+from irkit.heads import MultiVectorHead, Normalize, Projection
+from irkit.training.data import Record
+from irkit.training.labels import label
+from irkit.training.negatives import mine
+from irkit.training.teachers import CrossEncoder, IndexTeacher, ModelTeacher, load_teacher
+
+TEXTS = {
+    "d0": "neural search",
+    "d1": "an index of vectors",
+    "d2": "the text of a long token model in an index of neural search and of the search for text",
+    "d3": "search",
+    "d4": "vector model",
+}
+QUERIES = {"q0": "neural index", "q1": "search of text", "q2": "a model"}
+LISTS = {"q0": ["d1", "d0", "d4"], "q1": ["d2"], "q2": ["d4", "d3", "d2", "d0", "d1"]}
+RECORDS = [Record(query, None, tuple(docs)) for query, docs in LISTS.items()]
+DOCUMENTS = [[Document(name, TEXTS[name]) for name in docs] for docs in LISTS.values()]
+ASKED = [Query(name, text) for name, text in QUERIES.items()]
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module", params=["dense", "multi_vector"])
+def model(request: pytest.FixtureRequest, tiny_bert: Path) -> Model:
+    with pytest.warns(UserWarning, match="mean"):
+        dense = Model.from_pretrained(tiny_bert)
+    if request.param == "dense":
+        return dense
+    torch.manual_seed(0)
+    head = MultiVectorHead(32, [Projection(32, 8, bias=False), Normalize()])
+    return Model(dense.tokenizer, dense.encoder, head)
+
+
+def classifier(tiny_bert: Path, path: Path, labels: int = 1) -> str:
+    """A cross-encoder of random weights."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(1)
+    config = BertConfig.from_pretrained(tiny_bert, num_labels=labels, type_vocab_size=2)
+    BertForSequenceClassification(config).save_pretrained(path)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return classifier(tiny_bert, tmp_path_factory.mktemp("cross-encoder"))
+
+
+def assert_equal(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> None:
+    assert [len(line) for line in found] == [len(line) for line in expected]
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=tolerance)
+
+
+def test_an_index_and_its_model_give_the_scores_of_a_search(model: Model, tmp_path: Path) -> None:
+    retriever = Retriever.build(model, TEXTS, tmp_path / "index")
+    hits = [{hit.id: hit.score for hit in retriever.search(text, 5)} for text in QUERIES.values()]
+    expected = [[hits[i][name] for name in docs] for i, docs in enumerate(LISTS.values())]
+    assert_equal(load_teacher(retriever)(ASKED, DOCUMENTS), expected)
+    assert_equal(ModelTeacher(model)(ASKED, DOCUMENTS), expected)
+    model.save_pretrained(tmp_path / "model")
+    loaded = load_teacher(tmp_path / "model")
+    assert isinstance(loaded, ModelTeacher)
+    assert_equal(loaded(ASKED, DOCUMENTS), expected)
+    assert ModelTeacher(model)(ASKED[:1], [[]])[0].shape == (0,)
+    assert IndexTeacher(retriever)(ASKED[:2], [[], []])[1].shape == (0,)
+
+
+@pytest.mark.parametrize("max_length", [None, 16])
+@pytest.mark.parametrize("activation", ["none", "sigmoid"])
+def test_a_cross_encoder_as_in_sentence_transformers(
+    peer: Any, cross_encoder: str, max_length: int | None, activation: Any
+) -> None:
+    teacher = load_teacher(f"cross-encoder:{cross_encoder}", max_length=max_length, activation=activation)
+    found = teacher(ASKED, DOCUMENTS)
+    pairs = [
+        (query, TEXTS[name])
+        for query, docs in zip(QUERIES.values(), LISTS.values(), strict=True)
+        for name in docs
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peer.CrossEncoder(cross_encoder, device="cpu", max_length=max_length)
+        act = torch.nn.Identity() if activation == "none" else torch.nn.Sigmoid()
+        expected = theirs.predict(pairs, activation_fn=act)
+    assert [len(line) for line in found] == [3, 1, 5]
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
+    assert np.ptp(expected) > 0.01
+
+
+def test_steps_of_a_cross_encoder_change_nothing(cross_encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = CrossEncoder(cross_encoder)
+    whole = teacher(ASKED, DOCUMENTS)
+    for tokens in (1, 30, 100):
+        monkeypatch.setattr("irkit.training.teachers._TOKENS", tokens)
+        assert_equal(teacher(ASKED, DOCUMENTS), whole)
+    assert [len(line) for line in teacher(ASKED[:2], [[], []])] == [0, 0]
+
+
+def test_two_labels_give_log_odds(tiny_bert: Path, tmp_path: Path) -> None:
+    name = classifier(tiny_bert, tmp_path, labels=2)
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    inputs = AutoTokenizer.from_pretrained(name)(QUERIES["q1"], TEXTS["d2"], return_tensors="pt")
+    with torch.inference_mode():
+        odds = AutoModelForSequenceClassification.from_pretrained(name)(**inputs).logits.log_softmax(1)[0]
+    found = CrossEncoder(name)(ASKED[1:2], DOCUMENTS[1:2])
+    assert found[0].tolist() == pytest.approx([float(odds[1] - odds[0])], abs=1e-5)
+
+
+def test_models_that_are_no_cross_encoders(tiny_bert: Path, tmp_path: Path, cross_encoder: str) -> None:
+    with pytest.raises(
+        BadValueError, match="BertModel with 2 labels; expected a sequence classifier with 1 or 2"
+    ):
+        CrossEncoder(str(tiny_bert))
+    with pytest.raises(BadValueError, match="with 3 labels"):
+        CrossEncoder(classifier(tiny_bert, tmp_path, labels=3))
+    with pytest.raises(StorageError, match="loading the cross-encoder"):
+        CrossEncoder(str(tmp_path / "none"))
+    with pytest.raises(BadValueError, match="dtype 'int8'; expected float32 or bfloat16 or float16"):
+        CrossEncoder(cross_encoder, dtype="int8")
+    with pytest.raises(BadValueError, match="activation 'softmax'; expected none or sigmoid"):
+        CrossEncoder(cross_encoder, activation="softmax")  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match="settings of a cross-encoder; leave them out or name one as"):
+        load_teacher(cross_encoder, max_length=32)
+
+
+def test_labels_are_of_texts_by_id_or_at_hand(model: Model, tmp_path: Path) -> None:
+    retriever = Retriever.build(model, TEXTS, tmp_path / "index")
+    expected = IndexTeacher(retriever)(ASKED, DOCUMENTS)
+    whole = [
+        Record("", QUERIES[r.query_id], (), tuple(TEXTS[name] for name in r.document_ids), None, 0)
+        for r in RECORDS
+    ]
+    scored = [Record(r.query_id, QUERIES[r.query_id], r.document_ids, scores=(9,) * len(r)) for r in RECORDS]
+    by_id = list(label(RECORDS, IndexTeacher(retriever), queries=QUERIES))
+    assert [(r.query_id, r.document_ids, r.positives) for r in by_id] == [
+        (r.query_id, r.document_ids, r.positives) for r in RECORDS
+    ]
+    for records in (
+        by_id,
+        label(RECORDS, ModelTeacher(model), queries=QUERIES, corpus=TEXTS),
+        label(whole, ModelTeacher(model)),
+        label(scored, IndexTeacher(retriever)),
+    ):
+        assert_equal([record.scores for record in records], expected)
+
+
+def test_texts_that_are_missing(model: Model, tmp_path: Path) -> None:
+    teacher = ModelTeacher(model)
+    retriever = Retriever.build(model, {"d1": "text"}, tmp_path / "index")
+    texts = Record("", "text", (), ("one", "two"))
+    with pytest.raises(
+        BadValueError, match="query 'q0' is given by id only; give queries, where its text is"
+    ):
+        list(label(RECORDS, teacher))
+    with pytest.raises(BadValueError, match="document 'd1' is given by id only; give corpus"):
+        list(label(RECORDS, teacher, queries=QUERIES))
+    with pytest.raises(
+        BadValueError, match="no document 'd0' in what is given; give the corpus that the examples"
+    ):
+        list(label(RECORDS, teacher, queries=QUERIES, corpus={"d1": "text"}))
+    with pytest.raises(BadValueError, match="has documents without ids, which an index cannot find"):
+        list(label([texts], IndexTeacher(retriever)))
+    with pytest.raises(BadValueError, match="the index has no document 'd0'"):
+        list(label(RECORDS, IndexTeacher(retriever), queries=QUERIES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_normalization(scores: list[list[float]]) -> None:
+    records = [Record("q", "text", tuple(f"d{i}" for i in range(len(line)))) for line in scores]
+    place = iter(scores)
+
+    def teacher(queries: Any, documents: Any) -> Any:
+        return [np.array(next(place), np.float32) for _ in queries]
+
+    texts = {f"d{i}": "" for i in range(6)}
+    plain = [record.scores for record in label(records, teacher, corpus=texts)]
+    assert [np.float32(line).tolist() for line in plain] == scores
+    for kind in ("min-max", "z-score"):
+        place = iter(scores)
+        for record, given_line in zip(
+            label(records, teacher, corpus=texts, normalization=kind), scores, strict=True
+        ):
+            line, given_scores = np.array(record.scores), np.array(given_line, np.float64)
+            if np.ptp(given_scores) == 0:
+                assert not line.any()
+            elif kind == "min-max":
+                assert (line.min(), line.max()) == (0, 1)
+            else:
+                assert line.mean() == pytest.approx(0, abs=1e-6)
+                assert line.std() == pytest.approx(1, abs=1e-6)
+            assert (np.diff(line[np.argsort(given_scores)]) >= 0).all()
+
+
+# ---- command line ----
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in a folder with a BEIR folder: exit code, standard output and standard error."""
+    (tmp_path / "beir" / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", TEXTS), ("queries", QUERIES)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
+        (tmp_path / "beir" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    rows = ["query-id\tcorpus-id\tscore", "q0\td1\t1", "q0\td3\t0", "q2\td4\t1"]
+    (tmp_path / "beir" / "qrels" / "train.tsv").write_text("\n".join(rows))
+    Retriever.build("bm25", TEXTS, tmp_path / "bm25").close()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run
+
+
+def read(path: str) -> dict[str, dict[str, Any]]:
+    return {row["query_id"]: row for row in map(json.loads, Path(path).read_text().splitlines())}
+
+
+def test_the_command_line(call: Call, cross_encoder: str) -> None:
+    teacher = f"cross-encoder:{cross_encoder}"
+    assert call("mine", "bm25", "beir", "--out", "train.jsonl", "--negatives", "2")[0] == 0
+    with Retriever.load("bm25") as retriever:
+        qrels = {"q0": {"d1": 1}, "q2": {"d4": 1}}
+        expected = list(mine(retriever, QUERIES, qrels, teacher=load_teacher(teacher)))
+    code, out, err = call(
+        "label", "train.jsonl", "--corpus", "beir", "--teacher", teacher, "--out", "labelled.jsonl"
+    )
+    assert (code, out) == (0, "")
+    assert err.startswith("irkit: labelled the documents of 2 queries in ")
+    for record in expected:
+        row = read("labelled.jsonl")[record.query_id]
+        scores = dict(zip(record.document_ids, record.scores or (), strict=True))
+        assert row["scores"] == pytest.approx([scores[name] for name in row["document_ids"]], abs=1e-5)
+    # a BEIR folder and a run, which have ids only
+    code, _, err = call("label", "beir", "--teacher", "bm25", "--out", "beir.jsonl")
+    assert code == 0, err
+    assert read("beir.jsonl")["q0"]["document_ids"] == ["d1", "d3"]
+    Path("run.trec").write_text("q0 Q0 d4 1 3.5 x\nq0 Q0 d1 2 2.5 x\n")
+    code, _, err = call(
+        *(
+            "label",
+            "run.trec",
+            "--corpus",
+            "beir",
+            "--split",
+            "train",
+            "--teacher",
+            teacher,
+            "--out",
+            "run.jsonl",
+        ),
+        *("--normalization", "min-max"),
+    )
+    assert code == 0, err
+    row = read("run.jsonl")["q0"]
+    assert (row["document_ids"], row["positives"], set(row["scores"])) == (["d1", "d4"], 1, {0.0, 1.0})
+
+
+def test_an_interrupted_run_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("mine", "bm25", "beir", "--out", "train.jsonl", "--negatives", "2")
+    words = ("label", "train.jsonl", "--teacher", "bm25", "--out", "labelled.jsonl")
+    monkeypatch.setattr("irkit.training.labels._RECORDS", 1)
+    real, asked = IndexTeacher.__call__, []
+
+    def interrupted(self: Any, queries: Any, documents: Any) -> Any:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(queries[0].id)
+        return real(self, queries, documents)
+
+    monkeypatch.setattr(IndexTeacher, "__call__", interrupted)
+    assert call(*words)[::2] == (130, "irkit: interrupted - give the same command again to go on\n")
+    assert not Path("labelled.jsonl").exists()
+    monkeypatch.setattr(IndexTeacher, "__call__", real)
+    code, _, err = call(*words)
+    assert code == 0
+    assert "labelled the documents of 2 queries (1 of them before) in" in err
+    resumed = Path("labelled.jsonl").read_bytes()
+    assert call(*words, "--overwrite")[0] == 0
+    assert Path("labelled.jsonl").read_bytes() == resumed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train.jsonl", "--teacher", "bm25", "--normalization", "max"), "expected none, min-max, z-score"),
+        (("none.jsonl", "--teacher", "bm25"), "none.jsonl"),
+        (("broken.jsonl", "--teacher", "bm25"), "broken.jsonl:2"),
+        (("train.jsonl", "--teacher", "bm25", "--activation", "sigmoid"), "settings of a cross-encoder"),
+        (("train.jsonl", "--teacher", "cross-encoder:none"), "loading the cross-encoder none"),
+        (("train.jsonl", "--teacher", "bm25"), "query 'q0' is given by id only; give queries"),
+        (("train.jsonl", "--teacher", "bm25", "--queries", "train.jsonl"), "train.jsonl"),
+        (("last.jsonl", "--teacher", "bm25", "--queries", "beir"), "there is no query 'none' in beir"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_bad_commands(call: Call, words: tuple[str, ...], message: str) -> None:
+    Path("train.jsonl").write_text('{"query_id": "q0", "document_ids": ["d1"]}\n')
+    Path("last.jsonl").write_text('{"query_id": "none", "document_ids": ["d1"]}\n')
+    Path("broken.jsonl").write_text('{"query_id": "q0", "document_ids": ["d1"]}\n{"query_id": "q1"}\n')
+    code, out, err = call("label", *words, "--out", "out.jsonl")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not Path("out.jsonl").exists()
