@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from irkit import Model
-from irkit.errors import CorruptError, StorageError
+from irkit.errors import BadTypeError, ConfigError, CorruptError, StorageError, TrainingError
 from irkit.training.arguments import TrainingArguments
-from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint
+from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint, rotate
 from irkit.training.data import Collator, DataConfig, Record, open_data, write_examples
 from irkit.training.losses import InfoNCE, KLDivergence
+from irkit.training.regularizers import Flops
 from irkit.training.trainer import Trainer
 
 WORDS = ["a", "the", "search", "index", "vector", "token", "model", "neural", "text", "of", "in"]
@@ -116,8 +118,15 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stop", [3, 5, 8, 9])
-@pytest.mark.parametrize("extra", [{}, {"gradient_accumulation_steps": 2}, {"lora": {"r": 2}}])
+@pytest.mark.parametrize(
+    ("stop", "extra"),
+    [
+        (3, {}),
+        (8, {}),
+        (5, {"gradient_accumulation_steps": 3, "tokens_per_batch": 200}),
+        (7, {"lora": {"r": 2}, "gradient_cache_size": 3}),
+    ],
+)
 def test_resuming_gives_the_weights_of_never_having_stopped(
     tiny_bert: Path, files: Any, tmp_path: Path, stop: int, extra: dict[str, Any]
 ) -> None:
@@ -159,3 +168,218 @@ def test_resuming_from_what_does_not_fit(model: Model, tiny_bert: Path, files: A
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CorruptError, match=r"weights\.safetensors"):
         load_weights(path.parent)
+
+
+class Poison(TrainerCallback):
+    """Makes a weight infinite at the end of a step."""
+
+    def __init__(self, step: int, weight: nn.Parameter) -> None:
+        self.step, self.weight = step, weight
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.weight.data.view(-1)[0] = float("inf")
+
+
+def test_a_loss_that_is_no_number_ends_training_and_keeps_the_last_checkpoint(
+    model: Model, files: Any, tmp_path: Path
+) -> None:
+    poison = Poison(3, model.head.layers[0].linear.weight)
+    args = arguments(tmp_path / "out", max_steps=9, gradient_accumulation_steps=2)
+    trainer = Trainer(model, args, open_data(files), [KLDivergence()], callbacks=[poison])
+    message = r"loss is nan at step 4, learning rate 0\.00\d+; try a lower .* checkpoint is .*checkpoint-2$"
+    with pytest.raises(TrainingError, match=message):
+        trainer.train()
+    good = Model.from_pretrained(newest_checkpoint(tmp_path / "out"))
+    assert all(bool(value.isfinite().all()) for value in good.parameters())
+
+
+def test_a_weight_that_is_no_number_is_never_saved(model: Model, files: Any, tmp_path: Path) -> None:
+    poison = Poison(2, model.head.layers[0].linear.weight)
+    trainer = Trainer(
+        model, arguments(tmp_path / "out"), open_data(files), [KLDivergence()], callbacks=[poison]
+    )
+    with pytest.raises(
+        TrainingError, match=r"the weight head\.layers\.0\.linear\.weight is no number.*no checkpoint"
+    ):
+        trainer.train()
+    assert not list((tmp_path / "out").iterdir())
+
+
+class Rooted(nn.Module):
+    """An objective of its own, whose gradient is infinite at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, batch: torch.Tensor, progress: float) -> torch.Tensor:
+        return (self.weight * batch).sum().clamp(min=0).sqrt()
+
+
+def test_a_gradient_that_is_no_number_ends_training(tmp_path: Path) -> None:
+    args = arguments(tmp_path / "out", max_steps=3)
+    data = DataLoader([torch.ones(2), torch.zeros(2)], batch_size=1)
+    trainer = Trainer(Rooted(), args, data)
+    with pytest.raises(TrainingError, match="the gradient has a norm of nan at step 2"):
+        trainer.train()
+
+
+def test_any_module_that_returns_its_loss_is_trained_and_resumed(tmp_path: Path) -> None:
+    class Squares(Rooted):
+        seen: list[float] = []  # noqa: RUF012
+
+        def forward(self, batch: torch.Tensor, progress: float) -> torch.Tensor:
+            self.seen.append(progress)
+            return ((self.weight - batch) ** 2).mean()
+
+    data = DataLoader(torch.zeros(8, 2), batch_size=2)
+    trainer = Trainer(Squares(), arguments(tmp_path / "out", learning_rate=0.1), data)
+    trainer.train()
+    assert Squares.seen == [0.0, 0.25, 0.5, 0.75]
+    assert float(trainer.step.weight.detach().max()) < 0.9
+    again = Trainer(Squares(), arguments(tmp_path / "out", learning_rate=0.1, max_steps=6), data)
+    again.train(resume_from_checkpoint=True)
+    assert len(Squares.seen) == 6
+    with pytest.raises(BadTypeError, match="got a Squares and losses"):
+        Trainer(Squares(), arguments(tmp_path / "out"), data, [KLDivergence()])
+
+
+def test_learning_rates_by_pattern(model: Model, files: Any, tmp_path: Path) -> None:
+    before = weights(model)
+    rates = {"embeddings": 0.0, r"^head\.": 1e-2, r"layers\.1\.": 1e-4}
+    args = arguments(tmp_path / "out", learning_rates=rates, weight_decay=0.1, lr_scheduler_type="constant")
+    trainer = Trainer(model, args, open_data(files), [KLDivergence()])
+    trainer.create_optimizer()
+    found = {}
+    for group in trainer.optimizer.param_groups:
+        found |= {id(parameter): (group["lr"], group["weight_decay"]) for parameter in group["params"]}
+    by_name = {name: found.get(id(parameter)) for name, parameter in model.named_parameters()}
+    assert by_name["encoder.embeddings.word.weight"] is None
+    assert by_name["head.layers.0.linear.weight"] == (1e-2, 0.1)
+    assert by_name["encoder.layers.1.qkv.weight"] == (1e-4, 0.1)
+    assert by_name["encoder.layers.1.qkv.bias"] == (1e-4, 0.0)
+    assert by_name["encoder.layers.0.qkv.weight"] == (1e-3, 0.1)
+    trainer.train()
+    after = weights(model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "embeddings" not in name}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rates": {"encodr": 1e-5}}, "'encodr' is found in no name"),
+        ({"learning_rates": {"": 0}}, "all parameters are frozen"),
+        ({"lora": {"rank": 4}}, "lora: .*rank"),
+        ({"lora": {"target_modules": ["nothing"]}}, "lora: .*nothing"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_model(
+    model: Model, files: Any, tmp_path: Path, values: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Trainer(model, arguments(tmp_path / "out", **values), open_data(files), [KLDivergence()])
+
+
+def test_lora_trains_adapters_and_saves_their_sum(tiny_bert: Path, files: Any, tmp_path: Path) -> None:
+    model = Model.multi_vector(tiny_bert, {"depth": 1, "dim": 8})
+    before = weights(model)
+    args = arguments(tmp_path / "out", lora={"r": 2, "lora_alpha": 8}, learning_rate=1e-2)
+    trainer = Trainer(model, args, open_data(files), [KLDivergence()])
+    trainer.train()
+    saved = load_weights(tmp_path / "out" / "checkpoint-4" / "training")
+    assert any("lora" in name for name in saved)
+    assert not any("base_layer" in name for name in saved)
+    finished = trainer.finished_model()
+    after = weights(finished)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "encoder.layers.0.qkv.weight" in changed
+    assert "encoder.embeddings.word.weight" not in changed
+    loaded = Model.from_pretrained(tmp_path / "out" / "checkpoint-4")
+    texts = ["a neural search model", "vector"]
+    for other in (loaded, trainer.step.model):  # from disk, and with adapters beside the weights
+        values = other.represent(texts, "document").tokens.values
+        expected = finished.represent(texts, "document").tokens.values
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_best_model_is_kept_and_training_stops_early(model: Model, files: Any, tmp_path: Path) -> None:
+    values = iter([0.1, 0.5, 0.4, 0.3, 0.9])
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def evaluation(current: Model) -> dict[str, float]:
+        seen.append(weights(current))
+        current.represent(["an index"], "document")  # leaves the model in evaluation mode
+        return {"nDCG@10": next(values)}
+
+    args = arguments(
+        tmp_path / "out",
+        max_steps=10,
+        eval_steps=2,
+        save_steps=2,
+        metric_for_best_model="nDCG@10",
+        greater_is_better=True,
+        early_stopping_patience=2,
+        save_total_limit=1,
+    )
+    data = open_data(files)
+    trainer = Trainer(model, args, data, [KLDivergence()], evaluation=evaluation)
+    trainer.train()
+    assert trainer.state.global_step == 8
+    assert len(seen) == 4
+    assert trainer.state.best_metric == 0.5
+    assert same(weights(trainer.finished_model()), seen[1])
+    assert [path.name for path in all_checkpoints(tmp_path / "out")] == ["checkpoint-4"]
+    assert [each["eval_nDCG@10"] for each in trainer.state.log_history if "eval_nDCG@10" in each] == [
+        0.1,
+        0.5,
+        0.4,
+        0.3,
+    ]
+
+
+@pytest.mark.parametrize("values", [{"bf16": True}, {"gradient_checkpointing": True}])
+def test_other_ways_to_compute_find_about_the_same(
+    tiny_bert: Path, files: Any, tmp_path: Path, values: Any
+) -> None:
+    found = []
+    for number, extra in enumerate(({}, values)):
+        torch.manual_seed(1)
+        model = Model.sparse(tiny_bert)
+        args = arguments(tmp_path / str(number), max_steps=2, learning_rate=1e-4, **extra)
+        regularizers = [Flops(query=1e-3, document=1e-3)]
+        trainer = Trainer(model, args, open_data(files), [InfoNCE(temperature=50)], regularizers)
+        trainer.train()
+        found.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+    assert found[0] == pytest.approx(found[1], rel=0.05 if "bf16" in values else 1e-5)
+
+
+def test_parts_of_the_loss_are_means_over_what_was_accumulated(
+    model: Model, files: Any, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path / "out", gradient_accumulation_steps=3, logging_steps=2)
+    trainer = Trainer(model, args, open_data(files), [KLDivergence()])
+    trainer.train()
+    for each in trainer.state.log_history:
+        if "loss" in each:
+            assert each["loss"] == pytest.approx(each["kl"], rel=1e-5)
+
+
+def test_old_checkpoints_are_deleted_but_for_the_best_and_the_newest(tmp_path: Path) -> None:
+    for step in (5, 10, 100, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / ".checkpoint-30.partial").mkdir()
+    (tmp_path / "checkpoint-x").mkdir()
+    rotate(tmp_path, 3, tmp_path / "checkpoint-5")
+    assert [path.name for path in all_checkpoints(tmp_path)] == [
+        "checkpoint-5",
+        "checkpoint-20",
+        "checkpoint-100",
+    ]
+    rotate(tmp_path, 1)
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+    assert len(all_checkpoints(tmp_path)) == 1
+    rotate(tmp_path, None)
+    assert newest_checkpoint(tmp_path / "nowhere") is None

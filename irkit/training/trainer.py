@@ -103,7 +103,7 @@ class Trainer(transformers.Trainer):
         self.step, self.evaluation = model, evaluation
         self.rates, self.folder = args.learning_rates, Path(str(args.output_dir))
         self._sums: dict[str, Any] = {}
-        self._micro_steps = 0
+        self._steps = 0.0
         if args.lora is not None:
             if not isinstance(model, TrainStep):
                 raise ConfigError(f"lora: for models of irkit, not for a {type(model).__name__}")
@@ -214,9 +214,10 @@ class Trainer(transformers.Trainer):
         loss: Tensor = model(inputs, self.state.global_step / max(1, self.state.max_steps))
         if not bool(loss.isfinite()):
             self._stop(f"the loss is {loss.item()}")
+        share = 1 / self.current_gradient_accumulation_steps  # of a step
         for name, value in getattr(self.step, "parts", {}).items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        self._micro_steps += 1
+            self._sums[name] = self._sums.get(name, 0.0) + share * value
+        self._steps += share
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -235,9 +236,9 @@ class Trainer(transformers.Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in transformers, with the parts of the loss."""
-        if "loss" in logs and self._micro_steps:
-            logs = logs | {name: float(value) / self._micro_steps for name, value in self._sums.items()}
-            self._sums, self._micro_steps = {}, 0
+        if "loss" in logs and self._steps:
+            logs = logs | {name: float(value) / self._steps for name, value in self._sums.items()}
+            self._sums, self._steps = {}, 0.0
         super().log(logs, start_time)
 
     # evaluation
