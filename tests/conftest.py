@@ -15,6 +15,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 WORDS = ["a", "an", "the", "of", "in", "on", "search", "index", "vector", "token", "model", "neural", "text"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def text_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that tests read is noted in the home of who runs them."""
+    os.environ["IRKIT_CACHE"] = str(tmp_path_factory.mktemp("texts"))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     default = Path(__file__).parents[2] / "shared" / "data"
