@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from irkit.study.results import Cell
@@ -11,8 +11,10 @@ __all__ = ["draw_study"]
 
 _TEXT, _LINE = "#808080", "#80808055"
 _SAME, _BETTER, _WORSE = "#999999", "#0072b2", "#d55e00"
-_WIDTH, _ROW, _TOP, _GAP = 240, 20, 46, 24  # of a panel, and around it
-_LETTER = 6.2  # about the width of one
+_WIDTH, _ROW, _GAP = 240, 20, 24  # of a panel, of a variant in it, and between panels
+_ABOVE, _BELOW, _LEGEND = 26, 40, 24  # a panel, and above all
+_COLUMNS = 3  # of panels
+_LETTER = 6.8  # about the width of one
 
 
 def draw_study(cells: Sequence[Cell], baseline: str) -> str:
@@ -27,16 +29,17 @@ def draw_study(cells: Sequence[Cell], baseline: str) -> str:
     variants = list(dict.fromkeys(cell.variant for cell in cells))
     datasets = list(dict.fromkeys(cell.dataset for cell in cells))
     left = 12 + round(_LETTER * max(map(len, variants)))
-    width, height = left + len(datasets) * (_WIDTH + _GAP), _TOP + len(variants) * _ROW + 34
+    high = _ABOVE + len(variants) * _ROW + _BELOW
     shapes = [*_legend(left)]
-    for row, variant in enumerate(variants):
-        weight = ' font-weight="bold"' if variant == baseline else ""
-        shapes.append(
-            f'<text x="{left - 10}" y="{_y(row) + 4}" text-anchor="end"{weight}>{escape(variant)}</text>'
-        )
     for place, name in enumerate(datasets):
+        row, column = divmod(place, _COLUMNS)
+        top = _LEGEND + row * high + _ABOVE
+        if column == 0:
+            shapes += _labels(left - 10, top, variants, baseline)
         found = {cell.variant: cell for cell in cells if cell.dataset == name}
-        shapes += _panel(left + place * (_WIDTH + _GAP), name, found, variants, baseline)
+        shapes += _panel(left + column * (_WIDTH + _GAP), top, found, variants, baseline)
+    width = left + min(len(datasets), _COLUMNS) * (_WIDTH + _GAP)
+    height = _LEGEND + -(-len(datasets) // _COLUMNS) * high
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -48,36 +51,43 @@ def draw_study(cells: Sequence[Cell], baseline: str) -> str:
 
 
 def _panel(
-    left: int, name: str, cells: dict[str, Cell], variants: Sequence[str], baseline: str
+    left: int, top: int, cells: Mapping[str, Cell], variants: Sequence[str], baseline: str
 ) -> Iterator[str]:
     values = [value for cell in cells.values() for value in cell.seeds.values()]
     middle, half = (min(values) + max(values)) / 2, max((max(values) - min(values)) * 0.55, 0.001)
-    bottom = _TOP + len(variants) * _ROW
+    bottom = top + len(variants) * _ROW
+    first = next(iter(cells.values()))
 
     def x(value: float) -> float:
         return left + (value - middle + half) / (2 * half) * _WIDTH
 
-    yield f'<text x="{left}" y="{_TOP - 8}" font-weight="bold">{escape(name)}</text>'
+    yield f'<text x="{left}" y="{top - 8}" font-weight="bold">{escape(first.dataset)}</text>'
     for part in (0.1, 0.5, 0.9):
         value = middle + half * (2 * part - 1)
-        yield f'<line x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_LINE}"/>'
+        yield f'<line x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{top}" y2="{bottom}" stroke="{_LINE}"/>'
         yield f'<text x="{x(value):.1f}" y="{bottom + 15}" text-anchor="middle">{value:.4f}</text>'
-    measure = next(iter(cells.values())).measure
-    yield f'<text x="{left + _WIDTH / 2}" y="{bottom + 30}" text-anchor="middle">{escape(measure)}</text>'
+    yield f'<text x="{left + _WIDTH / 2}" y="{bottom + 30}" text-anchor="middle">{escape(first.measure)}</text>'
     if baseline in cells:
         at = x(cells[baseline].mean)
         yield (
-            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_TEXT}" '
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{bottom}" stroke="{_TEXT}" '
             'stroke-dasharray="4 3"/>'
         )
     for row, variant in enumerate(variants):
         if variant not in cells:
             continue
-        cell, y = cells[variant], _y(row)
+        cell, y = cells[variant], _middle(top, row)
         color = _SAME if not cell.significant() else _BETTER if (cell.difference or 0) > 0 else _WORSE
         for value in cell.seeds.values():
             yield f'<circle cx="{x(value):.1f}" cy="{y}" r="3" fill="none" stroke="{color}"/>'
         yield f'<circle cx="{x(cell.mean):.1f}" cy="{y}" r="4.5" fill="{color}"/>'
+
+
+def _labels(right: int, top: int, variants: Sequence[str], baseline: str) -> Iterator[str]:
+    for row, variant in enumerate(variants):
+        weight = ' font-weight="bold"' if variant == baseline else ""
+        y = _middle(top, row) + 4
+        yield f'<text x="{right}" y="{y}" text-anchor="end"{weight}>{escape(variant)}</text>'
 
 
 def _legend(left: int) -> Iterator[str]:
@@ -87,5 +97,5 @@ def _legend(left: int) -> Iterator[str]:
         yield f'<circle cx="{x}" cy="10" r="4" fill="{color}"/><text x="{x + 8}" y="14">{text}</text>'
 
 
-def _y(row: int) -> int:
-    return _TOP + row * _ROW + _ROW // 2
+def _middle(top: int, row: int) -> int:
+    return top + row * _ROW + _ROW // 2
