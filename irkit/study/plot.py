@@ -66,7 +66,8 @@ def _panel(
         value = middle + half * (2 * part - 1)
         yield f'<line x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{top}" y2="{bottom}" stroke="{_LINE}"/>'
         yield f'<text x="{x(value):.1f}" y="{bottom + 15}" text-anchor="middle">{value:.4f}</text>'
-    yield f'<text x="{left + _WIDTH / 2}" y="{bottom + 30}" text-anchor="middle">{escape(first.measure)}</text>'
+    center, below = left + _WIDTH / 2, bottom + 30
+    yield f'<text x="{center}" y="{below}" text-anchor="middle">{escape(first.measure)}</text>'
     if baseline in cells:
         at = x(cells[baseline].mean)
         yield (
