@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,10 @@ def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
         TrainRecipe.resolve(recipe(train={"warmup_steps": -1})).arguments(tmp_path)
 
 
+def test_bfloat16_needs_no_gpu(tmp_path: Path) -> None:
+    assert TrainRecipe.resolve(recipe(train={"bf16": True})).arguments(tmp_path).bf16
+
+
 def test_gradient_checkpointing_keeps_its_name(tmp_path: Path) -> None:
     arguments = TrainRecipe.resolve(recipe(train={"gradient_checkpointing": True})).arguments(tmp_path)
     assert arguments.gradient_checkpointing
@@ -202,6 +207,24 @@ def test_evaluation_is_that_of_an_index(kind: str, collection: Path, tiny_bert: 
     expected = evaluate(run, str(collection), "nDCG@10 RR@3")
     assert result.per_query == expected.per_query
     assert summarize({"one": result}) == expected.mean
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_evaluation_in_another_precision_leaves_the_model(
+    dtype: str, collection: Path, tiny_bert: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of processors without such instructions
+        lower = Model.sparse(tiny_bert, queries="lexical", dtype=dtype)
+        model = Model.sparse(tiny_bert, queries="lexical")
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        config = EvaluationConfig(source=str(collection), split="test")
+        changed = config.model_copy(update={"dtype": dtype})
+        plain, other = open_collections([config, changed.model_copy(update={"name": "other"})])
+        result = evaluate_model(model.train(), other)
+        assert model.training
+        assert result.per_query == evaluate_model(lower, plain).per_query
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
 def test_sampled_evaluation_keeps_judged_documents(collection: Path) -> None:

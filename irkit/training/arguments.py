@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
+import torch
 import transformers
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -73,6 +74,7 @@ class TrainingArguments(transformers.TrainingArguments):
 
     def __post_init__(self) -> None:
         require("accelerate", "train", "Training")
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()  # else bf16 asks for a GPU
         if self.eval_steps is not None and self.eval_strategy == "no":
             self.eval_strategy = "steps"
         if self.load_best_model_at_end or self.early_stopping_patience is not None:

@@ -217,12 +217,12 @@ def _check_place(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
         return
     if (place / _DONE).is_file():
         raise StorageError(
-            f"training into {place}: it holds a trained model; choose another directory or ask to overwrite"
+            f"training into {place}: it holds a trained model; choose another directory or --overwrite"
         )
     if not _is_begun(place, recipe):
         raise StorageError(
             f"training into {place}: what was begun there has another recipe, {place / _RECIPE}; go on with "
-            "that one, choose another directory or ask to overwrite"
+            "that one, choose another directory or --overwrite"
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,11 +18,13 @@ from torch import Tensor
 
 from irkit.config import Config
 from irkit.data import Document, Qrels, Query, Source, read_documents, read_qrels, read_queries
+from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.evaluation import Evaluation, evaluate
 from irkit.index import Hits
 from irkit.index.topk import TopK
 from irkit.model import Model
+from irkit.model.hardware import with_dtype
 from irkit.representation import Representation, concat
 from irkit.run import Run
 from irkit.scoring import score
@@ -50,6 +54,7 @@ class EvaluationConfig(Config):
         name: In the results; by default the last part of ``source``.
         measures: As ir-measures names them, with spaces between; the first decides which model is best.
         k: Documents retrieved for each query.
+        dtype: Precision of the encoder, as for `Model.from_pretrained`.
         documents: Search no more documents than these: the judged ones, and others drawn at random. Values
             are then higher than on all, and comparable only with each other.
         at_end: Measure only the model that training ends with: what must not choose it.
@@ -60,6 +65,7 @@ class EvaluationConfig(Config):
     name: str = ""
     measures: str = "nDCG@10"
     k: PositiveInt = 100
+    dtype: Literal["float32", "bfloat16", "int8", "auto"] = "float32"
     documents: PositiveInt | None = None
     at_end: bool = False
 
@@ -158,6 +164,7 @@ def evaluate_model(
         BadValueError: The similarity of the model is not an inner product.
     """
     training = model.training
+    model = _in_precision(model, collection.config.dtype)
     try:
         queries = concat(model.represent_stream((query.text for query in collection.queries), "query"))
         texts = (document.full_text for document in collection.documents())
@@ -171,6 +178,17 @@ def evaluate_model(
         model.train(training)
     run = _as_run(collection, best.hits())
     return evaluate(run, collection.qrels, collection.config.measures)
+
+
+def _in_precision(model: Model, dtype: str) -> Model:
+    """The model, or a copy of it in another precision."""
+    if dtype == "float32":
+        return model
+    model = copy.deepcopy(model)
+    for part in (model, model.query_model):
+        if part is not None and not isinstance(part.encoder, NoEncoder):
+            part.encoder = with_dtype(part.encoder, part.head, part.tokenizer, dtype)
+    return model
 
 
 def summarize(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
