@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
-from irkit.training.data import DataConfig, Record, read_records, to_line, write_examples
+from irkit.training.data import (
+    DataConfig,
+    Record,
+    check,
+    make_batches,
+    open_data,
+    read_records,
+    to_line,
+    write_examples,
+)
 from irkit.training.data.formats import ROWS, detect, parse
 from irkit.training.data.pickles import read_pickle
 from irkit.training.data.sources import open_records
@@ -354,6 +363,18 @@ def test_tables_of_the_datasets_library(tmp_path: Path) -> None:
     found = open_records(config)
     assert found[2] == Record("2", None, ("2", "3"), None, (0.5, 0.25))
     assert list(found) == list(read_records(config))
+    streamed = open_records(config.model_copy(update={"streaming": True}))
+    assert [streamed[i] for i in range(5)] == [found[i % 3] for i in range(5)]
+    for side, rows in (("queries", ["query_id", "text"]), ("documents", ["document_id", "text"])):
+        (tmp_path / side).mkdir()
+        lines = [json.dumps({rows[0]: str(i), rows[1]: f"{side} {i}"}) for i in range(5)]
+        (tmp_path / side / "train.jsonl").write_text("\n".join(lines))
+    queries, corpus = (f"hf:{tmp_path / side}::train" for side in ("queries", "documents"))
+    data = open_data([DataConfig(source=config.source, queries=queries, corpus=corpus)])
+    assert check(data, {"targets"}) == {"datasets": 1, "examples": 3, "documents": 2}
+    example = data[0, 1, 0]
+    assert (example.query, example.documents) == ("queries 1", ("documents 1", "documents 2"))
+    assert len(make_batches(data, batch_size=2)) == 2
 
 
 @pytest.mark.data

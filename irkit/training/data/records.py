@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from irkit.bars import bar
 from irkit.data.files import decode, read_lines
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.training.data.caching import cached, file_key, hash_of
@@ -215,8 +216,9 @@ class Lines(Sequence[Record]):
             with path.open("wb") as target:
                 target.writelines(line + b"\n" for _, line in read_lines(name))
         starts, keys, place = array("q"), array("q"), 0
-        with path.open("rb") as stream:
+        with path.open("rb") as stream, bar(f"reading {name}", "bytes", path.stat().st_size) as report:
             for number, line in enumerate(stream, 1):
+                report(len(line))
                 text = line.removeprefix(BOM_UTF8)
                 if text.strip() and not (number == 1 and self._reader.is_header(text)):
                     record = self._reader(text.rstrip(b"\r\n"), f"{name}:{number}")

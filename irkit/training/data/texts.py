@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from irkit.bars import bar
 from irkit.data import read_documents, read_queries
 from irkit.data.document import Document, Query
 from irkit.data.files import decode, parse_json, tsv_columns
@@ -147,8 +148,9 @@ def _build(aside: Path, source: str, side: Side, in_place: bool) -> None:
     path = Path(source) if in_place else _copy(aside / "texts.jsonl", source, side)
     hashes, starts, sizes, place = array("q"), array("q"), array("i"), 0
     parse = _Parser(str(path), side)
-    with path.open("rb") as stream:
+    with path.open("rb") as stream, bar(f"reading {source}", "bytes", path.stat().st_size) as report:
         for number, line in enumerate(stream, 1):
+            report(len(line))
             if line.strip() and not (number == 1 and parse.has_header):
                 hashes.append(hash_of(parse(line, f"{source}:{number}").id))
                 starts.append(place)
