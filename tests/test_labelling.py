@@ -324,7 +324,9 @@ def test_an_interrupted_run_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch)
 def test_bad_commands(call: Call, words: tuple[str, ...], message: str) -> None:
     Path("train.jsonl").write_text('{"query_id": "q0", "document_ids": ["d1"]}\n')
     Path("last.jsonl").write_text('{"query_id": "none", "document_ids": ["d1"]}\n')
-    Path("broken.jsonl").write_text('{"query_id": "q0", "document_ids": ["d1"]}\n{"query_id": "q1"}\n')
+    Path("broken.jsonl").write_text(
+        '{"query_id": "q0", "query": "x", "document_ids": ["d1"]}\n{"query_id": "q1"}\n'
+    )
     code, out, err = call("label", *words, "--out", "out.jsonl")
     assert (code, out) == (2, "")
     assert message in err
