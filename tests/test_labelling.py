@@ -198,7 +198,7 @@ def test_normalization(scores: list[list[float]]) -> None:
     texts = {f"d{i}": "" for i in range(6)}
     plain = [record.scores for record in label(records, teacher, corpus=texts)]
     assert [np.float32(line).tolist() for line in plain] == scores
-    for kind in ("min-max", "z-score"):
+    for kind in ("minmax", "zscore"):
         place = iter(scores)
         for record, given_line in zip(
             label(records, teacher, corpus=texts, normalization=kind), scores, strict=True
@@ -206,7 +206,7 @@ def test_normalization(scores: list[list[float]]) -> None:
             line, given_scores = np.array(record.scores), np.array(given_line, np.float64)
             if np.ptp(given_scores) == 0:
                 assert not line.any()
-            elif kind == "min-max":
+            elif kind == "minmax":
                 assert (line.min(), line.max()) == (0, 1)
             else:
                 assert line.mean() == pytest.approx(0, abs=1e-6)
@@ -276,7 +276,7 @@ def test_the_command_line(call: Call, cross_encoder: str) -> None:
             "--out",
             "run.jsonl",
         ),
-        *("--normalization", "min-max"),
+        *("--normalization", "minmax"),
     )
     assert code == 0, err
     row = read("run.jsonl")["q0"]
@@ -310,7 +310,7 @@ def test_an_interrupted_run_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("train.jsonl", "--teacher", "bm25", "--normalization", "max"), "expected none, min-max, z-score"),
+        (("train.jsonl", "--teacher", "bm25", "--normalization", "max"), "expected none, minmax, zscore"),
         (("none.jsonl", "--teacher", "bm25"), "none.jsonl"),
         (("broken.jsonl", "--teacher", "bm25"), "broken.jsonl:2"),
         (("train.jsonl", "--teacher", "bm25", "--activation", "sigmoid"), "settings of a cross-encoder"),

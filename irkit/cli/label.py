@@ -33,7 +33,7 @@ def label(
     corpus: Annotated[str | None, typer.Option(help="Where documents are that TRAIN has by id.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of a BEIR folder.")] = None,
     normalization: Annotated[
-        str, typer.Option(help="Of the scores of a query: none, min-max or z-score.")
+        str, typer.Option(help="Of the scores of a query: none, minmax or zscore.")
     ] = "none",
     max_length: Annotated[int | None, typer.Option(min=8, help="Tokens a pair of a cross-encoder.")] = None,
     activation: Annotated[str, typer.Option(help="Of a cross-encoder: none or sigmoid.")] = "none",

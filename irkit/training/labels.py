@@ -17,7 +17,7 @@ from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all, sho
 
 __all__ = ["Normalization", "label", "resolve"]
 
-Normalization: TypeAlias = Literal["none", "min-max", "z-score"]
+Normalization: TypeAlias = Literal["none", "minmax", "zscore"]
 
 _RECORDS = 64  # scored together
 
@@ -48,7 +48,7 @@ def label(
         >>> from irkit import Retriever
         >>> retriever = Retriever.build("bm25", {"a": "red apple", "b": "blue sky"}, tempfile.mkdtemp())
         >>> records = [Record("q", "red", ("a", "b"))]
-        >>> [record.scores for record in label(records, IndexTeacher(retriever), normalization="min-max")]
+        >>> [record.scores for record in label(records, IndexTeacher(retriever), normalization="minmax")]
         [(1.0, 0.0)]
     """
     stream = iter(records)
@@ -106,7 +106,7 @@ def _normalized(scores: Array, normalization: Normalization) -> Array:
         return scores
     values = scores.astype(np.float64)
     shift, width = (values.mean(), values.std())
-    if normalization == "min-max":
+    if normalization == "minmax":
         shift, width = values.min(), np.ptp(values)
     result: Array = (values - shift) / (width or 1.0)
     return result
