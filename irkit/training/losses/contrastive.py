@@ -91,7 +91,16 @@ class InfoNCE(BaseLoss):
         return guided > anchor - margin
 
 
-class CrossEntropy(BaseLoss):
+class _OfPositives(BaseLoss):
+    temperature: float = Field(1.0, gt=0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `BaseLoss.needs`."""
+        return frozenset({"positives"})
+
+
+class CrossEntropy(_OfPositives):
     """n-way cross-entropy: each positive against the negatives of its own query only.
 
     Attributes:
@@ -101,12 +110,6 @@ class CrossEntropy(BaseLoss):
     """
 
     kind: Literal["cross_entropy"] = "cross_entropy"
-    temperature: float = Field(1.0, gt=0)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """See `BaseLoss.needs`."""
-        return frozenset({"positives"})
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
@@ -114,7 +117,7 @@ class CrossEntropy(BaseLoss):
         return contrast(own, positive, own, scores.mask & ~positive).mean()
 
 
-class PairwiseCrossEntropy(CrossEntropy):
+class PairwiseCrossEntropy(_OfPositives):
     """Cross-entropy of each pair of a positive and a negative of the same query.
 
     Attributes:
@@ -123,7 +126,7 @@ class PairwiseCrossEntropy(CrossEntropy):
     Source: Khattab and Zaharia, ColBERT, arXiv 2004.12832.
     """
 
-    kind: Literal["pairwise"] = "pairwise"  # type: ignore[assignment]
+    kind: Literal["pairwise"] = "pairwise"
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
