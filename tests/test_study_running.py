@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from irkit import Model, evaluate
 from irkit.cli import main
 from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
 from irkit.study import StudyConfig, check_study, run_study
@@ -238,3 +239,38 @@ def test_the_command_says_what_failed(capsys):
     assert "error: 1 of 3 runs failed, such as 'odd' with seed 1: exit code 1: loss is nan at step 3" in err
     for words in (("--report", "none"), ("study.yaml",), ("study.yaml", "--report", "out"), ()):
         assert call(capsys, "study", *words)[0] == 2
+
+
+@pytest.mark.slow  # two processes that import everything
+def test_a_real_training(place, monkeypatch, tiny_bert):
+    monkeypatch.undo()  # the trainer is irkit train
+    monkeypatch.chdir(place)
+    corpus = [{"_id": f"d{n}", "text": f"text of index {n}"} for n in range(6)]
+    queries = [{"_id": f"q{n}", "text": f"search {n}"} for n in range(4)]
+    judged = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(4))]
+    Path("beir/qrels").mkdir(parents=True)
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        Path(f"beir/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split in ("train", "test"):
+        Path(f"beir/qrels/{split}.tsv").write_text("\n".join(judged) + "\n")
+    recipe = {
+        **RECIPE,
+        "model": {"name": str(tiny_bert), "kind": "multi_vector", "projection": {"dim": 8}},
+        "train": {"max_steps": 2, "per_device_train_batch_size": 2, "use_cpu": True},
+        "evaluation": {"source": "beir", "split": "test", "at_end": True},
+    }
+    variants = {"linear": {}, "deep": {"model.projection.depth": 2}}
+    runs = run_study(study_of(recipe=recipe, variants=variants, baseline="linear", seeds=[3]), "out", jobs=2)
+    assert [trial.failure for trial in runs] == [None, None]
+    assert Model.from_pretrained(runs[1].folder).kind == "multi_vector"
+    for line in Path("out/results.jsonl").read_text().splitlines():
+        cell = json.loads(line)
+        model = Model.from_pretrained(f"out/runs/{cell['variant']}/seed-3")
+        scores = model.similarity(
+            model.encode_query([query["text"] for query in queries]),
+            model.encode_document([document["text"] for document in corpus]),
+        )
+        run = {
+            f"q{q}": {f"d{d}": float(score) for d, score in enumerate(row)} for q, row in enumerate(scores)
+        }
+        assert cell["mean"] == pytest.approx(evaluate(run, "beir").mean["nDCG@10"])
