@@ -301,6 +301,7 @@ def test_weights_are_shares_of_the_batches() -> None:
     assert len(found) == len(batches) == 205
     share = sum(batch[0][0] == 1 for batch in found) / len(found)
     assert abs(share - 0.75) < 4 * (0.75 * 0.25 / 205) ** 0.5  # 4 standard deviations
+    assert len({index for batch in found if not batch[0][0] for _, index, _ in batch}) > 10
     small = [(index, cycle) for batch in found if batch[0][0] for _, index, cycle in batch]
     assert len(set(small)) == len(small)  # drawn anew in each round
     for rank in range(2):
@@ -388,6 +389,16 @@ def test_streams_that_end() -> None:
         data[0, 5, 0]
     with pytest.raises(StorageError, match="ended after 0 examples"):
         Stream("empty", lambda: iter(()))[0]
+
+
+def test_folders_are_streamed_again_and_again(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "train.tsv").write_text("q1\td1\t1\nq2\td2\t1\n")
+    for name, prefix in (("queries", "q"), ("corpus", "d")):
+        lines = [json.dumps({"_id": f"{prefix}{i}", "text": f"{name} {i}"}) for i in (1, 2)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    data = open_data([DataConfig(source=str(tmp_path), streaming=True)])
+    assert [data[0, i, 0].query for i in range(5)] == [f"queries {1 + i % 2}" for i in range(5)]
 
 
 def test_streamed_files_are_the_same_records(tmp_path: Path) -> None:

@@ -1,4 +1,9 @@
-"""Examples to train on: from files of many formats to batches of token ids."""
+"""Examples to train on: from files of many formats to batches of token ids.
+
+`formats` makes a `Record` of each row of a source, which `records` and `sources` open; `texts` finds what
+ids stand for; `dataset` chooses the documents of an `irkit.training.example.Example`; `batches` says which
+examples come when, and `collate` makes token ids of them.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ __all__ = ["Batches", "make_batches"]
 Array = np.ndarray[Any, Any]
 
 _AHEAD = 10_000  # how many examples are passed over, until a later step, for queries that come twice
-
 _PIECE = 1 << 16  # places made Python numbers at once
 
 
@@ -136,7 +135,7 @@ class Batches:
         if weights is None:
             for cycle in count(first):
                 yield from ((number, groups, cycle) for number, groups in self._all_once(cycle, rng))
-        passes = [((groups, c) for c in count(first) for groups in self._pass(n, c)) for n in numbers]
+        passes = [self._cycles(number, first) for number in numbers]
         while True:
             number = int(rng.choice(len(numbers), p=weights))
             yield number, *next(passes[number])
@@ -151,6 +150,10 @@ class Batches:
             left[number] = 0 if groups is None else left[number] - sum(map(len, groups))
             if groups is not None:
                 yield number, groups
+
+    def _cycles(self, number: int, first: int) -> Iterator[tuple[list[list[int]], int]]:
+        for cycle in count(first):
+            yield from ((groups, cycle) for groups in self._pass(number, cycle))
 
     def _pass(self, number: int, cycle: int) -> Iterator[list[list[int]]]:
         """All examples of a dataset, in steps of one group for each process."""

@@ -19,7 +19,9 @@ _VERSION = 1  # of everything stored here
 
 def hash_of(name: str) -> int:
     """64 bits that stand for a name, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def file_key(path: str) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from irkit.data import Qrels
 from irkit.errors import BadValueError, ConfigError
 from irkit.training.data.config import DataConfig
 from irkit.training.data.record import Record
-from irkit.training.data.records import Lines, Stream, Table, query_key
+from irkit.training.data.records import Lines, Records, Stream, Table, query_keys
 from irkit.training.data.sizes import estimate_tokens
 from irkit.training.data.sources import judgments, open_records
 from irkit.training.data.texts import Texts, TextStore
@@ -47,7 +47,7 @@ class Dataset:
 
     def __init__(
         self,
-        records: Sequence[Record] | Stream,
+        records: Records | Stream,
         config: DataConfig,
         queries: Texts | None = None,
         corpus: Texts | None = None,
@@ -78,8 +78,7 @@ class Dataset:
             return None
         if isinstance(self.records, Lines | Table):
             return self.records.query_keys()[: len(self)]
-        records = (self.records[index] for index in range(len(self)))
-        return np.fromiter(map(query_key, records), np.int64, len(self))
+        return query_keys(self.records)[: len(self)]
 
     def sample(self, count: int) -> list[Record]:
         """At most ``count`` records from all over; of a stream the first 100, or none if it is read once."""

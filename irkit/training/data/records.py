@@ -6,11 +6,11 @@ import json
 import mmap
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from irkit.training.data.caching import cached, file_key, hash_of
 from irkit.training.data.formats import Row, detect, parse
 from irkit.training.data.record import Record
 
-__all__ = ["LineReader", "Lines", "Stream", "Table", "query_key"]
+__all__ = ["LineReader", "Lines", "Records", "Stream", "Table", "parsed", "query_keys"]
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +87,14 @@ def parsed(row: Row, format: str, ids: bool, where: str) -> Record:
         raise BadValueError(f"{where}: {error}") from error
 
 
+class Records(Protocol):
+    """Records that are found by position."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Record: ...
+
+
 class Stream:
     """Records read front to back, over and over: position ``i`` is the ``i``-th of an endless sequence.
 
@@ -134,7 +142,7 @@ class Stream:
         return record
 
 
-class Table(Sequence[Record]):
+class Table:
     """Records of a dataset of the library datasets, whose rows are found by number."""
 
     def __init__(self, name: str, rows: Any, format: str = "auto", ids: bool = False) -> None:
@@ -146,24 +154,18 @@ class Table(Sequence[Record]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Record:
         return parsed(dict(self.rows[index]), self._format, self._ids, f"{self._name}: row {index + 1}")
 
     def query_keys(self) -> Array:
         """``(n,)`` int64, equal where the queries are."""
         key = ("table", self.rows._fingerprint, self._format, self._ids)
-        folder = cached(key, lambda aside: _save_keys(aside, map(query_key, self)))
+        folder = cached(key, lambda aside: np.save(aside / "keys.npy", query_keys(self)))
         keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
         return keys
 
 
-class Lines(Sequence[Record]):
+class Lines:
     """Records of the lines of a file, whose places are found once and kept in a cache.
 
     Raises:
@@ -192,14 +194,8 @@ class Lines(Sequence[Record]):
     def __len__(self) -> int:
         return max(0, len(self._starts) - 1)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]  # from the end if negative, and an error if there is none
         start, end = int(self._starts[index]), int(self._starts[index + 1])
         line = self._map[start:end].split(b"\n")[0]
         return self._reader(line.rstrip(b"\r"), f"{self._given[0]}: example {index + 1}")
@@ -223,16 +219,16 @@ class Lines(Sequence[Record]):
                 if text.strip() and not (number == 1 and self._reader.is_header(text)):
                     record = self._reader(text.rstrip(b"\r\n"), f"{name}:{number}")
                     starts.append(place + len(line) - len(text))
-                    keys.append(query_key(record))
+                    keys.append(_query_key(record))
                 place += len(line)
         np.save(aside / "starts.npy", np.asarray([*starts, place] if starts else [], np.int64))
-        _save_keys(aside, keys)
+        np.save(aside / "keys.npy", np.asarray(keys, np.int64))
 
 
-def _save_keys(folder: Path, keys: Iterable[int]) -> None:
-    np.save(folder / "keys.npy", np.fromiter(keys, np.int64))
+def query_keys(records: Records) -> Array:
+    """``(n,)`` int64, equal where the queries of records are."""
+    return np.fromiter((_query_key(records[i]) for i in range(len(records))), np.int64, len(records))
 
 
-def query_key(record: Record) -> int:
-    """Equal where the queries of records are."""
+def _query_key(record: Record) -> int:
     return hash_of(record.query_id or record.query or "")

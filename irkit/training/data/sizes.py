@@ -51,7 +51,9 @@ def _bytes(dataset: Dataset, record: Record, side: Side) -> Array:
     names, store = _names(record, side), _store(dataset, side)
     if _given(record, side) is None and isinstance(store, TextStore):
         return store.sizes(names)
-    return np.asarray([len(text.encode()) for text in _texts(dataset, record, side)], np.int64)
+    return np.asarray(
+        [len(text.encode(errors="replace")) for text in _texts(dataset, record, side)], np.int64
+    )
 
 
 def _texts(dataset: Dataset, record: Record, side: Side) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from irkit.training.data.config import DataConfig
 from irkit.training.data.formats import detect
 from irkit.training.data.pickles import read_pickle
 from irkit.training.data.record import Record
-from irkit.training.data.records import LineReader, Lines, Stream, Table, parsed
+from irkit.training.data.records import LineReader, Lines, Records, Stream, Table, parsed
 
 __all__ = ["judgments", "open_records", "read_records"]
 
@@ -36,7 +36,7 @@ def read_records(source: str | Path | DataConfig) -> Iterator[Record]:
     return iter(islice(_reader(config)(), config.limit))
 
 
-def open_records(config: DataConfig) -> Sequence[Record] | Stream:
+def open_records(config: DataConfig) -> Records | Stream:
     """The records of a dataset: found by position, but of streams, which are read front to back.
 
     Raises:
@@ -49,7 +49,8 @@ def open_records(config: DataConfig) -> Sequence[Record] | Stream:
             "scores of a run, make it the source"
         )
     if config.streaming:
-        once = config.source == "-" or (Path(config.source).exists() and not Path(config.source).is_file())
+        path = Path(config.source)
+        once = config.source == "-" or (path.exists() and not path.is_file() and not path.is_dir())
         return Stream(config.source, partial(read_records, config), once)
     if _whole(config) is not None:
         return list(_reader(config)())
