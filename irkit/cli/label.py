@@ -49,8 +49,9 @@ def label(
     check_target(out, overwrite)
     from irkit.training.data import DataConfig, read_records
     from irkit.training.data.texts import TextStore
-    from irkit.training.labels import Normalization, resolve
     from irkit.training.labels import label as label_records
+    from irkit.training.labels import resolve
+    from irkit.training.losses.base import Normalization
     from irkit.training.teachers import IndexTeacher, load_teacher
 
     if normalization not in get_args(Normalization):

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Literal
 
-import numpy as np
+import torch
 
 from irkit.data import Document, Query
 from irkit.errors import BadValueError
 from irkit.training.data import Record
 from irkit.training.data.texts import Texts
+from irkit.training.losses.base import Normalization, normalize
 from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all, shortest
 
-__all__ = ["Normalization", "label", "resolve"]
-
-Normalization: TypeAlias = Literal["none", "minmax", "zscore"]
+__all__ = ["label", "resolve"]
 
 _RECORDS = 64  # scored together
 
@@ -101,12 +100,6 @@ def _text(name: str, texts: Texts | None, what: Literal["query", "document"]) ->
         ) from None
 
 
-def _normalized(scores: Array, normalization: Normalization) -> Array:
-    if normalization == "none":
-        return scores
-    values = scores.astype(np.float64)
-    shift, width = (values.mean(), values.std())
-    if normalization == "minmax":
-        shift, width = values.min(), np.ptp(values)
-    result: Array = (values - shift) / (width or 1.0)
-    return result
+def _normalized(scores: Array, how: Normalization) -> Array:
+    values = torch.from_numpy(scores)[None].double()
+    return normalize(values, torch.ones_like(values, dtype=torch.bool), how)[0].numpy()
