@@ -1,0 +1,153 @@
+"""Training in processes of its own: killed and resumed, and two of them together."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from irkit import Model
+from irkit.training import checkpoints, trainer
+from irkit.training.arguments import TrainingArguments
+from irkit.training.data import DataConfig, Record, open_data, write_examples
+from irkit.training.losses import InfoNCE
+from irkit.training.trainer import Trainer
+
+STEPS = 9
+
+
+@pytest.fixture
+def folder(tiny_bert: Path, tmp_path: Path) -> Path:
+    """A model without dropout, one with, and two files to be mixed."""
+    settings = json.loads((tiny_bert / "config.json").read_text())
+    plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    for name, changed in (("dropout", {}), ("plain", plain)):
+        shutil.copytree(tiny_bert, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(settings | changed))
+    words = ["a", "the", "search", "index", "vector", "token", "model", "neural", "text"]
+    draw = random.Random(0)
+    for source, count in (("one", 16), ("two", 8)):
+        rows = [[" ".join(draw.choices(words, k=draw.randint(4, 9))) for _ in range(4)] for _ in range(count)]
+        records = (
+            Record(f"{source}{i}", texts[0], tuple(f"{source}{i}-{j}" for j in range(3)), tuple(texts[1:]))
+            for i, texts in enumerate(rows)
+        )
+        write_examples(tmp_path / f"{source}.jsonl", records)
+    return tmp_path
+
+
+def make_trainer(folder: Path, out: str, base: str = "dropout", **values: Any) -> Trainer:
+    torch.manual_seed(1)
+    model = Model.multi_vector(folder / base, {"depth": 1, "dim": 8})
+    given = {"per_device_train_batch_size": 4, "max_steps": STEPS, "save_steps": 2, "logging_steps": 1}
+    args = TrainingArguments.parse({"learning_rate": 1e-2, "use_cpu": True} | given | values, folder / out)
+    data = open_data(
+        [DataConfig(source=str(folder / f"{name}.jsonl"), weight=1.0) for name in ("one", "two")]
+    )
+    evaluation = None if args.eval_strategy == "no" else lambda model: {"seen": float(os.getpid())}
+    return Trainer(model, args, data, [InfoNCE(), InfoNCE(symmetric=True)], evaluation=evaluation)
+
+
+def weights(trained: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in trained.step.named_parameters()}
+
+
+class Kill(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(folder: Path, out: str, *, killed: str = "") -> None:
+    """What a process of its own does."""
+    if out == "two":
+        values = {"per_device_train_batch_size": 2, "optim": "sgd", "eval_steps": 3, "ddp_backend": "gloo"}
+        made = make_trainer(folder, out, "plain", **values)
+        made.train()
+        if made.args.process_index == 0:
+            history = json.dumps(made.state.log_history)
+            (folder / "history.json").write_text(history)
+        torch.distributed.destroy_process_group()
+        return
+    made = make_trainer(folder, out)
+    if killed == "saving":  # the second checkpoint, when all but its name is there
+        published = trainer.publish
+
+        def publish(unfinished: Path, checkpoint: Path) -> None:
+            if checkpoint.name == "checkpoint-4":
+                os.kill(os.getpid(), signal.SIGKILL)
+            published(unfinished, checkpoint)
+
+        trainer.publish = publish
+    else:
+        made.add_callback(Kill(int(killed)))
+    made.train()
+
+
+def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> int:
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "IRKIT_CACHE": str(folder / "cache"),
+    }
+    command = [sys.executable, "-W", "ignore", *launcher, __file__, str(folder), *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+@pytest.mark.parametrize("killed", ["saving", str(random.SystemRandom().randint(2, STEPS - 1))])
+def test_killed_and_resumed_it_has_the_weights_of_never_having_been(
+    folder: Path, killed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, a mixture, and epochs of six steps that checkpoints fall into the middle of."""
+    monkeypatch.setenv("IRKIT_CACHE", str(folder / "cache"))
+    assert start(folder, "killed", killed) == -signal.SIGKILL
+    names = {path.name for path in (folder / "killed").iterdir()}
+    if killed == "saving":
+        assert names == {"checkpoint-2", ".checkpoint-4.partial"}
+    resumed, whole = make_trainer(folder, "killed"), make_trainer(folder, "whole")
+    whole.train()
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == STEPS
+    a, b = weights(whole), weights(resumed)
+    assert all(torch.equal(a[name], b[name]) for name in a), f"killed at {killed}"
+    assert {path.name for path in (folder / "killed").iterdir()} == {"checkpoint-8", "checkpoint-9"}
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IRKIT_CACHE", str(folder / "cache"))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert start(folder, "two", launcher=launcher) == 0
+    one = make_trainer(folder, "one", "plain", optim="sgd")
+    one.train()
+    history = json.loads((folder / "history.json").read_text())
+    losses = [
+        [each["loss"] for each in found if "loss" in each] for found in (one.state.log_history, history)
+    ]
+    assert len(losses[0]) == STEPS
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert len([each for each in history if "eval_seen" in each]) == 3
+    last = Model.from_pretrained(folder / "two" / "checkpoint-8")
+    state = {path.name for path in (folder / "two" / "checkpoint-8" / "training").iterdir()}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"} <= state
+    saved = checkpoints.load_weights(folder / "one" / "checkpoint-8" / "training")
+    for name, value in last.named_parameters():
+        torch.testing.assert_close(value, saved[f"model.{name}"], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2], killed=sys.argv[3] if len(sys.argv) > 3 else "")
