@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector", "sparse")
+SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector", "sparse", "training")
 
 
 def main() -> None:

