@@ -235,6 +235,7 @@ def test_docstrings(name: str, workplace: None) -> None:
         ("data_formats.py", "twice.tsv:2: id 'd1' was used before, at 1"),
         ("evaluate_run.py", "nDCG@10: +0.0190, p = 0.343"),
         ("cli.sh", "nDCG@10\t"),
+        ("mining.sh", '"document_ids": ["bears", "swifts", "bats"], "positives": 1}'),
     ],
 )
 def test_example(script: str, prints: str, minilm: str, tmp_path: Path) -> None:
