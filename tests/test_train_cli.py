@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,28 @@ def test_interrupted_training_goes_on(
     assert steps == [1, 2, 3, 4, 4]
 
 
+def test_killed_while_measured_takes_no_further_step(
+    tiny_bert: Path, collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector")
+    settings["evaluation"] = {"source": str(collection), "split": "test", "at_end": True}
+    whole = train(settings, "whole")
+    write = irkit.training.running.write_results
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(irkit.training.running, "write_results", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, "again")
+    assert not Path("again/modules.json").exists()
+    monkeypatch.setattr(irkit.training.running, "write_results", write)
+    train(settings, "again")
+    again = weights(Path("again"))
+    assert all(torch.equal(again[name], value) for name, value in whole.state_dict().items())
+    assert Path("again/evaluation.jsonl").read_text() == Path("whole/evaluation.jsonl").read_text()
+
+
 def test_what_is_there_is_kept_unless_told_otherwise(tiny_bert: Path, collection: Path) -> None:
     settings = recipe(tiny_bert, collection, "sparse")
     settings["train"]["max_steps"] = 2
@@ -233,8 +256,12 @@ def test_attention_is_trained_measured_and_saved(tiny_bert: Path, collection: Pa
 
 @pytest.mark.slow
 def test_torchrun_trains_one_model(tiny_bert: Path, collection: Path) -> None:
-    settings = recipe(tiny_bert, collection, "multi_vector")
-    settings["train"] |= {"per_device_train_batch_size": 2, "max_steps": 2, "use_cpu": True}
+    shutil.copytree(tiny_bert, "start")
+    config = json.loads(Path("start/config.json").read_text())
+    rates = {name: 0.0 for name in config if name.endswith("dropout_prob")}  # else each process has its own
+    Path("start/config.json").write_text(json.dumps(config | rates))
+    settings = recipe(Path("start"), collection, "multi_vector")
+    settings["train"] |= {"per_device_train_batch_size": 2, "max_steps": 1, "warmup_steps": 0, "optim": "sgd"}
     Path("recipe.yaml").write_text(yaml.safe_dump(settings))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617", "-m", "irkit"]
@@ -248,4 +275,6 @@ def test_torchrun_trains_one_model(tiny_bert: Path, collection: Path) -> None:
     train(settings, "one", overrides=["train.per_device_train_batch_size=4"])
     one, two = weights(Path("one")), weights(Path("two"))
     for name, value in one.items():
-        torch.testing.assert_close(two[name], value, msg=name, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(two[name], value)
+    start = Model.multi_vector("start", device="cpu").state_dict()
+    assert any(not torch.equal(one[name], start[name]) for name in one)
