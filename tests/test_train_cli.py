@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -166,6 +167,37 @@ def test_killed_while_measured_takes_no_further_step(
     again = weights(Path("again"))
     assert all(torch.equal(again[name], value) for name, value in whole.state_dict().items())
     assert Path("again/evaluation.jsonl").read_text() == Path("whole/evaluation.jsonl").read_text()
+
+
+def test_nan_stops_and_leaves_the_last_checkpoint(
+    tiny_bert: Path, collection: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = recipe(tiny_bert, collection, "sparse")
+    settings["train"] |= {"learning_rate": 1e30, "save_steps": 1, "warmup_steps": 1, "max_steps": 9}
+    Path("recipe.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "recipe.yaml", "--out", "out"])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert "learning_rate" in message
+    left = re.search(r"The last good checkpoint is (\S+)", message)
+    assert left
+    assert all(bool(value.isfinite().all()) for value in weights(Path(left[1])).values())
+    assert not Path("out/modules.json").exists()
+
+
+def test_lora_is_merged_into_what_is_saved(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector")
+    settings["train"]["lora"] = {"r": 2, "target_modules": ["qkv"]}
+    model = train(settings, "out")
+    saved = Model.from_pretrained("out")
+    torch.testing.assert_close(
+        saved.represent(TEXTS, "document").tokens.values, model.represent(TEXTS, "document").tokens.values
+    )
+    start = Model.multi_vector(tiny_bert, "linear").state_dict()
+    changed = [name for name, value in saved.state_dict().items() if not torch.equal(value, start[name])]
+    assert changed
+    assert all("qkv" in name or "head" in name for name in changed)
 
 
 def test_what_is_there_is_kept_unless_told_otherwise(tiny_bert: Path, collection: Path) -> None:
