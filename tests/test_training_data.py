@@ -17,9 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from transformers import TrainerCallback
 
 from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.training.arguments import TrainingArguments
 from irkit.training.data import (
     Collator,
     DataConfig,
@@ -35,6 +37,8 @@ from irkit.training.data import (
 from irkit.training.data.dataset import choose
 from irkit.training.data.records import Stream
 from irkit.training.example import Batch, Example
+from irkit.training.losses import KLDivergence
+from irkit.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -413,6 +417,35 @@ def test_streamed_files_are_the_same_records(tmp_path: Path) -> None:
         Mixture(streamed.datasets + indexed.datasets)
     with pytest.raises(BadValueError, match="not streamed"):
         make_batches(streamed, tokens_per_batch=100)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_weighted_training_goes_on_as_if_nothing_had_happened(
+    tiny_bert: Path, tmp_path: Path, streaming: bool
+) -> None:
+    configs = []
+    for name, n in (("a", 12), ("b", 5)):
+        lists = [Record("", f"query {i}", (), (f"text {i}", "search index"), (1.0, 0.0)) for i in range(n)]
+        write_examples(tmp_path / name, lists)
+        configs.append(DataConfig(source=str(tmp_path / name), streaming=streaming, weight=n % 7))
+    given = {"per_device_train_batch_size": 3, "max_steps": 8, "save_steps": 3, "use_cpu": True}
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    def train(folder: str, resume: bool = False, callbacks: Any = ()) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        model = Model.multi_vector(tiny_bert, {"depth": 1, "dim": 8})
+        arguments = TrainingArguments.parse(given, tmp_path / folder)
+        trainer = Trainer(model, arguments, open_data(configs), [KLDivergence()], callbacks=callbacks)
+        trainer.train(resume_from_checkpoint=resume)
+        return model.state_dict()
+
+    whole = train("whole")
+    train("parts", callbacks=[Stop()])
+    resumed = train("parts", resume=True)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 # the collator

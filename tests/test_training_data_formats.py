@@ -354,27 +354,31 @@ def test_no_bytes_get_past_the_reader_of_pickles(tmp_path_factory: Any, data: by
     assert isinstance(found, dict)
 
 
-def test_tables_of_the_datasets_library(tmp_path: Path) -> None:
+def test_datasets_in_the_layout_of_pylate(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    rows = [{"query_id": str(i), "document_ids": [i, i + 1], "scores": [0.5, 0.25]} for i in range(3)]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DataConfig(source=f"hf:{tmp_path / 'data'}::train", corpus="x")
-    found = open_records(config)
-    assert found[2] == Record("2", None, ("2", "3"), None, (0.5, 0.25))
-    assert list(found) == list(read_records(config))
-    streamed = open_records(config.model_copy(update={"streaming": True}))
-    assert [streamed[i] for i in range(5)] == [found[i % 3] for i in range(5)]
-    for side, rows in (("queries", ["query_id", "text"]), ("documents", ["document_id", "text"])):
-        (tmp_path / side).mkdir()
-        lines = [json.dumps({rows[0]: str(i), rows[1]: f"{side} {i}"}) for i in range(5)]
-        (tmp_path / side / "train.jsonl").write_text("\n".join(lines))
-    queries, corpus = (f"hf:{tmp_path / side}::train" for side in ("queries", "documents"))
-    data = open_data([DataConfig(source=config.source, queries=queries, corpus=corpus)])
+    rows = {
+        "train": [
+            {"query_id": i, "document_ids": [str(i), str(i + 1)], "scores": [0.5, 0.25]} for i in range(3)
+        ],
+        "queries": [{"query_id": i, "text": f"query {i}"} for i in range(3)],
+        "documents": [{"document_id": i, "text": f"document {i}"} for i in range(4)],
+    }
+    configs = []
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        configs.append(f"- config_name: {name}\n  data_files: {name}.jsonl\n")
+    with pytest.raises(StorageError, match="library datasets is hf:"):
+        open_data([DataConfig(source=str(tmp_path))])
+    (tmp_path / "README.md").write_text("---\nconfigs:\n" + "".join(configs) + "---\n")
+    source, queries, corpus = (f"hf:{tmp_path}:{name}:train" for name in rows)
+    config = DataConfig(source=source, queries=queries, corpus=corpus)
+    data = open_data([config])
     assert check(data, {"targets"}) == {"datasets": 1, "examples": 3, "documents": 2}
     example = data[0, 1, 0]
-    assert (example.query, example.documents) == ("queries 1", ("documents 1", "documents 2"))
+    assert (example.query, example.documents) == ("query 1", ("document 1", "document 2"))
     assert len(make_batches(data, batch_size=2)) == 2
+    streamed = open_data([config.model_copy(update={"streaming": True})])
+    assert [streamed[0, i, 0] for i in range(5)] == [data[0, i % 3, 0] for i in range(5)]
 
 
 @pytest.mark.data

@@ -74,6 +74,11 @@ def judgments(config: DataConfig) -> Qrels:
     if config.qrels is not None:
         return read_qrels(config.qrels, config.split)
     if _whole(config) is _beir:
+        if Path(config.source).is_dir() and not Path(config.source, "qrels").is_dir():
+            raise StorageError(
+                f"reading folder {config.source}: expected qrels/SPLIT.tsv in it, or qrels: FILE; a "
+                f"dataset of the library datasets is hf:{config.source}"
+            )
         return read_qrels(config.source, config.split or "train")
     if config.split is not None:
         if config.corpus is None or not Path(config.corpus).is_dir():
