@@ -89,7 +89,8 @@ def test_trains_and_measures(
     settings["model"] = changes.get("model", {"kind": kind, "name": str(tiny_bert)})
     Path("recipe.yaml").write_text(yaml.safe_dump(settings))
     call("train", "recipe.yaml", "--out", "out", "--set", "train.eval_on_start=true")
-    assert "trained in" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "trained in" in shown.err
     model = Model.from_pretrained("out")
     before = Model.from_pretrained("start") if kind == "pretrained" else None
     if before is not None:
@@ -101,6 +102,7 @@ def test_trains_and_measures(
     retriever = Retriever.build("out", str(collection), "index")
     expected = evaluate(retriever.run(str(collection), 5), str(collection)).per_query["nDCG@10"]
     assert {line["query_id"]: line["value"] for line in lines} == expected
+    assert shown.out.splitlines()[1] == f"collection\tnDCG@10\t{sum(expected.values()) / 5:.4f}"
     assert TrainRecipe.resolve("out/recipe.yaml") == TrainRecipe.resolve(
         "recipe.yaml", ["train.eval_on_start=true"]
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from irkit.cli.output import note
+from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 
 __all__ = ["train"]
@@ -40,6 +40,7 @@ def train(
     if out is None:
         raise BadValueError("irkit train: no --out; give the directory that the model shall have")
     from irkit.training.running import carry_out, prepare
+    from irkit.training.validation import read_means
 
     prepared = prepare(resolved, out, overwrite=overwrite)
     model = prepared.step.model
@@ -56,4 +57,6 @@ def train(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("- give the same command again to go on with this training") from None
     if prepared.trainer.args.process_index == 0:
+        if prepared.collections:
+            show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))
         note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")

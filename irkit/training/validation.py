@@ -34,6 +34,7 @@ __all__ = [
     "JudgedCollection",
     "evaluate_model",
     "open_collections",
+    "read_means",
     "summarize",
     "write_results",
 ]
@@ -222,6 +223,22 @@ def write_results(evaluations: Mapping[str, Evaluation], path: Path) -> None:
         aside.replace(path)
     except OSError as error:
         raise StorageError(f"writing {path}: {error.strerror}") from error
+
+
+def read_means(path: Path) -> list[tuple[str, str, float]]:
+    """Name of a collection, measure and mean over its queries, of what `write_results` wrote.
+
+    Raises:
+        StorageError: The file cannot be read.
+    """
+    values: dict[tuple[str, str], list[float]] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            values.setdefault((row["dataset"], row["measure"]), []).append(row["value"])
+    except OSError as error:
+        raise StorageError(f"reading {path}: {error.strerror}") from error
+    return [(*name, sum(each) / len(each)) for name, each in values.items()]
 
 
 def _as_run(collection: JudgedCollection, hits: Hits) -> Run:
