@@ -225,6 +225,7 @@ def test_what_is_there_is_kept_unless_told_otherwise(tiny_bert: Path, collection
 REFUSALS = [
     ({"data": {"source": "nowhere.jsonl"}}, "nowhere.jsonl"),
     ({"data": {"source": "pairs.jsonl"}, "losses": {"kind": "kl"}}, "scores"),
+    ({"losses": {"kind": "pairwise"}}, "pairwise compares the documents of a query, and examples have one"),
     ({"regularizers": {"kind": "flops", "document": 0.1}}, "sparse"),
     ({"losses": {"kind": "embedding", "guide": "start"}}, "vector"),
     ({"model": "nowhere/at-all"}, "nowhere/at-all"),

@@ -94,6 +94,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     )
     examples = open_data(recipe.data, arguments.seed)
     counts = check(examples, needs=step.needs)
+    _check_learnable(recipe, counts)
     if arguments.max_steps <= 0 and examples.streaming:
         raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
     collections = open_collections(recipe.evaluation)
@@ -233,6 +234,17 @@ def _is_begun(place: Path, recipe: TrainRecipe) -> bool:
     begun: object = read_mapping(place / _RECIPE)
     same: bool = begun == yaml.safe_load(recipe.to_yaml())
     return same
+
+
+def _check_learnable(recipe: TrainRecipe, counts: Mapping[str, int]) -> None:
+    """Refuse losses over the documents of a query where each has only one."""
+    alone = [loss for loss in recipe.losses if not loss.needs & {"in_batch", "vectors"}]
+    alone = [loss for loss in alone if loss.kind != "score_mse"]
+    if counts["documents"] == 1 and len(alone) == len(recipe.losses):
+        raise ConfigError(
+            f"losses: {alone[0].kind} compares the documents of a query, and examples have one each; raise "
+            "data.documents, mine negatives (irkit mine), or take infonce, which compares those of the batch"
+        )
 
 
 def _begin(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
