@@ -81,7 +81,12 @@ class Documents:
         wanted, (hashes, order) = _hashes(ids), self._hash_index()
         first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
         live = live_rows(self.store, len(self))
-        for place in np.flatnonzero(last > first).tolist():
+        only = np.flatnonzero(last - first == 1)
+        only = only[live[order[first[only]]]]
+        names = zip(self.ids(order[first[only]]), only.tolist(), strict=True)
+        only = only[np.array([name == ids[place] for name, place in names], np.bool_)]
+        found[only] = order[first[only]]
+        for place in np.flatnonzero(last - first > 1).tolist():
             rows = order[first[place] : last[place]]
             rows = rows[live[rows]]  # several if the id was used before, or if two ids share a hash
             same = [

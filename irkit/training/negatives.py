@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -16,7 +17,7 @@ from irkit.data.given import Queries, given_queries
 from irkit.errors import BadValueError
 from irkit.retriever import Retriever
 from irkit.training.data import Record
-from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all, shortest
+from irkit.training.teachers import IndexTeacher, Teacher, score_all, shortest
 
 __all__ = ["MiningConfig", "mine"]
 
@@ -50,7 +51,7 @@ class MiningConfig(Config):
     absolute_margin: float | None = Field(None, ge=0)
     relative_margin: float | None = Field(None, ge=0)
     sampling_strategy: Literal["top", "random"] = "top"
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     relevant_grade: int = Field(1, ge=1)
 
     @model_validator(mode="after")
@@ -152,31 +153,36 @@ def _mine(
     config: MiningConfig,
     teacher: Teacher | None,
 ) -> Iterator[Record]:
-    judge = teacher or (IndexTeacher(retriever) if config.filters else None)
+    judge = teacher or IndexTeacher(retriever)
     while some := list(islice(queries, _QUERIES)):
         facts = [known[query.id] for query in some]
         positives = _fetch(retriever, [fact.relevant for fact in facts])
         candidates = _candidates(retriever, some, facts, positives, config)
-        if config.filters and judge:
-            everything = [[*a, *b] for a, b in zip(positives, candidates, strict=True)]
-            scores = score_all(judge, some, everything)
+        scores = None
+        if config.filters:
+            scores = _scores(judge, some, [[*a, *b] for a, b in zip(positives, candidates, strict=True)])
             candidates = [
-                _filtered(documents[n:], line[:n], line[n:], config)
-                for documents, line, n in zip(everything, scores, map(len, positives), strict=True)
+                _filtered(found, relevant, values, config)
+                for found, relevant, values in zip(candidates, positives, scores, strict=True)
             ]
         chosen = [
             [*relevant, *_sampled(found, query.id, config)]
             for query, relevant, found in zip(some, positives, candidates, strict=True)
         ]
-        values = score_all(teacher, some, chosen) if teacher else [None] * len(some)
-        for query, relevant, documents, line in zip(some, positives, chosen, values, strict=True):
-            yield Record(
-                query.id,
-                query.text,
-                tuple(document.id for document in documents),
-                scores=None if line is None else shortest(line),
-                positives=len(relevant),
-            )
+        if teacher and not scores:
+            scores = _scores(teacher, some, chosen)
+        for place, (query, documents) in enumerate(zip(some, chosen, strict=True)):
+            ids = tuple(document.id for document in documents)
+            kept = tuple(scores[place][name] for name in ids) if teacher and scores else None
+            yield Record(query.id, query.text, ids, scores=kept, positives=len(positives[place]))
+
+
+def _scores(judge: Teacher, queries: list[Query], documents: list[list[Document]]) -> list[dict[str, float]]:
+    """By the id of the document."""
+    return [
+        {document.id: value for document, value in zip(some, shortest(line), strict=True)}
+        for some, line in zip(documents, score_all(judge, queries, documents), strict=True)
+    ]
 
 
 def _fetch(retriever: Retriever, ids: Sequence[Sequence[str]]) -> list[list[Document]]:
@@ -209,20 +215,18 @@ def _candidates(
 
 
 def _filtered(
-    documents: list[Document], positives: Array, scores: Array, config: MiningConfig
+    documents: list[Document], positives: list[Document], scores: dict[str, float], config: MiningConfig
 ) -> list[Document]:
     """Candidates whose scores are within the bounds, best first."""
-    worst = float(positives.min())
-    most = [config.max_score] if config.max_score is not None else []
+    worst = min(scores[document.id] for document in positives)
+    most = [math.inf if config.max_score is None else config.max_score]
     if config.absolute_margin is not None:
         most.append(worst - config.absolute_margin)
     if config.relative_margin is not None:  # of the magnitude: logits may be below 0
         most.append(worst - abs(worst) * config.relative_margin)
-    good = (scores <= min(most, default=np.inf)) & (
-        scores >= (-np.inf if config.min_score is None else config.min_score)
-    )
-    order = np.argsort(-scores, kind="stable")
-    return [documents[i] for i in order.tolist() if good[i]]
+    least = -math.inf if config.min_score is None else config.min_score
+    good = (document for document in documents if least <= scores[document.id] <= min(most))
+    return sorted(good, key=lambda document: -scores[document.id])
 
 
 def _sampled(documents: list[Document], query_id: str, config: MiningConfig) -> list[Document]:
