@@ -10,6 +10,7 @@ from functools import partial
 
 from .._jit import Values
 from .cpu_frame import LANES, SUMS, Frame, constant, size_of
+from .cpu_heap import write_heap
 from .cpu_range import LINES, SLOT, write_range, write_refine, write_sift
 from .cpu_scan import write_add, write_collect, write_count, write_scan
 from .cpu_score import MARKED, mark, write_insert, write_pair, write_verify
@@ -32,6 +33,7 @@ def write_exact(terms: str, weights: str, wide: bool = False) -> str:
     parts = [write_scan(), write_add(), write_count(), write_collect(), write_pair(terms, weights, wide)]
     parts += [
         write_insert(),
+        write_heap(),
         write_verify(terms, weights),
         write_sift(),
         write_range(),
@@ -234,6 +236,7 @@ def _query() -> str:
         x.loop(0, n_ranges, 1, visit)
 
     x.when(x.cmp("ogt", highest, "0.0", "float"), search)
+    x.do("call void @order(ptr %f)")
 
     def forget(j: str, _: Values) -> None:
         x.store("float", "0.0", x.place("table", x.item("own_terms", j, "i32"), "float"), align=4)

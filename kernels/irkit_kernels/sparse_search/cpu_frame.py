@@ -24,7 +24,7 @@ FIELDS = (
     # variables: of a query, of a range
     *("out_rows", "out_scores", "hits", "theta", "least", "unit", "margin", "m"),
     *("range", "length", "place", "rest", "left", "since"),
-    *("want", "above", "high", "low", "top", "number"),
+    *("want", "above", "high", "low", "top", "number", "again"),
 )
 
 

@@ -87,6 +87,7 @@ def write_range() -> str:
     """Search a range: lists in order until what is left could only lift few documents high enough."""
     x = Frame()
     x.set("range", "%range")
+    x.set("again", 0)
     documents = x.minimum(x.sub(x.get("n"), x.mul("%range", RANGE)), RANGE)
     length = x.op(f"and i64 {x.add(documents, STEP - 1)}, {-STEP}")
     x.set("length", length)
@@ -135,6 +136,7 @@ def write_range() -> str:
 
             def begin() -> None:
                 x.do("call void @sift(ptr %f, i1 false)")
+                x.set("again", 1)  # what is found now may have been found before
                 x.store("float", constant(-1), early, align=4)  # once a range
 
             x.when(ready, begin)

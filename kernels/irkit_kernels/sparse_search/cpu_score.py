@@ -7,7 +7,7 @@ from functools import partial
 from .._jit import Values, splat
 from .cpu_frame import Frame, size_of
 
-__all__ = ["MARKED", "mark", "row_scaled", "write_insert", "write_pair", "write_score", "write_verify"]
+__all__ = ["MARKED", "aim", "mark", "row_scaled", "write_insert", "write_pair", "write_score", "write_verify"]
 
 _PAIR = "define internal void @pair(ptr %f, i64 %document, i64 %other, ptr %out)"
 _MARKS = 512  # bits of a register, one for all terms of the same remainder
@@ -141,6 +141,13 @@ def row_scaled(x: Frame, weights: str, value: str) -> str:
     return x.floats("fmul", value, x.item("row_scales", "%document", "float"))
 
 
+def aim(x: Frame, theta: str) -> None:
+    """Set the k-th best score, and what bounds must reach; rounding errors are allowed for."""
+    x.set("theta", theta, "float")
+    bound = x.floats("fmul", x.floats("fmul", theta, x.get("margin", "float")), x.get("unit", "float"))
+    x.set("least", x.sub(x.whole(bound), x.add(x.op(f"lshr i64 {x.get('m')}, 7"), 2)))
+
+
 def write_insert() -> str:
     """Put a hit where it belongs among those found, unless it is there or not good enough."""
     x = Frame()
@@ -181,15 +188,8 @@ def write_insert() -> str:
         number = x.minimum(x.add(hits, 1), k)
         x.set("hits", number)
 
-        def aim() -> None:  # what bounds must reach; rounding errors are allowed for
-            theta = x.load("float", scores, x.mul(x.sub(k, 1), 4), 4)
-            x.set("theta", theta, "float")
-            bound = x.floats(
-                "fmul", x.floats("fmul", theta, x.get("margin", "float")), x.get("unit", "float")
-            )
-            x.set("least", x.sub(x.whole(bound), x.add(x.op(f"lshr i64 {x.get('m')}, 7"), 2)))
-
-        x.when(x.cmp("eq", number, k), aim)
+        last = x.mul(x.sub(k, 1), 4)
+        x.when(x.cmp("eq", number, k), lambda: aim(x, x.load("float", scores, last, 4)))
 
     x.when(x.both(x.cmp("slt", at, k), x.flip(there)), put)
     return x.function("define internal void @insert(ptr %f, i64 %row, float %score)")
@@ -220,12 +220,12 @@ def write_verify(terms: str, weights: str) -> str:
     x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
     x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: approach(i))
 
-    def consider(document: str, place: int) -> None:
+    def consider(at: str, document: str, place: int) -> None:
         score = x.load("float", out, 4 * place, 4)
-        good = x.cmp("oge", score, x.get("theta", "float"), "float")
+        good = x.both(x.cmp("slt", at, number), x.cmp("oge", score, x.get("theta", "float"), "float"))
         x.when(
             x.both(good, x.cmp("ogt", score, "0.0", "float")),
-            lambda: x.do(f"call void @insert(ptr %f, i64 {document}, float {score})"),
+            lambda: x.do(f"call void @push(ptr %f, i64 {document}, float {score})"),
         )
 
     def two(i: str, _: Values) -> None:
@@ -235,7 +235,7 @@ def write_verify(terms: str, weights: str) -> str:
         pair = [document(i), document(x.minimum(x.add(i, 1), x.sub(number, 1)))]  # the last one twice
         x.do(f"call void @pair(ptr %f, i64 {pair[0]}, i64 {pair[1]}, ptr {out})")
         for place, this in enumerate(pair):
-            consider(this, place)
+            consider(x.add(i, place), this, place)
 
     x.loop(0, number, 2, two)
     return x.function("define internal void @verify(ptr %f)")
