@@ -220,6 +220,26 @@ def test_a_teacher_decides_and_its_scores_are_kept(bm25: Retriever, dense: Retri
     assert below
 
 
+@pytest.mark.parametrize(
+    ("kind", "index"), [("multi_vector", "plaid"), ("sparse", "inverted"), ("dense", "hnsw")]
+)
+def test_every_kind_of_index(tiny_bert: Path, tmp_path: Path, kind: str, index: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # new heads, and one that does not say how to pool
+        make = Model.from_pretrained if kind == "dense" else getattr(Model, kind)
+        retriever = Retriever.build(make(tiny_bert), TEXTS, tmp_path / "index", index=index)
+    config = MiningConfig(num_negatives=4, absolute_margin=0.01)
+    total = 0
+    for record in mine(retriever, QUERIES, QRELS, config, teacher=IndexTeacher(retriever)):
+        exact = {hit.id: hit.score for hit in retriever.rerank(record.query, list(TEXTS))}
+        assert record.scores == pytest.approx([exact[doc] for doc in record.document_ids], rel=1e-5)
+        rest = record.scores[record.positives :]
+        assert all(score <= min(record.scores[: record.positives]) - 0.01 for score in rest)
+        assert not set(record.document_ids[record.positives :]) & set(QRELS[record.query_id])
+        total += len(rest)
+    assert total > 4
+
+
 def test_bad_values(bm25: Retriever, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ranks 0 to 5 cannot hold 7 negatives"):
         MiningConfig(range_max=5)
