@@ -340,7 +340,15 @@ def test_the_best_model_is_kept_and_training_stops_early(model: Model, files: An
     ]
 
 
-@pytest.mark.parametrize("values", [{"bf16": True}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"bf16": True},
+        {"gradient_checkpointing": True},
+        pytest.param({"torch_compile": True}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # inside torch.compile
 def test_other_ways_to_compute_find_about_the_same(
     tiny_bert: Path, files: Any, tmp_path: Path, values: Any
 ) -> None:
@@ -353,6 +361,9 @@ def test_other_ways_to_compute_find_about_the_same(
         trainer = Trainer(model, args, open_data(files), [InfoNCE(temperature=50)], regularizers)
         trainer.train()
         found.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+        finished = trainer.finished_model()
+        assert not any("forward" in vars(module) for module in finished.modules())
+        assert len(finished.represent(["an index"], "document")) == 1
     assert found[0] == pytest.approx(found[1], rel=0.05 if "bf16" in values else 1e-5)
 
 

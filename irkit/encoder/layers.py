@@ -91,11 +91,20 @@ class Layer(nn.Module):
         attended = self._attend(
             hidden.with_values(self.attention_norm(x)) if self.pre else hidden, backend, rotary, keys
         )
+        return hidden.with_values(self.after_attention(x, attended))
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What is done with each token by itself.
+
+        Args:
+            x: ``(total, input_size)``, input of the layer.
+            attended: ``(total, hidden_size)``, what its attention gives.
+        """
         x = x + self.dropout(self.out(attended))
         if not self.pre:
             x = self.attention_norm(x)
         x = x + self.dropout(self._feed_forward(self.mlp_norm(x) if self.pre else x))
-        return hidden.with_values(x if self.pre else self.mlp_norm(x))
+        return x if self.pre else self.mlp_norm(x)
 
     def _attend(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.heads import Side, SparseHead
 from irkit.model import Model
@@ -198,11 +199,27 @@ class TrainStep(nn.Module):
 
     def activation_checkpointing_enable(self, **_: Any) -> None:
         """Keep of each layer of the encoders its input only; backward computes the rest again."""
-        for part in (self.model, self.model.query_model):
-            for layer in getattr(getattr(part, "encoder", None), "layers", ()):
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        for layer in _layers(self.model):
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     gradient_checkpointing_enable = activation_checkpointing_enable  # its name before transformers 5.23
+
+    def compile_layers(self, **options: Any) -> None:
+        """Compile what layers do with each token by itself; lengths of rows would be compiled anew each time.
+
+        Args:
+            options: Of `torch.compile`.
+        """
+        for layer in _layers(self.model):
+            layer.after_attention = torch.compile(layer.after_attention, dynamic=True, **options)
+
+    def finished_model(self) -> Model:
+        """The model in evaluation mode, without anything that is there for training only."""
+        model = merged(self.model)
+        for layer in _layers(model):
+            for name in ("forward", "after_attention"):
+                vars(layer).pop(name, None)
+        return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write the model to a directory, adapters merged into its weights, and the interaction beside it."""
@@ -210,6 +227,12 @@ class TrainStep(nn.Module):
         save: Any = getattr(self.interaction, "save_pretrained", None)
         if save is not None:
             save(path)
+
+
+def _layers(model: Model) -> list[Any]:
+    """Of the encoders; none of those that transformers runs."""
+    encoders = [part.encoder for part in (model, model.query_model) if part is not None]
+    return [layer for encoder in encoders if isinstance(encoder, Encoder) for layer in encoder.layers]
 
 
 def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from irkit.bars import bar
+from irkit.bars import stage_bar
 from irkit.errors import BadTypeError, ConfigError, CorruptError, TrainingError
 from irkit.model import Model
 from irkit.training.arguments import TrainingArguments
@@ -27,7 +27,7 @@ from irkit.training.checkpoints import (
     rotate,
     save_weights,
 )
-from irkit.training.lora import add_lora, merged
+from irkit.training.lora import add_lora
 from irkit.training.step import TrainStep
 
 if TYPE_CHECKING:
@@ -121,6 +121,10 @@ class Trainer(transformers.Trainer):
             callbacks=[*added, *callbacks],
         )
         self.remove_callback(transformers.PrinterCallback)
+        plugin = self.accelerator.state.dynamo_plugin
+        if args.torch_compile and isinstance(model, TrainStep):
+            model.compile_layers(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+            plugin.backend = type(plugin.backend).NO  # or the whole step would be compiled
 
     # what is trained, and how fast
 
@@ -261,7 +265,7 @@ class Trainer(transformers.Trainer):
 
     def finished_model(self) -> Model:
         """The trained model in evaluation mode, adapters merged; the best one, if that was asked for."""
-        return merged(self._model).eval()
+        return self.step.finished_model()  # type: ignore[no-any-return]
 
     # going on
 
@@ -280,7 +284,7 @@ class Trainer(transformers.Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = newest_checkpoint(self.folder)
         resumed = str(Path(resume_from_checkpoint) / STATE) if resume_from_checkpoint else None
-        with bar("training", "steps") as report:
+        with stage_bar("steps") as report:
             shown = _Bar(report)
             self.add_callback(shown)
             try:
@@ -353,11 +357,14 @@ class _Loader(DataLoader[Any]):
 class _Bar(transformers.TrainerCallback):
     """Shows how many steps are done."""
 
-    def __init__(self, report: Callable[[int], None]) -> None:
+    def __init__(self, report: Callable[[str, int, int | None], None]) -> None:
         self.report = report
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.report("training", state.global_step, state.max_steps)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.report(1)
+        self.report("training", 1, state.max_steps)
 
 
 def _plain(name: str) -> str:
