@@ -171,6 +171,23 @@ def test_killed_while_measured_takes_no_further_step(
     assert Path("again/evaluation.jsonl").read_text() == Path("whole/evaluation.jsonl").read_text()
 
 
+def test_best_model_is_kept_and_training_stops_early(tiny_bert: Path, collection: Path) -> None:
+    settings = recipe(tiny_bert, collection, "multi_vector")
+    settings["evaluation"] = {"source": str(collection), "split": "test"}
+    settings["train"] |= {
+        "learning_rate": 0.3,
+        "max_steps": 30,
+        "eval_steps": 1,
+        "early_stopping_patience": 2,
+    }
+    train(settings, "out")
+    log = [json.loads(line) for line in Path("out/log.jsonl").read_text().splitlines()]
+    values = [line["eval_nDCG@10"] for line in log if "eval_nDCG@10" in line]
+    assert len(values) == values.index(max(values)) + 3 < 30
+    lines = [json.loads(line) for line in Path("out/evaluation.jsonl").read_text().splitlines()]
+    assert sum(line["value"] for line in lines) / len(lines) == pytest.approx(max(values))
+
+
 def test_nan_stops_and_leaves_the_last_checkpoint(
     tiny_bert: Path, collection: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
