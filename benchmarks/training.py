@@ -23,7 +23,7 @@ from benchmarks.harness import Row, ratio, write_results
 KINDS = ("dense", "multi_vector", "sparse")
 PRECISIONS = ("float32", "bfloat16")
 PEER = "sentence-transformers"
-CHECKED, UNMEASURED, ROUNDS = 8, 2, 8  # steps
+CHECKED, UNMEASURED, ROUNDS = 6, 2, 6  # steps
 _AGREE = {"float32": 2e-3, "bfloat16": 5e-2}  # losses, relative, at any step checked
 _FASTER = {"dense": 1.3, "multi_vector": 1.3, "sparse": 2.5}
 _MEMORY = {"sparse": 0.5}
@@ -140,7 +140,8 @@ def measure(kind: str, precision: str, model: Path, difference: float) -> list[R
                 "steps/s": 1 / statistics.median(seconds[name]),
                 f"x {PEER}": ratio(seconds, name, PEER),
                 "CPU s/step": statistics.median(cpu[name]),
-                "memory MB": steps[-1]["memory"],
+                "process MB": steps[-1]["memory"],
+                "training MB": steps[-1]["memory"] - steps[-1]["before"],
                 "mean loss": statistics.fmean(answer["loss"] for answer in steps),
                 "losses differ, no dropout": difference if name == "irkit" else None,
             }
@@ -154,7 +155,7 @@ def wanted(rows: list[Row]) -> list[Row]:
     ours, theirs = rows
     kind, found = ours["model"], [("steps/s", ours[f"x {PEER}"], ">=", _FASTER[ours["model"]])]
     if kind in _MEMORY:
-        found.append(("memory", ours["memory MB"] / theirs["memory MB"], "<=", _MEMORY[kind]))
+        found.append(("training MB", ours["training MB"] / theirs["training MB"], "<=", _MEMORY[kind]))
     return [
         {
             "model": kind,

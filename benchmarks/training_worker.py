@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.training_worker TRAINER KIND PRECISION MODEL STEPS`` reads a line for each step
 and answers with JSON: what a step took, from the reading of its texts to the end of the optimiser's update,
-its loss, and the most memory the process has held.
+its loss, and the most memory the process has held, and had before the first step.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Gate(transformers.TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Wait."""
+        self.before = peak_memory()
         self._wait()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -61,6 +62,7 @@ class Gate(transformers.TrainerCallback):
             "cpu": time.process_time() - self.used,
             "loss": self.loss,
             "memory": peak_memory(),
+            "before": self.before,
         }
         print(json.dumps(answer), file=sys.__stdout__, flush=True)
         self._wait()

@@ -1,5 +1,7 @@
 """The kernel against torch's attention, one call for each run of rows of equal length, on one core.
 
+In training: forward and backward, with a tenth of the weights dropped.
+
 Times are CPU time, the best of interleaved rounds, so that neighbours on a shared machine disturb less.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -21,8 +24,8 @@ from irkit_kernels.ragged_attention.reference import attention_reference
 __all__ = ["DEVICES", "run"]
 
 DEVICES = ("cpu",)
-HEADS, TOKENS, ROUNDS = 12, 1024, 15
-EQUAL = (8, 16, 32, 64, 80, 128, 256, 512, 2048)
+HEADS, TOKENS, ROUNDS, DROPOUT = 12, 1024, 10, 0.1
+EQUAL = {False: (8, 16, 32, 64, 80, 128, 256, 512, 2048), True: (32, 128, 512)}  # in training: fewer
 
 
 def run(device: str = "cpu") -> list[dict[str, Any]]:
@@ -32,38 +35,55 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode():
-            return [
-                _measure(name, lengths, head_dim, dtype)
-                for dtype in (torch.float32, torch.bfloat16)
-                for head_dim in (32, 64)
-                for name, lengths in _shapes()
-            ]
+        return [
+            _measure(name, lengths, head_dim, dtype, training)
+            for training in (False, True)
+            for dtype in (torch.float32, torch.bfloat16)
+            for head_dim in (32, 64)
+            for name, lengths in _shapes(training)
+        ]
     finally:
         torch.set_num_threads(threads)
 
 
-def _shapes() -> list[tuple[str, list[int]]]:
-    equal = [(f"{length}", [length] * max(1, TOKENS // length)) for length in EQUAL]
+def _shapes(training: bool) -> list[tuple[str, list[int]]]:
+    equal = [(f"{length}", [length] * max(1, TOKENS // length)) for length in EQUAL[training]]
     drawn = np.random.default_rng(0).lognormal(np.log(80) - 0.7**2 / 2, 0.7, size=13)  # mean 80
     return [*equal, ("mixed, mean 80", sorted(int(length) for length in drawn.clip(4, 512)))]
 
 
-def _measure(name: str, lengths: Sequence[int], head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
+def _measure(
+    name: str, lengths: Sequence[int], head_dim: int, dtype: torch.dtype, training: bool
+) -> dict[str, Any]:
     torch.manual_seed(0)
-    q, k, v = torch.randn(sum(lengths), 3, HEADS, head_dim).to(dtype).unbind(1)
+    inputs = torch.randn(sum(lengths), 3, HEADS, head_dim).to(dtype).requires_grad_(training)
+    grad = torch.randn(sum(lengths), HEADS, head_dim).to(dtype)
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-    exact = attention_reference(q.double(), k.double(), v.double(), offsets, offsets)
-    functions: dict[str, Callable[[], Tensor]] = {
-        "kernel": lambda: ragged_attention(q, k, v, offsets, offsets),
-        "torch": lambda: _torch(q, k, v, lengths),
+
+    def ours(dropout: float) -> Tensor:
+        return ragged_attention(*inputs.unbind(1), offsets, offsets, None, dropout)
+
+    def result(attention: Callable[[float], Tensor], dropout: float = 0.0) -> Tensor:
+        out = attention(dropout)
+        return torch.autograd.grad(out, inputs, grad)[0] if training else out
+
+    contenders = {"kernel": ours, "torch": lambda dropout: _torch(*inputs.unbind(1), lengths, dropout)}
+    wide = inputs.detach().double().requires_grad_(training)
+    exact = attention_reference(*wide.unbind(1), offsets, offsets)
+    if training:
+        exact = torch.autograd.grad(exact, wide, grad.double())[0]
+    errors = {
+        name: float((result(each).double() - exact).square().mean().sqrt())
+        for name, each in contenders.items()
     }
-    errors = {name: float((f().double() - exact).square().mean().sqrt()) for name, f in functions.items()}
     if not errors["kernel"] <= 2 * errors["torch"]:
         raise RuntimeError(f"wrong result for {name}, {head_dim}, {dtype}: errors {errors}")
-    work = 4 * HEADS * head_dim * sum(length**2 for length in lengths)
+    work = (14 if training else 4) * HEADS * head_dim * sum(length**2 for length in lengths)
+    dropout = DROPOUT if training else 0.0
+    functions = {name: partial(result, each, dropout) for name, each in contenders.items()}
     seconds = _interleaved(functions, max(1, int(1e8 / work)))
     return {
+        "mode": "training" if training else "inference",
         "dtype": str(dtype).removeprefix("torch."),
         "head_dim": head_dim,
         "length": name,
@@ -86,23 +106,25 @@ def _interleaved(functions: dict[str, Callable[[], Tensor]], repeats: int) -> di
     return best
 
 
-def _torch(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
+def _torch(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], dropout: float) -> Tensor:
     outputs, at = [], 0
     for length, same in groupby(lengths):
         n = len(list(same))
         q, k, v = (
             x[at : at + n * length].view(n, length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
         )
-        outputs.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1))
+        outputs.append(
+            F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).flatten(0, 1)
+        )
         at += n * length
     return torch.cat(outputs)
 
 
 if __name__ == "__main__":
-    print("| dtype | head_dim | length | kernel GFLOP/s | torch GFLOP/s | ratio | error / torch's |")
-    print("|---|---|---|---|---|---|---|")
+    print("| mode | dtype | head_dim | length | kernel GFLOP/s | torch GFLOP/s | ratio | error / torch's |")
+    print("|---|---|---|---|---|---|---|---|")
     for row in run():
         print(
-            "| {dtype} | {head_dim} | {length} | {kernel_gflops:.0f} | {torch_gflops:.0f} | {ratio:.1f} "
-            "| {error_ratio:.2f} |".format(**row)
+            "| {mode} | {dtype} | {head_dim} | {length} | {kernel_gflops:.0f} | {torch_gflops:.0f} "
+            "| {ratio:.1f} | {error_ratio:.2f} |".format(**row)
         )
