@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from irkit import Model
+from irkit.training.checkpoints import put_weights, trained_weights
 from irkit.training.data import Collator
 from irkit.training.example import Batch, Example
 from irkit.training.losses import CrossEntropy, EmbeddingDistillation, InfoNCE, KLDivergence
@@ -51,6 +55,7 @@ CASES = [
     *(("sparse", losses) for losses in ("soft", "flops", "everything")),
     ("cached", "infonce"),
     ("guided", "embedding"),
+    ("sharded", "infonce"),
 ]
 
 
@@ -69,7 +74,8 @@ def batch(model: Model, share: slice, texts: bool = False) -> Batch:
 
 
 def step_of(folder: Path, kind: str, losses: str) -> TrainStep:
-    model = Model.from_pretrained(folder / {"cached": "multi_vector", "guided": "dense"}.get(kind, kind))
+    other = {"cached": "multi_vector", "guided": "dense", "sharded": "multi_vector"}
+    model = Model.from_pretrained(folder / other.get(kind, kind))
     if losses == "embedding":
         guide = str(folder / "dense")
         return TrainStep(model, [EmbeddingDistillation(guide=guide), InfoNCE(guide=guide)])
@@ -82,8 +88,12 @@ def gradients(step: Any, share: slice, texts: bool) -> dict[str, torch.Tensor]:
     plain = getattr(step, "module", step)
     loss = step(batch(plain.model, share, texts), 1.0)
     loss.backward()
-    found = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    found = {name: whole(p.grad) for name, p in plain.named_parameters() if p.grad is not None}
     return {**found, "loss": loss.detach()}
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +132,16 @@ def run(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
     found = {}
     for kind, losses in CASES:
-        step = torch.nn.parallel.DistributedDataParallel(step_of(folder, kind, losses))
+        step: Any = step_of(folder, kind, losses)
+        if kind == "sharded":  # each process has a part of the weights
+            for module in (*step.model.encoder.layers, step):
+                fully_shard(module, mesh=init_device_mesh("cpu", (2,)), reshard_after_forward=False)
+            before = trained_weights(step)
+            put_weights(step, {name: value + 1 for name, value in before.items()}, "test")
+            assert all(torch.equal(value, before[name] + 1) for name, value in trained_weights(step).items())
+            put_weights(step, before, "test")
+        else:
+            step = torch.nn.parallel.DistributedDataParallel(step)
         found[f"{kind} {losses}"] = gradients(step, SHARES[rank], kind == "guided")
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()

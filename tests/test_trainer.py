@@ -348,7 +348,8 @@ def test_the_best_model_is_kept_and_training_stops_early(model: Model, files: An
         pytest.param({"torch_compile": True}, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # inside torch.compile
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # both inside torch.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_other_ways_to_compute_find_about_the_same(
     tiny_bert: Path, files: Any, tmp_path: Path, values: Any
 ) -> None:

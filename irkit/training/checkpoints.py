@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from irkit.errors import CorruptError, StorageError
 
@@ -76,9 +78,40 @@ def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None
             _remove(path)
 
 
-def save_weights(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters by name, whole where processes have parts of them: then all have to call this."""
+    named = ((name, value) for name, value in module.named_parameters() if value.requires_grad)
+    return {
+        name: value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
+        for name, value in named
+    }
+
+
+@torch.no_grad()
+def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Undo `trained_weights`.
+
+    Raises:
+        CorruptError: The weights are not those of the module; the message names their ``source``.
+    """
+    trained: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    known, given = ({name: value.shape for name, value in each.items()} for each in (trained, weights))
+    if known != given:
+        odd = sorted(known.items() ^ given.items(), key=str)[0]
+        raise CorruptError(
+            f"resuming from {source}: it is of another model or of other learning_rates; {odd[0]} "
+            f"{tuple(odd[1])} is only in one of them"
+        )
+    for name, value in trained.items():
+        new = weights[name].to(value.device)
+        if isinstance(value, DTensor):
+            new = distribute_tensor(new, value.device_mesh, value.placements)
+        value.copy_(new)
+
+
+def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Write named tensors beside the rest of the state of a training."""
-    save_file({name: weight.detach().contiguous() for name, weight in weights}, folder / _WEIGHTS)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from irkit.bars import stage_bar
-from irkit.errors import BadTypeError, ConfigError, CorruptError, TrainingError
+from irkit.errors import BadTypeError, ConfigError, TrainingError
 from irkit.model import Model
 from irkit.training.arguments import TrainingArguments
 from irkit.training.checkpoints import (
@@ -24,8 +25,10 @@ from irkit.training.checkpoints import (
     load_weights,
     newest_checkpoint,
     publish,
+    put_weights,
     rotate,
     save_weights,
+    trained_weights,
 )
 from irkit.training.lora import add_lora
 from irkit.training.step import TrainStep
@@ -109,6 +112,7 @@ class Trainer(transformers.Trainer):
                 raise ConfigError(f"lora: for models of irkit, not for a {type(model).__name__}")
             add_lora(model.model, args.lora)
         self._freeze()
+        self._copy = copy.deepcopy(model) if args.fsdp else None  # to be saved and evaluated
         added: list[transformers.TrainerCallback] = []
         if args.early_stopping_patience is not None:
             patience, threshold = args.early_stopping_patience, args.early_stopping_threshold
@@ -121,6 +125,8 @@ class Trainer(transformers.Trainer):
             callbacks=[*added, *callbacks],
         )
         self.remove_callback(transformers.PrinterCallback)
+        if self.is_fsdp_enabled:  # of what a Ragged holds it would not see that backward needs it again
+            self.accelerator.state.fsdp_plugin.reshard_after_forward = False
         plugin = self.accelerator.state.dynamo_plugin
         if args.torch_compile and isinstance(model, TrainStep):
             model.compile_layers(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
@@ -250,8 +256,9 @@ class Trainer(transformers.Trainer):
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """What the evaluation says of the model as it stands, each name after ``eval_``."""
         found: list[Any] = [None]
-        if self.evaluation is not None and (self.args.process_index == 0 or self.is_fsdp_enabled):
-            found = [dict(self.evaluation(self._model))]
+        step = self._whole()
+        if self.evaluation is not None and self.args.process_index == 0:
+            found = [dict(self.evaluation(step.model if isinstance(step, TrainStep) else step))]
         if self.args.world_size > 1:
             dist.broadcast_object_list(found)
         metrics = {f"eval_{name}": float(value) for name, value in (found[0] or {}).items()}
@@ -259,13 +266,16 @@ class Trainer(transformers.Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    @property
-    def _model(self) -> Any:
-        return self.step.model if isinstance(self.step, TrainStep) else self.step
-
     def finished_model(self) -> Model:
         """The trained model in evaluation mode, adapters merged; the best one, if that was asked for."""
-        return self.step.finished_model()  # type: ignore[no-any-return]
+        return self._whole().finished_model()  # type: ignore[no-any-return]
+
+    def _whole(self, weights: Mapping[str, Tensor] | None = None) -> Any:
+        """The step, or its copy where each process has a part of the weights, which all have to call."""
+        if self._copy is None:
+            return self.step
+        put_weights(self._copy, trained_weights(self.step) if weights is None else weights, "all processes")
+        return self._copy
 
     # going on
 
@@ -293,19 +303,8 @@ class Trainer(transformers.Trainer):
                 self.remove_callback(shown)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        weights = load_weights(Path(resume_from_checkpoint))
-        trained = dict(_trained(self.step))
-        if {name: value.shape for name, value in weights.items()} != {
-            name: value.shape for name, value in trained.items()
-        }:
-            odd = sorted(weights.keys() ^ trained.keys()) or ["shapes"]
-            raise CorruptError(
-                f"resuming from {Path(resume_from_checkpoint).parent}: it is of another model or other "
-                f"learning_rates; {odd[0]} differs"
-            )
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(weights[name])
+        folder = Path(resume_from_checkpoint)
+        put_weights(self.step, load_weights(folder), str(folder.parent))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(Path(self.state.best_model_checkpoint or "") / STATE))
@@ -315,17 +314,18 @@ class Trainer(transformers.Trainer):
         final = folder / f"checkpoint-{self.state.global_step}"
         unfinished = final.with_name(f".{final.name}.partial")
         state = unfinished / STATE
-        bad = next((name for name, value in _trained(self.step) if not bool(value.isfinite().all())), None)
+        weights = trained_weights(self.step)
+        bad = next((name for name, value in weights.items() if not bool(value.isfinite().all())), None)
         if bad is not None:
             self._stop(f"the weight {_plain(bad)} is no number")
         if self.args.should_save:
             for left in folder.glob(".checkpoint-*"):
                 shutil.rmtree(left)
-            save: Any = getattr(self.step, "save_pretrained", None)
+            save: Any = getattr(self._whole(weights), "save_pretrained", None)
             if save is not None:
                 save(unfinished)
             state.mkdir(parents=True)
-            save_weights(state, _trained(self.step))
+            save_weights(state, weights)
         self.accelerator.wait_for_everyone()
         self._save_optimizer_and_scheduler(str(state))
         self._save_scaler(str(state))
@@ -372,7 +372,3 @@ def _plain(name: str) -> str:
     for wrapper in ("module.", "_fsdp_wrapped_module.", "_orig_mod."):
         name = name.replace(wrapper, "")
     return name.removeprefix("model.")
-
-
-def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, value) for name, value in module.named_parameters() if value.requires_grad)
