@@ -126,6 +126,7 @@ def test_killed_and_resumed_it_has_the_weights_of_never_having_been(
     assert {path.name for path in (folder / "killed").iterdir()} == {"checkpoint-8", "checkpoint-9"}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_with_twice_the_batch(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
