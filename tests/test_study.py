@@ -252,7 +252,7 @@ def test_the_report_shows_what_was_found(tmp_path):
     assert f"| v1 | {better.difference:+.4f} (<0.0001) |" in report
     assert '| v2 | `model.name: "a\\|b"` |' in report
     assert "* v2, seed 1: exit code 2: no memory" in report
-    assert "the 2 other variants" in report
+    assert "for the 2 variants tested" in report
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(lines) == 9
     assert lines[1]["significant"] is True

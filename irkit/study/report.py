@@ -17,8 +17,9 @@ __all__ = ["write_report"]
 _METHOD = """\
 A cell is the mean over the seeds ± their standard deviation, and how many there are where some are missing.
 † marks p < 0.05 against the baseline: a two-sided paired t-test over the queries, of means over the
-seeds{average}, corrected by Holm's method for the {others} other variants under the same measure and
-dataset. It tells whether the difference would hold on other queries; the deviation, how much the seed."""
+seeds{average}, corrected by Holm's method for the {others} variants tested under the same measure and
+dataset. It tells whether the difference would hold on other queries; the deviation tells what another seed
+changes."""
 _OF_AVERAGE = " (for the average, of the mean over datasets of the mean difference)"
 
 
@@ -88,7 +89,9 @@ def _lines(
                 yield from _row([variant, *map(_difference, shown)])
     if plots:
         average = _OF_AVERAGE if any(cell.dataset == AVERAGE for cell in cells) else ""
-        yield "\n" + _METHOD.format(average=average, others=len(variants) - 1)
+        yield "\n" + _METHOD.format(
+            average=average, others=len({cell.variant for cell in cells if cell.p is not None})
+        )
     yield "\n## Variants\n"
     yield from _row(["variant", "changes of the recipe"])
     yield from _row(["---", "---"])
