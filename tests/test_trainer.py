@@ -154,6 +154,10 @@ def test_resuming_where_there_is_nothing_starts(model: Model, files: Any, tmp_pa
     trainer = Trainer(model, arguments(tmp_path / "out"), open_data(files), [KLDivergence()])
     trainer.train(resume_from_checkpoint=True)
     assert newest_checkpoint(tmp_path / "out") == tmp_path / "out" / "checkpoint-4"
+    finished = weights(model)
+    trainer.train(resume_from_checkpoint=True)  # nothing is left to do
+    assert trainer.state.global_step == 4
+    assert same(weights(model), finished)
 
 
 def test_resuming_from_what_does_not_fit(model: Model, tiny_bert: Path, files: Any, tmp_path: Path) -> None:

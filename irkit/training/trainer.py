@@ -117,6 +117,8 @@ class Trainer(transformers.Trainer):
         if args.early_stopping_patience is not None:
             patience, threshold = args.early_stopping_patience, args.early_stopping_threshold
             added.append(transformers.EarlyStoppingCallback(patience, threshold))
+        if args.n_gpu > 1:
+            args._n_gpu = 1  # one process uses one GPU, or padding would be needed to split a batch
         super().__init__(
             model,
             args,
@@ -236,10 +238,10 @@ class Trainer(transformers.Trainer):
             self._stop(f"the gradient has a norm of {float(norm)}")
         return norm
 
-    def _stop(self, what: str) -> NoReturn:
-        last = newest_checkpoint(self.folder)
+    def _stop(self, what: str, step: int | None = None) -> NoReturn:
+        last, step = newest_checkpoint(self.folder), step or self.state.global_step + 1
         raise TrainingError(
-            f"training: {what} at step {self.state.global_step + 1}, learning rate "
+            f"training: {what} at step {step}, learning rate "
             f"{self._get_learning_rate():.3g}; {_ADVICE}. "
             + (f"The last good checkpoint is {last}" if last else "There is no checkpoint yet")
         )
@@ -302,6 +304,10 @@ class Trainer(transformers.Trainer):
             finally:
                 self.remove_callback(shown)
 
+    def _run_epoch(self, *arguments: Any, **values: Any) -> None:
+        if self.state.global_step < self.state.max_steps:  # or what was finished would go on for a step
+            super()._run_epoch(*arguments, **values)  # type: ignore[no-untyped-call]
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
         put_weights(self.step, load_weights(folder), str(folder.parent))
@@ -317,7 +323,7 @@ class Trainer(transformers.Trainer):
         weights = trained_weights(self.step)
         bad = next((name for name, value in weights.items() if not bool(value.isfinite().all())), None)
         if bad is not None:
-            self._stop(f"the weight {_plain(bad)} is no number")
+            self._stop(f"the weight {_plain(bad)} is no number", self.state.global_step)
         if self.args.should_save:
             for left in folder.glob(".checkpoint-*"):
                 shutil.rmtree(left)
