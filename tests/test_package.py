@@ -43,7 +43,7 @@ LAYERS = {
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
 }
-TOP = {"reranking", "retriever", "study", "training"}
+TOP = {"reranking", "retriever", "study", "training", "vocabulary"}
 
 
 def parts_imported(file: Path) -> set[str]:

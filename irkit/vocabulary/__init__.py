@@ -1,0 +1,24 @@
+"""Moving an encoder onto another vocabulary, as learned sparse retrieval needs it.
+
+`transfer_vocabulary` aligns two vocabularies and lets new tokens begin near those they resemble; what comes
+after it - masked language modelling, calibration, training - takes and leaves model directories.
+"""
+
+from __future__ import annotations
+
+from irkit.vocabulary.alignment import Alignment, align
+from irkit.vocabulary.initialization import TransferConfig
+from irkit.vocabulary.report import write_report
+from irkit.vocabulary.simplex import sparsemax
+from irkit.vocabulary.transferring import Transfer, read_new_tokens, transfer_vocabulary
+
+__all__ = [
+    "Alignment",
+    "Transfer",
+    "TransferConfig",
+    "align",
+    "read_new_tokens",
+    "sparsemax",
+    "transfer_vocabulary",
+    "write_report",
+]
