@@ -268,3 +268,26 @@ def test_engines_take_turns_in_processes_of_their_own(
     assert list(hits) == list(times) == [("numpy scan", "{}"), ("numpy scan", '{"again": true}')]
     assert [len(each) for each in times.values()] == [2, 2]
     assert recall(hits["numpy scan", "{}"], read(tmp_path / "vectors")) == 1.0
+
+
+def test_what_is_wanted_of_training() -> None:
+    from benchmarks.training import PEER, wanted
+
+    ours = {"model": "sparse", "precision": "float32", f"x {PEER}": 2.4, "process MB": 900.0}
+    speed, memory = wanted([ours, {"process MB": 2000.0}])
+    assert (speed["is"], speed["wanted"], speed["met"]) == (2.4, ">= 2.5", "no")
+    assert (memory["is"], memory["wanted"], memory["met"]) == (0.45, "<= 0.5", "yes")
+    (speed,) = wanted([{**ours, "model": "dense", f"x {PEER}": 1.3}, {}])
+    assert speed["met"] == "yes"
+
+
+@pytest.mark.data
+def test_batches_of_training_hold_no_text_twice(data_dir: Path) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.training_worker import BATCH, pairs
+
+    found = pairs(5 * BATCH)
+    assert len(found) == 5 * BATCH == len(set(found))
+    for start in range(0, len(found), BATCH):
+        for texts in zip(*found[start : start + BATCH], strict=True):
+            assert len(set(texts)) == BATCH
