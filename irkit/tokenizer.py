@@ -81,6 +81,7 @@ class Tokenizer:
         self._side = settings.get("truncation_side", "right")
         self._cut: dict[int, tokenizers.Tokenizer] = {}  # copies of the backend for other lengths
         self._has_markers = False
+        self._is_moved = False
         backend.no_padding()
         backend.no_truncation()
 
@@ -237,12 +238,24 @@ class Tokenizer:
         ids = [token.id for word in words for token in backend.model.tokenize(word)]
         return f"{self.vocab_size} {self.special_ids} {ids}"
 
+    def move(self) -> None:
+        """Go with an encoder of any family: be saved with all that transformers would guess from its own.
+
+        Files that belong to the family of the tokenizer are then not copied.
+        """
+        self._is_moved = True
+
     def save(self, directory: str | Path) -> None:
         """Write the files it was loaded from, and tokenizer.json if there was none or markers were added."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        for file in chain.from_iterable(self.source.glob(pattern) for pattern in _COPIED):
+        copied = () if self._is_moved else _COPIED
+        for file in chain.from_iterable(self.source.glob(pattern) for pattern in copied):
             shutil.copyfile(file, folder / file.name)
+        if self._is_moved:
+            names = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
         if self._has_markers or not (folder / "tokenizer.json").exists():
             state = json.loads(self.backend.to_str()) | {"truncation": None}
             (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")

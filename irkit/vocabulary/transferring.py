@@ -153,6 +153,7 @@ def transfer_vocabulary(
     model.head = SparseHead(head.layers, head.weight, head.bias, head.config)
     model.head.exclude_(alignment.special.nonzero()[:, 0].tolist())
     theirs.tokenizer.max_length = ours.max_length
+    theirs.tokenizer.move()
     model.tokenizer = theirs.tokenizer
     facts = {
         "source": model.name or str(source),
