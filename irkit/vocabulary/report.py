@@ -197,7 +197,7 @@ def _cell(value: object) -> str:
 
 def _figures(histograms: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, facts in histograms.items():
-        said = [f"mean {facts['mean']:.3f} ± {facts['deviation']:.3f}"] if "mean" in facts else []
+        said = [f"mean {facts['mean']:.3f} ± {facts['deviation']:.3f}"] if "deviation" in facts else []
         said += [f"{facts['rate']:.1%} above zero"] if "rate" in facts else []
         yield f"<figure>{_bars(facts)}<figcaption>{escape(name)}<br><small>{', '.join(said)}</small>"
         yield "</figcaption></figure>"
