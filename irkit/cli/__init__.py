@@ -24,6 +24,7 @@ from irkit.cli.rerank import rerank
 from irkit.cli.search import search
 from irkit.cli.study import study
 from irkit.cli.train import train
+from irkit.cli.transfer_vocab import transfer_vocab
 from irkit.errors import BadValueError, IrkitError
 
 __all__ = ["app", "main"]
@@ -35,7 +36,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (index, search, rerank, explain, evaluate, train, mine, label, study, encode, info):
+for verb in (
+    index,
+    search,
+    rerank,
+    explain,
+    evaluate,
+    train,
+    mine,
+    label,
+    study,
+    transfer_vocab,
+    encode,
+    info,
+):
     app.command()(verb)
 
 

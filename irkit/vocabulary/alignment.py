@@ -94,16 +94,16 @@ class Spelling:
             return _SPACE * form.starts + text.replace(" ", _SPACE)
         return text if form.starts else self.prefix + text
 
-    def twins(self, form: Form) -> tuple[Form, ...]:
-        """Forms that are as good as ``form``, the best first.
+    def twins(self, form: Form, style: str) -> tuple[Form, ...]:
+        """Forms that are as good as ``form`` of a tokenizer of that style, the best first.
 
-        What no tokenizer joins to the word before it - punctuation, symbols, Chinese characters - has no
-        start: it is written without a space rather than with one, if both are there.
+        What tokenizers cut off the word before it - punctuation, symbols, Chinese characters - is written
+        without a space rather than with one; of a tokenizer of the same style, as it stands.
         """
         if not _stands_alone(form.text):
             return (form,)
-        alone = Form(form.text, self.style == "wordpiece")
-        return (alone, alone._replace(starts=not alone.starts))
+        first = form if style == self.style else Form(form.text, self.style == "wordpiece")
+        return (first, first._replace(starts=not first.starts))
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
     ids, rules = [-1] * size, ["new"] * size
     for token, number in theirs.items():
         tokens[number] = token
-        twins = ours_spelled.twins(theirs_spelled.form(token))
+        twins = ours_spelled.twins(theirs_spelled.form(token), theirs_spelled.style)
         found: dict[str, int | None] = {
             "role": roles.get(number),
             "special": ours.get(token) if token in added else None,

@@ -126,7 +126,7 @@ def subtoken_mixture(
     for number in chosen:
         token = alignment.tokens[number]
         ids = [] if token is None or alignment.special[number] else _pieces(source, ours, theirs.form(token))
-        rows.append(sorted(set(ids)))
+        rows.append(list(dict.fromkeys(ids)))
         weights += [ids.count(piece) / len(ids) for piece in rows[-1]]
     terms = (
         Ragged.from_rows(rows, dtype=torch.int64) if rows else Ragged(torch.zeros(0).long(), torch.zeros(0))
