@@ -59,6 +59,13 @@ class Config(BaseModel, metaclass=_Meta):
         """Read a YAML or JSON file, changed by ``overrides`` such as ``"index.ef_search=200"``."""
         return cls.parse(with_overrides(read_mapping(path), overrides), str(path))
 
+    def to_yaml(self) -> str:
+        """As a file that `read` reads back."""
+        settings = self.model_dump(mode="json")
+        return yaml.safe_dump(
+            settings, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+        )
+
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 numbers: ``1e-5`` is a float, not a string."""

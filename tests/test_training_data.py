@@ -353,7 +353,7 @@ def test_impossible_mixtures() -> None:
 # streams
 
 
-def stream(n: int, block: int = 4, once: bool = False) -> Stream:
+def stream(n: int, block: int = 4, once: bool = False) -> Stream[Record]:
     return Stream("numbers", lambda: iter(pairs(n)), once, block)
 
 

@@ -6,6 +6,7 @@ In the order in which a reader meets them::
     running.py      a recipe carried out, from its checks to the saved model
     data/           sources of examples, and batches of them; example.py: what an example and a batch are
     step.py         a batch in, the loss out; scores.py: what losses see; gather.py: what processes share
+    masked_lm.py    the same for texts without labels; masking.py, texts.py: its batches
     losses/, regularizers.py, interaction.py
     trainer.py      steps, on transformers' Trainer; checkpoints.py, lora.py
     validation.py   measures of the model of the moment

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import BeforeValidator, Field
 
 from irkit.config import Config, read_mapping, with_overrides
@@ -108,10 +107,3 @@ class TrainRecipe(Config):
             defaults["eval_strategy"] = "steps" if self.train.get("eval_steps") else "epoch"
             defaults["metric_for_best_model"] = f"eval_{during[0].measure}"
         return TrainingArguments.parse(defaults | self.train, output_dir)
-
-    def to_yaml(self) -> str:
-        """As a file that `resolve` reads back."""
-        settings = self.model_dump(mode="json")
-        return yaml.safe_dump(
-            settings, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
-        )

@@ -23,7 +23,7 @@ import transformers
 import yaml
 
 from irkit.bars import bar
-from irkit.config import read_mapping
+from irkit.config import Config, read_mapping
 from irkit.errors import ConfigError, StorageError
 from irkit.evaluation import Evaluation
 from irkit.model import Model
@@ -31,6 +31,7 @@ from irkit.scoring import score
 from irkit.training.data import check, open_data
 from irkit.training.interaction import make_interaction
 from irkit.training.model_recipe import make_model
+from irkit.training.model_step import ModelStep
 from irkit.training.recipe import TrainRecipe
 from irkit.training.step import TrainStep
 from irkit.training.trainer import Trainer
@@ -42,7 +43,16 @@ from irkit.training.validation import (
     write_results,
 )
 
-__all__ = ["Prepared", "carry_out", "prepare", "train"]
+__all__ = [
+    "Prepared",
+    "TrainingLog",
+    "begin_place",
+    "carry_out",
+    "check_place",
+    "prepare",
+    "publish_model",
+    "train",
+]
 
 _RECIPE, _DONE = "recipe.yaml", "modules.json"
 
@@ -80,7 +90,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         BadValueError: A file does not hold what it should.
     """
     place = Path(out)
-    _check_place(place, recipe, overwrite)
+    check_place(place, recipe, overwrite)
     arguments = recipe.arguments(place / "checkpoints")
     transformers.set_seed(arguments.seed)  # new heads start from it
     model = make_model(recipe.model)
@@ -104,7 +114,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         arguments,
         examples,
         evaluation=(lambda model: summarize(_measure(model, step, during))) if during else None,
-        callbacks=[_Log(place / "log.jsonl")],
+        callbacks=[TrainingLog(place / "log.jsonl")],
     )
     for made in (place / "checkpoints", place):  # by the trainer
         with suppress(OSError):
@@ -149,7 +159,7 @@ def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -
     place, trainer = Path(out), prepared.trainer
     main = trainer.args.process_index == 0
     if main:
-        _begin(place, prepared.recipe, overwrite)
+        begin_place(place, prepared.recipe, overwrite)
     trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=True)
     model = trainer.finished_model()
@@ -157,23 +167,23 @@ def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -
         if prepared.collections:
             results = _measure(model, prepared.step, prepared.collections)
             write_results(results, place / "evaluation.jsonl")
-        _publish(prepared.step, place)
+        publish_model(prepared.step, place)
         model.name = str(place)
     return model
 
 
-class _Log(transformers.TrainerCallback):
+class TrainingLog(transformers.TrainerCallback):
     """Appends what the trainer logs to a file; of steps that are done again the first time does not count."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
         if state.is_world_process_zero and self.path.is_file():
             kept = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
             self.path.write_text("".join(f"{line}\n" for line in kept) if state.global_step else "")
 
-    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: D102
         if state.is_world_process_zero:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **given["logs"]}) + "\n")
@@ -201,8 +211,12 @@ def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection])
     return results
 
 
-def _check_place(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
-    """Refuse a directory that holds anything but an unfinished training by the same recipe."""
+def check_place(place: Path, recipe: Config, overwrite: bool) -> None:
+    """Refuse a directory that holds anything but an unfinished training by the same recipe.
+
+    Raises:
+        StorageError: It does, or cannot be written to.
+    """
     nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "is not writable" if nearest.is_dir() else "is a file"
@@ -227,7 +241,7 @@ def _check_place(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
         )
 
 
-def _is_begun(place: Path, recipe: TrainRecipe) -> bool:
+def _is_begun(place: Path, recipe: Config) -> bool:
     """Whether there is an unfinished training by the same recipe."""
     if not (place / _RECIPE).is_file() or (place / _DONE).is_file():
         return False
@@ -247,8 +261,12 @@ def _check_learnable(recipe: TrainRecipe, counts: Mapping[str, int]) -> None:
         )
 
 
-def _begin(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
-    """Leave nothing but the recipe and what the same one has begun."""
+def begin_place(place: Path, recipe: Config, overwrite: bool) -> None:
+    """Leave nothing in a directory but the recipe and what the same one has begun.
+
+    Raises:
+        StorageError: It cannot be written to.
+    """
     try:
         if overwrite and place.exists() and not _is_begun(place, recipe):
             shutil.rmtree(place)
@@ -261,8 +279,12 @@ def _begin(place: Path, recipe: TrainRecipe, overwrite: bool) -> None:
         raise StorageError(f"training into {place}: {error}") from error
 
 
-def _publish(step: TrainStep, place: Path) -> None:
-    """Put the files of the model into the directory, the one that makes it a model last."""
+def publish_model(step: ModelStep, place: Path) -> None:
+    """Put the files of the model into the directory, the one that makes it a model last.
+
+    Raises:
+        StorageError: Writing failed.
+    """
     aside = place / "model.part"
     try:
         if aside.exists():

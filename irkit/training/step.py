@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.heads import Side, SparseHead
 from irkit.model import Model
@@ -22,7 +21,7 @@ from irkit.representation import Dense, MultiVector, Representation, Sparse, con
 from irkit.scoring import score, score_pairs
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
-from irkit.training.lora import merged
+from irkit.training.model_step import ModelStep
 from irkit.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ __all__ = ["TrainStep"]
 Interaction = Callable[[MultiVector, MultiVector], Tensor]
 
 
-class TrainStep(nn.Module):
+class TrainStep(ModelStep):
     """A model with what it is trained by: a batch goes in, a number to be made smaller comes out.
 
     Vectors are compared as `irkit.Model.represent` makes them, in float32 whatever the precision of the
@@ -60,7 +59,6 @@ class TrainStep(nn.Module):
     Memory Limited Setup".
     """
 
-    model: Model
     interaction: Interaction | None
 
     def __init__(
@@ -78,13 +76,12 @@ class TrainStep(nn.Module):
         Raises:
             BadValueError: There is no loss, or the model is of a kind that something here is not for.
         """
-        super().__init__()
         _check(model, losses, regularizers, matryoshka, interaction)
-        self.model, self.losses, self.regularizers = model, tuple(losses), tuple(regularizers)
+        super().__init__(model)
+        self.losses, self.regularizers = tuple(losses), tuple(regularizers)
         self.matryoshka, self.interaction = matryoshka, interaction
         self.gradient_cache_size = gradient_cache_size
         self.needs = frozenset[str]().union(*(loss.needs for loss in losses))
-        self.parts: dict[str, Any] = {}
         names = dict.fromkeys(str(getattr(loss, "guide", "")) for loss in losses if "guide" in loss.needs)
         self._guides = {name: _load_guide(name) for name in names}  # no submodules: they are not trained
 
@@ -197,42 +194,12 @@ class TrainStep(nn.Module):
         name = name if width is None else f"{name}_{width}"
         self.parts[name] = self.parts.get(name, 0.0) + value.detach()
 
-    def activation_checkpointing_enable(self, **_: Any) -> None:
-        """Keep of each layer of the encoders its input only; backward computes the rest again."""
-        for layer in _layers(self.model):
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-    gradient_checkpointing_enable = activation_checkpointing_enable  # its name before transformers 5.23
-
-    def compile_layers(self, **options: Any) -> None:
-        """Compile what layers do with each token by itself; lengths of rows would be compiled anew each time.
-
-        Args:
-            options: Of `torch.compile`.
-        """
-        for layer in _layers(self.model):
-            layer.after_attention = torch.compile(layer.after_attention, dynamic=True, **options)
-
-    def finished_model(self) -> Model:
-        """The model in evaluation mode, without anything that is there for training only."""
-        model = merged(self.model)
-        for layer in _layers(model):
-            for name in ("forward", "after_attention"):
-                vars(layer).pop(name, None)
-        return model.eval()
-
     def save_pretrained(self, path: str | Path) -> None:
         """Write the model to a directory, adapters merged into its weights, and the interaction beside it."""
-        merged(self.model).save_pretrained(path)
+        super().save_pretrained(path)
         save: Any = getattr(self.interaction, "save_pretrained", None)
         if save is not None:
             save(path)
-
-
-def _layers(model: Model) -> list[Any]:
-    """Of the encoders; none of those that transformers runs."""
-    encoders = [part.encoder for part in (model, model.query_model) if part is not None]
-    return [layer for encoder in encoders if isinstance(encoder, Encoder) for layer in encoder.layers]
 
 
 def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:

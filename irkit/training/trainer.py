@@ -31,6 +31,7 @@ from irkit.training.checkpoints import (
     trained_weights,
 )
 from irkit.training.lora import add_lora
+from irkit.training.model_step import ModelStep
 from irkit.training.step import TrainStep
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Trainer(transformers.Trainer):
         self._sums: dict[str, Any] = {}
         self._steps = 0.0
         if args.lora is not None:
-            if not isinstance(model, TrainStep):
+            if not isinstance(model, ModelStep):
                 raise ConfigError(f"lora: for models of irkit, not for a {type(model).__name__}")
             add_lora(model.model, args.lora)
         self._freeze()
@@ -130,7 +131,7 @@ class Trainer(transformers.Trainer):
         if self.is_fsdp_enabled:  # of what a Ragged holds it would not see that backward needs it again
             self.accelerator.state.fsdp_plugin.reshard_after_forward = False
         plugin = self.accelerator.state.dynamo_plugin
-        if args.torch_compile and isinstance(model, TrainStep):
+        if args.torch_compile and isinstance(model, ModelStep):
             model.compile_layers(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
             plugin.backend = type(plugin.backend).NO  # or the whole step would be compiled
 

@@ -47,7 +47,7 @@ class Dataset:
 
     def __init__(
         self,
-        records: Records | Stream,
+        records: Records | Stream[Record],
         config: DataConfig,
         queries: Texts | None = None,
         corpus: Texts | None = None,

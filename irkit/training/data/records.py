@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from irkit.training.data.record import Record
 __all__ = ["LineReader", "Lines", "Records", "Stream", "Table", "parsed", "query_keys"]
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 _JSON = (".jsonl", ".json", ".ndjson")
 _HEADERS = {"query", "anchor", "qid", "query_id", "query-id"}
@@ -95,7 +96,7 @@ class Records(Protocol):
     def __getitem__(self, index: int, /) -> Record: ...
 
 
-class Stream:
+class Stream(Generic[T]):
     """Records read front to back, over and over: position ``i`` is the ``i``-th of an endless sequence.
 
     The last ``2 * block`` that were read can be had; for one before them reading starts again.
@@ -108,7 +109,7 @@ class Stream:
     """
 
     def __init__(
-        self, name: str, read: Callable[[], Iterator[Record]], once: bool = False, block: int = 10_000
+        self, name: str, read: Callable[[], Iterator[T]], once: bool = False, block: int = 10_000
     ) -> None:
         self.name, self.read, self.once, self.block = name, read, once, block
         self._restart()
@@ -117,10 +118,10 @@ class Stream:
         return Stream, (self.name, self.read, self.once, self.block)
 
     def _restart(self) -> None:
-        self._next, self._window = 0, dict[int, Record]()
-        self._records: Iterator[Record] | None = None
+        self._next, self._window = 0, dict[int, T]()
+        self._records: Iterator[T] | None = None
 
-    def __getitem__(self, position: int) -> Record:
+    def __getitem__(self, position: int) -> T:
         if position < self._next and position not in self._window:
             self._restart()
         while self._next <= position:
@@ -129,7 +130,7 @@ class Stream:
             self._next += 1
         return self._window[position]
 
-    def _advance(self) -> Record:
+    def _advance(self) -> T:
         record = next(self._records, None) if self._records else None
         if record is None and not (self.once and self._records):  # the first time, or at the end
             self._records = self.read()

@@ -36,7 +36,7 @@ def read_records(source: str | Path | DataConfig) -> Iterator[Record]:
     return iter(islice(_reader(config)(), config.limit))
 
 
-def open_records(config: DataConfig) -> Records | Stream:
+def open_records(config: DataConfig) -> Records | Stream[Record]:
     """The records of a dataset: found by position, but of streams, which are read front to back.
 
     Raises:

@@ -1,0 +1,129 @@
+"""Texts without labels, for pre-training objectives: read front to back, shuffled, over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from irkit.data import Source, read_documents
+from irkit.data.files import name_of
+from irkit.data.remote import load_hf
+from irkit.data.source import DOCUMENT_FIELDS, file_source
+from irkit.errors import BadValueError
+from irkit.training.data.records import Stream
+
+__all__ = ["read_texts", "text_loader"]
+
+
+def read_texts(source: str | Path) -> Source[str]:
+    """Read the texts of a corpus, titles in front, streamed; ids are not needed.
+
+    Args:
+        source: See `irkit.data`; a file of JSON lines may hold texts alone: ``{"text": "..."}``.
+
+    Raises:
+        StorageError: There is no such file or collection.
+        BadValueError: While iterating: a line is malformed; the message names file and line.
+
+    Examples:
+        >>> next(iter(read_texts("scifact")))[:60]  # doctest: +SKIP
+        'Microstructural development of human newborn cerebral white'
+    """
+    name = name_of(source)
+    if name.startswith("hf:"):
+        rows = load_hf(name, streaming=True)
+        return Source(name, lambda: ((number, _text(dict(row))) for number, row in enumerate(rows, 1)))
+    if name.startswith("ir_datasets:") or Path(name).is_dir():
+        documents = read_documents(name)
+        return Source(name, lambda: ((number, each.full_text) for number, each in documents.numbered()))
+    return file_source(name, DOCUMENT_FIELDS, _text)
+
+
+def text_loader(
+    sources: Sequence[Iterable[str]],
+    collate: Callable[[Sequence[tuple[int, str]]], Any],
+    *,
+    batch_size: int,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> DataLoader[Any]:
+    """Batches of texts without an end, for `irkit.training.Trainer`, which then needs ``max_steps``.
+
+    Step ``k`` of all processes together has the texts of step ``k`` of one process with ``world_size`` times
+    the batch. Training that goes on passes over the texts it has had without tokenizing them.
+
+    Args:
+        sources: Read in turn, a text of each, those that ended left out; all of them again when all ended.
+            Each can be iterated again. Neighbours are shuffled: 10,000 texts.
+        collate: Makes a batch of texts and their numbers, which are never the same twice.
+        batch_size: Texts in a batch of one process.
+        seed: Of the order.
+        rank: Number of this process.
+        world_size: How many processes there are.
+    """
+    name = ", ".join(str(getattr(source, "name", "texts")) for source in sources)
+    once = any(getattr(source, "once", False) or iter(source) is source for source in sources)
+    stream = Stream[str](name, partial(_in_turn, sources), once)
+    order = _Order(stream.block, batch_size, seed, rank, world_size)
+    start = torch.Generator()  # or iterating would draw from that of the dropout
+    return DataLoader(_Numbered(stream), batch_sampler=order, collate_fn=collate, generator=start)
+
+
+def _in_turn(sources: Sequence[Iterable[str]]) -> Iterator[str]:
+    """A text of each source and so on; blank ones are left out."""
+    left = [iter(source) for source in sources]
+    while left:
+        found = [(each, next(each, None)) for each in left]
+        left = [each for each, text in found if text is not None]
+        yield from (text for _, text in found if text is not None and text.strip())
+
+
+def _text(record: dict[str, Any]) -> str:
+    text = next((record[name] for name in DOCUMENT_FIELDS.texts if name in record), None)
+    title = record.get("title") or ""
+    if not isinstance(text, str) or not isinstance(title, str):
+        raise BadValueError(
+            f"expected a string under {', '.join(DOCUMENT_FIELDS.texts)}, got {text!r:.60}; other keys: "
+            f"{', '.join(record)}"
+        )
+    return f"{title} {text}".strip()
+
+
+class _Numbered(Dataset[tuple[int, str]]):
+    """Texts with their places in the stream."""
+
+    def __init__(self, stream: Stream[str]) -> None:
+        self.stream = stream
+
+    def __getitem__(self, place: int) -> tuple[int, str]:
+        return place, self.stream[place]
+
+
+class _Order:
+    """Places of the texts of each batch of one process, without an end."""
+
+    def __init__(self, block: int, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+        self._block, self._size, self._seed = block, batch_size, seed
+        self._rank, self._world = rank, world_size
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no number of batches; give max_steps")
+
+    def __iter__(self) -> Iterator[list[int]]:
+        waiting: list[int] = []
+        step = self._size * self._world
+        for block in count():
+            order = np.random.default_rng([self._seed, block]).permutation(self._block)
+            waiting += (order + block * self._block).tolist()
+            whole = len(waiting) - len(waiting) % step
+            for start in range(self._rank * self._size, whole, step):
+                yield waiting[start : start + self._size]
+            waiting = waiting[whole:]
