@@ -21,7 +21,7 @@ from irkit.study import running as module
 # Says what it found, then what it scores: the more, the higher the learning rate. Names of models are orders.
 TRAINER = """
 import json, os, pathlib, sys, time, yaml
-recipe, out = yaml.safe_load(open(sys.argv[1])), pathlib.Path(sys.argv[3])
+recipe, out = yaml.safe_load(open(sys.argv[2])), pathlib.Path(sys.argv[4])
 out.mkdir(parents=True, exist_ok=True)
 found = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
 with open(out / "calls.jsonl", "a") as calls:
@@ -62,7 +62,7 @@ def place(tmp_path, monkeypatch):
     """The working directory, with the script in the trainer's place."""
     (tmp_path / "trainer.py").write_text(TRAINER)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "TRAIN", [sys.executable, str(tmp_path / "trainer.py")])
+    monkeypatch.setattr(module, "IRKIT", [sys.executable, str(tmp_path / "trainer.py")])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 

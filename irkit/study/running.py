@@ -20,7 +20,7 @@ from irkit.study.trial import Trial, trials
 
 __all__ = ["check_study", "run_study"]
 
-TRAIN = [sys.executable, "-m", "irkit", "train"]  # then the recipe, --out and a folder
+IRKIT = [sys.executable, "-m", "irkit"]  # then a verb, the recipe, --out and a folder
 _POLL = 0.05  # seconds
 
 
@@ -46,11 +46,13 @@ def check_study(study: StudyConfig, out: Path) -> list[Trial]:
         ConfigError: The recipe of a variant is wrong, or another one than what was begun there.
     """
     from irkit.training.recipe import TrainRecipe
+    from irkit.vocabulary.recipe import VocabularyRecipe
 
     found = trials(study, out)
     for trial in found:
         try:
-            recipe = TrainRecipe.resolve(trial.recipe)
+            kind = VocabularyRecipe if _changes_vocabulary(trial) else TrainRecipe
+            recipe = kind.resolve(trial.recipe)
         except ConfigError as error:
             raise ConfigError(f"variant {trial.variant!r}: {error}") from error
         if not recipe.evaluation:
@@ -141,6 +143,11 @@ def _slots(jobs: int | None) -> list[dict[str, str]]:
     ]
 
 
+def _changes_vocabulary(trial: Trial) -> bool:
+    """Whether the recipe is one of `irkit transfer-vocab`, which can also say that nothing is changed."""
+    return "vocabulary" in trial.recipe
+
+
 def _start(trial: Trial, slot: dict[str, str]) -> _Process:
     recipe = trial.write_recipe()
     trial.beside(".failed").unlink(missing_ok=True)
@@ -151,7 +158,8 @@ def _start(trial: Trial, slot: dict[str, str]) -> _Process:
             raise LockedError(
                 f"study: {trial.folder} is still being trained by an earlier call; wait for it, or end it"
             ) from None
-        command = [*TRAIN, str(recipe), "--out", str(trial.folder)]
+        verb = "transfer-vocab" if _changes_vocabulary(trial) else "train"
+        command = [*IRKIT, verb, str(recipe), "--out", str(trial.folder)]
         process = subprocess.Popen(
             command, env=slot, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )

@@ -1,0 +1,237 @@
+"""The recipe of a vocabulary transfer: checked as a whole, carried out stage by stage, also after kills."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from irkit import Model
+from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.tokenizer import Tokenizer
+from irkit.training.running import train
+from irkit.vocabulary.recipe import VocabularyRecipe
+from irkit.vocabulary.running import check, run
+
+STAGES = ["vocabulary", "initialized", "adapted", "calibrated", "fine_tuned"]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Notes with judged queries, in the layout of BEIR."""
+    folder = tmp_path_factory.mktemp("notes")
+    words = [
+        "search",
+        "index",
+        "vector",
+        "token",
+        "model",
+        "neural",
+        "text",
+        "searching",
+        "indexes",
+        "tokens",
+    ]
+    rows = [{"_id": f"d{i}", "text": " ".join(words[(i * k) % 10] for k in range(1, 9))} for i in range(12)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    queries = [{"_id": f"q{i}", "text": f"{words[i % 10]} {words[3 * i % 10]}"} for i in range(8)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in queries))
+    (folder / "qrels").mkdir()
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(8))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder
+
+
+def recipe_of(model: Path | str, notes: Path, **changes: Any) -> dict[str, Any]:
+    quick = {"max_steps": 4, "per_device_train_batch_size": 4, "save_steps": 2, "logging_steps": 1}
+    return {
+        "model": {"kind": "sparse", "name": str(model), "max_length": 24},
+        "vocabulary": {
+            "texts": str(notes),
+            "target": {"size": 70},
+            "adaptation": {"train": {**quick, "gradient_accumulation_steps": 1}},
+        },
+        "data": {"source": str(notes), "split": "test", "documents": 1},
+        "losses": {"kind": "infonce"},
+        "train": {"seed": 3, "learning_rate": 1e-3, **quick},
+        "evaluation": {"source": str(notes), "split": "test", "at_end": True},
+        **changes,
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix in (".safetensors", ".jsonl") and "checkpoints" not in path.parts
+    }
+
+
+def test_every_stage_leaves_a_model_and_the_last_one_is_the_result(
+    tiny_bert: Path, notes: Path, tmp_path: Path, peer: Any
+) -> None:
+    recipe = VocabularyRecipe.resolve(recipe_of(tiny_bert, notes))
+    out = tmp_path / "out"
+    made = run(recipe, out)
+    assert sorted(path.name for path in (out / "stages").iterdir()) == sorted(STAGES)
+    words = Tokenizer.from_pretrained(out / "stages" / "vocabulary")
+    assert words.vocab_size == 70 == made.dim
+    assert made.tokenizer.signature == words.signature
+    models = {name: Model.from_pretrained(out / "stages" / name) for name in STAGES[1:]}
+    text = "searching neural indexes"
+    assert (
+        made.encode_document([text]).to_dense().equal(models["fine_tuned"].encode_document([text]).to_dense())
+    )
+    # adaptation may change all but the transformer, calibration the bias, fine-tuning everything
+    states = {name: model.state_dict() for name, model in models.items()}
+    changed = {
+        (before, after): {
+            name
+            for name in states[after]
+            if name in states[before] and not states[after][name].equal(states[before][name])
+        }
+        for before, after in pairwise(STAGES[1:])
+    }
+    assert changed["initialized", "adapted"] >= {"head.weight", "head.bias"}
+    assert not any(
+        "layers" in name and name.startswith("encoder") for name in changed["initialized", "adapted"]
+    )
+    assert changed["adapted", "calibrated"] == {"head.bias"}
+    assert any(
+        "layers" in name and name.startswith("encoder") for name in changed["calibrated", "fine_tuned"]
+    )
+    facts = json.loads((out / "vocabulary_transfer.json").read_text())
+    assert facts["calibration"]["after"]["rate"] == pytest.approx(0.4, abs=0.01)
+    assert facts["fragmentation"]["target"] < facts["fragmentation"]["source"]
+    assert "<html" in (out / "report.html").read_text().lower()
+    assert {json.loads(line)["measure"] for line in (out / "evaluation.jsonl").read_text().splitlines()} == {
+        "nDCG@10"
+    }
+    sparse = peer.SparseEncoder(str(out), device="cpu")
+    theirs = sparse.encode([text], convert_to_sparse_tensor=False)
+    assert theirs.numpy() == pytest.approx(made.encode_document([text]).to_dense().numpy(), abs=1e-5)
+    with pytest.raises(StorageError, match="holds a trained model"):
+        run(recipe, out)
+
+
+def test_without_data_calibration_is_the_last_stage(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    given = recipe_of(tiny_bert, notes)
+    given = {key: given[key] for key in ("model", "vocabulary")}
+    given["vocabulary"] = {**given["vocabulary"], "target": str(tiny_bert), "adaptation": None}
+    made = run(VocabularyRecipe.resolve(given), tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out" / "stages").iterdir()) == [
+        "calibrated",
+        "initialized",
+    ]
+    source = Model.sparse(tiny_bert)
+    assert made.tokenizer.signature == source.tokenizer.signature
+    shared = made.tokenizer.ids(["search", "token", "##s", "[CLS]"])
+    assert made.encoder.word_embeddings[shared].equal(source.encoder.word_embeddings[shared])
+
+
+def test_without_a_vocabulary_it_is_a_training(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    given = recipe_of(tiny_bert, notes, vocabulary=None)
+    run(VocabularyRecipe.resolve(given), tmp_path / "recipe")
+    del given["vocabulary"]
+    train(given, tmp_path / "train")
+    ours, theirs = (tmp_path / name / "evaluation.jsonl" for name in ("recipe", "train"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+KILLING = """
+import os, signal, sys
+from irkit.vocabulary import running
+from irkit.vocabulary.recipe import VocabularyRecipe
+stage, where, recipe, out = sys.argv[1:]
+
+def killed(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+from transformers import TrainerCallback
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3 and stage in str(args.output_dir):
+            killed()
+
+if where == "step":
+    from irkit.training import trainer
+    begin = trainer.Trainer.__init__
+    def init(self, *arguments, **named):
+        begin(self, *arguments, **named)
+        self.add_callback(Kill())
+    trainer.Trainer.__init__ = init
+else:
+    setattr(running, where, killed)
+running.run(VocabularyRecipe.resolve(recipe), out)
+"""
+
+
+@pytest.mark.slow
+def test_killed_in_any_stage_it_goes_on_from_there(
+    tiny_bert: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = recipe_of(tiny_bert, notes)
+    (tmp_path / "recipe.json").write_text(json.dumps(given))
+    (tmp_path / "killing.py").write_text(KILLING)
+    kills = (
+        ("vocabulary", "fragmentation", ["vocabulary", ".initialized.partial"]),
+        ("adapted", "step", ["vocabulary", "initialized", "adapted"]),
+        ("calibrated", "publish", ["vocabulary", "initialized", "adapted", ".calibrated.partial"]),
+        ("fine_tuned", "step", STAGES),
+        ("fine_tuned", "_link", STAGES),
+    )
+    for stage, where, there in kills:
+        words = [sys.executable, "-W", "ignore", "killing.py", stage, where, "recipe.json", "killed"]
+        assert subprocess.run(words, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+        assert {path.name for path in (tmp_path / "killed" / "stages").iterdir()} == set(there)
+        assert not (tmp_path / "killed" / "modules.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "stages").rglob("*")}
+    monkeypatch.chdir(tmp_path)
+    recipe = VocabularyRecipe.resolve("recipe.json")
+    run(recipe, "killed")
+    assert before == {path: path.stat().st_mtime_ns for path in before}  # nothing was done again
+    run(recipe, "whole")
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+
+
+def test_what_cannot_be_carried_out_is_refused_before_the_first_step(
+    tiny_bert: Path, notes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def refused(error: type[Exception], message: str, *overrides: str) -> None:
+        with pytest.raises(error, match=message):
+            check(VocabularyRecipe.resolve(recipe_of(tiny_bert, notes), overrides), out)
+        assert not out.exists()
+
+    refused(ConfigError, "did you mean 'adaptation'", "vocabulary.adaption={}")
+    refused(ConfigError, "did you mean 'max_steps'", "vocabulary.adaptation.train.max_step=3")
+    refused(ConfigError, "give `validation`", "vocabulary.adaptation.train.eval_steps=3")
+    refused(StorageError, "nothing.jsonl", "vocabulary.adaptation.validation=nothing.jsonl")
+    refused(StorageError, "nothing.jsonl", "vocabulary.texts=nothing.jsonl")
+    refused(StorageError, "no such directory", "vocabulary.target=./nothing")
+    refused(StorageError, "no such directory", "model.name=./nothing")
+    refused(ConfigError, "model.kind", "model.kind=multi_vector")
+    refused(ConfigError, "exclude each other", 'model.vocabulary=["a", "b"]')
+    refused(ConfigError, "no 'losses'", "losses=[]")
+    refused(ConfigError, "no 'data'", "data=[]")
+    refused(ConfigError, "nothing to do", "data=[]", "losses=[]", "evaluation=[]", "vocabulary=null")
+    refused(ConfigError, "rate 0.95", "vocabulary.calibration.rate=0.95")
+    refused(BadValueError, "needs the scores of a teacher", "losses.kind=kl")
+
+
+def test_the_seed_of_the_training_is_that_of_all_stages(tiny_bert: Path, notes: Path) -> None:
+    recipe = VocabularyRecipe.resolve(recipe_of(tiny_bert, notes), ["vocabulary.initialization.seed=9"])
+    assert recipe.vocabulary is not None
+    assert recipe.vocabulary.adaptation is not None
+    assert recipe.vocabulary.initialization.seed == 9
+    assert recipe.vocabulary.adaptation.train["seed"] == 3
+    assert recipe.vocabulary.adaptation.texts == [str(notes)]
+    assert VocabularyRecipe.resolve(recipe) == recipe
