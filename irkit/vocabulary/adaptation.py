@@ -40,7 +40,8 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, str | Path) else given
+    """One of what a list is expected of is a list of one."""
+    return [str(given)] if isinstance(given, str | Path) else given
 
 
 class AdaptationConfig(Config):
@@ -109,7 +110,7 @@ def adapt(
         out: Directory of the result.
         is_new: ``(vocabulary,)`` bool, tokens that are hidden more often; None hides all alike.
         labels: Of the head, where its terms are not tokens of the model, see
-            `irkit.vocabulary.head_only`.
+            `irkit.vocabulary.head_only`; then the head alone is trained.
 
     Returns:
         The model.
@@ -128,7 +129,7 @@ def adapt(
     config = config if isinstance(config, AdaptationConfig) else AdaptationConfig.parse(config, "adaptation")
     place, step = Path(out), MaskedLMStep(model)
     check_place(place, config, False)
-    arguments = config.arguments(place / "checkpoints", _frozen(step))
+    arguments = config.arguments(place / "checkpoints", _frozen(model, head_only=labels is not None))
     length = min(filter(None, (config.max_length, model.tokenizer.max_length)))
     masking = Masking(
         model.tokenizer,
@@ -167,10 +168,11 @@ def adapt(
     return trainer.finished_model()
 
 
-def _frozen(step: MaskedLMStep) -> dict[str, float]:
-    """A learning rate of 0 for all but word embeddings and head."""
-    model = step.model
-    trained = {id(model.encoder.word_embeddings), *map(id, model.head.parameters())}
+def _frozen(model: Model, head_only: bool) -> dict[str, float]:
+    """A learning rate of 0 for all but the head, and the word embeddings if its terms are tokens."""
+    trained = set(map(id, model.head.parameters()))
+    if not head_only:
+        trained.add(id(model.encoder.word_embeddings))
     names = [name for name, parameter in model.named_parameters() if id(parameter) not in trained]
     return {f"^{re.escape(name)}$": 0.0 for name in names}
 

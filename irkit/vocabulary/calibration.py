@@ -104,8 +104,8 @@ def calibrate(
     """Shift the bias of a sparse model in place, so that a moderate share of its terms has weights.
 
     A term has a weight in the vector of a text if its highest logit there is above the shift, so the shift
-    that gives a rate is a quantile of these. Terms that never get weights, such as special tokens, are left
-    out of everything. What has to be calibrated is the side of documents.
+    that gives a rate is a quantile of these, halfway between two of them. Terms that never get weights, such
+    as special tokens, are left out of everything. It is the side of documents that is calibrated.
 
     Args:
         model: Before it is fine-tuned.
@@ -129,7 +129,8 @@ def calibrate(
     head = _head(model)
     highest = _highest_logits(model, texts, config)
     values = highest.flatten().numpy()
-    found = float(np.quantile(values, 1 - config.rate, method="higher"))
+    inactive = min(max(1, len(values) - round(config.rate * len(values))), len(values) - 1)
+    found = float(np.partition(values, (inactive - 1, inactive))[inactive - 1 : inactive + 1].mean())
     shift = found if config.shift is None else config.shift
     before, after = _activations(highest, head), _activations(highest - shift, head)
     if not config.lowest <= after.rate <= config.highest:
