@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from typer.testing import CliRunner
 
 from irkit.cli import app
@@ -306,7 +307,14 @@ def test_the_verb(make: Callable[..., Path], tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "101 of 105 tokens (96.2%) are shared, 4 are new: subtoken initialisation" in result.output
     assert "neurals\tneural ##s\tneural, ##s" in result.output
+    assert "how frequent" not in result.output
     assert Model.from_pretrained(out).kind == "sparse"
+    printed = runner.invoke(app, ["transfer-vocab", str(source), "--set", "seed=4", "--print-config"])
+    assert yaml.safe_load(printed.output) == TransferConfig(seed=4).model_dump()
+    alone = make(None, lambda tokens: [*tokens, *NEW])
+    words[3:] = [str(alone), "--out", str(out)]
+    uncounted = runner.invoke(app, [*words, "--overwrite"])
+    assert "--texts CORPUS counts them" in uncounted.output
     assert (tmp_path / "page.html").is_file()
     for wrong, message in (
         (words, "is not empty; --overwrite replaces a model in it"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
+
+if TYPE_CHECKING:
+    from irkit.vocabulary.recipe import VocabularyRecipe
 
 __all__ = ["transfer_vocab"]
 
@@ -30,7 +33,8 @@ def transfer_vocab(
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="Also write a page about it.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what was made there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, write nothing.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the whole recipe.")] = False,
 ) -> None:
     """Give an encoder the vocabulary of another tokenizer.
 
@@ -43,19 +47,32 @@ def transfer_vocab(
                 "irkit transfer-vocab: a recipe names target and texts, and a report is written; leave out "
                 "--target, --texts and --report"
             )
-        _run_recipe(Path(source), out, override or [], overwrite=overwrite, dry_run=dry_run)
+        from irkit.vocabulary.recipe import VocabularyRecipe
+
+        recipe = VocabularyRecipe.resolve(source, override or ())
+        if print_config:
+            typer.echo(recipe.to_yaml(), nl=False)
+        else:
+            _carry_out(recipe, out, overwrite, dry_run)
+        return
+    from irkit.config import with_overrides
+    from irkit.vocabulary.initialization import TransferConfig
+
+    config = TransferConfig.parse(with_overrides({}, override or ()), "irkit transfer-vocab: --set")
+    if print_config:
+        typer.echo(config.to_yaml(), nl=False)
         return
     if target is None or out is None:
         raise BadValueError("irkit transfer-vocab: expected MODEL --target TOKENIZER --out DIR, or a recipe")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise BadValueError(f"irkit transfer-vocab: {out} is not empty; --overwrite replaces a model in it")
-    from irkit.config import with_overrides
     from irkit.training.texts import read_texts
-    from irkit.vocabulary import TransferConfig, transfer_vocabulary, write_report
+    from irkit.vocabulary import transfer_vocabulary, write_report
 
-    config = TransferConfig.parse(with_overrides({}, override or ()), "irkit transfer-vocab: --set")
     moved = transfer_vocabulary(source, target, config, texts=None if texts is None else read_texts(texts))
     _show(moved.facts)
+    if moved.facts["bias"]["method"] == "prior" and moved.facts["bias"]["target"] == "none":
+        note("nothing says how frequent the tokens of the target are; --texts CORPUS counts them")
     if dry_run:
         return
     moved.save(out)
@@ -64,23 +81,20 @@ def transfer_vocab(
     note(f"took {moved.facts['seconds']} s; {out} is a model whose new tokens are still to be trained")
 
 
-def _run_recipe(
-    recipe: Path, out: Path | None, override: list[str], *, overwrite: bool, dry_run: bool
-) -> None:
-    from irkit.config import read_json
-    from irkit.training.validation import read_means
-    from irkit.vocabulary.recipe import VocabularyRecipe
-    from irkit.vocabulary.running import check, run
-
-    resolved = VocabularyRecipe.resolve(recipe, override)
+def _carry_out(recipe: VocabularyRecipe, out: Path | None, overwrite: bool, dry_run: bool) -> None:
+    """All stages of a recipe."""
     if out is None:
         raise BadValueError("irkit transfer-vocab: no --out; give the directory that the model shall have")
+    from irkit.config import read_json
+    from irkit.training.validation import read_means
+    from irkit.vocabulary.running import check, run
+
     if dry_run:
-        check(resolved, out, overwrite=overwrite)
-        note(f"would carry out {recipe} into {out}")
+        check(recipe, out, overwrite=overwrite)
+        note(f"would move {recipe.model.name} onto another vocabulary into {out}")
         return
     try:
-        run(resolved, out, overwrite=overwrite)
+        run(recipe, out, overwrite=overwrite)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("- give the same command again to go on with this transfer") from None
     if (out / "vocabulary_transfer.json").is_file():
