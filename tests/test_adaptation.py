@@ -75,6 +75,15 @@ def test_embeddings_and_head_learn_and_the_rest_stays(model: Model, corpus: Path
         adapt(model, config, out)
 
 
+def test_learning_rates_go_before_the_freezing(model: Model, corpus: Path, tmp_path: Path) -> None:
+    before = weights(model)
+    train = {**SMALL, "max_steps": 1, "warmup_steps": 0, "learning_rates": {r"layers\.1\.": 1e-3}}
+    adapted = adapt(model, {"texts": str(corpus), "train": train}, tmp_path / "out")
+    changed = {name for name, value in weights(adapted).items() if not torch.equal(value, before[name])}
+    assert any(name.startswith("encoder.layers.1.") for name in changed)
+    assert not any(name.startswith("encoder.layers.0.") for name in changed)
+
+
 def test_an_interrupted_phase_ends_with_the_same_weights(
     tiny_bert: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

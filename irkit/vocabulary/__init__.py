@@ -6,14 +6,18 @@ after it - masked language modelling, calibration, training - takes and leaves m
 
 from __future__ import annotations
 
-from irkit.vocabulary.adaptation import AdaptationConfig, adapt
-from irkit.vocabulary.alignment import Alignment, align
-from irkit.vocabulary.calibration import Activations, Calibration, CalibrationConfig, calibrate, probe
-from irkit.vocabulary.head_only import head_only
-from irkit.vocabulary.initialization import TransferConfig
-from irkit.vocabulary.report import write_report
-from irkit.vocabulary.simplex import sparsemax
-from irkit.vocabulary.transferring import Transfer, read_new_tokens, transfer_vocabulary
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from irkit.vocabulary.adaptation import AdaptationConfig, adapt
+    from irkit.vocabulary.alignment import Alignment, align
+    from irkit.vocabulary.calibration import Activations, Calibration, CalibrationConfig, calibrate, probe
+    from irkit.vocabulary.head_only import head_only
+    from irkit.vocabulary.initialization import TransferConfig
+    from irkit.vocabulary.report import write_report
+    from irkit.vocabulary.simplex import sparsemax
+    from irkit.vocabulary.transferring import Transfer, read_new_tokens, transfer_vocabulary
 
 __all__ = [
     "Activations",
@@ -33,3 +37,34 @@ __all__ = [
     "transfer_vocabulary",
     "write_report",
 ]
+
+_HOME = {
+    "Activations": "calibration",
+    "AdaptationConfig": "adaptation",
+    "Alignment": "alignment",
+    "Calibration": "calibration",
+    "CalibrationConfig": "calibration",
+    "Transfer": "transferring",
+    "TransferConfig": "initialization",
+    "adapt": "adaptation",
+    "align": "alignment",
+    "calibrate": "calibration",
+    "head_only": "head_only",
+    "probe": "calibration",
+    "read_new_tokens": "transferring",
+    "sparsemax": "simplex",
+    "transfer_vocabulary": "transferring",
+    "write_report": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'irkit.vocabulary' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"irkit.vocabulary.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

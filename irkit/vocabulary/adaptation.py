@@ -57,7 +57,7 @@ class AdaptationConfig(Config):
         masking: Which tokens are hidden.
         train: Arguments by the names of `irkit.training.TrainingArguments`, which go before the preset.
             ``gradient_accumulation_steps`` changes the texts of a step. ``learning_rates`` go before the
-            freezing, which leaves word embeddings and head: ``{".": 1e-5}`` trains everything.
+            freezing, which leaves word embeddings and head: ``{"encoder.layers": 1e-5}`` trains layers too.
 
     Source: "Bridging Vocabulary Gaps", sections 4.2.3 and 5.3.
     """
