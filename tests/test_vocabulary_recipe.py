@@ -69,7 +69,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix in (".safetensors", ".jsonl") and "checkpoints" not in path.parts
+        if path.is_file()
+        and path.name in ("model.safetensors", "evaluation.jsonl")
+        and "checkpoints" not in path.parts
     }
 
 
