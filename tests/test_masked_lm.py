@@ -210,6 +210,23 @@ def test_logits_in_pieces_give_the_same(tiny_bert: Path, monkeypatch: pytest.Mon
             assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 
+def test_the_mean_over_processes_is_that_over_their_tokens(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = MaskedLMStep(Model.sparse(tiny_bert, device="cpu")).eval()
+    masking = Masking(step.model.tokenizer)
+    parts = [masking(numbered(2)), masking(numbered(6, 2))]
+    total = sum(len(part.labels) for part in parts)
+    assert len({len(part.labels) for part in parts}) == 2
+    whole = step(masking(numbered(8))).item()
+    monkeypatch.setattr(masked_lm.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(masked_lm.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(masked_lm.dist, "all_reduce", lambda count: count.fill_(total))
+    step.training = True  # without its dropout
+    losses = [step(part).item() for part in parts]
+    assert sum(losses) / 2 == pytest.approx(whole, rel=1e-6)
+
+
 def test_a_batch_that_asks_for_nothing_has_no_loss(tiny_bert: Path) -> None:
     step = MaskedLMStep(Model.sparse(tiny_bert, device="cpu"))
     tokens = Ragged.from_rows([[2, 3]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -73,7 +74,15 @@ class MaskedLMStep(ModelStep):
                 loss, found = self._loss(part, labels)
             total, right = total + loss, right + found
         self.parts = {"accuracy": right / max(1, asked)}
-        return total / max(1, asked)
+        return total / self._shared(asked, hidden.device)
+
+    def _shared(self, asked: int, device: torch.device) -> float:
+        """What all processes ask for, a part for each: then the mean over processes is that over tokens."""
+        if not (self.training and dist.is_initialized()):  # only one process evaluates
+            return max(1, asked)
+        count = torch.tensor(asked, dtype=torch.float64, device=device)
+        dist.all_reduce(count)
+        return max(1.0, float(count)) / dist.get_world_size()
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the losses, and number of right answers."""
