@@ -6,18 +6,21 @@ import pytest
 import yaml
 
 from irkit.training.recipe import TrainRecipe
+from irkit.vocabulary.recipe import VocabularyRecipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_of_ours_can_be_read(path: Path, tmp_path: Path) -> None:
-    recipe = TrainRecipe.resolve(path)
+    changes_vocabulary = "vocabulary" in yaml.safe_load(path.read_text())
+    kind, verb = (VocabularyRecipe, "transfer-vocab") if changes_vocabulary else (TrainRecipe, "train")
+    recipe = kind.resolve(path)
     arguments = recipe.arguments(tmp_path)
     assert arguments.seed == recipe.train.get("seed", 42)
-    assert TrainRecipe.resolve(yaml.safe_load(recipe.to_yaml())) == recipe
+    assert kind.resolve(yaml.safe_load(recipe.to_yaml())) == recipe
     if path.stem != "notes":  # which docs/training.md runs
-        assert f"irkit train examples/recipes/{path.name} --out " in path.read_text()
+        assert f"irkit {verb} examples/recipes/{path.name} --out " in path.read_text()
 
 
 def test_each_recipe_has_a_twin_for_a_laptop() -> None:

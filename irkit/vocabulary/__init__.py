@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from irkit.vocabulary.adaptation import AdaptationConfig, adapt
     from irkit.vocabulary.alignment import Alignment, align
     from irkit.vocabulary.calibration import Activations, Calibration, CalibrationConfig, calibrate, probe
+    from irkit.vocabulary.domain import DomainConfig, fragmentation, train_vocabulary
     from irkit.vocabulary.head_only import head_only
     from irkit.vocabulary.initialization import TransferConfig
+    from irkit.vocabulary.recipe import VocabularyRecipe
     from irkit.vocabulary.report import write_report
     from irkit.vocabulary.simplex import sparsemax
     from irkit.vocabulary.transferring import Transfer, read_new_tokens, transfer_vocabulary
@@ -25,15 +27,19 @@ __all__ = [
     "Alignment",
     "Calibration",
     "CalibrationConfig",
+    "DomainConfig",
     "Transfer",
     "TransferConfig",
+    "VocabularyRecipe",
     "adapt",
     "align",
     "calibrate",
+    "fragmentation",
     "head_only",
     "probe",
     "read_new_tokens",
     "sparsemax",
+    "train_vocabulary",
     "transfer_vocabulary",
     "write_report",
 ]
@@ -44,15 +50,19 @@ _HOME = {
     "Alignment": "alignment",
     "Calibration": "calibration",
     "CalibrationConfig": "calibration",
+    "DomainConfig": "domain",
     "Transfer": "transferring",
     "TransferConfig": "initialization",
+    "VocabularyRecipe": "recipe",
     "adapt": "adaptation",
     "align": "alignment",
     "calibrate": "calibration",
+    "fragmentation": "domain",
     "head_only": "head_only",
     "probe": "calibration",
     "read_new_tokens": "transferring",
     "sparsemax": "simplex",
+    "train_vocabulary": "domain",
     "transfer_vocabulary": "transferring",
     "write_report": "report",
 }
