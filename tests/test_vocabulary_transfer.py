@@ -229,6 +229,7 @@ def test_a_model_in_memory_is_not_changed(make: Callable[..., Path]) -> None:
     moved = transfer_vocabulary(model, make(None, lambda tokens: [*shifted_padding(tokens), *NEW]))
     assert model.fingerprint == before
     assert model.encode(TEXTS).shape[1] == moved.model.dim - len(NEW)
+    assert moved.facts["source"] == "a model in memory"
 
 
 def test_what_cannot_be_moved_says_why(make: Callable[..., Path], minilm: str, tmp_path: Path) -> None:
@@ -257,6 +258,8 @@ def test_what_cannot_be_moved_says_why(make: Callable[..., Path], minilm: str, t
     rewrite(broken, [*json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"], *NEW])
     with pytest.raises(ConfigError, match=r"embeddings for .* tokens; they do not belong together"):
         transfer_vocabulary(source, broken)
+    with pytest.raises(ConfigError, match="the source has 101 embeddings for 105 tokens"):
+        transfer_vocabulary(broken, words)
     with pytest.raises(StorageError, match=r"vocabulary_transfer\.json"):
         read_new_tokens(source)
 

@@ -146,14 +146,15 @@ def mix(mixture: Sparse, rows: Tensor) -> Tensor:
 
     Source: "Bridging Vocabulary Gaps", equation 9.
     """
-    return F.embedding_bag(
+    mixed = F.embedding_bag(
         mixture.terms.values.to(rows.device),
-        rows.detach(),
+        rows.detach().float(),
         mixture.terms.offsets.long().to(rows.device),
         mode="sum",
-        per_sample_weights=mixture.weights.to(rows),
+        per_sample_weights=mixture.weights.to(rows.device),
         include_last_offset=True,
     )
+    return mixed.to(rows.dtype)
 
 
 def carry_over(

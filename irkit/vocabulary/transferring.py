@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -114,7 +115,7 @@ def transfer_vocabulary(
     Raises:
         StorageError: There is no such model or tokenizer.
         ConfigError: A key or value of ``config`` is impossible, semantic initialisation is asked for a target
-            without embeddings, or a tokenizer cannot be aligned.
+            without embeddings, or a tokenizer cannot be aligned or does not belong to its embeddings.
         BadValueError: The source is no sparse model, or has terms other than its tokens, or a side of its
             own for queries.
 
@@ -131,22 +132,27 @@ def transfer_vocabulary(
     if not isinstance(config, TransferConfig):
         config = TransferConfig.parse(config or {}, "vocabulary transfer")
     model = _open_source(source, device)
-    ours, theirs = model.tokenizer, _open_target(target)
+    ours, theirs = model.tokenizer, _open_target(target, model)
     alignment = align(ours, theirs.tokenizer, normalize=config.normalize)
     config, mixture = _mixture(config, alignment, ours, theirs, str(target))
     head, encoder = cast(SparseHead, model.head), cast(AnyEncoder, model.encoder)
     bias, about_bias = _output_bias(head, alignment, mixture, theirs, (config, ours, texts))
     before = encoder.word_embeddings.detach()
-    seen = replace(alignment, source_ids=torch.full_like(alignment.source_ids, -1))
-    known = seen if config.initialization == "random_all" else alignment
-    random = None
+    if alignment.source_size > len(before):
+        raise ConfigError(
+            f"vocabulary transfer: the source has {len(before)} embeddings for {alignment.source_size} "
+            "tokens; they do not belong together"
+        )
+    known, random = alignment, None
     if config.initialization.startswith("random"):
         random, mixture = torch.Generator().manual_seed(config.seed), _empty(len(mixture), mixture.dim)
+    if config.initialization == "random_all":
+        known = replace(alignment, source_ids=torch.full_like(alignment.source_ids, -1))
+    moved = partial(carry_over, alignment=known, mixture=mixture, random=random)
     tied = head.weight is encoder.word_embeddings
-    output = None if tied else carry_over(head.weight, known, mixture, random)
-    set_vocabulary(encoder, carry_over(before, known, mixture, random), theirs.tokenizer.special_ids)
-    if output is not None:
-        head.weight.data = output
+    set_vocabulary(encoder, moved(before), theirs.tokenizer.special_ids)
+    if not tied:
+        head.weight.data = moved(head.weight)
     if head.bias is None:
         head.bias = nn.Parameter(bias.to(head.weight.device))
     head.bias.data = bias.to(head.bias)
@@ -156,7 +162,7 @@ def transfer_vocabulary(
     theirs.tokenizer.move()
     model.tokenizer = theirs.tokenizer
     facts = {
-        "source": model.name or str(source),
+        "source": model.name or "a model in memory",
         "target": str(target),
         "config": config.model_dump(),
         "tied": tied,
@@ -196,7 +202,8 @@ def _open_source(source: str | Path | Model, device: Device | None) -> Model:
     return copy.deepcopy(source)
 
 
-def _open_target(target: str | Path) -> _Target:
+def _open_target(target: str | Path, source: Model) -> _Target:
+    """What is known of the target, embeddings on the device of the source."""
     if not isinstance(target, str | Path):
         raise BadTypeError(f"transfer_vocabulary: target {target!r:.60}, expected a name or directory")
     folder = local_directory(target)
@@ -206,6 +213,7 @@ def _open_target(target: str | Path) -> _Target:
     model = Model.sparse(folder, device="cpu")
     bias = cast(SparseHead, model.head).bias
     embeddings = cast(AnyEncoder, model.encoder).word_embeddings.detach()
+    embeddings = embeddings.to(next(source.parameters()).device)
     return _Target(model.tokenizer, embeddings, None if bias is None else bias.detach())
 
 
