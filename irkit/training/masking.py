@@ -164,8 +164,8 @@ def masking_rates(weights: Ragged, rate: float) -> Tensor:
         ``(total,)``: ``rate * w / mean(w)``.
 
     Examples:
-        >>> masking_rates(Ragged.from_rows([[0.0, 1.0, 2.0, 0.0]], dtype=torch.float64), 0.3).tolist()
-        [0.0, 0.2, 0.4, 0.0]
+        >>> masking_rates(Ragged.from_rows([[0.0, 1.0, 2.0, 1.0]], dtype=torch.float64), 0.25).tolist()
+        [0.0, 0.1875, 0.375, 0.1875]
 
     Source: "Bridging Vocabulary Gaps", section 4.2.3.
     """
