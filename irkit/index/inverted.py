@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
-from irkit_kernels.sparse_search.op import Searcher, build
+from irkit_kernels.sparse_search.op import Searcher, Single, build
 
 from irkit.index import bm25
 from irkit.index.base import Index, StageProgress
@@ -30,6 +32,9 @@ _BLOCK = 1 << 14  # rows weighed at a time
 _WEIGHTS, _SCALES = "row_weights", "row_scales"  # of a segment of counts
 _FILES = ("lengths.", "terms.", "weights.", "scales.", "segment_")
 _EXACT = 200_000  # rows that are searched exactly by default
+_NOTHING: tuple[int, Any, int, Single] = 0, None, 0, lambda terms, weights: None  # before the first query
+
+_hits: Callable[[tuple[Array, Array]], Hits] = partial(tuple.__new__, Hits)  # sooner than ``Hits(...)``
 
 
 class Inverted(Flat):
@@ -196,20 +201,33 @@ class Inverted(Flat):
 
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """As of every index; the shorter way, where it will do, takes as long as the lists or less."""
-        hits = self._search_plain(queries, k) if allowed is None and isinstance(queries, Sparse) else None
-        return super().search(queries, k, allowed) if hits is None else hits
+        if allowed is None and isinstance(queries, Sparse) and type(k) is int:
+            own, terms = self.store.derived("own", threading.local), queries.terms
+            asked, config, dim, find = getattr(own, "last", _NOTHING)
+            if asked != k or config is not self.config:
+                dim, find = self._prepare(own, k)
+            if dim == queries.dim and terms.lengths.numel() == 1:
+                found = find(terms.values, queries.weights)
+                if found is not None:
+                    return _hits(found)
+            hits = self._search_plain(queries, k)
+            if hits is not None:
+                return hits
+        return super().search(queries, k, allowed)
+
+    def _prepare(self, own: threading.local, k: int) -> tuple[int, Single]:
+        """Width of single queries for ``k`` hits, and what searches for them in this thread."""
+        searcher, dim, n = self.store.derived("plain", self._plain)
+        fine = searcher is not None and 0 < k <= n
+        find = searcher.single(k, self._effort(None)) if searcher and fine else _NOTHING[3]
+        own.last = k, self.config, dim, find
+        return dim, find
 
     def _search_plain(self, queries: Sparse, k: int) -> Hits | None:
         """What `search` gives where nothing is to be converted or filtered, of one segment; else None."""
         searcher, dim, n = self.store.derived("plain", self._plain)
-        if searcher is None or queries.dim != dim or type(k) is not int or not 0 < k <= n:
+        if searcher is None or queries.dim != dim or not 0 < k <= n:
             return None
-        effort = self._effort(None)
-        if queries.terms.lengths.numel() == 1:
-            found = searcher.find_one(queries.terms.values, queries.weights, k, effort)
-            if found is None or found[0].item(k - 1) >= 0:
-                return found and Hits(*found)
-            return self._completed(Hits(*found), queries, None)
         try:
             values, terms = queries.weights.numpy(), queries.terms.values.numpy()
         except (RuntimeError, TypeError):  # they have gradients, are elsewhere, or of a type of torch alone
@@ -217,7 +235,7 @@ class Inverted(Flat):
         if values.dtype.char != "f" or _lowest(values) <= 0 or not values[values.argmax()] < np.inf:
             return None  # none, not positive, or not finite
         asked = _offsets(queries.terms.lengths.numpy()), terms, values
-        return self._completed(Hits(*searcher.find(asked, k, None, effort)), queries, None)
+        return self._completed(Hits(*searcher.find(asked, k, None, self._effort(None))), queries, None)
 
     def _plain(self) -> tuple[Searcher | None, int, int]:
         """What searches where there is one segment, nothing removed and no negative weight; dim, and rows."""

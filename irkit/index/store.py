@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -172,7 +172,8 @@ class Store:
         """The value of ``make()``, kept until the store changes."""
         if key not in self._derived:
             self._derived[key] = make()
-        return cast(T, self._derived[key])
+        value: T = self._derived[key]
+        return value
 
     def append(self, name: str, array: Array) -> None:
         """Add rows to an array, inside ``update``; the first call settles dtype and row shape.

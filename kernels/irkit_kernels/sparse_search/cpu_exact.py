@@ -59,8 +59,8 @@ def write_main(name: str) -> str:
     """``name(frame)``, which calls ``query`` for each of ``n_q`` queries.
 
     A single query may be given as the caller has it, with terms of 32 (``given_kind`` 1) or 64 bits (2). It
-    is copied without terms of weight 0; ``refused`` counts its weights that are negative or not finite, with
-    which nothing is searched.
+    is copied without terms of weight 0; ``refused`` is not 0 if fewer than k documents are found for it, or a
+    weight is negative or not finite, with which nothing is searched.
     """
     x = Frame()
     terms, weights = x.get("q_terms", "ptr"), x.get("q_weights", "ptr")
@@ -88,6 +88,8 @@ def write_main(name: str) -> str:
     for number, kind in ((1, "i32"), (2, "i64")):
         x.when(x.cmp("eq", x.get("given_kind"), number), partial(take, kind))
     x.loop(0, x.get("n_q"), 1, lambda i, _: x.do(f"call void @query(ptr %f, i64 {i})"))
+    missing = x.op(f"zext i1 {x.cmp('slt', x.get('hits'), x.get('k'))} to i64")
+    x.set("refused", x.op(f"or i64 {x.get('refused')}, {missing}"))
     return x.function(f"define void @{name}(ptr %f)")
 
 

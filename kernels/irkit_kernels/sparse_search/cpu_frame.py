@@ -15,6 +15,7 @@ SUMS = f"<{LANES} x i16>"
 FIELDS = (
     # the index
     *("list_offsets", "lists", "postings", "gains", "offsets", "terms", "weights", "row_scales"),
+    *("few_lists", "few_rows", "few_weights"),
     *("n", "n_ranges", "dim"),
     # queries, results, scratch memory
     *("n_q", "q_offsets", "q_terms", "q_weights", "k", "keep", "rows", "scores"),

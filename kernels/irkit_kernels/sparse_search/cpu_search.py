@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from .._jit import compile_ir, cpu_features
 from .._threads import share
 from .cpu_exact import write_exact
+from .cpu_few import MOST_DOCUMENTS, MOST_HITS, build_few, write_few
 from .cpu_frame import FIELDS, RANGE
 
 __all__ = ["ARGUMENTS", "KINDS", "LONG", "Exact", "Single"]
@@ -66,6 +67,7 @@ class Exact:
             self._frame[_PLACES[name]] = number
         self._code = _compiled(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
         self._own = threading.local()
+        self._forward = forward
 
     def search(
         self, queries: tuple[Array, Array, Array], k: int, keep: Array | None = None
@@ -109,37 +111,57 @@ class Exact:
         share(work, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
 
-    def _single(self, code: Callable[..., None], prepared: Array, k: int) -> Single:
+    def _single(self, codes: tuple[Callable[..., None], ...], prepared: Array, k: int) -> Single:
         """What runs machine code for one query after the other in this thread, with as little else as can be.
 
         Args:
-            code: The machine code.
+            codes: Machine code; where one refuses a query, the next is tried.
             prepared: A frame for queries of `LONG` terms.
             k: Hits of each.
         """
         frame, rows, scores = prepared.copy(), np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         memory: dict[str, Array] = {"rows": rows, "scores": scores, "q_offsets": np.zeros(2, np.int64)}
         memory |= {"q_terms": np.empty(LONG, np.int32), "q_weights": np.empty(LONG, np.float32)}
+        memory |= self._few
         for name, array in memory.items():
             frame[_PLACES[name]] = _address(array)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
             frame[_PLACES[name]] = number
-        view, address, refused, last = frame.data, _address(frame), _PLACES["refused"], k - 1
+        view, address, refused = frame.data, _address(frame), _PLACES["refused"]
         memory |= self._own.memory  # which is replaced when a longer query needs more
+        give, kinds, float32 = _GIVEN.pack_into, _GIVEN_KINDS, torch.float32
+        copy_rows, copy_scores = rows.copy, scores.copy
 
-        def search(terms: Tensor, weights: Tensor, _memory: Any = memory) -> tuple[Array, Array] | None:
-            m, kind = weights.numel(), _GIVEN_KINDS.get(terms.dtype)
-            if m > LONG or not kind or weights.dtype is not torch.float32:
+        def search(terms: Tensor, weights: Tensor, _held: Any = (self, memory)) -> tuple[Array, Array] | None:
+            m, kind = weights.numel(), kinds.get(terms.dtype)
+            if m > LONG or kind is None or weights.dtype is not float32:
                 return None
             if not (terms.is_cpu and terms.is_contiguous() and weights.is_cpu and weights.is_contiguous()):
                 return None
-            _GIVEN.pack_into(view, _GIVEN_AT, terms.data_ptr(), weights.data_ptr(), m, kind)
-            code(address)
-            if rows.item(last) < 0 and frame[refused]:
-                return None
-            return rows.copy(), scores.copy()
+            give(view, _GIVEN_AT, terms.data_ptr(), weights.data_ptr(), m, kind)
+            for code in codes:
+                code(address)
+                if not view[refused]:
+                    return copy_rows(), copy_scores()
+            return None
 
         return search
+
+    def _codes(self, k: int) -> tuple[Callable[..., None], ...]:
+        """What finds ``k`` documents for one query: the way for few documents first, where there is one."""
+        few = k <= min(MOST_HITS, len(self._forward[0]) - 1) and self._few
+        return (_few(), self._code) if few else (self._code,)
+
+    @cached_property
+    def _few(self) -> dict[str, Array]:
+        """The lists that the way for few documents reads; nothing where it will not do."""
+        made = build_few(self._forward, self._dim) if len(self._forward[0]) - 1 <= MOST_DOCUMENTS else None
+        if made is None:
+            return {}
+        lists, rows, values = made
+        weights = aligned(values.nbytes).view(np.float32)
+        weights[:] = values
+        return {"few_lists": lists, "few_rows": rows, "few_weights": weights}
 
     def _work(
         self,
@@ -232,6 +254,11 @@ def aligned(size: int) -> Array:
 
 def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+@cache
+def _few() -> Callable[..., None]:
+    return compile_ir(write_few(), "few", ARGUMENTS)
 
 
 @cache

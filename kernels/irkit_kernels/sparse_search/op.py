@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from .._jit import compile_ir
 from .cpu_approximate import TOTALS, write_approximate
@@ -18,7 +17,7 @@ from .cpu_build import build_exact
 from .cpu_pool import FIELDS
 from .cpu_search import ARGUMENTS, KINDS, LONG, Exact, Single, _address, aligned
 
-__all__ = ["Effort", "Searcher", "build", "effort_of"]
+__all__ = ["Effort", "Searcher", "Single", "build", "effort_of"]
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
@@ -27,9 +26,6 @@ _PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doub
 _DOCUMENTS = 1 << 24
 _FEW = 1 << 15  # documents that exact search is sooner through
 _SCORE = 200  # to score a document takes as long as exact search of so many
-
-
-_NOTHING: tuple[Any, Single] = None, lambda terms, weights: None  # before the first single query
 
 
 class Effort(NamedTuple):
@@ -141,28 +137,23 @@ class Searcher(Exact):
             return self.search(queries, k, keep)
         return self._run(self._hasten, partial(self._ready, k, plan), queries, k, keep)
 
-    def find_one(
-        self, terms: Tensor, weights: Tensor, k: int, effort: float | None = None
-    ) -> tuple[Array, Array] | None:
-        """What `find` gives for a single query, in the least time that a call from Python can take.
+    def single(self, k: int, effort: float | None = None) -> Single:
+        """What finds the best documents for one query after the other, in the least time.
 
         Args:
-            terms: ``(m,)``.
-            weights: ``(m,)``, of which those that are 0 do not count.
-            k: Hits.
+            k: Hits, at most as many as there are documents.
             effort: As `find` takes it.
 
         Returns:
-            Rows and scores ``(1, k)``; None if a weight is negative or not finite, or the query is none of up
-            to 256 neighbouring int32 or int64 terms and float32 weights in the memory of the processor.
+            A function of ``terms (m,)`` and ``weights (m,)``, of which those that are 0 do not count, for
+            this thread alone. It gives rows and scores ``(1, k)``, those of score 0 among them, the lower
+            rows first; or None if fewer are found, a weight is negative or not finite, or the query is none
+            of up to 256 neighbouring int32 or int64 terms and float32 weights in the processor's memory.
         """
-        asked, search = getattr(self._own, "single", _NOTHING)
-        if asked != (k, effort):
-            plan = self._plan(k, effort)
-            frame = self._prepared(LONG) if plan is None else self._ready(k, plan, LONG)
-            search = self._single(self._code if plan is None else self._hasten, frame, k)
-            self._own.single = (k, effort), search
-        return search(terms, weights)
+        plan = self._plan(k, effort)
+        if plan is None:
+            return self._single(self._codes(k), self._prepared(LONG), k)
+        return self._single((self._hasten,), self._ready(k, plan, LONG), k)
 
     def _plan(self, k: int, effort: float | Effort | None) -> Effort | None:
         """How to search approximately; None where exact search is wanted or sooner through."""
