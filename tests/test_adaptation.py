@@ -113,7 +113,7 @@ def test_an_interrupted_phase_ends_with_the_same_weights(
     assert logs(tmp_path / "halves", "loss") == logs(tmp_path / "whole", "loss")
 
 
-@pytest.mark.parametrize(("preset", "steps", "warmup"), [("500", 500, 100), ("20k", 20_000, 4000)])
+@pytest.mark.parametrize(("preset", "steps", "warmup"), [(500, 500, 100), ("20k", 20_000, 4000)])
 def test_presets_are_the_schedule_of_the_paper(
     preset: Any, steps: int, warmup: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ class AdaptationConfig(Config):
     texts: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
     validation: str | None = None
     validation_texts: PositiveInt = 500
-    preset: Literal["500", "20k"] = "500"
+    preset: Annotated[Literal["500", "20k"], BeforeValidator(str)] = "500"  # YAML makes 500 a number
     max_length: PositiveInt = 128
     masking: MaskingConfig = MaskingConfig()
     train: dict[str, Any] = Field(default_factory=dict)
