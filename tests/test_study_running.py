@@ -24,6 +24,7 @@ import json, os, pathlib, sys, time, yaml
 recipe, out = yaml.safe_load(open(sys.argv[2])), pathlib.Path(sys.argv[4])
 out.mkdir(parents=True, exist_ok=True)
 found = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
+found["verb"] = sys.argv[1]
 with open(out / "calls.jsonl", "a") as calls:
     calls.write(json.dumps(found) + "\\n")
 order = recipe["model"]["name"]
@@ -74,6 +75,18 @@ def study_of(**changes):
 
 def calls(trial):
     return [json.loads(line) for line in (trial.folder / "calls.jsonl").read_text().splitlines()]
+
+
+def test_a_recipe_that_says_something_of_the_vocabulary_has_a_verb_of_its_own(place):
+    variants = {"none": {"vocabulary": None}, "some": {"vocabulary": {"texts": "beir", "target": "bert"}}}
+    recipe = RECIPE | {"model": {"name": "none", "kind": "sparse"}}
+    runs = run_study(study_of(recipe=recipe, variants=variants, baseline="none", seeds=[1]), "out")
+    assert [calls(trial)[0]["verb"] for trial in runs] == ["transfer-vocab"] * 2
+    runs = run_study(study_of(seeds=[1]), "other")
+    assert [calls(trial)[0]["verb"] for trial in runs] == ["train"] * 2
+    wrong = variants | {"some": {"vocabulary": {"adaption": {}}}}
+    with pytest.raises(ConfigError, match="did you mean 'adaptation'"):
+        check_study(study_of(recipe=recipe, variants=wrong, baseline="none"), place / "no")
 
 
 def test_every_run_once(place):
