@@ -12,10 +12,8 @@ from .cpu_frame import Frame, constant
 
 __all__ = ["MOST_DOCUMENTS", "MOST_HITS", "build_few", "write_few"]
 
-MOST_DOCUMENTS, MOST_HITS = (
-    8192,
-    128,
-)  # sums fill half of the first cache; each hit is compared with all others
+MOST_DOCUMENTS = 2048  # the lists of more would fill the second cache
+MOST_HITS = 128  # each is compared with all others
 _LANES, _STEP = 16, 64  # sums in a register, sums looked at in a turn
 _GROUP = 4  # postings added in a turn
 _DENSE = 32
