@@ -12,11 +12,11 @@ from .cpu_frame import Frame, constant
 
 __all__ = ["MOST_DOCUMENTS", "MOST_HITS", "build_few", "write_few"]
 
-MOST_DOCUMENTS = 2048  # the lists of more would fill the second cache
+MOST_DOCUMENTS = 4096  # the sums fill half of the first cache
 MOST_HITS = 128  # each is compared with all others
 _LANES, _STEP = 16, 64  # sums in a register, sums looked at in a turn
 _GROUP = 4  # postings added in a turn
-_DENSE = 32
+_DENSE = 8  # a list of more than one in so many documents is a vector
 _SUMS, _BITS = f"<{_LANES} x float>", f"<{_LANES} x i32>"
 _KEYS = 8  # hits compared at once
 _KEY = f"<{_KEYS} x i64>"
@@ -28,9 +28,7 @@ Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 
 
-def build_few(
-    forward: tuple[Array, Array, Array, Array | None], dim: int
-) -> tuple[Array, Array, Array] | None:
+def build_few(forward: Forward, dim: int) -> tuple[Array, Array, Array] | None:
     """The documents of each term with their weights as they are.
 
     Args:
