@@ -106,7 +106,9 @@ def take_steps(kind: str, precision: str, model: Path, steps: int) -> dict[str, 
     """Steps of both trainers in turn, each first in every other round."""
     answers: dict[str, list[dict[str, float]]] = {"irkit": [], PEER: []}
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(name, kind, precision, model, steps + 1)) for name in answers]
+        # a third of all steps, in which regularisers reach their size, is a whole number: the peer cuts it
+        planned = 3 * (steps // 3 + 1)
+        workers = [stack.enter_context(Worker(name, kind, precision, model, planned)) for name in answers]
         for number in range(steps):
             for worker in workers if number % 2 == 0 else reversed(workers):
                 answers[worker.name].append(worker.step())
