@@ -163,9 +163,10 @@ def test_kl_divergence(theirs: Any, shape: Any, temperatures: tuple[float, float
 def test_kl_divergence_of_pylate(shape: Any) -> None:
     group = Group(shape)
     low, high = (f(group.scores.own, dim=1, keepdim=True).values for f in (torch.min, torch.max))
-    student = F.log_softmax((group.scores.own - low) / (high - low + 1e-8), dim=-1)
+    # PyLate adds 1e-8 to the range, which is another gradient where scores are nearly equal
+    student = F.log_softmax((group.scores.own - low) / (high - low), dim=-1)
     value = F.kl_div(student, F.log_softmax(group.labels, dim=-1), reduction="batchmean", log_target=True)
-    group.agree(KLDivergence(normalize_scores="minmax"), value, rtol=1e-5, atol=1e-6)
+    group.agree(KLDivergence(normalize_scores="minmax"), value)
 
 
 @given(shape=st.tuples(st.integers(0, 10**6), st.integers(1, 6), st.just(1)), dtype=st.just(torch.float32))

@@ -297,6 +297,7 @@ class Trainer(transformers.Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = newest_checkpoint(self.folder)
         resumed = str(Path(resume_from_checkpoint) / STATE) if resume_from_checkpoint else None
+        transformers.set_seed(self.args.seed)  # a checkpoint has states of its own
         with stage_bar("steps") as report:
             shown = _Bar(report)
             self.add_callback(shown)
