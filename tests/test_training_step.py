@@ -256,6 +256,15 @@ def test_pruned_weights_are_what_is_trained(tiny_bert: Any) -> None:
     assert float(step.parts["active_dims_document"]) <= 5
 
 
+def test_a_guide_of_another_width_is_refused_before_the_first_step(tiny_bert: Any, tmp_path: Any) -> None:
+    guide, loss = make_model(tiny_bert, "dense"), Seen("vectors", "guide")
+    guide.save_pretrained(tmp_path / "guide")
+    loss.guide = str(tmp_path / "guide")
+    TrainStep(guide, [loss], matryoshka=Matryoshka(dims=(guide.dim,)))
+    with pytest.raises(BadValueError, match="no matryoshka"):
+        TrainStep(guide, [loss], matryoshka=Matryoshka(dims=(8, guide.dim)))
+
+
 def test_a_guide_is_asked_and_not_trained(tiny_bert: Any, tmp_path: Any) -> None:
     guide = make_model(tiny_bert, "dense")
     guide.save_pretrained(tmp_path / "guide")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -84,6 +84,7 @@ class TrainStep(ModelStep):
         self.needs = frozenset[str]().union(*(loss.needs for loss in losses))
         names = dict.fromkeys(str(getattr(loss, "guide", "")) for loss in losses if "guide" in loss.needs)
         self._guides = {name: _load_guide(name) for name in names}  # no submodules: they are not trained
+        _check_guides(losses, self._guides, {model.dim} if matryoshka is None else {*matryoshka.dims})
 
     def forward(self, batch: Batch, progress: float = 0.0) -> Tensor:
         """The loss of a batch.
@@ -225,6 +226,17 @@ def _load_guide(name: str) -> Model:
             f"TrainStep: the guide {name} makes {guide.kind} vectors, expected a model of one vector a text"
         )
     return guide
+
+
+def _check_guides(losses: Sequence[Loss], guides: Mapping[str, Model], widths: set[int]) -> None:
+    """Raise BadValueError where a loss would compare vectors of other ``widths`` than its guide's."""
+    for loss in losses:
+        guide = guides[str(getattr(loss, "guide", ""))] if "guide" in loss.needs else None
+        if guide is not None and "vectors" in loss.needs and widths != {guide.dim}:
+            raise BadValueError(
+                f"TrainStep: the loss {loss.kind} compares vectors of {sorted(widths)} dimensions with those "
+                f"of its guide, {guide.dim}; choose a guide as wide as the model, and no matryoshka"
+            )
 
 
 def _check(
