@@ -156,7 +156,8 @@ def wanted(rows: list[Row]) -> list[Row]:
     ours, theirs = rows
     kind, found = ours["model"], [("steps/s", ours[f"x {PEER}"], ">=", _FASTER[ours["model"]])]
     if kind in _MEMORY:
-        found.append(("process MB", ours["process MB"] / theirs["process MB"], "<=", _MEMORY[kind]))
+        for memory in ("training MB", "process MB"):
+            found.append((memory, ours[memory] / theirs[memory], "<=", _MEMORY[kind]))
     return [
         {
             "model": kind,

@@ -273,10 +273,12 @@ def test_engines_take_turns_in_processes_of_their_own(
 def test_what_is_wanted_of_training() -> None:
     from benchmarks.training import PEER, wanted
 
-    ours = {"model": "sparse", "precision": "float32", f"x {PEER}": 2.4, "process MB": 900.0}
-    speed, memory = wanted([ours, {"process MB": 2000.0}])
+    memory = {"training MB": 900.0, "process MB": 1200.0}
+    ours = {"model": "sparse", "precision": "float32", f"x {PEER}": 2.4, **memory}
+    speed, training, process = wanted([ours, {"training MB": 2000.0, "process MB": 2000.0}])
     assert (speed["is"], speed["wanted"], speed["met"]) == (2.4, ">= 2.5", "no")
-    assert (memory["is"], memory["wanted"], memory["met"]) == (0.45, "<= 0.5", "yes")
+    assert (training["is"], training["wanted"], training["met"]) == (0.45, "<= 0.5", "yes")
+    assert (process["is"], process["met"]) == (0.6, "no")
     (speed,) = wanted([{**ours, "model": "dense", f"x {PEER}": 1.3}, {}])
     assert speed["met"] == "yes"
 
