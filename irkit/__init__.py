@@ -5,8 +5,9 @@ Names are loaded when first used, so that ``import irkit`` takes milliseconds.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from irkit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from irkit.encoder import Encoder
@@ -46,14 +47,4 @@ _HOME = {
     "score": "scoring",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'irkit' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"irkit.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

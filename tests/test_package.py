@@ -20,6 +20,7 @@ BASE = {"ragged", "representation", "scoring"}
 LAYERS = {
     "bars": set(),
     "errors": set(),
+    "lazy": set(),
     "config": set(),
     "ragged": set(),
     "representation": {"ragged"},

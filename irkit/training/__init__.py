@@ -15,8 +15,9 @@ In the order in which a reader meets them::
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from irkit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from irkit.training.arguments import TrainingArguments
@@ -55,14 +56,4 @@ _HOME = {
     "train": "running",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'irkit.training' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"irkit.training.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -6,16 +6,17 @@ after it - masked language modelling, calibration, training - takes and leaves m
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from irkit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from irkit.vocabulary.adaptation import AdaptationConfig, adapt
     from irkit.vocabulary.alignment import Alignment, align
     from irkit.vocabulary.calibration import Activations, Calibration, CalibrationConfig, calibrate, probe
     from irkit.vocabulary.domain import DomainConfig, fragmentation, train_vocabulary
-    from irkit.vocabulary.head_only import head_only
     from irkit.vocabulary.initialization import TransferConfig
+    from irkit.vocabulary.new_head import head_only
     from irkit.vocabulary.recipe import VocabularyRecipe
     from irkit.vocabulary.report import write_report
     from irkit.vocabulary.simplex import sparsemax
@@ -58,7 +59,7 @@ _HOME = {
     "align": "alignment",
     "calibrate": "calibration",
     "fragmentation": "domain",
-    "head_only": "head_only",
+    "head_only": "new_head",
     "probe": "calibration",
     "read_new_tokens": "transferring",
     "sparsemax": "simplex",
@@ -67,14 +68,4 @@ _HOME = {
     "write_report": "report",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'irkit.vocabulary' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"irkit.vocabulary.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

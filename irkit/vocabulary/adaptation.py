@@ -110,7 +110,7 @@ def adapt(
         out: Directory of the result.
         is_new: ``(vocabulary,)`` bool, tokens that are hidden more often; None hides all alike.
         labels: Of the head, where its terms are not tokens of the model, see
-            `irkit.vocabulary.head_only`; then the head alone is trained.
+            `irkit.vocabulary.new_head`; then the head alone is trained.
 
     Returns:
         The model.
