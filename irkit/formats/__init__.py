@@ -19,6 +19,7 @@ __all__ = [
     "LoadEncoder",
     "Parts",
     "SideParts",
+    "flush",
     "read_encoder",
     "read_model",
     "write_model",
@@ -98,7 +99,7 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
             WRITERS[format](parts, new)
             if (target / "README.md").is_file():
                 shutil.copyfile(target / "README.md", new / "README.md")
-            _flush(new)
+            flush(new)
             if target.exists():
                 target.rename(old)
             new.rename(target)
@@ -127,7 +128,8 @@ def _is_part(entry: Path) -> bool:
     return entry.suffix in _SUFFIXES or entry.name == ".gitattributes"
 
 
-def _flush(folder: Path) -> None:
+def flush(folder: Path) -> None:
+    """Wait until a folder and all that is in it have reached the disk."""
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from irkit.errors import CorruptError, StorageError
+from irkit.formats import flush
 
 __all__ = [
     "STATE",
@@ -49,12 +49,7 @@ def publish(unfinished: Path, checkpoint: Path) -> None:
         StorageError: Writing failed.
     """
     try:
-        for path in (*unfinished.rglob("*"), unfinished):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        flush(unfinished)
         _remove(checkpoint)
         unfinished.rename(checkpoint)
     except OSError as error:
