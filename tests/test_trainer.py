@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from irkit import Model
 from irkit.errors import BadTypeError, ConfigError, CorruptError, StorageError, TrainingError
 from irkit.training.arguments import TrainingArguments
-from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint, rotate
+from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint, rotate, save_weights
 from irkit.training.data import Collator, DataConfig, Record, open_data, write_examples
 from irkit.training.losses import InfoNCE, KLDivergence
 from irkit.training.regularizers import Flops
@@ -402,3 +402,8 @@ def test_old_checkpoints_are_deleted_but_for_the_best_and_the_newest(tmp_path: P
     assert len(all_checkpoints(tmp_path)) == 1
     rotate(tmp_path, None)
     assert newest_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_weights_that_cannot_be_written_are_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"saving .*checkpoint-2"):
+        save_weights(tmp_path / "checkpoint-2" / "training", {"weight": torch.zeros(2)})

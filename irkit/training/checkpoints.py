@@ -105,8 +105,15 @@ def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write named tensors beside the rest of the state of a training."""
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
+    """Write named tensors beside the rest of the state of a training.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    try:
+        save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"saving {folder.parent}: {error}") from error
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
