@@ -148,6 +148,7 @@ def test_without_a_vocabulary_it_is_a_training(tiny_bert: Path, notes: Path, tmp
 
 KILLING = """
 import os, signal, sys
+from irkit.training import stages
 from irkit.vocabulary import running
 from irkit.vocabulary.recipe import VocabularyRecipe
 stage, where, recipe, out = sys.argv[1:]
@@ -170,7 +171,7 @@ if where == "step":
         self.add_callback(Kill())
     trainer.Trainer.__init__ = init
 else:
-    setattr(running, where, killed)
+    setattr(running if hasattr(running, where) else stages, where, killed)
 running.run(VocabularyRecipe.resolve(recipe), out)
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from irkit.config import Config, read_mapping, with_overrides
 from irkit.errors import BadTypeError, ConfigError
@@ -18,8 +18,9 @@ from irkit.training.model_recipe import ModelRecipe
 from irkit.training.regularizers import Regularizer
 from irkit.training.validation import EvaluationConfig
 
-__all__ = ["TrainRecipe"]
+__all__ = ["StagedRecipe", "TrainRecipe"]
 
+_OF_FINE_TUNING = ("losses", "regularizers", "evaluation")
 _EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
 
 
@@ -107,3 +108,24 @@ class TrainRecipe(Config):
             defaults["eval_strategy"] = "steps" if self.train.get("eval_steps") else "epoch"
             defaults["metric_for_best_model"] = f"eval_{during[0].measure}"
         return TrainingArguments.parse(defaults | self.train, output_dir)
+
+
+class StagedRecipe(TrainRecipe):
+    """A training of a retriever with other stages before it; without ``data`` there are only these."""
+
+    data: Annotated[list[DataConfig], BeforeValidator(_listed)] = Field(default_factory=list)
+    losses: Annotated[list[Loss], BeforeValidator(_listed)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if self.data and not self.losses:
+            raise ValueError("'data' is given, but no 'losses' to train with")
+        unused = [name for name in _OF_FINE_TUNING if getattr(self, name) and not self.data]
+        if unused:
+            raise ValueError(f"{unused[0]!r} is given, but no 'data' to fine-tune on")
+        return self
+
+    def fine_tuning(self, model: ModelRecipe) -> TrainRecipe:
+        """The training of the retriever, of the model that the other stages have made."""
+        parts = {name: getattr(self, name) for name in TrainRecipe.model_fields}
+        return TrainRecipe(**parts | {"model": model})

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from irkit.config import Config
-from irkit.training.data import DataConfig
-from irkit.training.losses import Loss
 from irkit.training.model_recipe import SparseModel
-from irkit.training.recipe import TrainRecipe
+from irkit.training.recipe import StagedRecipe
 from irkit.vocabulary.adaptation import AdaptationConfig
 from irkit.vocabulary.calibration import CalibrationConfig
 from irkit.vocabulary.domain import DomainConfig
 from irkit.vocabulary.initialization import TransferConfig
 
 __all__ = ["VocabularyConfig", "VocabularyRecipe"]
-
-_PARTS = ("losses", "regularizers", "evaluation")
 
 
 class VocabularyConfig(Config):
@@ -51,7 +47,7 @@ class VocabularyConfig(Config):
         return {**given, "adaptation": adaptation}
 
 
-class VocabularyRecipe(TrainRecipe):
+class VocabularyRecipe(StagedRecipe):
     """A training of a sparse model with what comes before: a new vocabulary, adaptation and calibration.
 
     All other keys are those of `TrainRecipe`. Without ``data`` there is no fine-tuning, and the result is
@@ -75,8 +71,6 @@ class VocabularyRecipe(TrainRecipe):
 
     model: SparseModel
     vocabulary: VocabularyConfig | None
-    data: list[DataConfig] = Field(default_factory=list)
-    losses: list[Loss] = Field(default_factory=list)
 
     @model_validator(mode="before")
     @classmethod
@@ -96,18 +90,8 @@ class VocabularyRecipe(TrainRecipe):
             vocabulary["adaptation"] = {**adaptation, "train": {"seed": seed, **adaptation.get("train", {})}}
         return {**given, "vocabulary": vocabulary}
 
-    @field_validator("data", "losses", mode="before")
-    @classmethod
-    def _listed(cls, given: Any) -> Any:
-        return [given] if isinstance(given, Mapping | Config) else given
-
     @model_validator(mode="after")
-    def _check_parts(self) -> Self:
-        if self.data and not self.losses:
-            raise ValueError("'data' is given, but no 'losses' to train with")
-        unused = [name for name in _PARTS if getattr(self, name) and not self.data]
-        if unused:
-            raise ValueError(f"{unused[0]!r} is given, but no 'data' to fine-tune on")
+    def _check_stages(self) -> Self:
         if not self.data and self.vocabulary is None:
             raise ValueError("neither 'vocabulary' nor 'data' is given, so there is nothing to do")
         if self.vocabulary is not None and self.model.vocabulary is not None:

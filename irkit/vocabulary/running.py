@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 
@@ -29,10 +26,9 @@ from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.model import Model
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
-from irkit.training.checkpoints import publish
-from irkit.training.model_recipe import PretrainedModel, SparseModel, make_model
-from irkit.training.recipe import TrainRecipe
+from irkit.training.model_recipe import SparseModel, make_model
 from irkit.training.running import begin_place, check_place, prepare, train
+from irkit.training.stages import DONE, publish_stage, stage, stage_model
 from irkit.training.texts import read_texts
 from irkit.vocabulary.adaptation import adapt
 from irkit.vocabulary.calibration import calibrate
@@ -43,9 +39,8 @@ from irkit.vocabulary.transferring import FACTS, read_new_tokens, transfer_vocab
 
 __all__ = ["check", "run"]
 
-_DONE, _CALIBRATION = "modules.json", "calibration.json"
+_CALIBRATION = "calibration.json"
 _COUNTED, _CUT = 100_000, 10_000  # texts: for the frequencies of tokens, for the pieces of words
-_OF_STAGE = ("checkpoints", "recipe.yaml", FACTS, _CALIBRATION)  # stays there when its model is published
 
 
 def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -> None:
@@ -70,7 +65,7 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
     plan = recipe.vocabulary
     with tempfile.TemporaryDirectory() as scratch:  # for what trainers make before they begin
         if recipe.data:
-            prepare(_fine_tuning(recipe, recipe.model), Path(scratch) / "fine_tuned")
+            prepare(recipe.fine_tuning(recipe.model), Path(scratch) / "fine_tuned")
         else:
             make_model(recipe.model)
         if plan is not None and plan.adaptation is not None:
@@ -118,11 +113,11 @@ def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -
         last = _change_vocabulary(recipe.vocabulary, model, stages)
         _report(stages, place)
     if recipe.data:
-        start = model if recipe.vocabulary is None else _moved(model, last)
+        start = model if recipe.vocabulary is None else stage_model(model, last)
         last = stages / "fine_tuned"
-        if not (last / _DONE).is_file():
-            train(_fine_tuning(recipe, start), last)
-    _publish(last, place)
+        if not (last / DONE).is_file():
+            train(recipe.fine_tuning(start), last)
+    publish_stage(last, place, (FACTS, _CALIBRATION))
     return Model.from_pretrained(place)
 
 
@@ -130,12 +125,12 @@ def _change_vocabulary(config: VocabularyConfig, source: SparseModel, stages: Pa
     """Carry out all stages before fine-tuning; the directory of the last one."""
     texts, target = _texts(config), config.target
     if isinstance(target, DomainConfig):
-        with _stage(stages / "vocabulary") as aside:
+        with stage(stages / "vocabulary") as aside:
             if aside is not None:
                 train_vocabulary(texts, aside, target)
         target = str(stages / "vocabulary")
     last = stages / "initialized"
-    with _stage(last) as aside:
+    with stage(last) as aside:
         if aside is not None:
             model = make_model(source.model_copy(update={"queries": None}))
             model.name = source.name
@@ -146,52 +141,25 @@ def _change_vocabulary(config: VocabularyConfig, source: SparseModel, stages: Pa
             }
             moved.save(aside)
     if config.adaptation is not None:
-        stage = stages / "adapted"
-        if not (stage / _DONE).is_file():
-            adapt(Model.from_pretrained(last), config.adaptation, stage, is_new=read_new_tokens(last))
-        last = stage
+        adapted = stages / "adapted"
+        if not (adapted / DONE).is_file():
+            adapt(Model.from_pretrained(last), config.adaptation, adapted, is_new=read_new_tokens(last))
+        last = adapted
     if config.calibration is not None:
-        stage = stages / "calibrated"
-        with _stage(stage) as aside:
+        calibrated = stages / "calibrated"
+        with stage(calibrated) as aside:
             if aside is not None:
                 model = Model.from_pretrained(last)
                 facts = calibrate(model, texts, config.calibration).facts()
                 model.save_pretrained(aside)
                 (aside / _CALIBRATION).write_text(json.dumps(facts), encoding="utf-8")
-        last = stage
+        last = calibrated
     return last
 
 
 def _texts(config: VocabularyConfig) -> Source[str]:
     name = ", ".join(config.texts)
     return Source(name, lambda: enumerate(chain.from_iterable(map(read_texts, config.texts)), 1))
-
-
-@contextmanager
-def _stage(folder: Path) -> Iterator[Path | None]:
-    """A directory to write a stage into, which gets its name at the end; None if that is there."""
-    if folder.is_dir():
-        yield None
-        return
-    aside = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    except OSError as error:
-        raise StorageError(f"making {aside}: {error.strerror}") from error
-    yield aside
-    publish(aside, folder)
-
-
-def _fine_tuning(recipe: VocabularyRecipe, model: SparseModel | PretrainedModel) -> TrainRecipe:
-    parts = {name: getattr(recipe, name) for name in TrainRecipe.model_fields}
-    return TrainRecipe(**parts | {"model": model})
-
-
-def _moved(source: SparseModel, folder: Path) -> PretrainedModel:
-    """The model of a stage, with what the recipe says of the source beside its vocabulary."""
-    kept = {name: getattr(source, name) for name in PretrainedModel.model_fields if name != "kind"}
-    return PretrainedModel(**kept | {"name": str(folder)})
 
 
 def _report(stages: Path, place: Path) -> None:
@@ -205,28 +173,3 @@ def _report(stages: Path, place: Path) -> None:
     except OSError as error:
         raise StorageError(f"writing {place / FACTS}: {error.strerror}") from error
     write_report(facts, place / "report.html")
-
-
-def _publish(stage: Path, place: Path) -> None:
-    """Give the model of a stage to the whole; weights are there once if the file system has links."""
-    try:
-        paths = [path for path in stage.iterdir() if path.name not in _OF_STAGE]
-        for path in sorted(paths, key=lambda path: path.name == _DONE):
-            target, aside = place / path.name, place / f".{path.name}.partial"
-            for old in (target, aside):
-                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-            if path.is_dir():
-                shutil.copytree(path, aside, copy_function=_link)
-            else:
-                _link(path, aside)
-            aside.rename(target)
-    except OSError as error:
-        raise StorageError(f"saving the model to {place}: {error}") from error
-
-
-def _link(source: str | Path, target: str | Path) -> None:
-    if Path(source).suffix == ".safetensors":
-        with suppress(OSError):
-            os.link(source, target)
-            return
-    shutil.copyfile(source, target)

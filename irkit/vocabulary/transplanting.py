@@ -10,7 +10,7 @@ from torch import Tensor
 
 from irkit.encoder import Encoder
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.families import FAMILIES
+from irkit.encoder.families import encoder_config
 from irkit.errors import ConfigError
 from irkit.formats import AnyEncoder
 
@@ -35,7 +35,7 @@ def set_vocabulary(encoder: AnyEncoder, rows: Tensor, special_ids: Mapping[str, 
         if encoder.config.position_offset and "pad_token_id" in changes:
             _move_positions(encoder, changes["pad_token_id"] + 1 - encoder.config.position_offset)
         encoder.settings |= changes | {"vocab_size": len(rows)}
-        encoder.config = FAMILIES[encoder.family].config(encoder.settings)
+        encoder.config = encoder_config(encoder.settings)
         encoder.embeddings.config = encoder.config
         old = encoder.word_embeddings.shape[:1]  # of task heads over the old vocabulary
         heads = encoder.head_weights.items()
