@@ -22,7 +22,7 @@ from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.ragged import Ragged
 from irkit.tokenizer import Tokenizer
-from irkit.training import masked_lm
+from irkit.training import logit_losses, model_step
 from irkit.training.masked_lm import MaskedLMStep
 from irkit.training.masking import MaskedBatch, Masking, MaskingConfig, masking_rates
 from irkit.training.texts import read_texts, text_loader
@@ -198,7 +198,7 @@ def test_logits_in_pieces_give_the_same(tiny_bert: Path, monkeypatch: pytest.Mon
         rows.extend([len(values)] if given[0] is weight else [])
         return linear(values, *given)
 
-    monkeypatch.setattr(masked_lm, "_LOGITS", 4 * model.dim)
+    monkeypatch.setattr(logit_losses, "_CELLS", 4 * model.dim)
     monkeypatch.setattr(nn.functional, "linear", counting)
     loss = step(batch)
     assert max(rows) == 4
@@ -219,9 +219,9 @@ def test_the_mean_over_processes_is_that_over_their_tokens(
     total = sum(len(part.labels) for part in parts)
     assert len({len(part.labels) for part in parts}) == 2
     whole = step(masking(numbered(8))).item()
-    monkeypatch.setattr(masked_lm.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(masked_lm.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(masked_lm.dist, "all_reduce", lambda count: count.fill_(total))
+    monkeypatch.setattr(model_step.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(model_step.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(model_step.dist, "all_reduce", lambda count: count.fill_(total))
     step.training = True  # without its dropout
     losses = [step(part).item() for part in parts]
     assert sum(losses) / 2 == pytest.approx(whole, rel=1e-6)

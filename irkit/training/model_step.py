@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -32,6 +33,19 @@ class ModelStep(nn.Module):
         super().__init__()
         self.model = model
         self.parts: dict[str, Any] = {}
+
+    def shared(self, count: int, device: torch.device) -> float:
+        """By what to divide the sum of a loss, that the mean over processes is that over all they count.
+
+        Args:
+            count: Of this process: texts, or tokens that are asked for.
+            device: Of the model.
+        """
+        if not (self.training and dist.is_initialized()):  # only one process evaluates
+            return max(1, count)
+        total = torch.tensor(count, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return max(1.0, float(total)) / dist.get_world_size()
 
     def activation_checkpointing_enable(self, **_: Any) -> None:
         """Keep of each layer of the encoders its input only; backward computes the rest again."""
