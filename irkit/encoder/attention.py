@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from irkit.encoder.config import Pooling
 from irkit.errors import BadValueError, MissingDependencyError
 from irkit.ragged import Ragged
 
@@ -26,11 +27,12 @@ def attend(
     backend: Backend,
     window: int | None = None,
     dropout: float = 0.0,
+    pooling: Pooling | None = None,
 ) -> Tensor:
     """Softmax attention within each row, without attention between rows.
 
     Args:
-        query: Ragged ``(total_q, heads, head_dim)``; may be shorter than ``key`` when there is no window.
+        query: Ragged ``(total_q, heads, head_dim)``; may be shorter than ``key``.
         key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``; where rows are shorter, they
             lack the last tokens.
         value: As ``key``.
@@ -38,14 +40,16 @@ def attend(
             on a CPU the kernel ``ragged_attention``; ``flash`` is the unpadded flash attention of CUDA.
         window: Largest distance at which tokens attend to each other; None is any.
         dropout: Probability of dropping an attention weight.
+        pooling: What made the queries from rows like the keys: ``window`` counts from the middle of each.
 
     Returns:
         ``(total_q, heads, head_dim)``, packed as ``query``; zeros where no key is near enough.
     """
-    if window is not None and max(query.max_length, key.max_length) <= window + 1:
+    reach = max(query.max_length, key.max_length) + (pooling.kernel if pooling else 0)
+    if window is not None and reach <= window + 1:
         window = None
-    if window is not None and not torch.equal(query.lengths, key.lengths):
-        return _padded(query, key, value, window, dropout, _eager)
+    if window is not None and (pooling or not torch.equal(query.lengths, key.lengths)):
+        return _padded(query, key, value, window, dropout, _eager, pooling)
     if backend == "flash":
         return _flash(query, key, value, window, dropout)
     if backend == "eager":
@@ -123,6 +127,7 @@ def _padded(
     window: int | None,
     dropout: float,
     function: Callable[..., Tensor],
+    pooling: Pooling | None = None,
 ) -> Tensor:
     q, mask_q = query.to_padded()
     k, mask_k = key.to_padded()
@@ -131,6 +136,8 @@ def _padded(
     mask[..., :1] = True  # no softmax over nothing in an empty row: its gradient would be NaN
     if window is not None:
         rows, places = (torch.arange(x.shape[1], device=k.device) for x in (q, k))
+        if pooling:
+            rows = pooling.centres(rows)
         near = (rows[:, None] - places[None, :]).abs() <= window
         mask = mask & near
         blind = ~mask.any(-1, keepdim=True)  # what is out of reach of all keys, and padding

@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
 
 from irkit.config import Config
 
-__all__ = ["Activation", "EncoderConfig", "LayerConfig"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Activation", "EncoderConfig", "LayerConfig", "Pooling"]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+
+class Pooling(Config):
+    """How a layer makes its rows shorter: it averages over windows of neighbouring tokens.
+
+    Windows that the end of a row cuts off average over the tokens that exist.
+
+    Attributes:
+        kernel: Tokens in a window.
+        stride: Tokens from the start of one window to that of the next.
+        location: What is pooled: the input of attention (``pre``), only its queries and the residual
+            (``intra``), or its residual sum (``post``).
+
+    Source: Schlatt et al. 2025 (TITE), section 3.1.
+    """
+
+    kernel: int = Field(ge=2)
+    stride: int = Field(ge=1)
+    location: Literal["pre", "intra", "post"] = "intra"
+
+    @model_validator(mode="after")
+    def _covers_every_token(self) -> Self:
+        if self.stride > self.kernel:
+            raise ValueError(f"stride {self.stride} over kernel {self.kernel} would skip tokens")
+        return self
+
+    def shorten(self, length: int) -> int:
+        """How many rows are left of ``length``."""
+        return -(-max(length - self.kernel, 0) // self.stride) + 1 if length else 0
+
+    def centres(self, windows: Tensor) -> Tensor:
+        """Where the middles of windows are, in tokens; of a cut window, where it would be uncut."""
+        return windows * self.stride + (self.kernel - 1) / 2
 
 
 class LayerConfig(Config):
@@ -22,6 +60,7 @@ class LayerConfig(Config):
             input is already normalised).
         window: Tokens further away than this do not attend to each other; None is global attention.
         rotary_base: Base of the rotary position frequencies; None is no rotary positions.
+        pooling: Makes the rows shorter; None leaves them.
     """
 
     hidden_size: int
@@ -30,6 +69,13 @@ class LayerConfig(Config):
     attention_norm: bool = True
     window: int | None = None
     rotary_base: float | None = None
+    pooling: Pooling | None = None
+
+    @model_validator(mode="after")
+    def _heads_are_equal(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden size {self.hidden_size} is no multiple of {self.num_heads} heads")
+        return self
 
 
 class EncoderConfig(Config):
@@ -37,12 +83,15 @@ class EncoderConfig(Config):
 
     Attributes:
         vocab_size: Rows of the word embedding.
-        layers: The layers, from the input up.
+        layers: The layers, from the input up; none narrower than the one before.
+        embedding_size: Width of the word and position embeddings where a linear map brings them to the
+            width of the first layer, so that an output as wide can be tied to them; None is that width.
         learned_positions: Rows of the learned position table; 0 is none.
         position_offset: First row of the table that is used (RoBERTa starts behind its padding index).
         token_types: Rows of the token type table, of which the first is used; 0 is none.
         norm: LayerNorm or RMSNorm.
-        norm_location: ``post`` normalises after each residual sum (BERT), ``pre`` the input of each block.
+        norm_location: ``post`` normalises after each residual sum (BERT), ``pre`` the input of each block,
+            ``qkv`` queries, keys and values, and the input of the feed-forward block.
         norm_eps: Added to the variance.
         norm_bias: Whether LayerNorm has a bias.
         attention_bias: Whether the projections of attention have biases.
@@ -57,11 +106,12 @@ class EncoderConfig(Config):
 
     vocab_size: int
     layers: tuple[LayerConfig, ...]
+    embedding_size: int | None = None
     learned_positions: int = 0
     position_offset: int = 0
     token_types: int = 0
     norm: Literal["layer", "rms"] = "layer"
-    norm_location: Literal["pre", "post"] = "post"
+    norm_location: Literal["pre", "qkv", "post"] = "post"
     norm_eps: float = 1e-12
     norm_bias: bool = True
     attention_bias: bool = True
@@ -73,6 +123,13 @@ class EncoderConfig(Config):
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
 
+    @model_validator(mode="after")
+    def _widths_grow(self) -> Self:
+        sizes = [layer.hidden_size for layer in self.layers]
+        if not sizes or sizes != sorted(sizes):
+            raise ValueError(f"hidden sizes {sizes} must not fall from layer to layer")
+        return self
+
     @property
     def hidden_size(self) -> int:
         """Width of the output."""
@@ -82,3 +139,16 @@ class EncoderConfig(Config):
     def max_positions(self) -> int | None:
         """Longest row that the learned positions allow; None is any length."""
         return self.learned_positions - self.position_offset if self.learned_positions else None
+
+    @property
+    def schedule(self) -> tuple[Pooling | None, ...]:
+        """How each layer pools."""
+        return tuple(layer.pooling for layer in self.layers)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Kernel and stride, in tokens, of what a row of the output stands for."""
+        kernel = stride = 1
+        for pooling in filter(None, self.schedule):
+            kernel, stride = kernel + (pooling.kernel - 1) * stride, stride * pooling.stride
+        return kernel, stride

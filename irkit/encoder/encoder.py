@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from irkit.config import read_json
-from irkit.encoder.attention import leading, pick_backend
-from irkit.encoder.families import FAMILIES
-from irkit.encoder.layers import Embeddings, Layer, make_norm
+from irkit.encoder.attention import pick_backend
+from irkit.encoder.config import Pooling
+from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
+from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
 from irkit.encoder.weights import export_weights, find_prefix, import_weights, read_weights, write_weights
 from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.ragged import Ragged
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from irkit.encoder.adapter import TransformersEncoder
 
 __all__ = ["Encoder"]
+
+_POOLED = "pooled_"  # before the model_type of a family that pools in irkit only
 
 
 class Encoder(nn.Module):
@@ -52,14 +55,14 @@ class Encoder(nn.Module):
         super().__init__()
         if not isinstance(settings, Mapping):
             raise BadTypeError(f"Encoder: got {settings!r:.60}, expected the keys of a config.json")
-        self.settings = dict(settings)
-        self.family = str(settings.get("model_type"))
+        self.family = str(settings.get("model_type")).removeprefix(_POOLED)
+        settings = self.settings = {**settings, "model_type": self.family}
         if self.family not in FAMILIES:
             raise ConfigError(
                 f"Encoder: model_type {self.family!r} is not one of {', '.join(sorted(FAMILIES))}"
             )
         try:
-            self.config = FAMILIES[self.family].config(settings)
+            self.config = encoder_config(settings)
         except KeyError as error:
             raise ConfigError(
                 f"Encoder: the configuration of a {self.family} lacks the key {error}"
@@ -76,8 +79,8 @@ class Encoder(nn.Module):
             Layer(self.config, layer, size)
             for layer, size in zip(self.config.layers, [sizes[0], *sizes], strict=False)
         )
-        pre = self.config.norm_location == "pre"
-        self.final_norm = make_norm(self.config, self.config.hidden_size) if pre else nn.Identity()
+        normed = self.config.norm_location == "post"
+        self.final_norm = nn.Identity() if normed else make_norm(self.config, self.config.hidden_size)
         self._initialise(float(settings.get("initializer_range", 0.02)))
 
     @classmethod
@@ -117,13 +120,19 @@ class Encoder(nn.Module):
         return encoder.to(dtype).eval()
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors`` as transformers reads them."""
+        """Write ``config.json`` and ``model.safetensors`` as transformers reads them.
+
+        Of a family without pooling that was given a schedule, ``model_type`` says so, so that transformers
+        refuses it; it would leave the pooling out.
+        """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         parameters = dict(self.named_parameters())
         settings = self.settings | {
             "dtype": str(next(iter(parameters.values())).dtype).removeprefix("torch.")
         }
+        if any(settings.pop("pooling", None) or ()):
+            settings |= {"model_type": _POOLED + self.family, "pooling": self.settings["pooling"]}
         write_weights(folder, export_weights(parameters, self.names(), self.prefix) | self.head_weights)
         (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
@@ -149,7 +158,33 @@ class Encoder(nn.Module):
         heads = self.head_weights.items()
         self.head_weights = {name: weight for name, weight in heads if weight.shape[:1] != old.shape[:1]}
         self.settings["vocab_size"] = vocab_size
-        self.config = FAMILIES[self.family].config(self.settings)
+        self.config = encoder_config(self.settings)
+
+    def pool_(self, schedule: Sequence[Pooling | None]) -> None:
+        """Let layers pool, in place; weights stay as they are and the schedule is saved with them.
+
+        Args:
+            schedule: How each layer pools, from the input up; None is not at all.
+
+        Raises:
+            ConfigError: The schedule has another number of layers, or the family's files cannot hold it.
+
+        Examples:
+            >>> settings = {"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 2,
+            ...             "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32,
+            ...             "type_vocab_size": 2}
+            >>> encoder = Encoder(settings)
+            >>> encoder.pool_([None, Pooling(kernel=2, stride=2)])
+            >>> encoder(Ragged.from_rows([[5, 6, 7], [8]])).lengths.tolist()
+            [2, 1]
+
+        Source: Schlatt et al. 2025 (TITE), section 3.1.
+        """
+        settings = self.settings | schedule_settings(self.family, schedule)
+        self.config = encoder_config(settings)
+        self.settings = settings
+        for layer, config in zip(self.layers, self.config.layers, strict=True):
+            cast(Layer, layer).layer = config
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Map our parameter names to those of the checkpoint format."""
@@ -172,18 +207,22 @@ class Encoder(nn.Module):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
-        def __call__(self, tokens: Ragged, attended: Tensor | None = None) -> Ragged: ...  # noqa: D102
+        def __call__(  # noqa: D102
+            self, tokens: Ragged, attended: Tensor | None = None, pooled: bool = True
+        ) -> Ragged: ...
 
-    def forward(self, tokens: Ragged, attended: Tensor | None = None) -> Ragged:
+    def forward(self, tokens: Ragged, attended: Tensor | None = None, pooled: bool = True) -> Ragged:
         """Encode token ids.
 
         Args:
             tokens: Ragged int64 ``(total,)``.
             attended: ``(n,)`` leading tokens of each row that its tokens attend to, at least 1; the others
                 see them but are not seen. None is all.
+            pooled: False runs layers that pool without.
 
         Returns:
-            Hidden states of the last layer, Ragged ``(total, hidden_size)``.
+            Hidden states of the last layer, Ragged ``(total', hidden_size)``: a row for each token, or fewer
+            where layers pool. A text longer than the schedule was made for leaves several rows.
 
         Raises:
             BadValueError: A row is longer than the position embeddings.
@@ -195,14 +234,12 @@ class Encoder(nn.Module):
                 f"Encoder: a row of {tokens.max_length} tokens exceeds the {limit} positions of the model; "
                 f"truncate it in the tokenizer"
             )
-        hidden = self.embeddings(tokens)
-        backend = pick_backend(self.attention, hidden.values.device, hidden.values.dtype)
-        rotary: dict[float, tuple[Tensor, Tensor]] = {}
-        keys = None if attended is None else leading(tokens, attended)
+        x = self.embeddings(tokens).values
+        backend = pick_backend(self.attention, x.device, x.dtype)
+        context = Context(tokens, backend, attended, pooled)
         for layer in self.layers:
-            hidden = layer(hidden, backend, rotary, keys)
-        normed: Ragged = hidden.with_values(self.final_norm(hidden.values))
-        return normed
+            x, context = layer(x, context)
+        return context.rows.with_values(self.final_norm(x))
 
     def _initialise(self, deviation: float) -> None:
         for module in self.modules():

@@ -7,13 +7,13 @@ query, key and value are one matrix here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from irkit.encoder.config import Activation, EncoderConfig, LayerConfig
+from irkit.encoder.config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.errors import ConfigError
 
-__all__ = ["FAMILIES", "Family", "NameMap", "activation"]
+__all__ = ["FAMILIES", "Family", "NameMap", "activation", "encoder_config", "schedule_settings"]
 
 NameMap = dict[str, tuple[str, ...]]
 Settings = Mapping[str, Any]
@@ -190,51 +190,72 @@ def _modernbert_names(config: EncoderConfig) -> NameMap:
 def _tite_config(settings: Settings) -> EncoderConfig:
     count = settings["num_hidden_layers"]
 
-    def each(key: str) -> list[Any]:
-        value = settings.get(key)
-        return list(value) if isinstance(value, list | tuple) else [value] * count
+    def each(key: str, default: Any = None) -> list[Any]:
+        value = settings.get(key, default)
+        if not isinstance(value, list | tuple):
+            return [value] * count
+        if len(value) != count:
+            raise ConfigError(f"{len(value)} {key} for {count} layers")
+        return list(value)
 
-    sizes = each("hidden_sizes")
+    sizes = each("hidden_sizes", 768)
     relative = settings.get("relative_positional_embedding_type", "rotary")
+    learned = settings.get("absolute_positional_embedding_type") == "learned"
+    old = settings.get("positional_embedding_type")  # of the first checkpoints
+    if old is not None:
+        learned, relative = old == "absolute", None if old == "absolute" else old
     location = settings.get("norm_location", "pre")
-    if any(stride is not None for stride in each("strides")):
-        raise ConfigError("pooling between layers")
-    if len(set(sizes)) > 1:
-        raise ConfigError("layers of different widths")
-    if relative not in (None, "rotary") or location not in ("pre", "post"):
+    if relative not in (None, "rotary") or location not in ("pre", "qkv", "post"):
         raise ConfigError(f"positions {relative!r} with norm_location {location!r}")
-    shapes = zip(sizes, each("num_attention_heads"), each("intermediate_sizes"), strict=True)
+    place = settings.get("pooling_location", "intra")
+    windows = zip(each("kernel_sizes"), each("strides"), strict=True)
+    shapes = zip(
+        sizes, each("num_attention_heads", 12), each("intermediate_sizes", 3072), windows, strict=True
+    )
     layers = tuple(
         LayerConfig(
             hidden_size=size,
             num_heads=heads,
             intermediate_size=inner,
-            attention_norm=location == "post" or i > 0,
+            attention_norm=location != "pre" or i > 0,
             rotary_base=10_000.0 if relative else None,
+            pooling=_tite_pooling(*window, place),
         )
-        for i, (size, heads, inner) in enumerate(shapes)
+        for i, (size, heads, inner, window) in enumerate(shapes)
     )
-    learned = settings.get("absolute_positional_embedding_type") == "learned"
+    gated = settings.get("hidden_act") == "swiglu"
     return EncoderConfig(
         vocab_size=settings["vocab_size"],
         layers=layers,
-        learned_positions=settings["max_position_embeddings"] if learned else 0,
+        embedding_size=sizes[-1] if sizes[0] != sizes[-1] else None,
+        learned_positions=settings.get("max_position_embeddings", 512) if learned else 0,
         norm=settings.get("norm_type", "rms"),
         norm_location=location,
         norm_eps=settings.get("layer_norm_eps", 1e-12),
-        activation=activation(settings.get("hidden_act", "gelu_pytorch_tanh")),
+        activation="silu" if gated else activation(settings.get("hidden_act", "gelu_pytorch_tanh")),
+        gated=gated,
         rotary_interleaved=settings.get("rotary_interleaved", True),
         embedding_dropout=settings.get("dropout_prob", 0.1),
         hidden_dropout=settings.get("dropout_prob", 0.1),
     )
 
 
+def _tite_pooling(kernel: int | None, stride: int | None, location: str) -> Pooling | None:
+    if (kernel is None) != (stride is None):
+        raise ConfigError(f"kernel size {kernel} with stride {stride} in one layer")
+    if kernel is None or kernel == stride == 1:  # no pooling
+        return None
+    return Pooling.parse({"kernel": kernel, "stride": stride, "location": location}, "pooling")
+
+
 def _tite_names(config: EncoderConfig) -> NameMap:
     bias = config.norm == "layer"
     names = _embedding_names("embeddings.word_embeddings", "embeddings.norm", bias)
+    if config.embedding_size:
+        names["embeddings.downscale.weight"] = ("embeddings.downscale.weight",)
     if config.learned_positions:
         names["embeddings.position.weight"] = ("embeddings.position_embeddings.weight",)
-    if config.norm_location == "pre":
+    if config.norm_location != "post":
         names |= _both("final_norm", ("encoder.norm",), bias)
     for i in range(len(config.layers)):
         old = f"encoder.layers.{i}"
@@ -249,6 +270,48 @@ def _tite_names(config: EncoderConfig) -> NameMap:
             down=f"{old}.mlp.out_dense",
         )
     return names
+
+
+def encoder_config(settings: Settings) -> EncoderConfig:
+    """What the keys of a ``config.json`` describe.
+
+    Beside the family's own keys there may be ``pooling``, a list with what `Pooling` takes, or null, for each
+    layer: how an encoder that was trained without pooling pools.
+
+    Raises:
+        KeyError: A key of the family is missing.
+        ConfigError: It is something that the encoder cannot be.
+    """
+    config = FAMILIES[str(settings.get("model_type"))].config(settings)
+    schedule = settings.get("pooling")
+    if schedule is None:
+        return config
+    if not isinstance(schedule, list) or len(schedule) != len(config.layers):
+        raise ConfigError(f"pooling {schedule!r:.60} for {len(config.layers)} layers")
+    pairs = zip(config.layers, schedule, strict=True)
+    layers = [layer.model_dump() | {"pooling": pooling} for layer, pooling in pairs]
+    return EncoderConfig.parse(config.model_dump() | {"layers": layers}, "pooling")
+
+
+def schedule_settings(family: str, schedule: Sequence[Pooling | None]) -> dict[str, Any]:
+    """The keys of ``config.json`` that hold a pooling schedule: TITE has its own.
+
+    Raises:
+        ConfigError: A TITE would pool at several locations.
+    """
+    schedule = list(schedule)
+    if not all(pooling is None or isinstance(pooling, Pooling) for pooling in schedule):
+        raise ConfigError(f"a pooling schedule has a Pooling or None for each layer, got {schedule!r:.100}")
+    if family != "tite":
+        return {"pooling": [pooling and pooling.model_dump() for pooling in schedule]}
+    locations = {pooling.location for pooling in schedule if pooling}
+    if len(locations) > 1:
+        raise ConfigError(f"a TITE pools at one location in all layers, got {', '.join(sorted(locations))}")
+    return {
+        "kernel_sizes": [pooling and pooling.kernel for pooling in schedule],
+        "strides": [pooling and pooling.stride for pooling in schedule],
+        "pooling_location": locations.pop() if locations else "intra",
+    }
 
 
 def activation(name: str) -> Activation:
@@ -319,5 +382,5 @@ FAMILIES: dict[str, Family] = {
         ("model.",),
         ("head.", "decoder.", "classifier.", "drop.", "linear."),
     ),
-    "tite": Family(_tite_config, _tite_names, ("tite.",), ("heads.", "pooler.", "cls.")),
+    "tite": Family(_tite_config, _tite_names, ("tite.",), ("heads.", "lm_decoder.", "pooler.", "cls.")),
 }

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
+from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from irkit.encoder.attention import Backend, attend, rotary_table, rotate
-from irkit.encoder.config import Activation, EncoderConfig, LayerConfig
+from irkit.encoder.attention import Backend, attend, leading, rotary_table, rotate
+from irkit.encoder.config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.dropout import Dropout
 from irkit.ragged import Ragged
 
-__all__ = ["ACTIVATIONS", "Embeddings", "Layer", "make_norm"]
+__all__ = ["ACTIVATIONS", "Context", "Embeddings", "Layer", "make_norm"]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -36,10 +38,12 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         size = config.layers[0].hidden_size
+        width = config.embedding_size or size
         self.config = config
-        self.word = nn.Embedding(config.vocab_size, size)
-        self.position = nn.Embedding(config.learned_positions, size) if config.learned_positions else None
-        self.token_type = nn.Embedding(config.token_types, size) if config.token_types else None
+        self.word = nn.Embedding(config.vocab_size, width)
+        self.position = nn.Embedding(config.learned_positions, width) if config.learned_positions else None
+        self.token_type = nn.Embedding(config.token_types, width) if config.token_types else None
+        self.downscale = nn.Linear(width, size, bias=False) if config.embedding_size else nn.Identity()
         self.norm = make_norm(config, size)
         self.dropout = Dropout(config.embedding_dropout)
 
@@ -50,20 +54,70 @@ class Embeddings(nn.Module):
             x = x + self.position(tokens.positions() + self.config.position_offset)
         if self.token_type is not None:
             x = x + self.token_type.weight[0]
-        return tokens.with_values(self.dropout(self.norm(x)))
+        return tokens.with_values(self.dropout(self.norm(self.downscale(x))))
+
+
+class Context:
+    """What layers that work on the same rows share: it is computed once for all of them.
+
+    Attributes:
+        rows: Their lengths; what values they hold does not matter.
+        backend: Attention implementation.
+        attended: ``(n,)`` leading elements of each row that are attended to; None is all.
+        pooled: Whether layers pool that can.
+    """
+
+    def __init__(
+        self, rows: Ragged, backend: Backend, attended: Tensor | None = None, pooled: bool = True
+    ) -> None:
+        self.rows, self.backend, self.attended, self.pooled = rows, backend, attended, pooled
+        self._keys = None if attended is None else leading(rows, attended)
+        self._rotary: dict[float, tuple[Tensor, Tensor]] = {}
+
+    def seen(self, values: Tensor) -> Ragged:
+        """Those of ``values (total, ...)`` that are attended to."""
+        return (
+            self.rows.with_values(values)
+            if self._keys is None
+            else self._keys.with_values(values[self._keys.values])
+        )
+
+    def rotary(self, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions, see `rotary_table`."""
+        if base not in self._rotary:
+            self._rotary[base] = rotary_table(self.rows.positions(), base, head_dim)
+        return self._rotary[base]
+
+    def shorten(self, pooling: Pooling) -> Context:
+        """What layers share on the rows that ``pooling`` leaves.
+
+        Where not all is attended to, a window is where any of its tokens is.
+        """
+        if self.rows.max_length <= 1:
+            return self
+        window = pooling.kernel, pooling.stride
+        lengths = pooled_lengths(self.rows.lengths, *window)
+        rows = Ragged(torch.empty(int(lengths.sum()), 0, device=self.rows.device), lengths)
+        attended = None if self.attended is None else pooled_lengths(self.attended, *window)
+        return Context(rows, self.backend, attended)
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward block, each with a residual sum and a norm before or after it."""
+    """Attention and a feed-forward block, each with a residual sum and a norm before or after it.
+
+    Pooling is linear and its weights add up to one, so it goes before whatever linear map follows it and
+    that map runs on fewer rows: the queries of ``intra``, and the output projection of ``post``.
+    """
 
     def __init__(self, config: EncoderConfig, layer: LayerConfig, input_size: int) -> None:
         super().__init__()
         size = layer.hidden_size
         self.config, self.layer = config, layer
-        self.pre = config.norm_location == "pre"
+        self.added = size - input_size  # columns that this layer adds
+        location = config.norm_location
         self.attention_norm: nn.Module = nn.Identity()
         if layer.attention_norm:
-            self.attention_norm = make_norm(config, input_size if self.pre else size)
+            self.attention_norm = make_norm(config, input_size if location == "pre" else size)
         self.qkv = nn.Linear(input_size, 3 * size, bias=config.attention_bias)
         self.out = nn.Linear(size, size, bias=config.attention_bias)
         self.mlp_norm = make_norm(config, size)
@@ -72,65 +126,95 @@ class Layer(nn.Module):
         self.down = nn.Linear(layer.intermediate_size, size, bias=config.mlp_bias)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def forward(
-        self,
-        hidden: Ragged,
-        backend: Backend,
-        rotary: dict[float, tuple[Tensor, Tensor]],
-        keys: Ragged | None = None,
-    ) -> Ragged:
-        """Transform ``(total, input_size)`` to ``(total, hidden_size)``.
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """Transform ``(total, input_size)`` to ``(total', hidden_size)``.
 
         Args:
-            hidden: Ragged hidden states.
-            backend: Attention implementation.
-            rotary: Cosines and sines of the positions in ``hidden``, by base; filled when needed.
-            keys: Places of the tokens that are attended to, a row each; None is all.
+            x: Hidden states.
+            context: What layers share that work on these rows.
+
+        Returns:
+            Hidden states, in shorter rows where the layer pools, and what layers share on those.
         """
-        x = hidden.values
-        attended = self._attend(
-            hidden.with_values(self.attention_norm(x)) if self.pre else hidden, backend, rotary, keys
-        )
-        return hidden.with_values(self.after_attention(x, attended))
+        pooling = self.layer.pooling if context.pooled else None
+        if pooling is None or context.rows.max_length <= 1:
+            return self.after_attention(x, self._attend(x, x, context, context)), context
+        after = context.shorten(pooling)
+
+        def pool(values: Tensor) -> Tensor:
+            return ragged_pool(
+                values,
+                context.rows.offsets,
+                pooling.kernel,
+                pooling.stride,
+                pooled_offsets=after.rows.offsets,
+                total=len(after.rows.values),
+            )
+
+        pooled = pool(x)
+        if pooling.location == "pre":
+            attended = self._attend(pooled, pooled, after, after)
+        elif pooling.location == "intra":
+            attended = self._attend(pooled, x, after, context)
+        else:
+            attended = pool(self._attend(x, x, context, context))
+        return self.after_attention(pooled, attended), after
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What is done with each token by itself.
+        """What is done with each row by itself.
 
         Args:
-            x: ``(total, input_size)``, input of the layer.
+            x: ``(total, input_size)``, input of the layer, pooled.
             attended: ``(total, hidden_size)``, what its attention gives.
         """
-        x = x + self.dropout(self.out(attended))
-        if not self.pre:
+        location = self.config.norm_location
+        x = F.pad(x, (0, self.added)) + self.dropout(self.out(attended))
+        if location == "post":
             x = self.attention_norm(x)
-        x = x + self.dropout(self._feed_forward(self.mlp_norm(x) if self.pre else x))
-        return x if self.pre else self.mlp_norm(x)
+        x = x + self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x)))
+        return self.mlp_norm(x) if location == "post" else x
 
-    def _attend(
-        self,
-        hidden: Ragged,
-        backend: Backend,
-        rotary: dict[float, tuple[Tensor, Tensor]],
-        keys: Ragged | None,
-    ) -> Tensor:
-        heads, base = self.layer.num_heads, self.layer.rotary_base
-        q, k, v = self.qkv(hidden.values).unflatten(-1, (3, heads, -1)).unbind(1)
+    def _attend(self, queries: Tensor, keys: Tensor, asking: Context, asked: Context) -> Tensor:
+        """Attention of ``queries (total', input_size)`` to ``keys (total, input_size)``, often the same."""
+        heads, base, same = self.layer.num_heads, self.layer.rotary_base, queries is keys
+        if asked.rows.max_length <= 1:  # the softmax over one key is 1
+            return self._project(keys, 2, 3)[0]
+        if same:
+            parts = self._project(keys, 0, 3)
+        else:
+            parts = (*self._project(queries, 0, 1), *self._project(keys, 1, 3))
+        q, k, v = (part.view(len(part), heads, -1) for part in parts)
+        pooling = None if same else self.layer.pooling
         if base is not None:
-            if base not in rotary:
-                rotary[base] = rotary_table(hidden.positions(), base, q.shape[-1])
-            q, k = (rotate(part, rotary[base], self.config.rotary_interleaved) for part in (q, k))
-        rows = hidden
-        if keys is not None:
-            rows, k, v = keys, k[keys.values], v[keys.values]
+            table = asked.rotary(base, k.shape[-1])
+            k = rotate(k, table, self.config.rotary_interleaved)
+            if pooling:
+                table = rotary_table(pooling.centres(asking.rows.positions()), base, q.shape[-1])
+            q = rotate(q, table, self.config.rotary_interleaved)
         attended = attend(
-            hidden.with_values(q),
-            rows.with_values(k),
-            rows.with_values(v),
-            backend=backend,
+            asking.rows.with_values(q),
+            asked.seen(k),
+            asked.seen(v),
+            backend=asked.backend,
             window=self.layer.window,
             dropout=self.config.attention_dropout if self.training else 0.0,
+            pooling=pooling,
         )
         return attended.flatten(1)
+
+    def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
+        """The parts from ``first`` to before ``last`` of query, key and value, ``(total, size)`` each."""
+        size = self.layer.hidden_size
+        if self.config.norm_location == "pre":
+            x = self.attention_norm(x)
+        if isinstance(self.qkv, nn.Linear):
+            bias = self.qkv.bias
+            parts = slice(first * size, last * size)
+            y = F.linear(x, self.qkv.weight[parts], None if bias is None else bias[parts])
+        else:
+            y = self.qkv(x)[:, first * size : last * size]
+        split = torch.split(y, size, dim=-1)
+        return tuple(map(self.attention_norm, split)) if self.config.norm_location == "qkv" else split
 
     def quantize_(self) -> None:
         """Replace the linear maps by int8 ones for inference on the CPU."""

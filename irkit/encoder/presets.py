@@ -1,0 +1,200 @@
+"""Published TITE models by name, at their size or any other: the keys of their ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from irkit.config import Config
+from irkit.encoder.config import Pooling
+from irkit.encoder.families import schedule_settings
+from irkit.errors import BadValueError, ConfigError
+
+__all__ = ["PRESETS", "EncoderSizes", "Preset", "pooling_schedule", "tite_settings"]
+
+Location = Literal["pre", "intra", "post"]
+
+
+class Preset(NamedTuple):
+    """What tells one published model from another.
+
+    Attributes:
+        arrangement: Which layers pool, see `pooling_schedule`; None is none.
+        kernel: Tokens in a window, and from one window to the next.
+        location: Where in a layer they are pooled.
+        upscale: Whether hidden states grow to twice their width.
+    """
+
+    arrangement: Literal["late", "staggered"] | None
+    kernel: int = 2
+    location: Location = "intra"
+    upscale: bool = False
+
+
+PRESETS: dict[str, Preset] = {  # in the order of Table 3, which numbers the first seven from 1
+    "2-late": Preset("late"),
+    "2-staggered": Preset("staggered"),
+    "3-late": Preset("late", 3),
+    "3-staggered": Preset("staggered", 3),
+    "2-late-pre": Preset("late", location="pre"),
+    "2-late-post": Preset("late", location="post"),
+    "2-late-upscale": Preset("late", upscale=True),
+    "bert-base": Preset(None),
+}
+_NUMBERS = {str(number): name for number, name in enumerate(list(PRESETS)[:7], 1)}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {"absolute_positional_embedding_type": None, "hidden_act": "gelu"},
+    "released": {"absolute_positional_embedding_type": "learned", "hidden_act": "gelu_pytorch_tanh"},
+}
+
+
+class EncoderSizes(Config):
+    """How large an encoder is; by default as BERT-base.
+
+    Attributes:
+        layers: Transformer layers.
+        hidden_size: Width of the hidden states, of the first layer where they grow.
+        heads: Attention heads; None is one for each 64 of the width.
+        intermediate_size: Inner width of the feed-forward blocks; None is four times the width.
+        vocab_size: Tokens of the vocabulary.
+        max_length: Tokens of the longest text in training, which is pooled to one vector.
+    """
+
+    layers: int = Field(default=12, ge=1)
+    hidden_size: int = Field(default=768, ge=2)
+    heads: int | None = Field(default=None, ge=1)
+    intermediate_size: int | None = Field(default=None, ge=1)
+    vocab_size: int = Field(default=30_522, ge=1)
+    max_length: int = Field(default=512, ge=1)
+
+
+def pooling_schedule(
+    arrangement: Literal["late", "staggered"] | Sequence[int],
+    layers: int,
+    kernel: int,
+    stride: int,
+    max_length: int = 512,
+    location: Location = "intra",
+) -> tuple[Pooling | None, ...]:
+    """Choose the layers that pool.
+
+    Args:
+        arrangement: ``late`` is the last layers, ``staggered`` spreads those that do not pool evenly from
+            the first layer on; both take as many as make one row of ``max_length``. Or the numbers of the
+            layers, from 1.
+        layers: Layers of the encoder.
+        kernel: Tokens in a window.
+        stride: Tokens from one window to the next.
+        max_length: Rows that become one; 4 with kernel and stride 2 leaves a quarter of the rows.
+        location: Where in a layer, see `Pooling`.
+
+    Returns:
+        How each layer pools; None is not at all.
+
+    Raises:
+        ConfigError: The layers are too few, there is no such layer, or the windows skip tokens.
+
+    Examples:
+        >>> schedule = pooling_schedule("staggered", layers=4, kernel=2, stride=2, max_length=8)
+        >>> [pooling.stride if pooling else None for pooling in schedule]
+        [None, 2, 2, 2]
+
+    Source: Schlatt et al. 2025 (TITE), section 3.1.
+    """
+    pooling = Pooling(kernel=kernel, stride=stride, location=location)
+    if not isinstance(arrangement, str):
+        wrong = [number for number in arrangement if number not in range(1, layers + 1)]
+        if wrong:
+            raise ConfigError(f"pooling_schedule: there is no layer {wrong[0]!r} of {layers}; count from 1")
+        return tuple(pooling if number in arrangement else None for number in range(1, layers + 1))
+    if arrangement not in ("late", "staggered"):
+        raise ConfigError(
+            f"pooling_schedule: arrangement {arrangement!r} is unknown; expected late, staggered or the "
+            "numbers of layers"
+        )
+    needed, length = 0, max_length
+    while length > 1 and needed <= layers:
+        length = pooling.shorten(length)
+        needed += 1
+    if length > 1 or needed > layers:
+        raise ConfigError(
+            f"pooling_schedule: {layers} layers of kernel {kernel} and stride {stride} do not make one row "
+            f"of {max_length}; take more layers, a larger stride or a smaller max_length"
+        )
+    unpooled = layers - needed
+    kept = set(range(unpooled))
+    if arrangement == "staggered":
+        kept = {place * layers // unpooled for place in range(unpooled)}
+    return tuple(None if place in kept else pooling for place in range(layers))
+
+
+def tite_settings(
+    preset: str | int, *, variant: Literal["paper", "released"] = "paper", **sizes: int | None
+) -> dict[str, Any]:
+    """Describe a TITE: what `Encoder` builds one of random weights from.
+
+    Args:
+        preset: A name in `PRESETS` or its number in Table 3: ``2-late`` (1), ``2-staggered`` (2), ``3-late``
+            (3), ``3-staggered`` (4), ``2-late-pre`` (5), ``2-late-post`` (6), ``2-late-upscale`` (7); and
+            ``bert-base``, which does not pool.
+        variant: ``paper`` has rotary positions; ``released``, the published checkpoints, also learned
+            ones, and the tanh form of GELU.
+        sizes: What differs from BERT-base, see `EncoderSizes`. The schedule follows from them.
+
+    Returns:
+        The keys of a ``config.json``, as the authors' code reads them.
+
+    Raises:
+        BadValueError: There is no such preset or variant.
+        ConfigError: The sizes do not fit each other or the preset.
+
+    Examples:
+        >>> tite_settings("2-late", layers=4, hidden_size=128, max_length=8)["strides"]
+        [None, 2, 2, 2]
+
+    Source: Schlatt et al. 2025 (TITE), Table 3.
+    """
+    name = _NUMBERS.get(str(preset), str(preset))
+    if name not in PRESETS or variant not in _VARIANTS:
+        raise BadValueError(
+            f"tite_settings: got {preset!r} and {variant!r}, expected one of {', '.join(PRESETS)} or its "
+            f"number from 1 to {len(_NUMBERS)}, and one of {', '.join(_VARIANTS)}"
+        )
+    chosen, size = PRESETS[name], EncoderSizes.parse(sizes, "tite_settings")
+    heads = size.heads or max(size.hidden_size // 64, 1)
+    inner = size.intermediate_size or 4 * size.hidden_size
+    if size.hidden_size % heads:
+        raise ConfigError(
+            f"tite_settings: hidden_size {size.hidden_size} is no multiple of {heads} heads; name heads"
+        )
+    schedule: tuple[Pooling | None, ...] = (None,) * size.layers
+    if chosen.arrangement:
+        shape = (size.layers, chosen.kernel, chosen.kernel, size.max_length)
+        schedule = pooling_schedule(chosen.arrangement, *shape, chosen.location)
+    growth = [place * 4 // size.layers if chosen.upscale else 0 for place in range(size.layers)]
+    if chosen.upscale and (heads % 3 or inner % 3):
+        raise ConfigError(
+            f"tite_settings: {name} grows by thirds; heads {heads} and intermediate_size {inner} must be "
+            "multiples of 3"
+        )
+    return {
+        "model_type": "tite",
+        "architectures": ["TiteModel"],
+        "vocab_size": size.vocab_size,
+        "num_hidden_layers": size.layers,
+        "hidden_sizes": [size.hidden_size // heads * (heads + heads * thirds // 3) for thirds in growth],
+        "num_attention_heads": [heads + heads * thirds // 3 for thirds in growth],
+        "intermediate_sizes": [inner + inner * thirds // 3 for thirds in growth],
+        **schedule_settings("tite", schedule),
+        "max_position_embeddings": size.max_length,
+        "relative_positional_embedding_type": "rotary",
+        "norm_location": "post",
+        "norm_type": "layer",
+        "layer_norm_eps": 1e-12,
+        "dropout_prob": 0.1,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+        **_VARIANTS[variant],
+    }
