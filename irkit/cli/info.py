@@ -47,22 +47,31 @@ def _index(directory: Path, verify: bool) -> dict[str, Any]:
 
 
 def _model(directory: Path) -> dict[str, Any]:
+    from irkit.encoder import Encoder
     from irkit.heads import MultiVectorHead, SparseHead
     from irkit.model import Model
 
     model = Model.from_pretrained(directory, device="cpu")
     head = model.head
     config = head.config if isinstance(head, MultiVectorHead | SparseHead) else None
+    schedule = model.encoder.config.schedule if isinstance(model.encoder, Encoder) else ()
+    pooling = {
+        f"layer_{number}": f"kernel {each.kernel}, stride {each.stride}, {each.location}"
+        for number, each in enumerate(schedule)
+        if each
+    }
+    hidden = set() if pooling else {"pooled_sides"}
     return {
         "model": str(directory),
         "kind": model.kind,
         "dim": model.dim,
         "similarity": model.similarity_name,
         "encoder": model.encoder.family,
+        **({"pooling": pooling} if pooling else {}),
         **({} if model.query_model is None else {"query_encoder": model.query_model.encoder.family}),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "max_length": model.tokenizer.max_length,
-        **({} if config is None else config.model_dump(mode="json")),
+        **({} if config is None else config.model_dump(mode="json", exclude=hidden)),
         "prompts": dict(model.prompts),
         "fingerprint": model.fingerprint,
     }

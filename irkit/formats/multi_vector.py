@@ -20,7 +20,7 @@ from irkit.tokenizer import Tokenizer
 
 __all__ = ["make_head", "modules", "read_head", "transformer_settings"]
 
-_FEATURE = "token_embeddings"
+_FEATURE, _POOLED = "token_embeddings", "pooled_sides"
 _POOLING = {
     "pool_factor": 1.0,
     "num_protected_tokens": 1,
@@ -61,6 +61,8 @@ def read_head(opened: Opened) -> MultiVectorHead:
     if expansion is not None and mask is None and not expansion.get("attend"):
         expansion = None  # nobody sees what is added, and it gives no vectors
     settings |= {"query_expansion": expansion, "skiplist_words": (), **(mask or {})}
+    if _POOLED in opened.transformer:
+        settings[_POOLED] = opened.transformer[_POOLED]
     if pooling is not None:
         settings["token_pooling"] = {
             "pool_factor": pooling["pool_factor"],
@@ -98,7 +100,9 @@ def modules(head: Head) -> list[Module]:
 def transformer_settings(head: MultiVectorHead) -> dict[str, Any]:
     """What the Transformer is told of either side."""
     config = head.config
+    default = MultiVectorConfig.model_fields[_POOLED].default
     return {
+        **({} if config.pooled_sides == default else {_POOLED: list(config.pooled_sides)}),
         "transformer_task": "feature-extraction",
         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
         "module_output_name": _FEATURE,

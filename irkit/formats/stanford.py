@@ -138,6 +138,7 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
     found = {
         "encoders other than BERT": not isinstance(encoder, Encoder)
         or encoder.settings["model_type"] != "bert",
+        "pooling layers": isinstance(encoder, Encoder) and any(encoder.config.schedule),
         "other layers than one linear layer without bias, then length 1 (fold what is linear)": not plain,
         "prompts that are not one token of the vocabulary each, such as [unused0]": None in markers,
         "queries that are not filled up with the mask token to one length": (

@@ -47,6 +47,10 @@ class Head(nn.Module):
         """Token ids as the encoder gets them, and how many of each row it attends to; None is all."""
         return tokens, None
 
+    def pools(self, side: Side) -> bool:
+        """Whether the pooling layers of an encoder, if it has any, work on texts of ``side``."""
+        return True
+
     if TYPE_CHECKING:  # nn.Module's own says Any
 
         def __call__(  # noqa: D102
@@ -59,7 +63,8 @@ class Head(nn.Module):
         """Make representations.
 
         Args:
-            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``.
+            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``; fewer rows than
+                tokens where it pools.
             tokens: Ragged ids, as `expand` gives them.
             prompt_length: Leading tokens of each text that belong to the prompt.
             side: What the texts are.

@@ -15,6 +15,7 @@ from irkit.config import Config
 from irkit.errors import BadValueError
 from irkit.heads.base import Head, Normalize, Side, width_after
 from irkit.heads.token_pooling import pool_tokens
+from irkit.heads.windows import windows
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector
 
@@ -66,6 +67,8 @@ class MultiVectorConfig(Config):
             documents lose all their unknown words.)
         skiplist_sides: Whose texts leave them out.
         token_pooling: None keeps all vectors.
+        pooled_sides: Whose texts the pooling layers of the encoder work on, if it has any; the others go
+            through the same weights without pooling.
 
     Examples:
         >>> config = MultiVectorConfig(query_expansion={"length": 32}, document_length=180)
@@ -79,6 +82,7 @@ class MultiVectorConfig(Config):
     skiplist_words: tuple[str, ...] = tuple(string.punctuation)
     skiplist_sides: tuple[Side, ...] = ("document",)
     token_pooling: TokenPooling | None = None
+    pooled_sides: tuple[Side, ...] = Field(("document",), repr=False)  # says nothing of most models
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
@@ -94,6 +98,8 @@ class MultiVectorConfig(Config):
 class MultiVectorHead(Head):
     """One vector a token, of the tokens that its configuration does not leave out.
 
+    Of an encoder that pools, a vector stands for a window of tokens, and is left out if all of them are.
+
     Everything runs in float32 (or float64), however low the precision of the encoder.
 
     Attributes:
@@ -101,6 +107,7 @@ class MultiVectorHead(Head):
         config: What is done with the texts of either side.
         skip_ids: ``(s,)`` ids of the tokens that give no vector.
         expansion_id: Id of the token that fills queries up.
+        window: Kernel and stride, in tokens, of the rows that the encoder makes of texts that it pools.
         dim: Width of a token vector.
 
     Examples:
@@ -134,6 +141,7 @@ class MultiVectorHead(Head):
         self.config = config or MultiVectorConfig()
         self.dim = width_after(self.layers, hidden_size, "MultiVectorHead")
         self.expansion_id = expansion_id
+        self.window = (1, 1)
         self.register_buffer(
             "skip_ids", torch.tensor(sorted(set(skip_ids)), dtype=torch.int64), persistent=False
         )
@@ -173,11 +181,22 @@ class MultiVectorHead(Head):
         attended = torch.where(tokens.lengths > 0, tokens.lengths, lengths)
         return longer, None if expansion.attend else attended
 
+    def pools(self, side: Side) -> bool:
+        """Whether the pooling layers of an encoder, if it has any, work on texts of ``side``."""
+        return side in self.config.pooled_sides
+
+    def spans(self, tokens: Ragged, side: Side) -> Ragged:
+        """Ragged ``(rows, 2)``: the tokens of `expand` behind each row of the encoder, see `windows`."""
+        return windows(tokens, *(self.window if self.pools(side) else (1, 1)))
+
     def kept(self, tokens: Ragged, side: Side) -> Tensor:
-        """``(total,)`` booleans: the tokens of `expand` that give a vector."""
-        if side not in self.config.skiplist_sides or not len(self.skip_ids):
-            return torch.ones_like(tokens.values, dtype=torch.bool)
-        return ~torch.isin(tokens.values, self.skip_ids)
+        """``(rows,)`` booleans: the rows of the encoder that give a vector."""
+        skips = side in self.config.skiplist_sides and len(self.skip_ids)
+        kept = ~torch.isin(tokens.values, self.skip_ids) if skips else tokens.values >= 0
+        if self.window == (1, 1) or not self.pools(side):
+            return kept
+        before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        return before[self.spans(tokens, side).values].diff(dim=1).squeeze(1) > 0
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
@@ -200,7 +219,7 @@ class MultiVectorHead(Head):
             MultiVector of width ``dim``, float32. A text all of whose tokens are left out has no vector.
 
         Raises:
-            BadValueError: The encoder pools tokens, so that there is no vector for each.
+            BadValueError: The encoder pools in another way than ``window`` says.
         """
         vectors = self.token_vectors(hidden, tokens, side)
         pooling = self.config.token_pooling
@@ -209,13 +228,15 @@ class MultiVectorHead(Head):
         return MultiVector(vectors)
 
     def token_vectors(self, hidden: Ragged, tokens: Ragged, side: Side) -> Ragged:
-        """As `forward`, before token pooling: a vector of each of the `kept` tokens."""
-        if len(hidden.values) != len(tokens.values):
+        """As `forward`, before token pooling: a vector of each of the `kept` rows."""
+        kept = self.kept(tokens, side)
+        if len(hidden.values) != len(kept):
+            kernel, stride = self.window if self.pools(side) else (1, 1)
             raise BadValueError(
                 f"MultiVectorHead: the encoder gives {len(hidden.values)} vectors of {len(tokens.values)} "
-                "tokens; expected one of each"
+                f"tokens; expected {len(kept)}, one of each {kernel} tokens, every {stride}"
             )
-        vectors = hidden.where(self.kept(tokens, side))
+        vectors = hidden.where(kept)
         values = vectors.values.to(torch.promote_types(vectors.values.dtype, torch.float32))
         for layer in self.layers:
             values = layer(values)

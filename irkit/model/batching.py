@@ -11,13 +11,24 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from irkit.encoder import Encoder
+from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head, Side
 from irkit.ragged import Ragged
 from irkit.representation import Representation, concat
 
-__all__ = ["Progress", "Template", "ahead", "chunks", "encode_tokens", "plan_steps", "run_steps"]
+__all__ = [
+    "Progress",
+    "Template",
+    "ahead",
+    "chunks",
+    "encode_tokens",
+    "hidden_states",
+    "plan_steps",
+    "run_steps",
+]
 
 Progress = Callable[[int], object]
 """Called with the number of texts finished since the last call."""
@@ -82,6 +93,23 @@ def encode_tokens(
     return concat(parts).to("cpu", torch.float32)[places]
 
 
+def hidden_states(
+    encoder: AnyEncoder | NoEncoder, head: Head, tokens: Ragged, attended: Tensor | None, side: Side
+) -> Ragged:
+    """What an encoder makes of ``tokens`` for a head, which says whether its pooling layers work on ``side``.
+
+    Args:
+        encoder: Gives hidden states.
+        head: Takes them.
+        tokens: Ragged int64 ids, as the head expands them.
+        attended: ``(n,)`` leading tokens of each row that are attended to; None is all.
+        side: What the texts are.
+    """
+    if isinstance(encoder, Encoder) and not head.pools(side):
+        return encoder(tokens, attended, pooled=False)
+    return encoder(tokens, attended)
+
+
 def plan_steps(lengths: Tensor, budget: int, batch_size: int | None = None) -> list[Tensor]:
     """Cut rows, the longest first, into steps of at most ``budget`` tokens or one row.
 
@@ -118,7 +146,8 @@ def run_steps(
     def run(step: tuple[Ragged, Tensor | None]) -> Representation:
         with torch.inference_mode():
             tokens = step[0].to(device)
-            return head(encoder(tokens, step[1]), tokens, template.prompt_length, template.side)
+            hidden = hidden_states(encoder, head, tokens, step[1], template.side)
+            return head(hidden, tokens, template.prompt_length, template.side)
 
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     workers = min(threads, len(steps), _MOST_WORKERS)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from irkit.bars import bar
 from irkit.encoder import Encoder
+from irkit.encoder.families import FAMILIES
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import Parts, SideParts, multi_vector, read_encoder, read_model, sparse, write_model
@@ -25,6 +26,7 @@ from irkit.heads.static import StaticHead
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
 from irkit.model.pipeline import Pipeline
+from irkit.model.pooling import PoolingChoice, check_pooling, pooling_choice
 from irkit.model.queries import QueryConfig, query_config, query_parts
 from irkit.model.similarity import Vectors, compare, compare_pairs
 from irkit.model.terms import as_sparse, decode, sparsity
@@ -62,6 +64,8 @@ class EncodeOptions(TypedDict, total=False):
     convert_to_sparse_tensor: bool
     device: Device | None
 
+
+_LONGEST = 512  # tokens of a text, where nothing cuts them
 
 Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor] | list[np.ndarray[Any, Any]]
 
@@ -271,6 +275,47 @@ class Model(Pipeline):
             return self
         load = partial(Encoder.from_pretrained, attention=getattr(self.encoder, "attention", "auto"))
         self.join_queries(query_parts(query_config(choice), self.tokenizer, self.head, load))
+        return self
+
+    def pool(self, choice: Mapping[str, Any] | PoolingChoice | Sequence[Any] | None) -> Self:
+        """Let layers of the encoder average over neighbouring tokens, in place; all weights stay as they are.
+
+        Later layers then work on fewer rows, and a multi-vector model makes as many times fewer vectors of a
+        document; of queries as before, unless its ``pooled_sides`` name them. Quality suffers until the model
+        was trained like this, see `irkit.training.pretraining.DistillationConfig`. The fingerprint changes:
+        pool before you build an index.
+
+        Args:
+            choice: Which layers, see `irkit.model.pooling.PoolingChoice`: its keys and values, such as
+                ``{"factor": 4}``; or a list with an `irkit.encoder.Pooling`, its keys and values, or None for
+                each layer. None pools nowhere.
+
+        Raises:
+            ConfigError: There is no such key or value, or the encoder has too few layers.
+            BadValueError: The model is sparse, leaves prompts out of its mean, or is in int8; or transformers
+                runs its encoder. Nothing is changed.
+
+        Examples:
+            >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+            >>> model.pool({"layers": [1, 2]}).save_pretrained("pooled-minilm")  # doctest: +SKIP
+        """
+        if self._int8_fingerprint is not None:
+            raise BadValueError("pool: the weights are int8; pool the model in float32, save and load it")
+        encoder, choice = self.encoder, pooling_choice(choice)
+        if not isinstance(encoder, Encoder):
+            raise BadValueError(
+                f"pool: irkit does not run the layers of a {encoder.family} itself, expected one of "
+                f"{', '.join(sorted(FAMILIES))}"
+            )
+        if choice is not None:
+            check_pooling(encoder, self.head)
+        layers = len(encoder.layers)
+        if choice is None:
+            choice = [None] * layers
+        elif isinstance(choice, PoolingChoice):
+            choice = list(choice.schedule(layers, self.tokenizer.max_length or _LONGEST))
+        encoder.pool_(choice)
+        self._follow_pooling()
         return self
 
     def fold(self) -> Self:

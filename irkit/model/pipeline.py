@@ -12,14 +12,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
 from irkit.heads import Head, MultiVectorHead, Side, SparseHead
 from irkit.heads.static import StaticHead
-from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens
+from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens, hidden_states
 from irkit.model.hardware import Device, find_device, find_devices
 from irkit.model.parallel import encode_in_processes
+from irkit.model.pooling import check_pooling
 from irkit.model.similarity import averaged, unit_length
 from irkit.ragged import Ragged
 from irkit.representation import Dense, MultiVector, Representation, Sparse, concat
@@ -49,7 +51,8 @@ class Pipeline(nn.Module):
 
         Raises:
             BadValueError: There is no such similarity or prompt, queries are expanded beyond the positions of
-                the encoder, or a length leaves nothing of a text or a vector.
+                the encoder, a length leaves nothing of a text or a vector, or the encoder pools and the head
+                needs a row for each token.
         """
         super().__init__()
         self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
@@ -58,6 +61,7 @@ class Pipeline(nn.Module):
         known = SIMILARITIES[head.kind]
         self.similarity_name = known[0] if similarity_name is None else similarity_name
         self.truncate_dim = truncate_dim
+        self._follow_pooling()
         self.query_model: Pipeline | None = None
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []
@@ -79,6 +83,15 @@ class Pipeline(nn.Module):
         tokenizer.max_length = min(limits, default=None)
         for side in get_args(Side):
             tokenizer.check_length(head.max_length(side), f"{side}_length")
+
+    def _follow_pooling(self) -> None:
+        """Tell the head how many tokens are behind each row of the encoder."""
+        if not isinstance(self.encoder, Encoder):
+            return
+        if any(self.encoder.config.schedule):
+            check_pooling(self.encoder, self.head)
+        if isinstance(self.head, MultiVectorHead):
+            self.head.window = self.encoder.config.window
 
     @property
     def kind(self) -> str:
@@ -143,14 +156,18 @@ class Pipeline(nn.Module):
     def fingerprint(self) -> str:
         """32 hexadecimal digits that stand for weights, head and tokenizer, in whatever precision they run.
 
-        Of a multi-vector model also for what is done to queries and to documents, prompts included; of a
-        sparse one for what is done to documents, on which an index depends, see `query_fingerprint`.
+        And for how the encoder pools, if it does. Of a multi-vector model also for what is done to queries
+        and to documents, prompts included; of a sparse one for what is done to documents, on which an index
+        depends, see `query_fingerprint`.
         Computed from the weights at each call, 0.1 s for 20 million.
         """
         parts = f"{self.head!r} {self.tokenizer.signature}"
         if self.kind != "dense":
             prompts = [self.prompts[side] for side in ("query", "document")]
             parts += f" {prompts[0]!r} {prompts[1]!r}" if self.kind == "multi_vector" else f" {prompts[1]!r}"
+        if isinstance(self.encoder, Encoder) and any(self.encoder.config.schedule):
+            sides = self.head.config.pooled_sides if isinstance(self.head, MultiVectorHead) else ()
+            parts += f" {self.encoder.config.schedule} {sides}"
         digest = hashlib.blake2b(parts.encode(), digest_size=16)
         for name, weight in sorted(self.named_parameters()):
             if name.startswith("query_model."):
@@ -210,7 +227,8 @@ class Pipeline(nn.Module):
         """
         model = self.of(side)
         tokens, attended = model.head.expand(tokens, side)
-        return model.head(model.encoder(tokens, attended), tokens, prompt_length, side)
+        hidden = hidden_states(model.encoder, model.head, tokens, attended, side)
+        return model.head(hidden, tokens, prompt_length, side)
 
     def encode_tokens(
         self,
@@ -346,6 +364,8 @@ class Pipeline(nn.Module):
     def represent_with_tokens(self, text: str, side: Side) -> tuple[MultiVector, list[Piece]]:
         """Token vectors of one text, without token pooling, and the token that each belongs to.
 
+        Where the encoder pools, a vector belongs to a window of tokens, which is one piece then.
+
         Args:
             text: A text.
             side: ``"query"`` or ``"document"``.
@@ -369,13 +389,15 @@ class Pipeline(nn.Module):
             pieces.append(Piece(token, len(text), len(text)))
         with torch.inference_mode():
             there = tokens.to(self.device)
-            vectors = model.head.token_vectors(model.encoder(there, attended), there, side)
-            kept = model.head.kept(there, side).tolist()
+            hidden = hidden_states(model.encoder, model.head, there, attended, side)
+            vectors = model.head.token_vectors(hidden, there, side)
+            kept = model.head.kept(there, side)
+            spans = model.head.spans(there, side).values[kept].tolist()
         row = self.finished(MultiVector(vectors.to("cpu")), self.truncate_dim, False)
         assert isinstance(row, MultiVector)
         if self.similarity_name == "meanmaxsim" and side == "query":
             row = averaged(row)
-        return row, [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
+        return row, [_joined(pieces[start:end]) for start, end in spans]
 
     def finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
         """Cut vectors and scale them to length 1 where asked, or where they had it before.
@@ -399,6 +421,12 @@ class Pipeline(nn.Module):
         if isinstance(representation, Sparse) and unit:
             return unit_length(representation)
         return representation
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """Neighbouring tokens as one, at the places of those that are in the text."""
+    inside = [piece for piece in pieces if piece.start < piece.end] or pieces[:1]
+    return Piece(" ".join(piece.token for piece in pieces), inside[0].start, inside[-1].end)
 
 
 def _check_dim(dim: int | None) -> None:
