@@ -41,6 +41,7 @@ def fill(
     BLOCK_D: tl.constexpr,
 ):
     """Forward, a row is a window and sums tokens; transposed, a token that sums the windows it lies in."""
+    kind: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32  # of sums
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     real, there = row < rows, column < D
@@ -54,9 +55,9 @@ def fill(
     first_token, first_window = tl.load(offsets + low), tl.load(pooled + low)
     tokens = tl.load(offsets + low + 1) - first_token
     last = tl.load(pooled + low + 1) - first_window - 1
-    cut = 1.0 / (tokens - last * STRIDE).to(tl.float32)  # only the last window may be shorter
+    cut = 1.0 / (tokens - last * STRIDE).to(kind)  # only the last window may be shorter
     local = row - (first_token if TRANSPOSED else first_window)
-    total = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_R, BLOCK_D], kind)
     for j in range(SUMMANDS):
         if TRANSPOSED:
             window = local // STRIDE - j
@@ -68,7 +69,7 @@ def fill(
             source = first_token + local * STRIDE + j
         pointers = values + source.to(tl.int64)[:, None] * D + column[None, :]
         x = tl.load(pointers, mask=(real & inside)[:, None] & there[None, :], other=0.0)
-        total += x.to(tl.float32) * tl.where(window == last, cut, 1.0 / KERNEL)[:, None]
+        total += x.to(kind) * tl.where(window == last, cut, 1.0 / KERNEL)[:, None]
     pointers = out + row.to(tl.int64)[:, None] * D + column[None, :]
     tl.store(pointers, total, mask=real[:, None] & there[None, :])
 
