@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import count
+from functools import cached_property, partial
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from irkit.errors import BadValueError
 from irkit.training.data.records import Stream
 
 __all__ = ["read_texts", "text_loader"]
+
+_SAMPLE = 200  # texts of which tokens are counted
+_SPECIAL = 2  # tokens of every text
+_WHOLE = 1 << 20
 
 
 def read_texts(source: str | Path) -> Source[str]:
@@ -50,7 +55,8 @@ def text_loader(
     sources: Sequence[Iterable[str]],
     collate: Callable[[Sequence[tuple[int, str]]], Any],
     *,
-    batch_size: int,
+    batch_size: int | None = None,
+    tokens_per_batch: int | None = None,
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
@@ -65,14 +71,26 @@ def text_loader(
             Each can be iterated again. Neighbours are shuffled: 10,000 texts.
         collate: Makes a batch of texts and their numbers, which are never the same twice.
         batch_size: Texts in a batch of one process.
+        tokens_per_batch: Instead: about how many tokens, as many as the bytes of texts make expect;
+            ``collate`` then has a ``tokenizer`` and a ``max_length``.
         seed: Of the order.
         rank: Number of this process.
         world_size: How many processes there are.
+
+    Raises:
+        BadValueError: Both sizes are given or none, or one is impossible.
     """
+    size = batch_size if tokens_per_batch is None else tokens_per_batch
+    if (batch_size is None) == (tokens_per_batch is None) or size is None or size < 1:
+        raise BadValueError(
+            f"texts: got batch_size={batch_size!r} and tokens_per_batch={tokens_per_batch!r}; expected one "
+            "of them, at least 1"
+        )
     name = ", ".join(str(getattr(source, "name", "texts")) for source in sources)
     once = any(getattr(source, "once", False) or iter(source) is source for source in sources)
     stream = Stream[str](name, partial(_in_turn, sources), once)
-    order = _Order(stream.block, batch_size, seed, rank, world_size)
+    measure = None if tokens_per_batch is None else _Measure(stream, collate)
+    order = _Order(stream.block, size, measure, seed, rank, world_size)
     start = torch.Generator()  # or iterating would draw from that of the dropout
     return DataLoader(_Numbered(stream), batch_sampler=order, collate_fn=collate, generator=start)
 
@@ -107,23 +125,67 @@ class _Numbered(Dataset[tuple[int, str]]):
         return place, self.stream[place]
 
 
+class _Measure:
+    """About how many tokens a text has: its bytes times what the first texts have."""
+
+    def __init__(self, stream: Stream[str], collate: Any) -> None:
+        self._stream, self._tokenizer = stream, collate.tokenizer
+        self._limit = collate.max_length or self._tokenizer.max_length or math.inf
+
+    def __call__(self, place: int) -> int:
+        return math.ceil(min(self._limit, _bytes(self._stream[place]) * self._rate + _SPECIAL))
+
+    @cached_property
+    def _rate(self) -> float:
+        texts = [self._stream[place] for place in range(_SAMPLE)]
+        tokens = self._tokenizer(texts, max_length=_WHOLE).lengths - _SPECIAL
+        return float(tokens.sum()) / max(1, sum(map(_bytes, texts)))
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
 class _Order:
     """Places of the texts of each batch of one process, without an end."""
 
-    def __init__(self, block: int, batch_size: int, seed: int, rank: int, world_size: int) -> None:
-        self._block, self._size, self._seed = block, batch_size, seed
-        self._rank, self._world = rank, world_size
+    def __init__(
+        self,
+        block: int,
+        size: int,
+        measure: Callable[[int], int] | None,
+        seed: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._block, self._size, self._measure = block, size, measure
+        self._seed, self._rank, self._world = seed, rank, world_size
 
     def __len__(self) -> int:
         raise TypeError("a stream has no number of batches; give max_steps")
 
     def __iter__(self) -> Iterator[list[int]]:
-        waiting: list[int] = []
-        step = self._size * self._world
+        places = self._places()
+        if self._measure is not None:
+            yield from self._filled(places, self._measure)
+        while True:
+            step = list(islice(places, self._size * self._world))
+            yield step[self._rank * self._size : (self._rank + 1) * self._size]
+
+    def _places(self) -> Iterator[int]:
         for block in count():
             order = np.random.default_rng([self._seed, block]).permutation(self._block)
-            waiting += (order + block * self._block).tolist()
-            whole = len(waiting) - len(waiting) % step
-            for start in range(self._rank * self._size, whole, step):
-                yield waiting[start : start + self._size]
-            waiting = waiting[whole:]
+            yield from (order + block * self._block).tolist()
+
+    def _filled(self, places: Iterator[int], measure: Callable[[int], int]) -> Iterator[list[int]]:
+        """As many texts as fit into all processes, at least one for each; the longest are dealt first."""
+        place, budget, world = next(places), self._size * self._world, self._world
+        while True:
+            step, used = list[tuple[int, int]](), 0
+            while len(step) < world or used + measure(place) <= budget:
+                step.append((measure(place), place))
+                used, place = used + step[-1][0], next(places)
+            step.sort(reverse=world > 1)
+            there_and_back = [*range(world), *reversed(range(world))]
+            dealt = zip(step, cycle(there_and_back), strict=False)
+            yield [number for (_, number), rank in dealt if rank == self._rank]
