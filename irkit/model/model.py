@@ -282,8 +282,8 @@ class Model(Pipeline):
 
         Later layers then work on fewer rows, and a multi-vector model makes as many times fewer vectors of a
         document; of queries as before, unless its ``pooled_sides`` name them. Quality suffers until the model
-        was trained like this, see `irkit.training.pretraining.DistillationConfig`. The fingerprint changes:
-        pool before you build an index.
+        was trained like this, see `irkit.training.pretraining.distillation`. The fingerprint changes: pool
+        before you build an index. Only irkit opens what is saved then.
 
         Args:
             choice: Which layers, see `irkit.model.pooling.PoolingChoice`: its keys and values, such as

@@ -1,7 +1,7 @@
 """Objectives of pre-training: each is a configuration; several together are weighted and added.
 
 masked auto-encoding and masked bag-of-words train the vector of a text (TITE); masked language modelling its
-tokens; the first and the last together are RetroMAE.
+tokens; the first and the last together are RetroMAE. Distillation teaches what another model makes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from irkit.training.pretraining.base import (
     own_encoder,
 )
 from irkit.training.pretraining.decoder import Decoder
+from irkit.training.pretraining.distillation import Distillation
 
 __all__ = ["BagOfWords", "MaskedAutoEncoding", "MaskedLanguageModeling", "Objective"]
 
@@ -74,7 +75,7 @@ class MaskedLanguageModeling(BaseObjective):
 
 
 Objective: TypeAlias = Annotated[
-    BagOfWords | MaskedAutoEncoding | MaskedLanguageModeling,
+    BagOfWords | Distillation | MaskedAutoEncoding | MaskedLanguageModeling,
     Field(discriminator="kind"),
 ]
 
