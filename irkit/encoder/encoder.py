@@ -183,8 +183,8 @@ class Encoder(nn.Module):
         settings = self.settings | schedule_settings(self.family, schedule)
         self.config = encoder_config(settings)
         self.settings = settings
-        for layer, config in zip(self.layers, self.config.layers, strict=True):
-            cast(Layer, layer).layer = config
+        for layer, config in zip(cast("list[Layer]", self.layers), self.config.layers, strict=True):
+            layer.config, layer.layer = self.config, config
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Map our parameter names to those of the checkpoint format."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -168,7 +168,7 @@ class Layer(nn.Module):
             attended: ``(total, hidden_size)``, what its attention gives.
         """
         location = self.config.norm_location
-        x = F.pad(x, (0, self.added)) + self.dropout(self.out(attended))
+        x = (F.pad(x, (0, self.added)) if self.added else x) + self.dropout(self.out(attended))
         if location == "post":
             x = self.attention_norm(x)
         x = x + self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x)))
@@ -207,13 +207,16 @@ class Layer(nn.Module):
         size = self.layer.hidden_size
         if self.config.norm_location == "pre":
             x = self.attention_norm(x)
-        if isinstance(self.qkv, nn.Linear):
-            bias = self.qkv.bias
-            parts = slice(first * size, last * size)
-            y = F.linear(x, self.qkv.weight[parts], None if bias is None else bias[parts])
+        if isinstance(self.qkv, nn.ModuleList):
+            split = tuple(part(x) for part in self.qkv[first:last])
+        elif isinstance(self.qkv, nn.Linear) and last - first < 3:
+            weight, bias = (
+                None if part is None else part[first * size : last * size]
+                for part in (self.qkv.weight, self.qkv.bias)
+            )
+            split = torch.split(F.linear(x, weight, bias), size, dim=-1)
         else:
-            y = self.qkv(x)[:, first * size : last * size]
-        split = torch.split(y, size, dim=-1)
+            split = torch.split(self.qkv(x), size, dim=-1)[first:last]
         return tuple(map(self.attention_norm, split)) if self.config.norm_location == "qkv" else split
 
     def quantize_(self) -> None:
@@ -223,9 +226,14 @@ class Layer(nn.Module):
         fused = self.config.activation == "gelu" and not self.config.gated
         if fused:
             self.activation = nn.Identity()
+        apart = any(self.config.schedule)  # then not of all rows query, key and value are wanted
         for name in ("qkv", "out", "up", "down"):
+            linear = getattr(self, name)
+            if name == "qkv" and apart:
+                setattr(self, name, nn.ModuleList(map(Int8Linear, _thirds(linear))))
+                continue
             activation = "gelu" if fused and name == "up" else "none"
-            setattr(self, name, Int8Linear(getattr(self, name), activation=activation))
+            setattr(self, name, Int8Linear(linear, activation=activation))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
@@ -233,3 +241,14 @@ class Layer(nn.Module):
             x, gate = x.chunk(2, dim=-1)
             return self.down(self.activation(x) * gate)  # type: ignore[no-any-return]
         return self.down(self.activation(x))  # type: ignore[no-any-return]
+
+
+def _thirds(linear: nn.Linear) -> Iterator[nn.Linear]:
+    """Maps that side by side are ``linear``."""
+    size = linear.out_features // 3
+    for place in range(0, 3 * size, size):
+        part = nn.Linear(linear.in_features, size, bias=linear.bias is not None, device="meta")
+        part.weight = nn.Parameter(linear.weight[place : place + size])
+        if linear.bias is not None:
+            part.bias = nn.Parameter(linear.bias[place : place + size])
+        yield part

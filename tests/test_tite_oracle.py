@@ -1,0 +1,229 @@
+"""Pooling encoders of any shape against a slow definition in float64, row by row and layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit.encoder import Encoder, Pooling
+from irkit.encoder.config import EncoderConfig, LayerConfig
+from irkit.ragged import Ragged
+
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
+
+
+def oracle(encoder: Encoder, ids: Tensor, seen: int | None = None) -> Tensor:
+    """One text, as sections 3.1 and 3.2 of the paper say it; its first ``seen`` tokens are keys."""
+    config, parameters = encoder.config, dict(encoder.named_parameters())
+    h = parameters["embeddings.word.weight"][ids]
+    if config.learned_positions:
+        h = h + parameters["embeddings.position.weight"][: len(ids)]
+    if config.token_types:
+        h = h + parameters["embeddings.token_type.weight"][0]
+    if config.embedding_size:
+        h = h @ parameters["embeddings.downscale.weight"].T
+    h = norm(config, parameters, "embeddings.norm", h)
+    keys = len(ids) if seen is None else seen
+    for i, layer in enumerate(config.layers):
+        part = {
+            key.removeprefix(f"layers.{i}."): value
+            for key, value in parameters.items()
+            if key.startswith(f"layers.{i}.")
+        }
+        h, keys = oracle_layer(config, layer, part, h, keys)
+    return h if config.norm_location == "post" else norm(config, parameters, "final_norm", h)
+
+
+def oracle_layer(
+    config: EncoderConfig, layer: LayerConfig, part: dict[str, Tensor], h: Tensor, keys: int
+) -> tuple[Tensor, int]:
+    location = layer.pooling.location if layer.pooling else None
+    centres = torch.arange(len(h)).double()
+    if location == "pre":
+        h, keys = pool(h, layer.pooling), count(keys, layer.pooling)
+        centres = torch.arange(len(h)).double()
+    queries, places = h, centres
+    if location == "intra":
+        queries = pool(h, layer.pooling)
+        step, kernel = layer.pooling.stride, layer.pooling.kernel
+        places = torch.arange(len(queries)).double() * step + (kernel - 1) / 2
+    before = (
+        (lambda x: norm(config, part, "attention_norm", x)) if config.norm_location == "pre" else lambda x: x
+    )
+    weights, biases = part["qkv.weight"].chunk(3), part.get("qkv.bias", torch.zeros(3)).chunk(3)
+    inputs = (before(queries), before(h), before(h))
+    projected = [x @ weight.T + bias for x, weight, bias in zip(inputs, weights, biases, strict=True)]
+    if config.norm_location == "qkv":
+        projected = [norm(config, part, "attention_norm", x) for x in projected]
+    q, k, v = (x.view(len(x), layer.num_heads, -1).transpose(0, 1) for x in projected)
+    if layer.rotary_base is not None:
+        q, k = rotate(config, layer, q, places), rotate(config, layer, k, centres)
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = torch.arange(len(h)) >= keys
+    if layer.window is not None:
+        hidden = hidden | ((places[:, None] - centres).abs() > layer.window)
+    blind = hidden.expand(scores.shape[1:]).all(-1, keepdim=True)
+    weights = scores.masked_fill(hidden & ~blind, float("-inf")).softmax(-1).masked_fill(blind, 0.0)
+    attended = (weights @ v).transpose(0, 1).flatten(1)
+    attended = attended @ part["out.weight"].T + part.get("out.bias", 0.0)
+    h = attended + F.pad(queries, (0, attended.shape[1] - queries.shape[1]))
+    if location == "post":
+        h = pool(h, layer.pooling)
+    if location in ("intra", "post"):
+        keys = count(keys, layer.pooling)
+    if config.norm_location == "post":
+        h = norm(config, part, "attention_norm", h)
+    x = h if config.norm_location == "post" else norm(config, part, "mlp_norm", h)
+    x = x @ part["up.weight"].T + part.get("up.bias", 0.0)
+    act = ACTIVATIONS[config.activation]
+    x = act(x[:, : x.shape[1] // 2]) * x[:, x.shape[1] // 2 :] if config.gated else act(x)
+    h = h + x @ part["down.weight"].T + part.get("down.bias", 0.0)
+    return (norm(config, part, "mlp_norm", h) if config.norm_location == "post" else h), keys
+
+
+def count(length: int, pooling: Pooling) -> int:
+    """Windows until one reaches the end."""
+    windows, end = 0, 0
+    while end < length:
+        end = windows * pooling.stride + pooling.kernel
+        windows += 1
+    return windows
+
+
+def pool(h: Tensor, pooling: Pooling) -> Tensor:
+    starts = [window * pooling.stride for window in range(count(len(h), pooling))]
+    return torch.stack([h[start : start + pooling.kernel].mean(0) for start in starts])
+
+
+def norm(config: EncoderConfig, parameters: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    if f"{name}.weight" not in parameters:  # of the first layer where blocks normalise their input
+        return x
+    centred = x - x.mean(-1, keepdim=True) if config.norm == "layer" else x
+    scale = (centred.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt()
+    return centred * scale * parameters[f"{name}.weight"] + parameters.get(f"{name}.bias", 0.0)
+
+
+def rotate(config: EncoderConfig, layer: LayerConfig, x: Tensor, places: Tensor) -> Tensor:
+    """As products of complex numbers."""
+    half = x.shape[-1] // 2
+    speeds = layer.rotary_base ** -(torch.arange(half).float() / half)
+    turns = torch.polar(torch.ones(len(places), half).double(), places[:, None] * speeds.double())
+    if config.rotary_interleaved:
+        pairs = torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous())
+        return torch.view_as_real(pairs * turns).flatten(-2)
+    turned = torch.complex(x[..., :half], x[..., half:]) * turns
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def same_as_oracle(encoder: Encoder, lengths: list[int], seed: int, seen: list[int] | None = None) -> None:
+    """Outputs, and the gradient of every parameter for a random upstream gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in encoder.parameters():  # no zero bias, no unit norm: every parameter must matter
+        torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.3, generator=generator)
+    tokens = Ragged(torch.randint(0, 30, (sum(lengths),), generator=generator), torch.tensor(lengths))
+    hidden = encoder(tokens, None if seen is None else torch.tensor(seen))
+    limits = [None] * len(lengths) if seen is None else seen
+    rows = [oracle(encoder, row, limit) for row, limit in zip(tokens, limits, strict=True) if len(row)]
+    assert [len(row) for row in hidden if len(row)] == [len(row) for row in rows]
+    assert [len(row) > 0 for row in hidden] == [length > 0 for length in lengths]
+    if not rows:
+        return
+    expected = torch.cat(rows)
+    torch.testing.assert_close(hidden.values, expected, rtol=1e-6, atol=1e-7)
+    upstream = torch.randn(expected.shape, generator=generator, dtype=expected.dtype)
+    parameters = list(encoder.parameters())
+    wanted = torch.autograd.grad(expected, parameters, upstream, allow_unused=True)
+    found = torch.autograd.grad(hidden.values, parameters, upstream, allow_unused=True)
+    for ours, theirs in zip(found, wanted, strict=True):
+        zero = torch.zeros(())
+        scale = 1.0 if theirs is None else max(1.0, float(theirs.abs().max()))
+        difference = (zero if ours is None else ours) - (zero if theirs is None else theirs)
+        assert difference.abs().max() <= 1e-6 * scale
+
+
+@st.composite
+def pooled(draw: st.DrawFn, layers: int, *, mixed: bool) -> list[Pooling | None]:
+    locations = st.sampled_from(["pre", "intra", "post"])
+    one = draw(locations)
+
+    def pooling() -> Pooling:
+        kernel = draw(st.integers(2, 5))
+        location = draw(locations) if mixed else one
+        return Pooling(kernel=kernel, stride=draw(st.integers(1, kernel)), location=location)
+
+    return [pooling() if draw(st.booleans()) else None for _ in range(layers)]
+
+
+@st.composite
+def tites(draw: st.DrawFn) -> dict[str, Any]:
+    layers = draw(st.integers(1, 4))
+    schedule = draw(pooled(layers, mixed=False))
+    heads = sorted(draw(st.lists(st.integers(1, 4), min_size=layers, max_size=layers)))
+    return {
+        "model_type": "tite",
+        "vocab_size": 30,
+        "num_hidden_layers": layers,
+        "hidden_sizes": [4 * number for number in heads],
+        "num_attention_heads": heads,
+        "intermediate_sizes": 6,
+        "kernel_sizes": [pooling and pooling.kernel for pooling in schedule],
+        "strides": [pooling and pooling.stride for pooling in schedule],
+        "pooling_location": next((pooling.location for pooling in schedule if pooling), "intra"),
+        "max_position_embeddings": 40,
+        "absolute_positional_embedding_type": draw(st.sampled_from([None, "learned"])),
+        "relative_positional_embedding_type": draw(st.sampled_from([None, "rotary"])),
+        "norm_location": draw(st.sampled_from(["pre", "qkv", "post"])),
+        "norm_type": draw(st.sampled_from(["rms", "layer"])),
+        "hidden_act": draw(st.sampled_from(["gelu_pytorch_tanh", "swiglu"])),
+        "dropout_prob": 0.0,
+    }
+
+
+LENGTHS = st.lists(st.integers(0, 7) | st.integers(0, 40), min_size=0, max_size=4)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@given(described=tites(), lengths=LENGTHS, seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_any_tite_equals_the_oracle(
+    attention: str, described: dict[str, Any], lengths: list[int], seed: int
+) -> None:
+    same_as_oracle(Encoder(described, attention=attention).double(), lengths, seed)
+
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 30,
+    "hidden_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 6,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+}
+MODERNBERT = BERT | {"model_type": "modernbert", "local_attention": 8, "global_attn_every_n_layers": 2}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("described", [BERT, MODERNBERT], ids=["bert", "modernbert"])
+@given(schedule=pooled(3, mixed=True), lengths=LENGTHS, seed=st.integers(0, 99), some=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_any_schedule_on_other_encoders_equals_the_oracle(
+    described: dict[str, Any],
+    attention: str,
+    schedule: list[Pooling | None],
+    lengths: list[int],
+    seed: int,
+    some: bool,
+) -> None:
+    """Also with tokens that are not attended to, and with attention to near tokens only."""
+    encoder = Encoder(described, attention=attention).double().eval()
+    encoder.pool_(schedule)
+    seen = [max(1, length - length % 4) for length in lengths] if some and 0 not in lengths else None
+    same_as_oracle(encoder, lengths, seed, seen)
