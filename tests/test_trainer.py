@@ -9,12 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from irkit import Model
-from irkit.errors import BadTypeError, ConfigError, CorruptError, StorageError, TrainingError
+from irkit.errors import (
+    BadTypeError,
+    ConfigError,
+    CorruptError,
+    MissingDependencyError,
+    StorageError,
+    TrainingError,
+)
 from irkit.training.arguments import TrainingArguments
 from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint, rotate, save_weights
 from irkit.training.data import Collator, DataConfig, Record, open_data, write_examples
@@ -275,6 +283,8 @@ def test_learning_rates_by_pattern(model: Model, files: Any, tmp_path: Path) -> 
     [
         ({"learning_rates": {"encodr": 1e-5}}, "'encodr' is found in no name"),
         ({"learning_rates": {"": 0}}, "all parameters are frozen"),
+        ({"fsdp": True}, "train: fsdp: .*torchrun"),
+        ({"report_to": ["tensorbord"]}, "train: report_to: unknown 'tensorbord'; there are .*tensorboard"),
         ({"lora": {"rank": 4}}, "lora: .*rank"),
         ({"lora": {"target_modules": ["nothing"]}}, "lora: .*nothing"),
     ],
@@ -284,6 +294,29 @@ def test_arguments_that_do_not_fit_the_model(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Trainer(model, arguments(tmp_path / "out", **values), open_data(files), [KLDivergence()])
+
+
+def test_tensorboard_gets_what_is_logged(model: Model, files: Any, tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    args = arguments(tmp_path / "out", report_to="tensorboard", max_steps=2)
+    trainer = Trainer(
+        model, args, open_data(files), [KLDivergence()], evaluation=lambda model: {"nDCG@10": 0.5}
+    )
+    trainer.train()
+    trainer.evaluate()
+    found = reader.EventAccumulator(str(next((tmp_path / "out" / "runs").iterdir()))).Reload()
+    for name in ("loss", "kl"):
+        logged = {each["step"]: each[name] for each in trainer.state.log_history if name in each}
+        assert logged.keys() == {1, 2}
+        assert {each.step: each.value for each in found.Scalars(f"train/{name}")} == pytest.approx(logged)
+    assert [each.value for each in found.Scalars("eval/nDCG@10")] == [0.5]
+
+
+def test_reporting_to_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    integrations = transformers.integrations.integration_utils
+    monkeypatch.setattr(integrations, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    with pytest.raises(MissingDependencyError, match=r"report_to: wandb .* pip install wandb"):
+        arguments(tmp_path, report_to=["tensorboard", "wandb"])
 
 
 def test_lora_trains_adapters_and_saves_their_sum(tiny_bert: Path, files: Any, tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from irkit import Model
+from irkit.errors import ConfigError
 from irkit.training import checkpoints, trainer
 from irkit.training.arguments import TrainingArguments
 from irkit.training.data import DataConfig, Record, open_data, write_examples
@@ -24,6 +27,8 @@ from irkit.training.losses import InfoNCE
 from irkit.training.trainer import Trainer
 
 STEPS = 9
+SMOOTH = {"adam_epsilon": 0.01}  # steps without the sign of gradients that are nearly zero
+TOGETHER = {"per_device_train_batch_size": 2, "eval_steps": 3, "ddp_backend": "gloo"}
 
 
 @pytest.fixture
@@ -71,15 +76,37 @@ class Kill(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def shard_on_cpus() -> None:
+    """Let accelerate do what it does with GPUs alone, though torch does it with CPUs as well."""
+    init = AcceleratorState.__init__
+
+    def made(self: Any, *arguments: Any, fsdp_plugin: Any = None, **values: Any) -> None:
+        init(self, *arguments, fsdp_plugin=fsdp_plugin, **values)
+        if fsdp_plugin is not None:
+            self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = made
+
+
 def run(folder: Path, out: str, *, killed: str = "") -> None:
     """What a process of its own does."""
-    if out == "two":
-        values = {"per_device_train_batch_size": 2, "optim": "sgd", "eval_steps": 3, "ddp_backend": "gloo"}
-        made = make_trainer(folder, out, "plain", **values)
-        made.train()
+    if out in ("two", "sharded"):
+        if out == "sharded":
+            shard_on_cpus()
+        made = make_trainer(folder, out, "plain", **SMOOTH, **TOGETHER, fsdp=out == "sharded")
+        if killed:
+            made.add_callback(Kill(int(killed)))
+        made.train(resume_from_checkpoint=True)
+        parts = {type(value) for value in made.step.parameters()}
+        assert parts == {DTensor if out == "sharded" else torch.nn.Parameter}
+        made.finished_model()  # all processes have to
         if made.args.process_index == 0:
             history = json.dumps(made.state.log_history)
             (folder / "history.json").write_text(history)
+        if out == "two":
+            with pytest.raises(ConfigError, match="to GPUs only"):
+                make_trainer(folder, out, "plain", **TOGETHER, fsdp=True)
         torch.distributed.destroy_process_group()
         return
     made = make_trainer(folder, out)
@@ -128,24 +155,30 @@ def test_killed_and_resumed_it_has_the_weights_of_never_having_been(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("out", ["two", "sharded"])
 def test_two_processes_train_as_one_with_twice_the_batch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With all weights in each process, or with half of them, killed and resumed."""
     monkeypatch.setenv("IRKIT_CACHE", str(folder / "cache"))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    assert start(folder, "two", launcher=launcher) == 0
-    one = make_trainer(folder, "one", "plain", optim="sgd")
+    if out == "sharded":
+        assert start(folder, out, "5", launcher=launcher) != 0
+        assert checkpoints.newest_checkpoint(folder / out) == folder / out / "checkpoint-4"
+    assert start(folder, out, launcher=launcher) == 0
+    one = make_trainer(folder, "one", "plain", **SMOOTH)
     one.train()
     history = json.loads((folder / "history.json").read_text())
-    losses = [
-        [each["loss"] for each in found if "loss" in each] for found in (one.state.log_history, history)
-    ]
-    assert len(losses[0]) == STEPS
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name in ("loss", "grad_norm"):
+        whole, parted = ([each[name] for each in h if name in each] for h in (one.state.log_history, history))
+        assert len(whole) == STEPS
+        assert parted == pytest.approx(whole, rel=1e-5)
     assert len([each for each in history if "eval_seen" in each]) == 3
-    last = Model.from_pretrained(folder / "two" / "checkpoint-8")
-    state = {path.name for path in (folder / "two" / "checkpoint-8" / "training").iterdir()}
-    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"} <= state
+    last = Model.from_pretrained(folder / out / "checkpoint-8")
+    state = {path.name for path in (folder / out / "checkpoint-8" / "training").iterdir()}
+    optimizer = "optimizer.bin" if out == "sharded" else "optimizer.pt"
+    scheduler = {"scheduler.pt", "trainer_state.json", "weights.safetensors"}
+    assert state == {"rng_state_0.pth", "rng_state_1.pth", optimizer} | scheduler
     saved = checkpoints.load_weights(folder / "one" / "checkpoint-8" / "training")
     for name, value in last.named_parameters():
         torch.testing.assert_close(value, saved[f"model.{name}"], rtol=1e-5, atol=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_type_hints
@@ -12,7 +12,7 @@ import torch
 import transformers
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from irkit.errors import ConfigError, require
+from irkit.errors import ConfigError, MissingDependencyError, require
 
 __all__ = ["TrainingArguments"]
 
@@ -65,6 +65,7 @@ class TrainingArguments(transformers.TrainingArguments):
     save_total_limit: int | None = 2
     disable_tqdm: bool | None = True  # there are irkit's own bars
     remove_unused_columns: bool = False
+    fsdp: bool | str | None = None  # type: ignore[assignment] # they take true and say they take text
     tokens_per_batch: int | None = None
     gradient_cache_size: int | None = None
     learning_rates: dict[str, float] = field(default_factory=dict)
@@ -87,6 +88,9 @@ class TrainingArguments(transformers.TrainingArguments):
                 setattr(self, f"activation_checkpointing{name}", given)
                 setattr(self, f"gradient_checkpointing{name}", None)
         super().__post_init__()  # type: ignore[no-untyped-call]
+        _check_reports(self.report_to or ())
+        if self.fsdp and self.world_size == 1:
+            raise ValueError("fsdp: shares weights out to processes, there is one; start it with torchrun")
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], output_dir: str | Path, source: str = "train") -> Self:
@@ -99,7 +103,7 @@ class TrainingArguments(transformers.TrainingArguments):
 
         Raises:
             ConfigError: There is no such argument, it does nothing in irkit, or a value is impossible.
-            MissingDependencyError: accelerate is not installed.
+            MissingDependencyError: accelerate is not installed, or something in ``report_to``.
         """
         values = cls.check(given, source)
         try:
@@ -134,3 +138,17 @@ class TrainingArguments(transformers.TrainingArguments):
             if (number := values.get(name)) is not None and number < 1:
                 raise ConfigError(f"{source}.{name}: expected 1 or more, or nothing, got {number!r}")
         return values
+
+
+def _check_reports(names: Iterable[str]) -> None:
+    """Raise where a training could not report to something of this name."""
+    integrations: Any = transformers.integrations.integration_utils
+    known = integrations.INTEGRATION_TO_CALLBACK
+    there = {*integrations.get_available_reporting_integrations(), "flyte"}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"report_to: unknown {name!r}; there are {', '.join(known)}, all and none")
+        if name not in there:
+            raise MissingDependencyError(
+                f"train.report_to: {name} is not installed. Install it with: pip install {name}"
+            )

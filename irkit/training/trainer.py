@@ -91,8 +91,8 @@ class Trainer(transformers.Trainer):
             callbacks: As in transformers.
 
         Raises:
-            ConfigError: A pattern of ``learning_rates`` fits no parameter, everything is frozen, or LoRA
-                cannot be applied.
+            ConfigError: A pattern of ``learning_rates`` fits no parameter, everything is frozen, LoRA cannot
+                be applied, or ``fsdp`` has no GPUs to share weights out to.
             BadValueError: A loss or a regulariser is not for such a model.
         """
         transformers.set_seed(args.seed)
@@ -128,6 +128,8 @@ class Trainer(transformers.Trainer):
             callbacks=[*added, *callbacks],
         )
         self.remove_callback(transformers.PrinterCallback)
+        if args.fsdp and not self.is_fsdp_enabled:
+            raise ConfigError("fsdp: accelerate shares weights out to GPUs only; leave fsdp out on a CPU")
         if self.is_fsdp_enabled:  # of what a Ragged holds it would not see that backward needs it again
             self.accelerator.state.fsdp_plugin.reshard_after_forward = False
         plugin = self.accelerator.state.dynamo_plugin
@@ -336,6 +338,8 @@ class Trainer(transformers.Trainer):
             save_weights(state, weights)
         self.accelerator.wait_for_everyone()
         self._save_optimizer_and_scheduler(str(state))
+        for double in state.glob("pytorch_model_fsdp*.bin") if self.args.should_save else ():
+            double.unlink()  # the weights are there
         self._save_scaler(str(state))
         self._save_rng_state(str(state))
         if self.state.best_global_step:
