@@ -1,0 +1,131 @@
+"""Speed of pooling and of its gradient against ``F.embedding_bag`` and against copying as many bytes.
+
+Sequences are as long as MS MARCO's passages (75 tokens on average) and 768 wide. Copying is what the hardware
+can do: bytes read once and written once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from irkit_kernels._benching import on_cores, take_turns
+from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
+from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
+
+__all__ = ["DEVICES", "run"]
+
+DEVICES = ("cpu", "cuda")
+WIDTH, ROUNDS = 768, 15
+SEQUENCES = {"cpu": (16, 256), "cuda": (8192,)}  # 8192: 0.5 to 2 GB, far more than any cache
+WINDOWS = ((2, 2), (3, 3), (3, 2), (8, 4))
+
+Ways = dict[str, Callable[[], Any]]
+
+
+def run(device: str = "cpu") -> list[dict[str, Any]]:
+    """Time windows of several sizes in float32 and bfloat16, all ways in turn in each round.
+
+    Returns:
+        One dict a way: its best milliseconds, bytes read and written once per second, the median over the
+        rounds of the time of ``F.embedding_bag`` to its own, and of copying as many bytes to its own.
+
+    Raises:
+        RuntimeError: A result is wrong.
+    """
+    rows = []
+    for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
+        with on_cores(cores):
+            for n in SEQUENCES[device]:
+                for window in WINDOWS:
+                    for dtype in (torch.float32, torch.bfloat16):
+                        rows += _measure(n, window, dtype, device, cores)
+    return rows
+
+
+def _measure(
+    n: int, window: tuple[int, int], dtype: torch.dtype, device: str, cores: int
+) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.empty(n).log_normal_(4.2, 0.45, generator=generator).clamp(8, 512).long()
+    counts = pooled_lengths(lengths, *window)
+    offsets, ends = (F.pad(x.cumsum(0), (1, 0)).int().to(device) for x in (lengths, counts))
+    total = int(counts.sum())
+    values = torch.randn(int(lengths.sum()), WIDTH, generator=generator).to(device, dtype).requires_grad_()
+    grad = torch.randn(total, WIDTH, generator=generator).to(device, dtype)
+    local = torch.arange(total, device=device) - ends[:-1].repeat_interleave(counts.to(device))
+    starts = local * window[1] + offsets[:-1].repeat_interleave(counts.to(device))
+    sizes = (offsets[1:].repeat_interleave(counts.to(device)) - starts).clamp(max=window[0])
+    bags = F.pad(sizes.cumsum(0), (1, 0))
+    tokens = torch.arange(int(bags[-1]), device=device) + (starts - bags[:-1]).repeat_interleave(sizes)
+    half = torch.empty((values.nbytes + grad.nbytes) // 2, dtype=torch.uint8, device=device)
+    other = torch.empty_like(half).fill_(1)  # touched, or its pages would be mapped while it is timed
+
+    def ours() -> Tensor:
+        return ragged_pool(values, offsets, *window, pooled_offsets=ends, total=total)
+
+    def theirs() -> Tensor:
+        return F.embedding_bag(tokens, values, bags[:-1], mode="mean")
+
+    functions = {"ragged_pool": ours, "embedding_bag": theirs}
+    few, expected = offsets[:9].cpu(), {}  # 8 sequences
+    some = values[: int(few[-1])].detach().cpu()
+    expected["forward"] = pool_forward(some, few, *window)
+    expected["backward"] = pool_backward(grad[: len(expected["forward"])].cpu(), few, *window)
+    rows = []
+    for direction in ("forward", "backward"):
+        ways: Ways = {"copy": lambda: half.copy_(other)}
+        for name, function in functions.items():
+            ways[name] = torch.no_grad()(function)
+            if direction == "backward":
+                ways[name] = _gradient(function(), values, grad)
+            got = ways[name]()[: len(expected[direction])].detach().cpu()
+            if name == "ragged_pool":  # the gradient of embedding_bag is not that exact in bfloat16
+                torch.testing.assert_close(got, expected[direction], msg=lambda m: f"ragged_pool: {m}")
+        times = take_turns(
+            {way: _repeat(function, n) for way, function in ways.items()}, ROUNDS, device, cores
+        )
+        rows += [
+            {
+                "shape": f"{n} x 75, kernel {window[0]}, stride {window[1]}",
+                "dtype": str(dtype).removeprefix("torch."),
+                "cores": cores or None,
+                "direction": direction,
+                "way": way,
+                "ms": 1e3 * min(seconds) / _repeats(n),
+                "GB/s": _repeats(n) * 2 * half.nbytes / min(seconds) / 1e9,
+                "x embedding_bag": median(
+                    a / b for a, b in zip(times["embedding_bag"], seconds, strict=True)
+                ),
+                "of copying": median(a / b for a, b in zip(times["copy"], seconds, strict=True)),
+            }
+            for way, seconds in times.items()
+        ]
+    return rows
+
+
+def _gradient(out: Tensor, values: Tensor, grad: Tensor) -> Callable[[], Tensor]:
+    return lambda: torch.autograd.grad(out, values, grad, retain_graph=True)[0]
+
+
+def _repeats(n: int) -> int:
+    return max(4, 256 // n)  # calls timed together: their launches overlap, and short ones are many
+
+
+def _repeat(function: Callable[[], Any], n: int) -> Callable[[], None]:
+    def calls() -> None:
+        for _ in range(_repeats(n)):
+            function()
+
+    return calls
+
+
+if __name__ == "__main__":
+    for row in run("cuda" if torch.cuda.is_available() else "cpu"):
+        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
