@@ -37,7 +37,8 @@ def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tens
         >>> round(loss.item(), 4), right.item()
         (1.6265, 1)
     """
-    return _TokenLoss.apply(*_cast(hidden, weight, bias), labels)  # type: ignore[no-any-return, no-untyped-call]
+    inputs = _cast(hidden, weight, bias)
+    return _TokenLoss.apply(*inputs, labels, _trained(*inputs))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged) -> Tensor:
@@ -62,7 +63,8 @@ def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged
     Source: Schlatt et al. 2025 (TITE), section 3.3, L_BOW.
     """
     rows, starts = terms.row_ids(), [0, *terms.lengths.cumsum(0).tolist()]
-    return _BagLoss.apply(*_cast(vectors, weight, bias), rows, terms.values, starts)  # type: ignore[no-any-return, no-untyped-call]
+    inputs = _cast(vectors, weight, bias)
+    return _BagLoss.apply(*inputs, rows, terms.values, starts, any(_trained(*inputs)))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _cast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -73,6 +75,11 @@ def _cast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
+def _trained(*inputs: Tensor | None) -> tuple[bool, ...]:
+    """Which of them get a gradient; where there are none, torch's own ``needs_input_grad`` does not know."""
+    return tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs)
+
+
 def _exact(values: Tensor) -> Tensor:
     """At least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -81,12 +88,17 @@ def _exact(values: Tensor) -> Tensor:
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        trained: tuple[bool, ...],
     ) -> tuple[Tensor, Tensor]:
         total, right = _exact(weight.new_zeros(())), torch.zeros((), dtype=torch.int64, device=labels.device)
         grads = [
             torch.zeros_like(value, dtype=total.dtype) if value is not None and needed else None
-            for value, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+            for value, needed in zip((hidden, weight, bias), trained, strict=True)
         ]
         of_hidden, of_weight, of_bias = grads
         size = max(1, _CELLS // len(weight))
@@ -94,12 +106,15 @@ class _TokenLoss(torch.autograd.Function):
             for start in range(0, len(hidden), size):
                 part, asked = hidden[start : start + size], labels[start : start + size, None]
                 logits = _exact(F.linear(part, weight, bias))
-                sums = logits.logsumexp(1, keepdim=True)
-                total += (sums - logits.gather(1, asked)).sum()
                 right += (logits.argmax(1, keepdim=True) == asked).sum()
-                if not any(ctx.needs_input_grad[:3]):
+                logits -= logits.amax(1, keepdim=True)
+                told = logits.gather(1, asked)
+                errors = logits.exp_()
+                sums = errors.sum(1, keepdim=True)
+                total += (sums.log() - told).sum()
+                if not any(trained):
                     continue
-                errors = logits.sub_(sums).exp_()
+                errors /= sums
                 errors.scatter_add_(1, asked, errors.new_full(asked.shape, -1))
                 low = errors.to(weight.dtype)
                 if of_hidden is not None:
@@ -117,7 +132,7 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         found = [None if each is None else (each * grad).to(ctx.dtype) for each in ctx.saved_tensors]
-        return (*found, None)
+        return (*found, None, None)
 
 
 class _BagLoss(torch.autograd.Function):
@@ -130,9 +145,10 @@ class _BagLoss(torch.autograd.Function):
         rows: Tensor,
         terms: Tensor,
         starts: list[int],
+        trained: bool,
     ) -> Tensor:
-        total, kept = _exact(weight.new_zeros(())), any(ctx.needs_input_grad[:3])
-        errors = weight.new_empty(len(vectors) if kept else 0, len(weight))
+        total = _exact(weight.new_zeros(()))
+        errors = weight.new_empty(len(vectors) if trained else 0, len(weight))
         size = max(1, _CELLS // len(weight))
         with torch.autocast(vectors.device.type, enabled=False):
             for start in range(0, len(vectors), size):
@@ -141,7 +157,7 @@ class _BagLoss(torch.autograd.Function):
                 those = slice(starts[start], starts[start + len(part)])
                 there = (rows[those] - start, terms[those])
                 total += F.softplus(logits).sum() - logits[there].sum()
-                if kept:
+                if trained:
                     logits.sigmoid_()[there] -= 1
                     errors[start : start + size] = logits
         ctx.save_for_backward(vectors, weight, errors)
@@ -158,4 +174,4 @@ class _BagLoss(torch.autograd.Function):
             errors.sum(0, dtype=grad.dtype) if needed[2] else None,
         )
         found = [None if each is None else (_exact(each) * scale).to(weight.dtype) for each in made]
-        return (*found, None, None, None)
+        return (*found, None, None, None, None)
