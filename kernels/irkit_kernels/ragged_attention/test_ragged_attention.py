@@ -72,8 +72,11 @@ def problems(draw):
     lengths_k = draw(st.lists(length, min_size=0, max_size=4))
     window = draw(st.one_of(st.none(), st.integers(0, 80)))
     lengths_q = lengths_k
-    if window is None and draw(st.booleans()):  # pooled: fewer queries than keys, or as it comes
-        lengths_q = [draw(st.one_of(st.just(-(-x // 2)), st.integers(0, 20))) for x in lengths_k]
+    if window is None:  # pooled, which a kernel of 1 is not; or as it comes
+        kernel = draw(st.one_of(st.integers(1, 9), st.just(64)))
+        stride = draw(st.integers(1, kernel))
+        pooled = [x and -(-max(0, x - kernel) // stride) + 1 for x in lengths_k]
+        lengths_q = pooled if draw(st.booleans()) else [draw(st.integers(0, 20)) for _ in lengths_k]
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
     return {
         "window": window,
@@ -120,19 +123,23 @@ def test_op_matches_float64(problem):
 
 
 def sdpa(query, key, value, query_offsets, key_offsets):
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for a, b in zip(query_offsets[:-1].tolist(), query_offsets[1:].tolist(), strict=True):
-        q, k, v = (x[a:b].transpose(0, 1)[None] for x in (query, key, value))
-        out[a:b] = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
-    return out
+    rows = zip(
+        query.split(query_offsets.diff().tolist()),
+        *(x.split(key_offsets.diff().tolist()) for x in (key, value)),
+        strict=True,
+    )
+    outputs = [F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in row)) for row in rows]
+    return torch.cat([out[0].transpose(0, 1) for out in outputs])
 
 
 @pytest.mark.parametrize("scale", [1.0, 8.0, 3000.0**0.5], ids="logits x{}".format)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_error_is_at_most_twice_that_of_torch(dtype, head_dim, scale):
+@pytest.mark.parametrize("pooled", [False, True])
+def test_error_is_at_most_twice_that_of_torch(pooled, dtype, head_dim, scale):
     lengths = [5, 31, 64, 80, 127, 300, 700]
-    q, k, v, *offsets = make(lengths, lengths, 4, head_dim, dtype)
+    lengths_q = [-(-n // 2) for n in lengths] if pooled else lengths
+    q, k, v, *offsets = make(lengths_q, lengths, 4, head_dim, dtype)
     q, k = q * scale, k * scale  # the largest logits reach 1e4
     expected = exact(q, k, v, *offsets)
     ours, theirs = (
@@ -164,12 +171,12 @@ def test_a_nan_stays_in_its_row_and_head():
 
 
 def test_rows_do_not_depend_on_their_neighbours():
-    lengths = [3, 0, 77, 1, 600]
-    q, k, v, offsets, _ = make(lengths, lengths, 2, 64)
-    whole = ragged_attention(q, k, v, offsets, offsets)
-    for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        ends = torch.tensor([0, b - a], dtype=torch.int32)
-        assert torch.equal(whole[a:b], ragged_attention(q[a:b], k[a:b], v[a:b], ends, ends))
+    lengths_q, lengths = [2, 0, 39, 1, 1], [3, 0, 77, 1, 600]
+    q, k, v, *offsets = make(lengths_q, lengths, 2, 64)
+    whole = ragged_attention(q, k, v, *offsets)
+    rows = zip(*(x.split(n) for x, n in ((q, lengths_q), (k, lengths), (v, lengths))), strict=True)
+    alone = [ragged_attention(*row, *(offsets_of([len(x)]) for x in row[:2])) for row in rows]
+    assert torch.equal(torch.cat(alone), whole)
 
 
 def test_long_row():
@@ -188,8 +195,7 @@ def test_a_wide_window_is_none():
 
 
 def test_intra_op_threads_give_the_same(monkeypatch):
-    lengths = [33, 0, 200, 7, 90]
-    arguments = make(lengths, lengths, 3, 32)
+    arguments = make([17, 0, 1, 7, 45], [33, 0, 200, 7, 90], 3, 32)
     alone = ragged_attention(*arguments)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(op, "_MIN_WORK", 1)
@@ -251,7 +257,9 @@ def test_opcheck_and_compile():
     leaves = tuple(x.clone().requires_grad_() for x in (q, k, v))
     for random in ((0.0, None), (0.25, torch.tensor([7]))):
         torch.library.opcheck(torch.ops.irkit.ragged_attention, (*leaves, *offsets, 3, *random))
-    arguments = (q, k, v, *offsets)
+    arguments = make([6, 0, 3], [12, 0, 5], 2, 32)
+    leaves = tuple(x.clone().requires_grad_() for x in arguments[:3])
+    torch.library.opcheck(torch.ops.irkit.ragged_attention, (*leaves, *arguments[3:], None, 0.0, None))
     compiled = torch.compile(
         lambda *x: ragged_attention(*x) * 2, fullgraph=True, dynamic=True, backend="eager"
     )

@@ -58,8 +58,11 @@ def problems(draw):
     lengths_k = draw(st.lists(length, min_size=0, max_size=4))
     window = draw(st.one_of(st.none(), st.integers(0, 80)))
     lengths_q = lengths_k
-    if window is None and draw(st.booleans()):
-        lengths_q = [draw(st.one_of(st.just(-(-x // 2)), st.integers(0, 20))) for x in lengths_k]
+    if window is None:  # pooled, which a kernel of 1 is not; or as it comes
+        kernel = draw(st.one_of(st.integers(1, 9), st.just(64)))
+        stride = draw(st.integers(1, kernel))
+        pooled = [x and -(-max(0, x - kernel) // stride) + 1 for x in lengths_k]
+        lengths_q = pooled if draw(st.booleans()) else [draw(st.integers(0, 20)) for _ in lengths_k]
     shape = draw(st.integers(1, 3)), draw(st.sampled_from([8, 16, 32, 40, 64, 96, 128]))
     dropout = draw(st.sampled_from([0.0, 0.1, 0.5]))
     return (lengths_q, lengths_k, *shape), draw(st.integers(0, 2**31)), window, dropout
@@ -128,10 +131,10 @@ def test_gradients_of_the_reference(window, dropout):
     assert gradcheck(lambda *x: attention_reference(*x, *offsets, window, dropout, 9), leaves)
 
 
-def test_error_is_at_most_twice_that_of_torch():
-    lengths = [31, 128, 300]
+@pytest.mark.parametrize("lengths_q", [[31, 128, 300], [16, 64, 150], [1, 2, 5]], ids=str)
+def test_error_is_at_most_twice_that_of_torch(lengths_q):
     for dtype in (torch.float32, torch.bfloat16):
-        arguments, grad = make(lengths, lengths, 4, 32, dtype)
+        arguments, grad = make(lengths_q, [31, 128, 300], 4, 32, dtype)
         expected = exact(arguments, grad)
         ours, theirs = gradients(ragged_attention, arguments, grad), torch_gradients(arguments, grad)
         for got, peer, want in zip(ours, theirs, expected, strict=True):
@@ -166,8 +169,7 @@ def test_the_seed_is_drawn_from_torch():
 
 
 def test_threads_give_the_same(monkeypatch):
-    lengths = [33, 0, 200, 7, 90]
-    arguments, grad = make(lengths, lengths, 3, 32)
+    arguments, grad = make([17, 0, 1, 7, 45], [33, 0, 200, 7, 90], 3, 32)
     torch.manual_seed(1)
     alone = gradients(ragged_attention, arguments, grad, None, 0.1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
