@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 
-SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector", "sparse", "training")
+SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector", "sparse", "tite", "training")
 
 
 def main() -> None:

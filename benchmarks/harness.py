@@ -56,7 +56,11 @@ def data_dir() -> Path:
     return path
 
 
-def interleave(contenders: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, list[float]]:
+def interleave(
+    contenders: Mapping[str, Callable[[], Any]],
+    rounds: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Time every contender once a round, after one unmeasured round; seconds by name.
 
     What slows the machine for a while then slows all of them, so the ratios hold.
@@ -68,9 +72,9 @@ def interleave(contenders: Mapping[str, Callable[[], Any]], rounds: int = 5) -> 
         order = list(contenders.items())
         for name, run in order if number % 2 == 0 else reversed(order):
             gc.collect()
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Curves of recall against speed as one SVG, readable on light and dark pages."""
+"""Curves of recall against speed, and bars of speeds, as SVG, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.harness import Row
 
-__all__ = ["draw_curves"]
+__all__ = ["draw_bars", "draw_curves"]
 
 _COLORS = {
     "irkit": "#0072b2",
@@ -30,6 +30,8 @@ _COLORS = {
 _TEXT, _LINE = "#808080", "#80808055"
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 270, 230, 44, 62, 44  # of a panel, and around it
 _TICKS = 5  # of recall
+_NAMES = 180  # of what stands left of bars
+_CODES = {"irkit": "#0072b2", "authors": "#d55e00", "transformers": "#999999"}
 
 
 def draw_curves(rows: Sequence[Row], collections: Sequence[str], worst: float = 0.8) -> str:
@@ -47,6 +49,42 @@ def draw_curves(rows: Sequence[Row], collections: Sequence[str], worst: float = 
     for place, name in enumerate(collections):
         found = [row for row in rows if row["collection"] == name]
         shapes += _panel(_LEFT + place * (_WIDTH + _GAP), name, found, low, high, worst)
+    return _svg(width, height, shapes)
+
+
+def draw_bars(rows: Sequence[Row], kinds: Sequence[str], precision: str) -> str:
+    """A panel a kind of texts: texts a second of each model by each code, with its fastest attention.
+
+    Args:
+        rows: With ``texts``, ``precision``, ``model``, ``code`` and ``texts/s``.
+        kinds: Of texts.
+        precision: Of the rows that are drawn.
+    """
+    rows = [row for row in rows if row["precision"] == precision]
+    names = list(dict.fromkeys((row["model"], row["code"]) for row in rows))
+    shapes = []
+    for place, kind in enumerate(kinds):
+        left = _NAMES + place * (_WIDTH + 2 * _GAP)
+        found: dict[tuple[str, str], float] = {}
+        for row in rows:
+            if row["texts"] == kind:
+                who = row["model"], row["code"]
+                found[who] = max(row["texts/s"], found.get(who, 0.0))
+        shapes.append(f'<text x="{left}" y="14" font-weight="bold">{kind}/s, {precision}</text>')
+        for number, (who, speed) in enumerate(found.items()):
+            top, length = 24 + 18 * number, speed / max(found.values()) * _WIDTH
+            color = _CODES.get(who[1], _TEXT)
+            shapes.append(
+                f'<rect x="{left}" y="{top}" width="{length:.1f}" height="13" fill="{color}"/>'
+                f'<text x="{left + length + 5:.1f}" y="{top + 11}">{speed:.3g}</text>'
+            )
+            if place == 0:
+                label = f"{who[0]} ({who[1]})"
+                shapes.append(f'<text x="{left - 6}" y="{top + 11}" text-anchor="end">{label}</text>')
+    return _svg(_NAMES + len(kinds) * (_WIDTH + 2 * _GAP), 30 + 18 * len(names), shapes)
+
+
+def _svg(width: int, height: int, shapes: Sequence[str]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '

@@ -1,0 +1,195 @@
+"""The encoders of the suite ``tite``: ours, transformers', and the authors' of TITE, with random weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from irkit import Encoder, Ragged
+from irkit.encoder.presets import PRESETS, tite_settings
+from irkit.encoder.weights import export_weights
+
+__all__ = ["BACKENDS", "COMPARED", "TITE", "Backends", "Contender", "Sizes", "contenders"]
+
+TITE = {  # presets by name, that of the same size without pooling first
+    "no pooling": "bert-base",
+    **{f"TITE {number}: {name}": name for number, name in enumerate(PRESETS, 1) if name != "bert-base"},
+}
+COMPARED = tuple(TITE)[:3]  # those that the authors' code runs, too
+
+Sizes = Mapping[str, int]
+"""What differs from BERT-base: some of ``layers``, ``hidden_size``, ``heads`` and ``intermediate_size``."""
+
+Backends = Mapping[str, tuple[str, ...]]
+BACKENDS: dict[str, Backends] = {  # by whose code; ours of presets that are not compared by the first
+    "cpu": {"irkit": ("sdpa", "eager"), "authors": ("sdpa", "eager"), "transformers": ("sdpa", "eager")},
+    "cuda": {
+        "irkit": ("flash", "sdpa", "eager"),
+        "authors": ("flash", "sdpa", "eager"),
+        "transformers": ("sdpa", "eager"),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An encoder with the code and the kind of attention that runs it.
+
+    Attributes:
+        model: What it is; all with this name have the same weights.
+        code: Whose.
+        attention: Which of its implementations.
+        prepare: Makes the input of ``encode`` of token ids.
+        encode: Gives all rows of all texts, ``(total, width)``.
+        timed: Whether it is more than something to compare outputs with.
+    """
+
+    model: str
+    code: str
+    attention: str
+    prepare: Callable[[Ragged], Any]
+    encode: Callable[[Any], Tensor]
+    timed: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of all contenders of one precision."""
+        return f"{self.code} {self.model} {self.attention}"
+
+
+def contenders(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:
+    """All of them; those that cannot run are left out with a reason. Of a model, ours is never the first."""
+    backends = BACKENDS[device]
+    yield from _transformers(backends, device, dtype, sizes)
+    for name, encoder in _encoders(device, dtype, sizes).items():
+        if name in COMPARED:
+            yield from _authors(name, encoder, backends["authors"])
+        for place, backend in enumerate(backends["irkit"]):
+            yield replace(_ours(name, encoder, backend), timed=name in COMPARED or place == 0)
+
+
+def _transformers(backends: Backends, device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:
+    """BERT, run by our code, too, and others of its size; Funnel has one kind of attention."""
+    from transformers import AutoModel
+
+    for name, config in _configs(**sizes).items():
+        first = None
+        for backend in ("eager",) if name == "Funnel" else backends["transformers"]:
+            model = AutoModel.from_config(config, attn_implementation=backend).to(device, dtype).eval()
+            if first is not None:
+                model.load_state_dict(first.state_dict(), assign=True)
+            first = first or model
+            yield _padded(name, "transformers", backend, model)
+        if name == "BERT" and first is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                first.save_pretrained(folder)
+                encoder = Encoder.from_pretrained(folder, dtype=dtype).to(device)
+            yield from (_ours(name, encoder, backend) for backend in backends["irkit"])
+
+
+def _configs(
+    layers: int = 12,
+    hidden_size: int = 768,
+    heads: int = 12,
+    intermediate_size: int = 3072,
+    vocab_size: int = 30_522,
+    **_: int,
+) -> dict[str, Any]:
+    """BERT-base, and what is as wide; ModernBERT has the layers and the inner width of ModernBERT-base."""
+    from transformers import BertConfig, DistilBertConfig, FunnelConfig, ModernBertConfig
+
+    words: dict[str, Any] = {"vocab_size": vocab_size, "pad_token_id": 0}
+    wide = words | {"hidden_size": hidden_size, "num_attention_heads": heads}
+    return {
+        "BERT": BertConfig(**wide, num_hidden_layers=layers, intermediate_size=intermediate_size),
+        "DistilBERT": DistilBertConfig(
+            **words, dim=hidden_size, n_layers=layers // 2, n_heads=heads, hidden_dim=intermediate_size
+        ),
+        "ModernBERT": ModernBertConfig(
+            **wide, num_hidden_layers=layers * 22 // 12, intermediate_size=intermediate_size * 3 // 8
+        ),
+        "Funnel": FunnelConfig(  # funnel-transformer/medium-base
+            **words,
+            architectures=["FunnelBaseModel"],
+            block_sizes=[layers // 2, layers // 4, layers // 4],
+            block_repeats=[1, 2, 2],
+            d_model=hidden_size,
+            n_head=heads,
+            d_head=hidden_size // heads,
+            d_inner=intermediate_size,
+        ),
+    }
+
+
+def _encoders(device: str, dtype: torch.dtype, sizes: Sizes) -> dict[str, Encoder]:
+    """Ours, by name. Those of one shape share their weights, as pooling has none."""
+    encoders: dict[str, Encoder] = {}
+    for name, preset in TITE.items():
+        settings = tite_settings(preset, **sizes)
+        with torch.device("meta"):
+            encoder = Encoder(settings)
+        same = [other for other in encoders.values() if _shapes(other) == _shapes(encoder)]
+        first = same[0] if same else Encoder(settings).to(device, dtype)
+        encoder.load_state_dict(first.state_dict(), assign=True)
+        encoders[name] = encoder.eval()
+    return encoders
+
+
+def _shapes(encoder: Encoder) -> list[torch.Size]:
+    return [parameter.shape for parameter in encoder.parameters()]
+
+
+def _authors(name: str, encoder: Encoder, backends: tuple[str, ...]) -> Iterator[Contender]:
+    """The authors' code with the weights of ``encoder``, pooling by its kernel where that runs: on CUDA."""
+    if os.environ.get("IRKIT_PEERS", "") not in sys.path:
+        sys.path.append(os.environ["IRKIT_PEERS"])
+    device = encoder.word_embeddings.device
+    weights = export_weights(dict(encoder.named_parameters()), encoder.names())
+    for backend in backends:
+        try:
+            from tite.model.tite import TiteConfig, TiteModel
+
+            config = TiteConfig(
+                **encoder.settings,
+                attn_implementation="flash_attention_2" if backend == "flash" else backend,
+                pooling_implementation="triton" if device.type == "cuda" else "eager",
+            )
+            with device:
+                model = TiteModel(config)
+        except (ImportError, ValueError) as error:  # it is not there, or flash-attn is not
+            print(f"tite: authors' {name} {backend} is left out: {error}", file=sys.stderr)
+            continue
+        model.load_state_dict(weights, assign=True)
+        yield _padded(name, "authors", backend, model.eval())
+
+
+def _ours(name: str, encoder: Any, backend: str) -> Contender:
+    def encode(tokens: Ragged) -> Tensor:
+        encoder.attention = backend
+        rows: Ragged = encoder(tokens)
+        return rows.values
+
+    return Contender(name, "irkit", backend, lambda tokens: tokens, encode)
+
+
+def _padded(name: str, code: str, backend: str, model: Any) -> Contender:
+    """What takes padded rows; it gives as long ones, of which the padding is dropped, or shorter ones."""
+
+    def encode(batch: tuple[Tensor, Tensor]) -> Tensor:
+        ids, mask = batch
+        rows = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        kept: Tensor = rows[mask.bool()] if rows.shape[:2] == mask.shape else rows.flatten(0, 1)
+        return kept
+
+    def prepare(tokens: Ragged) -> tuple[Tensor, Tensor]:
+        ids, mask = tokens.to_padded()
+        return ids, mask.long()
+
+    return Contender(name, code, backend, prepare, encode)
