@@ -149,17 +149,18 @@ def visible_tokens(numbers: Tensor, length: int, mask_rate: float, seed: int = 0
         ``(n, length, length)`` bool, true where the second sees the third.
     """
     i = torch.arange(length, device=numbers.device)
-    x = _mix(_mix(numbers + seed * _STEPS[0]) ^ seed)[:, None, None] + i[:, None] * _STEPS[1] + i * _STEPS[2]
+    key = _mix(numbers ^ _mix(torch.tensor(seed, device=numbers.device)))
+    x = key[:, None, None] + i[:, None] * _STEPS[0] + i * _STEPS[1]
     seen = (_mix(x) >> 32) >= round(mask_rate * 2**32) - 2**31
     seen.diagonal(dim1=1, dim2=2).fill_(False)
     return seen
 
 
-_STEPS = (-7046029254386353131, 7664345821815920749, -4417276706812531889)  # odd, far from each other
+_STEPS = (-7046029254386353131, 7664345821815920749)  # odd: different places have different products
 
 
 def _mix(x: Tensor) -> Tensor:
     """A permutation of int64 whose bits look random; products wrap around. Source: splitmix64."""
-    x = (x ^ (x >> 30)) * -4658895280553007687
-    x = (x ^ (x >> 27)) * -7723592293110705685
-    return x ^ (x >> 31)
+    for bits, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
+        x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor  # the shift of unsigned numbers
+    return x
