@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -207,11 +207,14 @@ BERT = {
     "max_position_embeddings": 40,
     "type_vocab_size": 2,
 }
+LOCAL = [None, Pooling(kernel=4, stride=3), None]
 MODERNBERT = BERT | {"model_type": "modernbert", "local_attention": 8, "global_attn_every_n_layers": 2}
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("described", [BERT, MODERNBERT], ids=["bert", "modernbert"])
+@example(schedule=LOCAL, lengths=[5], seed=0, some=False)  # the middle of the last window is out of reach
+@example(schedule=LOCAL, lengths=[20, 5, 1, 0], seed=0, some=False)
 @given(schedule=pooled(3, mixed=True), lengths=LENGTHS, seed=st.integers(0, 99), some=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_any_schedule_on_other_encoders_equals_the_oracle(

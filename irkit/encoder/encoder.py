@@ -222,7 +222,8 @@ class Encoder(nn.Module):
 
         Returns:
             Hidden states of the last layer, Ragged ``(total', hidden_size)``: a row for each token, or fewer
-            where layers pool. A text longer than the schedule was made for leaves several rows.
+            where layers pool. A text longer than the schedule was made for leaves several rows, of which the
+            dense head takes the mean: it is one vector all the same.
 
         Raises:
             BadValueError: A row is longer than the position embeddings.

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 from irkit.config import read_json
+from irkit.encoder import Encoder
 from irkit.errors import ConfigError
 from irkit.formats import sparse, stanford
 from irkit.formats.parts import LoadEncoder, Parts
@@ -18,7 +19,7 @@ ARCHITECTURES = {"HF_ColBERT": stanford.read}
 
 
 def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read config.json, weights and tokenizer; mean pooling, with a warning, unless it is a ColBERT.
+    """Read config.json, weights and tokenizer; mean pooling, with a warning unless the encoder itself pools.
 
     Raises:
         ConfigError: The directory holds a PEFT adapter or a model of something else than text.
@@ -32,11 +33,12 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     if "peft_type" in settings or (folder / "adapter_config.json").is_file():
         raise ConfigError(f"loading {folder}: a PEFT adapter; merge it into its base model and save that")
     encoder = load_encoder(folder)
-    warnings.warn(
-        f"{folder} does not say how a text becomes a vector; taking the mean of its tokens. Unless it was "
-        "trained that way, expect poor results.",
-        stacklevel=4,  # whoever called Model.from_pretrained
-    )
+    if not (isinstance(encoder, Encoder) and any(encoder.config.schedule)):  # pooling is meant to leave one
+        warnings.warn(
+            f"{folder} does not say how a text becomes a vector; taking the mean of its tokens. Unless it "
+            "was trained that way, expect poor results.",
+            stacklevel=4,  # whoever called Model.from_pretrained
+        )
     return {
         "tokenizer": Tokenizer.from_pretrained(folder),
         "encoder": encoder,
