@@ -112,10 +112,12 @@ def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor,
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
     """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`."""
-    cos, sin = (part.to(x.dtype) for part in table)
-    if interleaved:
-        a, b = x[..., 0::2], x[..., 1::2]
-        return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    cos, sin = table
+    if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
+        wide = x.to(torch.promote_types(x.dtype, cos.dtype)).unflatten(-1, (-1, 2))
+        turned = torch.view_as_complex(wide) * torch.complex(cos, sin)
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
