@@ -1,4 +1,4 @@
-"""Suite ``gpu``: every test marked ``gpu``, every kernel bench and the encoder on CUDA, in under 8 minutes.
+"""Suite ``gpu``: every test marked ``gpu``, every kernel bench and the encoders on CUDA, in under 8 minutes.
 
 Needs no data and no weights: models are random, lengths follow those of MS MARCO passages.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tite
 from benchmarks.harness import Row, interleave, matmul_peak, ratio, write_results
 from benchmarks.kernels import run_kernels
 
@@ -38,6 +39,9 @@ def main() -> None:
     for name, shape in SHAPES.items():
         rows += measure_encoder(name, dict(zip(SIZES, shape, strict=True)), "cuda", PASSAGES)
         write_results("gpu", rows)  # what is measured stays, whatever comes
+    pooling = tite.measure("cuda")
+    rows += [*tite.bars(pooling, "cuda"), *tite.table(pooling)]
+    write_results("gpu", rows)
     write_results("gpu", [*rows, *run_kernels("cuda")])
     if not passed:
         raise SystemExit("gpu: tests failed, see above")

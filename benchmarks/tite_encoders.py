@@ -148,8 +148,9 @@ def _shapes(encoder: Encoder) -> list[torch.Size]:
 
 def _authors(name: str, encoder: Encoder, backends: tuple[str, ...]) -> Iterator[Contender]:
     """The authors' code with the weights of ``encoder``, pooling by its kernel where that runs: on CUDA."""
-    if os.environ.get("IRKIT_PEERS", "") not in sys.path:
-        sys.path.append(os.environ["IRKIT_PEERS"])
+    peers = os.environ.get("IRKIT_PEERS", "")
+    if peers and peers not in sys.path:
+        sys.path.append(peers)
     device = encoder.word_embeddings.device
     weights = export_weights(dict(encoder.named_parameters()), encoder.names())
     for backend in backends:
