@@ -15,7 +15,7 @@ from .cpu_tile import write_ir
 
 __all__ = ["compiled", "has_code", "plain", "pool"]
 
-_MIN_WORK = 1 << 18  # numbers written worth a thread, about 0.1 ms
+_MIN_WORK = 1 << 20  # numbers written worth a thread, about 0.15 ms
 
 
 def has_code(dtype: torch.dtype) -> bool:
