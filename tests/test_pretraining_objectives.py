@@ -1,10 +1,8 @@
-"""Objectives of pre-training against their formulas, written out text by text and token by token in float64."""
+"""Objectives of pre-training against their formulas, written out token by token in float64."""
 
 from __future__ import annotations
 
-import json
 import math
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,15 @@ from torch.nn import functional as F
 from irkit import Model
 from irkit.encoder import Encoder
 from irkit.encoder.presets import tite_settings
-from irkit.errors import BadValueError, ConfigError
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
-from irkit.training.arguments import TrainingArguments
-from irkit.training.checkpoints import load_weights
 from irkit.training.masking import MaskingConfig
 from irkit.training.pretraining import decoder as decoding
 from irkit.training.pretraining.base import BaseObjective
-from irkit.training.pretraining.batches import PretrainBatch, PretrainCollator
-from irkit.training.pretraining.decoder import Decoder, visible_tokens
+from irkit.training.pretraining.batches import PretrainCollator
+from irkit.training.pretraining.decoder import visible_tokens
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
-from irkit.training.pretraining.step import PretrainStep, validate
-from irkit.training.texts import text_loader
-from irkit.training.trainer import Trainer
+from irkit.training.pretraining.step import PretrainStep
 
 WORDS = ["search", "the index", "of", "a vector model", "neural text", "in the token", "on an index", "zebra"]
 SMALL = {"layers": 3, "hidden_size": 24, "heads": 3, "intermediate_size": 48, "max_length": 8}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import count, cycle, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +178,20 @@ class _Order:
             yield from (order + block * self._block).tolist()
 
     def _filled(self, places: Iterator[int], measure: Callable[[int], int]) -> Iterator[list[int]]:
-        """As many texts as fit into all processes, at least one for each; the longest are dealt first."""
+        """As many texts as fit into all processes, at least one for each."""
         place, budget, world = next(places), self._size * self._world, self._world
         while True:
             step, used = list[tuple[int, int]](), 0
             while len(step) < world or used + measure(place) <= budget:
                 step.append((measure(place), place))
                 used, place = used + step[-1][0], next(places)
-            step.sort(reverse=world > 1)
-            there_and_back = [*range(world), *reversed(range(world))]
-            dealt = zip(step, cycle(there_and_back), strict=False)
-            yield [number for (_, number), rank in dealt if rank == self._rank]
+            yield [place for _, place in step] if world == 1 else self._share(step)
+
+    def _share(self, step: list[tuple[int, int]]) -> list[int]:
+        """What this process has of sizes and places: the longest first, each to who has the least."""
+        shares, loads = [list[int]() for _ in range(self._world)], [0] * self._world
+        for size, place in sorted(step, reverse=True):
+            rank = loads.index(min(loads))
+            shares[rank].append(place)
+            loads[rank] += size
+        return shares[self._rank]
