@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from irkit.training.pretraining.recipe import PretrainRecipe
 from irkit.training.recipe import TrainRecipe
 from irkit.vocabulary.recipe import VocabularyRecipe
 
@@ -13,8 +14,12 @@ RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.ya
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_of_ours_can_be_read(path: Path, tmp_path: Path) -> None:
-    changes_vocabulary = "vocabulary" in yaml.safe_load(path.read_text())
-    kind, verb = (VocabularyRecipe, "transfer-vocab") if changes_vocabulary else (TrainRecipe, "train")
+    stages: dict[str, tuple[type[TrainRecipe], str]] = {
+        "vocabulary": (VocabularyRecipe, "transfer-vocab"),
+        "pretraining": (PretrainRecipe, "pretrain"),
+    }
+    found = [stages[key] for key in yaml.safe_load(path.read_text()) if key in stages]
+    kind, verb = found[0] if found else (TrainRecipe, "train")
     recipe = kind.resolve(path)
     arguments = recipe.arguments(tmp_path)
     assert arguments.seed == recipe.train.get("seed", 42)

@@ -20,6 +20,7 @@ from irkit.cli.info import info
 from irkit.cli.label import label
 from irkit.cli.mine import mine
 from irkit.cli.output import note
+from irkit.cli.pretrain import pretrain
 from irkit.cli.rerank import rerank
 from irkit.cli.search import search
 from irkit.cli.study import study
@@ -43,6 +44,7 @@ for verb in (
     explain,
     evaluate,
     train,
+    pretrain,
     mine,
     label,
     study,

@@ -31,7 +31,8 @@ class StudyConfig(Config):
 
     Attributes:
         name: Title of the report.
-        recipe: What `irkit train` takes, without a seed; a file also names it, relative to that of the study.
+        recipe: What `irkit train`, `pretrain` or `transfer-vocab` takes, without a seed; a file also names
+            it, relative to that of the study.
         variants: Name -> changes of the recipe.
         grid: Axis -> its values: name -> changes; of an axis that is a key of the recipe, a list of values.
         exclude: Combinations of the grid to leave out: axis -> name or value, all of which must meet.

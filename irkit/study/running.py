@@ -45,14 +45,15 @@ def check_study(study: StudyConfig, out: Path) -> list[Trial]:
     Raises:
         ConfigError: The recipe of a variant is wrong, or another one than what was begun there.
     """
+    from irkit.training.pretraining.recipe import PretrainRecipe
     from irkit.training.recipe import TrainRecipe
     from irkit.vocabulary.recipe import VocabularyRecipe
 
+    kinds = {"train": TrainRecipe, "pretrain": PretrainRecipe, "transfer-vocab": VocabularyRecipe}
     found = trials(study, out)
     for trial in found:
         try:
-            kind = VocabularyRecipe if _changes_vocabulary(trial) else TrainRecipe
-            recipe = kind.resolve(trial.recipe)
+            recipe = kinds[_verb(trial)].resolve(trial.recipe)
         except ConfigError as error:
             raise ConfigError(f"variant {trial.variant!r}: {error}") from error
         if not recipe.evaluation:
@@ -143,9 +144,10 @@ def _slots(jobs: int | None) -> list[dict[str, str]]:
     ]
 
 
-def _changes_vocabulary(trial: Trial) -> bool:
-    """Whether the recipe is one of `irkit transfer-vocab`, which can also say that nothing is changed."""
-    return "vocabulary" in trial.recipe
+def _verb(trial: Trial) -> str:
+    """Of the command that carries the recipe out; a key that is null leaves out a stage, for comparison."""
+    verbs = {"pretraining": "pretrain", "vocabulary": "transfer-vocab"}
+    return next((verb for key, verb in verbs.items() if key in trial.recipe), "train")
 
 
 def _start(trial: Trial, slot: dict[str, str]) -> _Process:
@@ -158,8 +160,7 @@ def _start(trial: Trial, slot: dict[str, str]) -> _Process:
             raise LockedError(
                 f"study: {trial.folder} is still being trained by an earlier call; wait for it, or end it"
             ) from None
-        verb = "transfer-vocab" if _changes_vocabulary(trial) else "train"
-        command = [*IRKIT, verb, str(recipe), "--out", str(trial.folder)]
+        command = [*IRKIT, _verb(trial), str(recipe), "--out", str(trial.folder)]
         process = subprocess.Popen(
             command, env=slot, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )

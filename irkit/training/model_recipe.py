@@ -1,4 +1,4 @@
-"""Which model is trained: as it is, or with a new head on the encoder of another."""
+"""Which model is trained: as it is, with a new head on the encoder of another, or all new."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from irkit.formats import SIMILARITIES
 from irkit.heads import MultiVectorConfig, SparseConfig
 from irkit.heads.projection import projection_config
 from irkit.model import Model
+from irkit.model.pooling import pooling_choice
 from irkit.model.queries import query_config
+from irkit.training.new_model import NewModel, make_new_model
 
 __all__ = ["ModelRecipe", "MultiVectorModel", "PretrainedModel", "SparseModel", "make_model"]
 
@@ -31,6 +33,13 @@ def _known_queries(choice: str | dict[str, Any] | None) -> str | dict[str, Any] 
     return choice
 
 
+def _known_pooling(choice: Any) -> Any:
+    if choice is not None:
+        pooling_choice(choice)
+    return choice
+
+
+Pooling = Annotated[dict[str, Any] | list[dict[str, Any] | None] | None, AfterValidator(_known_pooling)]
 Queries = Annotated[str | dict[str, Any] | None, AfterValidator(_known_queries)]
 
 
@@ -58,20 +67,27 @@ class PretrainedModel(_ModelRecipe):
     Attributes:
         max_length: Tokens at which texts are cut; None is what the model says.
         queries: A side of their own for the queries of a sparse model, see `Model.set_queries`.
+        pooling: Which layers of the encoder pool, see `Model.pool`; None is as it was.
     """
 
     kind: Literal["pretrained"] = "pretrained"
     max_length: PositiveInt | None = None
     queries: Queries = None
+    pooling: Pooling = None
 
 
 class MultiVectorModel(_ModelRecipe):
-    """A new multi-vector model on the encoder of another, see `Model.multi_vector`."""
+    """A new multi-vector model on the encoder of another, see `Model.multi_vector`.
+
+    Attributes:
+        pooling: Which layers of the encoder pool, see `Model.pool`; None is as it was.
+    """
 
     kind: Literal["multi_vector"] = "multi_vector"
     projection: Annotated[str | dict[str, Any] | None, AfterValidator(_known_projection)] = "linear"
     config: MultiVectorConfig = MultiVectorConfig()
     markers: tuple[str, str] | None = None
+    pooling: Pooling = None
 
 
 class SparseModel(_ModelRecipe):
@@ -96,40 +112,21 @@ def _with_kind(given: Any) -> Any:
 
 
 ModelRecipe = Annotated[
-    Annotated[PretrainedModel | MultiVectorModel | SparseModel, Field(discriminator="kind")],
+    Annotated[PretrainedModel | MultiVectorModel | SparseModel | NewModel, Field(discriminator="kind")],
     BeforeValidator(_with_kind),
 ]
 
 
-def make_model(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Model:
+def make_model(recipe: ModelRecipe) -> Model:
     """Load it, or make it of random weights, which come from torch's generator.
 
     Raises:
         StorageError: There is no such model or file.
         ConfigError: It is of a kind that irkit cannot run, or settings do not fit it.
     """
-    if isinstance(recipe, MultiVectorModel):
-        model = Model.multi_vector(
-            recipe.name,
-            recipe.projection,
-            recipe.config,
-            markers=recipe.markers,
-            device="cpu",  # the trainer moves it
-            attention=recipe.attention,
-        )
-    elif isinstance(recipe, SparseModel):
-        model = Model.sparse(
-            recipe.name,
-            recipe.config,
-            vocabulary=_terms(recipe.vocabulary),
-            queries=recipe.queries,
-            device="cpu",
-            attention=recipe.attention,
-        )
-    else:
-        model = Model.from_pretrained(recipe.name, device="cpu", attention=recipe.attention)
-        if recipe.queries is not None:
-            model.set_queries(recipe.queries)
+    if isinstance(recipe, NewModel):
+        return make_new_model(recipe)
+    model = _load(recipe)
     model.prompts |= recipe.prompts
     if recipe.similarity is not None:
         if recipe.similarity not in SIMILARITIES[model.kind]:
@@ -143,7 +140,32 @@ def make_model(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Mode
             if part is not None:
                 limits = [recipe.max_length, part.tokenizer.max_length]
                 part.tokenizer.max_length = min(limit for limit in limits if limit is not None)
+    if not isinstance(recipe, SparseModel) and recipe.pooling is not None:
+        model.pool(recipe.pooling)
     return model
+
+
+def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Model:
+    if isinstance(recipe, MultiVectorModel):
+        return Model.multi_vector(
+            recipe.name,
+            recipe.projection,
+            recipe.config,
+            markers=recipe.markers,
+            device="cpu",  # the trainer moves it
+            attention=recipe.attention,
+        )
+    if isinstance(recipe, SparseModel):
+        return Model.sparse(
+            recipe.name,
+            recipe.config,
+            vocabulary=_terms(recipe.vocabulary),
+            queries=recipe.queries,
+            device="cpu",
+            attention=recipe.attention,
+        )
+    model = Model.from_pretrained(recipe.name, device="cpu", attention=recipe.attention)
+    return model if recipe.queries is None else model.set_queries(recipe.queries)
 
 
 def _terms(vocabulary: list[str] | str | None) -> list[str] | None:

@@ -20,9 +20,9 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.arguments import TrainingArguments
 from irkit.training.masked_lm import MaskedLMStep
 from irkit.training.masking import Masking, MaskingConfig
-from irkit.training.running import TrainingLog, begin_place, check_place, publish_model
-from irkit.training.texts import read_texts, text_loader
-from irkit.training.trainer import Trainer
+from irkit.training.running import check_place
+from irkit.training.text_training import text_trainer, train_on_texts
+from irkit.training.texts import read_texts
 
 __all__ = ["AdaptationConfig", "adapt"]
 
@@ -139,33 +139,13 @@ def adapt(
         max_length=length,
         seed=arguments.seed,
     )
-    loader = text_loader(
-        [read_texts(source) for source in config.texts],
-        masking,
-        batch_size=arguments.per_device_train_batch_size,
-        seed=arguments.seed,
-        rank=arguments.process_index,
-        world_size=arguments.world_size,
-    )
-    if arguments.process_index == 0:
-        begin_place(place, config, False)
     trained = {name: each.requires_grad for name, each in step.named_parameters()}
-    trainer = Trainer(
-        step,
-        arguments,
-        loader,
-        evaluation=_validation(
-            config, Masking(model.tokenizer, config.masking, labels=labels, max_length=length)
-        ),
-        callbacks=[TrainingLog(place / "log.jsonl")],
-    )
-    trainer.train(resume_from_checkpoint=True)
+    check = Masking(model.tokenizer, config.masking, labels=labels, max_length=length)
+    trainer = text_trainer(step, arguments, config.texts, masking, _validation(config, check))
+    made = train_on_texts(trainer, config, place)
     for name, parameter in step.named_parameters():
         parameter.requires_grad_(trained[name])
-    if arguments.process_index == 0:
-        publish_model(step, place)
-        model.name = str(place)
-    return trainer.finished_model()
+    return made
 
 
 def _frozen(model: Model, head_only: bool) -> dict[str, float]:
