@@ -38,8 +38,9 @@ def splade_pool(
         hidden: ``(t, d)`` float32, bfloat16 or float16: token vectors, back to back.
         offsets: ``(n + 1,)`` int32; sequence ``i`` begins at ``offsets[i]`` and ends before
             ``offsets[i + 1]``.
-        weight: ``(v, d)`` of the same dtype: the decoder of a masked language model.
-        bias: ``(v,)`` of the same dtype or float32.
+        weight: ``(v, d)`` of the same dtype, or float32, which is rounded to it: the decoder of a masked
+            language model. Of rounding nothing is kept for the backward pass, which has the matrix itself.
+        bias: ``(v,)`` of the dtype of hidden or float32.
         activation: log1p_relu, ``log(1 + relu(x))``; log1p_log1p_relu, the logarithm taken twice; or relu.
         pooling: max or sum.
 
@@ -145,6 +146,7 @@ def _forward(
     *,
     with_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
+    weight = weight.to(hidden.dtype)
     arguments = (hidden, offsets, weight, bias, activation, pooling)
     if hidden.is_cuda:
         from . import triton_kernel
@@ -190,25 +192,25 @@ def _checked(
     activation: str,
     pooling: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, str, str]:
-    """The arguments of the operator; under autocast hidden and weight in its dtype."""
+    """The arguments of the operator; under autocast hidden in its dtype, to which it rounds weight."""
     kind = hidden.device.type
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-        hidden, weight = (x.to(torch.get_autocast_dtype(kind)) for x in (hidden, weight))
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+        weight = weight if weight.dtype == torch.float32 else weight.to(hidden.dtype)
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or 0 in weight.shape:
         raise ValueError(
             f"{name}: expected hidden (t, d) and weight (v, d) of one d, got {tuple(hidden.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    if hidden.dtype != weight.dtype or hidden.dtype not in _FLOATS:
+    dtypes = (hidden.dtype, torch.float32)
+    if hidden.dtype not in _FLOATS or weight.dtype not in dtypes:
         raise ValueError(
-            f"{name}: expected hidden and weight of one dtype among {_FLOATS}, got {hidden.dtype} and "
-            f"{weight.dtype}"
+            f"{name}: expected hidden and weight of one dtype among {_FLOATS}, or weight in float32, got "
+            f"{hidden.dtype} and {weight.dtype}"
         )
-    if bias is not None and (
-        bias.shape != weight.shape[:1] or bias.dtype not in (weight.dtype, torch.float32)
-    ):
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in dtypes):
         raise ValueError(
-            f"{name}: bias must be ({weight.shape[0]},) {weight.dtype} or float32, got {tuple(bias.shape)} "
+            f"{name}: bias must be ({weight.shape[0]},) {hidden.dtype} or float32, got {tuple(bias.shape)} "
             f"{bias.dtype}"
         )
     if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.shape[0] == 0:

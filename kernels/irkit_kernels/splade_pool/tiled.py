@@ -62,7 +62,7 @@ def sum_backward(
     d_hidden, d_weight = torch.zeros_like(x, dtype=torch.float32), torch.empty_like(weight)
     d_bias = torch.empty_like(weight[:, 0] if bias is None else bias)
     for terms in _tiles(len(weight), len(x)):
-        w = weight[terms].to(dtype)
+        w = weight[terms].to(hidden.dtype).to(dtype)
         logits = F.linear(x, w).float()
         if bias is not None:
             logits += bias[terms]
