@@ -257,6 +257,15 @@ def test_task_heads_survive_loading_and_saving(name: str, tmp_path: Path) -> Non
         torch.testing.assert_close(again(ids).logits, whole(ids).logits, atol=1e-5, rtol=0)
 
 
+def test_a_loaded_encoder_does_not_keep_its_file_in_memory(bert: Path) -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        pytest.skip("this system does not say which files are in memory")
+    encoder = Encoder.from_pretrained(bert)
+    assert encoder.head_weights
+    assert str(bert) not in maps.read_text()
+
+
 def test_older_weight_files_load(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((bert / "config.json").read_text())
     tensors = load_file(bert / "model.safetensors")

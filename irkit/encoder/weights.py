@@ -94,7 +94,7 @@ def import_weights(
                     f"config.json says {tuple(parameters[name].shape)}"
                 )
             parameters[name].copy_(value)
-    return heads
+    return {name: tensor.clone() for name, tensor in heads.items()}  # else all of the file stays
 
 
 def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
