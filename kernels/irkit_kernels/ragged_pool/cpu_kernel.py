@@ -61,4 +61,5 @@ def plain(
 def compiled(bfloat16: bool, transposed: bool, cpu: str | None = None) -> Callable[..., None]:
     """The machine code; ``cpu`` as for `compile_ir`."""
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6
-    return compile_ir(write_ir(bfloat16, transposed), "ragged_pool", arguments, cpu=cpu)
+    rounds = cpu is None and "avx512bf16" in cpu_features()
+    return compile_ir(write_ir(bfloat16, transposed, rounds), "ragged_pool", arguments, cpu=cpu)

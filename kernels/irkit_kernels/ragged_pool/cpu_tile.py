@@ -12,8 +12,10 @@ _LANES = 16  # of a vector; LLVM splits it where registers are smaller
 _VECTORS = 4  # that a sum takes at a time, enough to hide the latency of a multiply-add
 
 
-def write_ir(bfloat16: bool, transposed: bool) -> str:
+def write_ir(bfloat16: bool, transposed: bool, rounds: bool) -> str:
     """The LLVM module of ``ragged_pool``, which fills rows ``start`` to ``stop`` of the output.
+
+    ``rounds`` says whether the CPU has an instruction that rounds to bfloat16.
 
     Forward, a row is a window and sums its tokens; transposed, it is a token and sums the windows it lies in.
     Either way a summand weighs 1 / the number of tokens of its window, which only a sequence's last may cut.
@@ -60,7 +62,7 @@ def write_ir(bfloat16: bool, transposed: bool) -> str:
                 sums = c.loop(start, stop, 1, add, ("zeroinitializer",) * vectors, kind)
                 target = c.at("%out", c.mul(c.add(c.mul(r, "%d"), column), size))
                 for v, total in enumerate(sums):
-                    _store(c, bfloat16, lanes, total, c.at(target, v * step))
+                    _store(c, bfloat16, rounds, lanes, total, c.at(target, v * step))
 
             blocks, whole = (c.op(f"and i64 %d, {-step}") for step in (_VECTORS * _LANES, _LANES))
             c.loop(0, blocks, _VECTORS * _LANES, partial(columns, _LANES, _VECTORS))
@@ -97,9 +99,13 @@ def _load(c: Code, bfloat16: bool, lanes: int, pointer: str) -> str:
     return c.op(f"bitcast {ints} {c.op(f'shl {ints} {wide}, {sixteen}')} to <{lanes} x float>")
 
 
-def _store(c: Code, bfloat16: bool, lanes: int, value: str, pointer: str) -> None:
+def _store(c: Code, bfloat16: bool, rounds: bool, lanes: int, value: str, pointer: str) -> None:
     if not bfloat16:
         c.store(f"<{lanes} x float>", value, pointer)
+        return
+    if rounds:
+        half = c.op(f"fptrunc <{lanes} x float> {value} to <{lanes} x bfloat>")
+        c.store(f"<{lanes} x bfloat>", half, pointer)
         return
     # to the nearest, ties to even; a NaN stays one, as those of bfloat16 have no low bits to carry
     ints, sixteen = f"<{lanes} x i32>", splat(lanes, "i32", 16)
