@@ -30,4 +30,4 @@ def test_a_recipe_of_ours_can_be_read(path: Path, tmp_path: Path) -> None:
 
 def test_each_recipe_has_a_twin_for_a_laptop() -> None:
     names = {path.stem for path in RECIPES} - {"notes"}
-    assert {f"{name.removesuffix('_local')}_local" for name in names} <= names
+    assert {f"{name.removesuffix('_local').removesuffix('_released')}_local" for name in names} <= names
