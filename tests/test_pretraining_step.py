@@ -212,6 +212,21 @@ def test_autocast_keeps_the_losses(tokenizer: Tokenizer) -> None:
     assert all(bool(each.grad.isfinite().all()) for each in step.parameters() if each.grad is not None)
 
 
+def test_activations_computed_again_give_the_same_gradients(tokenizer: Tokenizer) -> None:
+    batch = PretrainCollator(tokenizer)(numbered(20))
+    gradients = []
+    for again in (False, True):
+        step = PretrainStep(make(tokenizer, dropout=0.3), [MaskedAutoEncoding(), BagOfWords()])
+        if again:
+            step.activation_checkpointing_enable()
+        torch.manual_seed(4)
+        step(batch).backward()
+        gradients.append({name: each.grad for name, each in step.named_parameters()})
+    assert all(each is not None for each in gradients[0].values())
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], value)
+
+
 # validation
 
 

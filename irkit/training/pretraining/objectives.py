@@ -143,7 +143,7 @@ def _seeded(make: Callable[[], ObjectiveModule], model: Model, seed: int) -> Obj
     """A module whose weights are random as those of encoders, and leave other draws as they are."""
     words = own_encoder(model, "pre-training").word_embeddings
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         module = make()
         for each in module.modules():
             if isinstance(each, nn.Linear):
