@@ -1,0 +1,327 @@
+"""The recipe of a pre-training: checked as a whole, carried out stage by stage, after kills, and by two."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from irkit import Model
+from irkit.cli import main
+from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.training.model_recipe import make_model
+from irkit.training.new_model import NewModel
+from irkit.training.pretraining.recipe import PretrainingConfig, PretrainRecipe
+from irkit.training.pretraining.running import check, pretrain, run
+from irkit.training.running import train
+
+WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "searching", "indexes", "tokens"]
+QUICK = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2, "adam_epsilon": 0.01}
+BOTH = [{"kind": "masked_auto_encoding"}, {"kind": "bag_of_words"}]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Notes with judged queries, in the layout of BEIR."""
+    folder = tmp_path_factory.mktemp("notes")
+    texts = [" ".join(WORDS[(i * k) % 10] for k in range(1, 9)) for i in range(12)]
+    rows = [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    queries = [{"_id": f"q{i}", "text": f"{WORDS[i % 10]} {WORDS[3 * i % 10]}"} for i in range(8)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in queries))
+    (folder / "qrels").mkdir()
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(8))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder
+
+
+def recipe_of(tokenizer: Any, notes: Path, **changes: Any) -> dict[str, Any]:
+    """Four layers of which three pool, six steps and three."""
+    sizes = {"layers": 4, "hidden_size": 16, "heads": 2, "intermediate_size": 32, "max_length": 8}
+    return {
+        "model": {"kind": "new", "preset": 1, "sizes": sizes, "tokenizer": tokenizer},
+        "pretraining": {
+            "texts": str(notes),
+            "objectives": BOTH,
+            "validation": str(notes),
+            "validation_texts": 5,
+            "train": {**QUICK, "max_steps": 6, "save_steps": 2, "eval_steps": 3},
+        },
+        "data": {"source": str(notes), "split": "test", "documents": 1},
+        "losses": {"kind": "infonce"},
+        "train": {**QUICK, "seed": 3, "max_steps": 3, "save_steps": 2},
+        "evaluation": {"source": str(notes), "split": "test", "at_end": True},
+        **changes,
+    }
+
+
+def log(folder: Path, *names: str) -> list[dict[str, float]]:
+    """What was logged of each step, but the times."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in ("step", *names) if name in row} for row in rows]
+
+
+def results(place: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in place.rglob("*")
+        if path.name in ("model.safetensors", "evaluation.jsonl", "tokenizer.json")
+        and "checkpoints" not in path.parts
+    }
+
+
+def test_every_stage_leaves_a_model_and_the_last_one_is_the_result(notes: Path, tmp_path: Path) -> None:
+    given = recipe_of({"size": 60}, notes)
+    out = tmp_path / "out"
+    made = run(PretrainRecipe.resolve(given), out)
+    assert sorted(path.name for path in (out / "stages").iterdir()) == [
+        "fine_tuned",
+        "pretrained",
+        "tokenizer",
+    ]
+    models = {name: Model.from_pretrained(out / "stages" / name) for name in ("pretrained", "fine_tuned")}
+    assert made.tokenizer.vocab_size == models["pretrained"].tokenizer.vocab_size <= 60
+    assert made.tokenizer.max_length == 8
+    text = ["searching neural indexes"]
+    vectors = {name: model.encode_document(text) for name, model in models.items()}
+    assert (made.encode_document(text) == vectors["fine_tuned"]).all()
+    assert not (vectors["pretrained"] == vectors["fine_tuned"]).all()
+    losses = [row["eval_loss"] for row in log(out / "stages" / "pretrained", "eval_loss") if len(row) > 1]
+    assert len(losses) == 3  # before the first step, and every three
+    assert losses[2] < losses[1] < losses[0]
+    assert not any("pretrain" in name or "decoder" in name for name in made.state_dict())
+    with pytest.raises(StorageError, match="holds a trained model"):
+        run(PretrainRecipe.resolve(given), out)
+
+
+def test_without_data_the_result_is_the_pretrained_model(
+    tiny_bert: Path, notes: Path, tmp_path: Path
+) -> None:
+    given = recipe_of(str(tiny_bert), notes, data=[], losses=[], evaluation=[])
+    recipe = PretrainRecipe.resolve(given)
+    made = run(recipe, tmp_path / "out")
+    assert recipe.pretraining is not None
+    again = pretrain(make_model(recipe.model), recipe.pretraining, tmp_path / "again")
+    assert made.dim == again.dim
+    stage = tmp_path / "out" / "stages" / "pretrained"
+    assert (stage / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+
+
+def test_without_pretraining_it_is_a_training(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    given = recipe_of(str(tiny_bert), notes, pretraining=None)
+    run(PretrainRecipe.resolve(given), tmp_path / "recipe")
+    del given["pretraining"]
+    train(given, tmp_path / "train")
+    ours, theirs = (tmp_path / name / "evaluation.jsonl" for name in ("recipe", "train"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_pretrained_model_is_trained_further(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    given = recipe_of("", notes, model={"name": str(tiny_bert), "similarity": "dot", "max_length": 7})
+    given["pretraining"] |= {
+        "objectives": [{"kind": "masked_language_modeling"}, {"kind": "masked_auto_encoding"}],
+        "masking": {"rate": 0.3},
+    }
+    with pytest.warns(UserWarning, match="does not say how a text becomes a vector"):
+        made = run(PretrainRecipe.resolve(given), tmp_path / "out")
+    assert (made.similarity_name, made.tokenizer.max_length) == ("dot", 7)
+    names = {name for row in log_names(tmp_path / "out" / "stages" / "pretrained") for name in row}
+    assert {"eval_masked_language_modeling", "eval_masked_auto_encoding"} <= names
+
+
+def log_names(folder: Path) -> list[set[str]]:
+    return [set(json.loads(line)) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("preset", "vector", "pools"),
+    [("2-late", "mean", True), ("2-late-upscale", "mean", True), ("bert-base", "cls", False)],
+)
+def test_a_new_model_is_that_of_its_preset(tiny_bert: Path, preset: str, vector: str, pools: bool) -> None:
+    sizes = {"layers": 4, "hidden_size": 24, "heads": 3, "max_length": 8}
+    recipe = NewModel(
+        kind="new", preset=preset, sizes=sizes, tokenizer=str(tiny_bert), prompts={"query": "a "}
+    )
+    model = make_model(recipe)
+    assert model.head.pooling == (vector,)
+    assert any(layer.pooling is not None for layer in model.encoder.config.layers) == pools
+    assert model.dim == (48 if preset == "2-late-upscale" else 24)
+    assert (model.tokenizer.max_length, model.prompts["query"]) == (8, "a ")
+    tokens = model.tokenizer(["search index vector token model neural"])
+    assert model.encoder(tokens).lengths.tolist() == [1 if pools else 8]
+
+
+KILLING = """
+import os, signal, sys
+from irkit.training import checkpoints, stages, trainer
+from irkit.training.pretraining.recipe import PretrainRecipe
+from irkit.training.pretraining.running import run
+from transformers import TrainerCallback
+stage, where, recipe, out = sys.argv[1:]
+
+def killed(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if str(state.global_step) == where and stage in str(args.output_dir):
+            killed()
+
+if where == "link":
+    stages._link = killed
+else:
+    begin = trainer.Trainer.__init__
+    def init(self, *arguments, **named):
+        begin(self, *arguments, **named)
+        self.add_callback(Kill())
+    trainer.Trainer.__init__ = init
+run(PretrainRecipe.resolve(recipe), out)
+"""
+
+
+@pytest.mark.slow
+def test_killed_in_any_stage_it_goes_on_with_the_same_losses(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = recipe_of({"size": 60}, notes)
+    given["pretraining"]["masking"] = {"rate": 0.3}
+    (tmp_path / "recipe.json").write_text(json.dumps(given))
+    (tmp_path / "killing.py").write_text(KILLING)
+    for stage, where in (("pretrained", "1"), ("pretrained", "3"), ("fine_tuned", "3"), ("all", "link")):
+        words = [sys.executable, "-W", "ignore", "killing.py", stage, where, "recipe.json", "killed"]
+        assert subprocess.run(words, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+        assert not (tmp_path / "killed" / "modules.json").exists()
+    monkeypatch.chdir(tmp_path)
+    run(PretrainRecipe.resolve("recipe.json"), "killed")
+    run(PretrainRecipe.resolve("recipe.json"), "whole")
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert len(results(tmp_path / "whole")) == 9
+    for stage in ("pretrained", "fine_tuned"):
+        killed, whole = (
+            log(tmp_path / name / "stages" / stage, "loss", "eval_loss", "grad_norm")
+            for name in ("killed", "whole")
+        )
+        assert killed == whole
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_twice_the_batch(notes: Path, tmp_path: Path) -> None:
+    given = recipe_of({"size": 60}, notes)
+    given["pretraining"]["train"] |= {"ddp_backend": "gloo", "use_cpu": True}
+    given["train"] |= {"ddp_backend": "gloo", "use_cpu": True}
+    (tmp_path / "recipe.json").write_text(json.dumps(given))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    for out, words, batch in (
+        ("one", ["-m", "irkit"], 4),
+        (
+            "two",
+            ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29417", "-m", "irkit"],
+            2,
+        ),
+    ):
+        sizes = [f"--set={key}train.per_device_train_batch_size={batch}" for key in ("", "pretraining.")]
+        words = [sys.executable, *words, "pretrain", "recipe.json", "--out", out, *sizes]
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    ours, theirs = (Model.from_pretrained(tmp_path / out).state_dict() for out in ("two", "one"))
+    for name, weight in theirs.items():
+        assert (ours[name] - weight).abs().max() < 1e-4, name
+
+
+def test_what_cannot_be_carried_out_is_refused_before_the_first_step(
+    tiny_bert: Path, notes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def refused(error: type[Exception], message: str, *overrides: str) -> None:
+        with pytest.raises(error, match=message):
+            check(PretrainRecipe.resolve(recipe_of(str(tiny_bert), notes), overrides), out)
+        assert not out.exists()
+
+    refused(ConfigError, "did you mean 'objectives'", "pretraining.objective={}")
+    refused(ConfigError, "did you mean 'bag_of_words'", "pretraining.objectives.1.kind=bag_of_word")
+    refused(ConfigError, "is there twice", "pretraining.objectives.1.kind=masked_auto_encoding")
+    refused(ConfigError, "'masking' hides", "pretraining.objectives.1.kind=masked_language_modeling")
+    refused(ConfigError, "did you mean 'max_steps'", "pretraining.train.max_step=3")
+    refused(ConfigError, "say how many steps", "pretraining.train.max_steps=0")
+    refused(ConfigError, "give `validation`", "pretraining.validation=null")
+    refused(StorageError, "nothing.jsonl", "pretraining.validation=nothing.jsonl")
+    refused(StorageError, "nothing.jsonl", "pretraining.texts=nothing.jsonl")
+    refused(StorageError, "no such directory", "model.tokenizer=./nothing")
+    refused(ConfigError, "got '9'", "model.preset=9")
+    refused(ConfigError, "do not make one row of 512", "model.sizes.max_length=512")
+    refused(ConfigError, "no multiple of 3 heads", "model.sizes.heads=3")
+    refused(ConfigError, "did you mean 'hidden_size'", "model.sizes.hidden_sizes=3")
+    refused(ConfigError, "no 'losses'", "losses=[]")
+    refused(ConfigError, "no 'data'", "data=[]")
+    refused(ConfigError, "nothing to do", "data=[]", "losses=[]", "evaluation=[]", "pretraining=null")
+    refused(ConfigError, "which is left out", "model.tokenizer={}", "pretraining=null")
+    refused(BadValueError, "needs the scores of a teacher", "losses.kind=kl")
+    masked = ("pretraining.objectives.1.kind=masked_language_modeling", "pretraining.masking={}")
+    refused(BadValueError, "the encoder pools", *masked)
+    (tmp_path / "blank.txt").write_text("\n\n")
+    refused(BadValueError, "there are no texts", f"pretraining.texts={tmp_path / 'blank.txt'}")
+
+
+def test_a_vocabulary_is_trained_by_pretraining_alone(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:
+    given = recipe_of({"size": 60}, notes)
+    del given["pretraining"]
+    with pytest.raises(ConfigError, match="expected irkit pretrain"):
+        train(given, tmp_path / "out")
+
+
+def test_the_seed_of_the_training_is_that_of_all_stages(tiny_bert: Path, notes: Path) -> None:
+    recipe = PretrainRecipe.resolve(recipe_of(str(tiny_bert), notes))
+    assert recipe.pretraining is not None
+    assert recipe.pretraining.train["seed"] == 3
+    assert recipe.pretraining.texts == [str(notes)]
+    assert PretrainRecipe.resolve(recipe) == recipe
+    own = PretrainRecipe.resolve(recipe_of(str(tiny_bert), notes), ["pretraining.train.seed=9"])
+    assert own.pretraining is not None
+    assert own.pretraining.train["seed"] == 9
+
+
+def test_defaults_are_the_schedule_of_the_paper(tmp_path: Path) -> None:
+    config = PretrainingConfig(texts="a.jsonl", objectives=BOTH, train={"max_steps": 200_000})
+    arguments = config.arguments(tmp_path)
+    assert arguments.get_warmup_steps(200_000) == 3000
+    assert (arguments.learning_rate, arguments.lr_scheduler_kwargs) == (1e-4, {"min_lr_rate": 0.02})
+    assert config.masking is None
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["pretrain", *words])
+    said = capsys.readouterr()
+    return int(str(stop.value.code)), said.out, said.err
+
+
+def test_the_command_line(tiny_bert: Path, notes: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe_of(str(tiny_bert), notes)))
+    file, out = str(tmp_path / "recipe.json"), tmp_path / "out"
+    code, shown, _ = call(capsys, file, "--print-config", "--set", "train.seed=5")
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert code == 0
+    assert PretrainRecipe.resolve(tmp_path / "shown.yaml").train["seed"] == 5
+    code, _, said = call(capsys, file)
+    assert code == 2
+    assert "no --out" in said
+    code, _, said = call(capsys, file, "--out", str(out), "--dry-run")
+    assert code == 0
+    assert "would train a new 1 (dense 16" in said
+    assert not out.exists()
+    code, shown, said = call(capsys, file, "--out", str(out))
+    assert code == 0, said
+    assert "nDCG@10" in shown
+    assert "Try: irkit index" in said
+    code, _, said = call(capsys, file, "--out", str(out))
+    assert code == 2
+    assert "--overwrite" in said
