@@ -83,7 +83,8 @@ class Model(Pipeline):
         similarity_name: cosine, dot, euclidean or manhattan; maxsim or meanmaxsim of token vectors. The
             default is cosine, dot of a sparse model, or maxsim.
         truncate_dim: Leading dimensions kept of each vector (Matryoshka); None is all.
-        tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU.
+        tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU, and up to
+            four times as many where layers pool.
         devices: Where it was loaded to; a stream of documents is encoded on all of them.
         name: What it was loaded from.
 

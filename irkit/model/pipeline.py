@@ -31,6 +31,7 @@ __all__ = ["Pipeline", "Side"]
 
 _CHUNK = 2048  # texts that are sorted by length together
 _BUDGET = {"cpu": 1024, "cuda": 32768}  # tokens a step: what stays in the cache, what fills the device
+_MORE = 4  # times as many at most where layers pool, so that enough rows are left for the last of them
 
 
 class Pipeline(nn.Module):
@@ -253,13 +254,16 @@ class Pipeline(nn.Module):
                 progress(len(part))
             return part
         model.eval()
-        budget = self.tokens_per_step or _BUDGET.get(self.device.type, _BUDGET["cpu"])
+        budget = _BUDGET.get(self.device.type, _BUDGET["cpu"])
+        if isinstance(model.encoder, Encoder) and model.head.pools(template.side):
+            _, stride = model.encoder.config.window
+            budget *= min(stride, _MORE)
         return encode_tokens(
             model.encoder,
             model.head,
             tokens,
             template,
-            budget=budget,
+            budget=self.tokens_per_step or budget,
             batch_size=batch_size,
             progress=progress,
         )
