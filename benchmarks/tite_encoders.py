@@ -28,7 +28,7 @@ Sizes = Mapping[str, int]
 """What differs from BERT-base: some of ``layers``, ``hidden_size``, ``heads`` and ``intermediate_size``."""
 
 Backends = Mapping[str, tuple[str, ...]]
-BACKENDS: dict[str, Backends] = {  # by whose code; ours of presets that are not compared by the first
+BACKENDS: dict[str, Backends] = {  # by whose code, the fastest first; with others, few presets are timed
     "cpu": {"irkit": ("sdpa", "eager"), "authors": ("sdpa", "eager"), "transformers": ("sdpa", "eager")},
     "cuda": {
         "irkit": ("flash", "sdpa", "eager"),
@@ -48,6 +48,7 @@ class Contender:
         attention: Which of its implementations.
         prepare: Makes the input of ``encode`` of token ids.
         encode: Gives all rows of all texts, ``(total, width)``.
+        pools: Whether layers make rows shorter.
         timed: Whether it is more than something to compare outputs with.
     """
 
@@ -56,6 +57,7 @@ class Contender:
     attention: str
     prepare: Callable[[Ragged], Any]
     encode: Callable[[Any], Tensor]
+    pools: bool = False
     timed: bool = True
 
     @property
@@ -69,10 +71,12 @@ def contenders(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Conten
     backends = BACKENDS[device]
     yield from _transformers(backends, device, dtype, sizes)
     for name, encoder in _encoders(device, dtype, sizes).items():
-        if name in COMPARED:
-            yield from _authors(name, encoder, backends["authors"])
-        for place, backend in enumerate(backends["irkit"]):
-            yield replace(_ours(name, encoder, backend), timed=name in COMPARED or place == 0)
+        compared = [*_authors(name, encoder, backends["authors"])] if name in COMPARED else []
+        ours = [_ours(name, encoder, backend) for backend in backends["irkit"]]
+        for one in (*compared, *ours):
+            fastest = one.attention == backends[one.code][0]
+            timed = fastest or name == COMPARED[1] or (name == COMPARED[0] and one.code == "irkit")
+            yield replace(one, pools=name != COMPARED[0], timed=timed)
 
 
 def _transformers(backends: Backends, device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:
