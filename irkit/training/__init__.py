@@ -7,6 +7,7 @@ In the order in which a reader meets them::
     data/           sources of examples, and batches of them; example.py: what an example and a batch are
     step.py         a batch in, the loss out; scores.py: what losses see; gather.py: what processes share
     masked_lm.py    the same for texts without labels; masking.py, texts.py: its batches
+    pretraining/    objectives that need texts alone; logit_losses.py: losses over a vocabulary, fused
     losses/, regularizers.py, interaction.py
     trainer.py      steps, on transformers' Trainer; checkpoints.py, lora.py
     validation.py   measures of the model of the moment
