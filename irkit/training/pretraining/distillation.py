@@ -42,6 +42,8 @@ class Distillation(BaseObjective):
         cosine: Weight of 1 - cosine.
         mse: Weight of the squared error: of vectors, relative to the teacher's squared length; of
             similarities.
+        states: Weight of 1 - cosine of hidden states: each row of the encoder and the mean of the teacher's
+            over its window. That is much more to learn from than one vector a text.
 
     Source: Sanh et al. 2019, "DistilBERT", section 2, for the cosine; Reimers and Gurevych 2020, "Making
     Monolingual Sentence Embeddings Multilingual using Knowledge Distillation", for the squared error.
@@ -51,6 +53,7 @@ class Distillation(BaseObjective):
     teacher: str | None = None
     cosine: NonNegativeFloat = 1.0
     mse: NonNegativeFloat = 1.0
+    states: NonNegativeFloat = 1.0
 
     def prepare(self, model: Model, seed: int = 0) -> ObjectiveModule:
         """The frozen teacher, which is neither trained nor saved; see `BaseObjective.prepare`.
@@ -101,10 +104,11 @@ class _OneVector(ObjectiveModule):
         batch, teacher = encoded.batch, self._teacher
         made = encoded.model.head(encoded.hidden, batch.tokens).values  # type: ignore[union-attr]
         with torch.no_grad():
-            wanted = teacher.head(teacher.hidden(batch.original), batch.original).values  # type: ignore[union-attr]
-        cosine = (1 - F.cosine_similarity(made, wanted)).sum()
-        squares = ((made - wanted).square().sum(1) / wanted.square().sum(1).clamp(min=1e-12)).sum()
-        return _weighed(self._weights, cosine, squares, len(batch))
+            hidden = teacher.hidden(batch.original)
+            wanted = teacher.head(hidden, batch.original).values  # type: ignore[union-attr]
+        cosine = (1 - F.cosine_similarity(made, wanted)).mean()
+        squares = ((made - wanted).square().sum(1) / wanted.square().sum(1).clamp(min=1e-12)).mean()
+        return _weighed(self._weights, encoded, cosine, squares, hidden)
 
 
 class _ManyVectors(ObjectiveModule):
@@ -114,44 +118,41 @@ class _ManyVectors(ObjectiveModule):
 
     def forward(self, encoded: Encoded) -> Value:
         batch, head, encoder = encoded.batch, encoded.model.head, encoded.model.encoder
-        assert isinstance(head, MultiVectorHead)  # checked in prepare
+        teacher = self._teacher
+        assert isinstance(head, MultiVectorHead) and isinstance(teacher.head, MultiVectorHead)  # noqa: PT018
         start = batch.tokens.positions() < min(head.max_length("query") or _QUERY, _QUERY)
         asked, original = batch.tokens.where(start), batch.original.where(start)
         queries = head.token_vectors(hidden_states(encoder, head, asked, None, "query"), original, "query")
         documents = head.token_vectors(encoded.hidden, batch.original, "document")
         with torch.no_grad():
-            wanted_queries = self._means(head, original, "query")
-            tokens = self._vectors(batch.original, "document")
+            hidden = teacher.hidden(batch.original)
+            tokens = teacher.head.token_vectors(hidden, batch.original, "document")
+            known = teacher.head.token_vectors(teacher.hidden(original), original, "query")
+            wanted_queries = self._means(head, original, "query", known)
             wanted_documents = self._means(head, batch.original, "document", tokens)
             wanted = _similarities(wanted_queries, tokens)
-        cosine = torch.stack(
-            [
-                1 - F.cosine_similarity(queries.values, wanted_queries.values).mean(),
-                1 - F.cosine_similarity(documents.values, wanted_documents.values).mean(),
-            ]
-        ).mean()
+        cosine = (
+            _distance(queries.values, wanted_queries.values)
+            + _distance(documents.values, wanted_documents.values)
+        ) / 2
         squares = (_similarities(queries, documents) - wanted).square().mean()
-        return _weighed(self._weights, cosine * len(batch), squares * len(batch), len(batch))
+        return _weighed(self._weights, encoded, cosine, squares, hidden)
 
-    def _vectors(self, tokens: Ragged, side: Side) -> Ragged:
-        """The teacher's, of the tokens that its head keeps."""
-        head = self._teacher.head
-        assert isinstance(head, MultiVectorHead)
-        return head.token_vectors(self._teacher.hidden(tokens), tokens, side)
-
-    def _means(
-        self, head: MultiVectorHead, tokens: Ragged, side: Side, vectors: Ragged | None = None
-    ) -> Ragged:
+    def _means(self, head: MultiVectorHead, tokens: Ragged, side: Side, vectors: Ragged) -> Ragged:
         """The teacher's vectors, averaged over the windows that the rows of ``head`` stand for."""
-        teacher = self._teacher.head
-        assert isinstance(teacher, MultiVectorHead)
-        vectors = self._vectors(tokens, side) if vectors is None else vectors
         if head.window == (1, 1) or not head.pools(side):
             return vectors
+        teacher = self._teacher.head
+        assert isinstance(teacher, MultiVectorHead)
         whole = vectors.values.new_zeros(len(tokens.values), teacher.dim)
         whole[teacher.kept(tokens, side)] = vectors.values
         means = F.normalize(ragged_pool(whole, tokens.offsets, *head.window), dim=-1)
         return head.spans(tokens, side).with_values(means).where(head.kept(tokens, side))
+
+
+def _distance(made: Tensor, wanted: Tensor) -> Tensor:
+    """Mean of 1 - cosine of ``(rows, dim)``; 0 without rows."""
+    return (1 - F.cosine_similarity(made, wanted)).sum() / max(1, len(made))
 
 
 def _similarities(queries: Ragged, documents: Ragged) -> Tensor:
@@ -160,9 +161,19 @@ def _similarities(queries: Ragged, documents: Ragged) -> Tensor:
     return score(MultiVector(single), MultiVector(documents))
 
 
-def _weighed(weights: Distillation, cosine: Tensor, squares: Tensor, count: int) -> Value:
-    parts = {"cosine": cosine.detach(), "mse": squares.detach()}
-    return Value(weights.cosine * cosine + weights.mse * squares, count, parts)
+def _weighed(
+    weights: Distillation, encoded: Encoded, cosine: Tensor, squares: Tensor, hidden: Ragged
+) -> Value:
+    """The sum, and its parts; ``hidden`` is what the encoder of the teacher makes."""
+    count = len(encoded.batch)
+    total = weights.cosine * cosine + weights.mse * squares
+    parts = {"cosine": cosine, "mse": squares}
+    if weights.states:
+        window = encoded.encoder.config.window
+        means = hidden.values if window == (1, 1) else ragged_pool(hidden.values, hidden.offsets, *window)
+        parts["states"] = _distance(encoded.hidden.values, means)
+        total = total + weights.states * parts["states"]
+    return Value(count * total, count, {name: count * part.detach() for name, part in parts.items()})
 
 
 def _named(name: str, model: Model) -> Model:
