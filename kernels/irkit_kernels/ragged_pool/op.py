@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     direct = type(grad) is Tensor and not torch.is_grad_enabled()  # the dispatcher takes 40 us
-    pool = _pool if direct else torch.ops.irkit.ragged_pool
+    pool: Callable[..., Tensor] = _pool if direct else torch.ops.irkit.ragged_pool
     result = pool(grad, *ctx.saved_tensors, *ctx.numbers, ctx.rows, not ctx.transposed)
     return (result, *[None] * 6)
 
