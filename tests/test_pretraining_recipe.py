@@ -14,7 +14,10 @@ import pytest
 
 from irkit import Model
 from irkit.cli import main
+from irkit.encoder import Encoder
 from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.heads import PooledHead
+from irkit.tokenizer import Tokenizer
 from irkit.training.model_recipe import make_model
 from irkit.training.new_model import NewModel
 from irkit.training.pretraining.recipe import PretrainingConfig, PretrainRecipe
@@ -211,22 +214,23 @@ def test_killed_in_any_stage_it_goes_on_with_the_same_losses(
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_with_twice_the_batch(notes: Path, tmp_path: Path) -> None:
-    given = recipe_of({"size": 60}, notes)
-    given["pretraining"]["train"] |= {"ddp_backend": "gloo", "use_cpu": True}
-    given["train"] |= {"ddp_backend": "gloo", "use_cpu": True}
-    (tmp_path / "recipe.json").write_text(json.dumps(given))
+def test_two_processes_train_as_one_with_twice_the_batch(
+    tiny_bert: Path, notes: Path, tmp_path: Path
+) -> None:
+    given = recipe_of(str(tiny_bert), notes)
+    new = PretrainRecipe.resolve(given).model
+    assert isinstance(new, NewModel)
+    tokenizer = Tokenizer.from_pretrained(tiny_bert)
+    encoder = Encoder(new.settings(tokenizer.vocab_size) | {"dropout_prob": 0.0})
+    Model(tokenizer, encoder, PooledHead(16, "mean")).save_pretrained(tmp_path / "model")
+    (tmp_path / "recipe.json").write_text(json.dumps(given | {"model": str(tmp_path / "model")}))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    for out, words, batch in (
-        ("one", ["-m", "irkit"], 4),
-        (
-            "two",
-            ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29417", "-m", "irkit"],
-            2,
-        ),
-    ):
-        sizes = [f"--set={key}train.per_device_train_batch_size={batch}" for key in ("", "pretraining.")]
-        words = [sys.executable, *words, "pretrain", "recipe.json", "--out", out, *sizes]
+    together = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29417"]
+    for out, launcher, batch in (("one", [], 4), ("two", together, 2)):
+        values = {"per_device_train_batch_size": batch, "use_cpu": True}
+        values |= {"ddp_backend": "gloo"} if launcher else {}
+        sets = [f"--set={key}train.{name}={values[name]}" for key in ("", "pretraining.") for name in values]
+        words = [sys.executable, *launcher, "-m", "irkit", "pretrain", "recipe.json", "--out", out, *sets]
         done = subprocess.run(
             words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )

@@ -89,6 +89,16 @@ def test_a_recipe_that_says_something_of_the_vocabulary_has_a_verb_of_its_own(pl
         check_study(study_of(recipe=recipe, variants=wrong, baseline="none"), place / "no")
 
 
+def test_a_recipe_with_pretraining_has_a_verb_of_its_own(place):
+    plan = {"texts": "beir", "objectives": {"kind": "bag_of_words"}, "train": {"max_steps": 3}}
+    variants = {"none": {"pretraining": None}, "some": {"pretraining": plan}}
+    runs = run_study(study_of(variants=variants, baseline="none", seeds=[1]), "out")
+    assert [calls(trial)[0]["verb"] for trial in runs] == ["pretrain"] * 2
+    wrong = variants | {"some": {"pretraining": plan | {"objectives": {"kind": "bag_of_word"}}}}
+    with pytest.raises(ConfigError, match="did you mean 'bag_of_words'"):
+        check_study(study_of(variants=wrong, baseline="none"), place / "no")
+
+
 def test_every_run_once(place):
     ended = []
     runs = run_study(study_of(), "out", progress=lambda trial, seconds: ended.append((trial, seconds)))
