@@ -6,7 +6,9 @@ In the order in which a reader meets them::
     running.py      a recipe carried out, from its checks to the saved model
     data/           sources of examples, and batches of them; example.py: what an example and a batch are
     step.py         a batch in, the loss out; scores.py: what losses see; gather.py: what processes share
-    masked_lm.py    the same for texts without labels; masking.py, texts.py: its batches
+    masked_lm.py    the same for texts without labels; masking.py, texts.py: its batches; text_training.py
+    pretraining/    other objectives on texts, and the recipe of a model from its beginning: new_model.py
+    stages.py       what recipes of several stages leave behind
     pretraining/    objectives that need texts alone; logit_losses.py: losses over a vocabulary, fused
     losses/, regularizers.py, interaction.py
     trainer.py      steps, on transformers' Trainer; checkpoints.py, lora.py
