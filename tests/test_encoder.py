@@ -371,3 +371,22 @@ def test_cuda_backends_agree_with_float32(name: str, attention: str, partly: boo
             for model in (plain, fused)
         ]
     assert errors[1] <= 2 * errors[0]
+
+
+@pytest.mark.parametrize("lengths", [(3, 3), (2, 4)])
+def test_rows_of_one_length_attend_as_beside_a_longer_one(lengths: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    queries, keys = lengths
+    sizes = (queries, keys, keys)
+    parts = [torch.randn(2 * size, 2, 4, dtype=torch.float64, requires_grad=True) for size in sizes]
+    longer = torch.randn(7, 2, 4, dtype=torch.float64)
+
+    def run(beside: bool) -> tuple[torch.Tensor, ...]:
+        rows = [Ragged(part, torch.full((2,), size)) for part, size in zip(parts, sizes, strict=True)]
+        if beside:
+            rows = [Ragged.concat([row, Ragged(longer, torch.tensor([7]))]) for row in rows]
+        out = attend(*rows, backend="eager")[: 2 * queries]
+        return out, *torch.autograd.grad(out.square().sum(), parts)
+
+    for alone, together in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(alone, together)
