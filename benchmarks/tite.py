@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.tite_encoders import Contender, Sizes
     from irkit import Ragged
 
-__all__ = ["bars", "batches", "check", "main", "measure", "table"]
+__all__ = ["AS_THEY_COME", "bars", "batches", "check", "main", "measure", "table"]
 
 # Tokens of 64 texts of which each stands for as many: of 25,134 passages and of 96 queries.
 QUANTILES = {
@@ -41,16 +41,23 @@ QUANTILES = {
     ),
 }
 TEXTS = {"cpu": 2048, "cuda": 16_384}  # that are sorted by length together
-TOKENS = {"cpu": (1024, 2048), "cuda": (131_072, 131_072)}  # of a batch; where encoders pool, more are faster
+TOKENS = {  # of a batch; large ones suit encoders that pool
+    "cpu": {"small": 1024, "large": 2048},
+    "cuda": {"small": 131_072, "large": 131_072},
+}
+MIXED = {"cpu": 16, "cuda": 512}  # texts of a batch in which they are of any length
 BATCHES = {"cpu": {"passages": 2, "queries": 1}, "cuda": {"passages": 4, "queries": 1}}
 PRECISIONS = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 
 NO_POOLING, LATE, STAGGERED = "no pooling", "TITE 1: 2-late", "TITE 2: 2-staggered"
+AS_THEY_COME = "authors, texts as they come"  # their script does not sort
 _WANTED: dict[str, list[tuple[tuple[str, str], tuple[str, str], str, float]]] = {
     # passages a second of one over another, with which attention; "" is each that both have
     device: [
         ((STAGGERED, "irkit"), (NO_POOLING, "irkit"), attention, staggered),
         ((LATE, "irkit"), (NO_POOLING, "irkit"), attention, late),
+        ((STAGGERED, "irkit"), (STAGGERED, AS_THEY_COME), "", 1.3),
+        ((LATE, "irkit"), (LATE, AS_THEY_COME), "", 1.3),
         ((STAGGERED, "irkit"), (STAGGERED, "authors"), "", 1.3),
         ((LATE, "irkit"), (LATE, "authors"), "", 1.3),
         (("BERT", "irkit"), ("BERT", "transformers"), "", 1.0),
@@ -92,33 +99,39 @@ def measure(device: str, sizes: Sizes | None = None, rounds: int = 2) -> list[Ro
         torch.manual_seed(0)
         found = list(contenders(device, getattr(torch, precision), sizes or {}))
         for kind in QUANTILES:
-            given = [batches(kind, device, tokens) for tokens in TOKENS[device]]
+            given = {name: batches(kind, device, name) for name in ("small", "large", "mixed")}
             with torch.inference_mode():
-                different = check(found, Ragged.concat([batch[[0, -1]] for batch in given[0]]), precision)
-                runs = {one.name: _run(one, given[one.pools], device) for one in found if one.timed}
+                different = check(
+                    found, Ragged.concat([batch[[0, -1]] for batch in given["small"]]), precision
+                )
+                runs = {one.name: _run(one, given[one.batches], device) for one in found if one.timed}
                 seconds = interleave(runs, rounds, clock)
             for one in found:
                 if one.timed:
                     what = {"texts": kind, "precision": precision, "model": one.model, "code": one.code}
                     row = {**what, "attention": one.attention, "difference": different[one.model]}
-                    row["seconds"] = [each / sum(map(len, given[one.pools])) for each in seconds[one.name]]
+                    row["seconds"] = [each / sum(map(len, given[one.batches])) for each in seconds[one.name]]
                     row["texts/s"] = 1 / min(row["seconds"])
                     print(row, file=sys.stderr, flush=True)
                     rows.append(row)
     return rows
 
 
-def batches(kind: str, device: str, tokens: int) -> list[Ragged]:
-    """Some of the batches of so many tokens that many texts of a kind make, of long texts first."""
+def batches(kind: str, device: str, name: str) -> list[Ragged]:
+    """Some of the batches that many texts of a kind make: those of long texts first, or ``mixed``."""
     import torch
 
     from irkit import Ragged
     from irkit.model.batching import plan_steps
 
     known = torch.tensor([int(number) for number in QUANTILES[kind].split()])
-    known = known.repeat_interleave(TEXTS[device] // len(known))
-    steps, count = plan_steps(known, tokens), BATCHES[device][kind]
-    chosen = [known[steps[(2 * place + 1) * len(steps) // (2 * count)]] for place in range(count)]
+    if name == "mixed":
+        known = known.repeat_interleave(MIXED[device] // 16)
+        chosen = list(known[torch.randperm(len(known))].split(MIXED[device]))
+    else:
+        known = known.repeat_interleave(TEXTS[device] // len(known))
+        steps, count = plan_steps(known, TOKENS[device][name]), BATCHES[device][kind]
+        chosen = [known[steps[(2 * place + 1) * len(steps) // (2 * count)]] for place in range(count)]
     return [Ragged(torch.randint(5, 200, (int(rows.sum()),)), rows).to(device) for rows in chosen]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.tite import AS_THEY_COME
 from irkit import Encoder, Ragged
 from irkit.encoder.presets import PRESETS, tite_settings
 from irkit.encoder.weights import export_weights
@@ -48,7 +49,7 @@ class Contender:
         attention: Which of its implementations.
         prepare: Makes the input of ``encode`` of token ids.
         encode: Gives all rows of all texts, ``(total, width)``.
-        pools: Whether layers make rows shorter.
+        batches: Which it is given, see `benchmarks.tite.batches`.
         timed: Whether it is more than something to compare outputs with.
     """
 
@@ -57,7 +58,7 @@ class Contender:
     attention: str
     prepare: Callable[[Ragged], Any]
     encode: Callable[[Any], Tensor]
-    pools: bool = False
+    batches: str = "small"
     timed: bool = True
 
     @property
@@ -76,7 +77,9 @@ def contenders(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Conten
         for one in (*compared, *ours):
             fastest = one.attention == backends[one.code][0]
             timed = fastest or name == COMPARED[1] or (name == COMPARED[0] and one.code == "irkit")
-            yield replace(one, pools=name != COMPARED[0], timed=timed)
+            yield replace(one, batches="small" if name == COMPARED[0] else "large", timed=timed)
+            if one.code == "authors" and fastest and name != COMPARED[0]:
+                yield replace(one, code=AS_THEY_COME, batches="mixed")
 
 
 def _transformers(backends: Backends, device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:

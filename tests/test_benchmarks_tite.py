@@ -52,7 +52,7 @@ def test_every_encoder_is_compared_and_timed(monkeypatch: pytest.MonkeyPatch, tm
     from benchmarks.tite_encoders import TITE
 
     monkeypatch.setenv("IRKIT_PEERS", str(tmp_path))  # no authors' code
-    monkeypatch.setattr(tite, "TOKENS", {"cpu": (200, 300)})
+    monkeypatch.setattr(tite, "TOKENS", {"cpu": {"small": 200, "large": 300}})
     monkeypatch.setattr(tite, "PRECISIONS", {"cpu": ("float32",)})
     rows = tite.measure("cpu", SIZES, rounds=1)
     names = ("BERT", "DistilBERT", "ModernBERT", "Funnel", *TITE)
