@@ -158,11 +158,19 @@ def render(suite: str) -> str:
 
 
 def fill_pages(write: bool = True) -> list[Path]:
-    """Put stored results between ``<!-- results:SUITE -->`` and ``<!-- end -->``; the pages that differed."""
+    """Put stored results between ``<!-- results:SUITE -->`` and ``<!-- end -->``; the pages that differed.
+
+    What has not been measured yet stays as it is.
+    """
     root, changed = Path(__file__).parents[1], []
+
+    def filled(place: re.Match[str]) -> str:
+        stored = (RESULTS / f"{place[2]}.jsonl").exists()
+        return f"{place[1]}\n{render(place[2])}\n{place[3]}" if stored else place[0]
+
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         old = page.read_text()
-        new = _PLACE.sub(lambda match: f"{match[1]}\n{render(match[2])}\n{match[3]}", old)
+        new = _PLACE.sub(filled, old)
         if new != old:
             changed.append(page)
             if write:
