@@ -19,6 +19,7 @@ from irkit.model.batching import hidden_states
 from irkit.training.pretraining.batches import PretrainCollator
 from irkit.training.pretraining.distillation import Distillation
 from irkit.training.pretraining.objectives import MaskedLanguageModeling
+from irkit.training.pretraining.recipe import PretrainingConfig
 from irkit.training.pretraining.step import PretrainStep, validate
 
 TEXTS = ["the index of a search model", "a token, in the text!", "model", "on the neural vector " * 9]
@@ -176,3 +177,11 @@ def test_a_named_teacher_and_what_does_not_fit(tiny_bert: Path, tmp_path: Path) 
         PretrainStep(multi_vector(tiny_bert, pooled_sides=["query"]).pool({"factor": 2}), [Distillation()])
     with pytest.raises(BadValueError, match="the encoder pools"):
         PretrainStep(model.pool({"factor": 2}), [MaskedLanguageModeling()])
+
+
+def test_another_schedule_does_without_the_arguments_of_the_default(tmp_path: Path) -> None:
+    config = {"texts": "x", "objectives": {"kind": "distillation"}, "train": {"max_steps": 2}}
+    kept = PretrainingConfig.parse(config, "pretraining").arguments(tmp_path)
+    assert kept.lr_scheduler_kwargs == {"min_lr_rate": 0.02}
+    config["train"] = {"max_steps": 2, "lr_scheduler_type": "linear"}
+    assert PretrainingConfig.parse(config, "pretraining").arguments(tmp_path).lr_scheduler_kwargs == {}

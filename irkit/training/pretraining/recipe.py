@@ -80,6 +80,8 @@ class PretrainingConfig(Config):
             ConfigError: A name is unknown, a value is impossible, or there is no number of steps.
         """
         values = _DEFAULTS | self.train
+        if "lr_scheduler_type" in self.train:
+            values["lr_scheduler_kwargs"] = self.train.get("lr_scheduler_kwargs", {})  # not those of another
         if self.validation is not None:
             values = {"eval_steps": 0.1, "eval_on_start": True} | values
         elif unused := [name for name in ("eval_steps", "eval_on_start") if values.get(name)]:
