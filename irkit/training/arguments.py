@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -32,6 +34,12 @@ _OF_TRANSFORMERS = (
     "dataloader_persistent_workers dataloader_prefetch_factor ddp_find_unused_parameters ddp_bucket_cap_mb "
     "ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config log_level"
 )
+_AT_LEAST = {
+    1: "per_device_train_batch_size gradient_accumulation_steps tokens_per_batch gradient_cache_size "
+    "early_stopping_patience",
+    0: "learning_rate weight_decay max_grad_norm seed dataloader_num_workers",
+}
+_MORE_THAN_NOTHING = "num_train_epochs save_steps eval_steps logging_steps"
 
 
 @dataclass
@@ -116,7 +124,8 @@ class TrainingArguments(transformers.TrainingArguments):
         """Values by name, of the types that they should have; no device is touched.
 
         Raises:
-            ConfigError: There is no such argument, it does nothing in irkit, or it has another type.
+            ConfigError: There is no such argument, it does nothing in irkit, or it has another type or an
+                impossible value.
         """
         own = {each.name for each in fields(cls)}
         known = own & {*_OWN.split(), *_OF_TRANSFORMERS.split()}
@@ -134,10 +143,26 @@ class TrainingArguments(transformers.TrainingArguments):
             except ValidationError as error:
                 reason = error.errors()[0]["msg"]
                 raise ConfigError(f"{source}.{name}: {reason}, got {value!r:.60}") from error
-        for name in ("tokens_per_batch", "gradient_cache_size", "early_stopping_patience"):
-            if (number := values.get(name)) is not None and number < 1:
-                raise ConfigError(f"{source}.{name}: expected 1 or more, or nothing, got {number!r}")
+        _check_values(values, source)
         return values
+
+
+def _check_values(values: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError where a number cannot be meant."""
+    for least, names in _AT_LEAST.items():
+        for name in names.split():
+            if (number := values.get(name)) is not None and not least <= number < math.inf:
+                raise ConfigError(f"{source}.{name}: expected {least} or more, got {number!r}")
+    for name in _MORE_THAN_NOTHING.split():
+        if (number := values.get(name)) is not None and not 0 < number < math.inf:
+            raise ConfigError(f"{source}.{name}: expected more than 0, got {number!r}")
+    for pattern, rate in values.get("learning_rates", {}).items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{source}.learning_rates: {pattern!r} is no pattern: {error}") from error
+        if not 0 <= rate < math.inf:
+            raise ConfigError(f"{source}.learning_rates: expected 0 or more for {pattern!r}, got {rate!r}")
 
 
 def _check_reports(names: Iterable[str]) -> None:
