@@ -23,6 +23,7 @@ from irkit.heads.windows import windows
 from irkit.model import Model
 from irkit.model.pooling import PoolingChoice
 from irkit.retriever import Retriever
+from irkit.training.interaction import MVA, make_interaction
 from irkit.training.model_recipe import PretrainedModel, make_model
 from irkit.training.recipe import TrainRecipe
 
@@ -284,6 +285,13 @@ def test_models_that_cannot_pool(tiny_bert: Path, tmp_path: Path) -> None:
     small = Model.multi_vector(tiny_bert, device="cpu", dtype="int8")
     with pytest.raises(BadValueError, match="the weights are int8"):
         small.pool({"factor": 2})
+
+
+def test_class_tokens_that_would_be_pooled_are_refused(tiny_bert: Path) -> None:
+    model = Model.multi_vector(tiny_bert, device="cpu").pool({"factor": 2})
+    with pytest.raises(ConfigError, match="multiple_cls needs a vector for each class token"):
+        make_interaction(MVA(pooling="multiple_cls", size=4), model)
+    assert model.prompts["document"] == ""
 
 
 def test_an_adapter_cannot_pool(tmp_path: Path, tiny_bert: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from irkit.config import Config, read_json
 from irkit.encoder.weights import read_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.heads import MultiVectorHead
 from irkit.late_interaction import (
     MultiVectorAttention,
     first_tokens,
@@ -98,7 +99,8 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
         model: What is trained; new weights come from torch's generator and start near its mean MaxSim.
 
     Raises:
-        ConfigError: The model makes no token vectors, averages MaxSim itself, or has no class token.
+        ConfigError: The model makes no token vectors, averages MaxSim itself, or has no class token of
+            its own.
     """
     if isinstance(config, MaxSim):
         return None
@@ -112,6 +114,11 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
     if isinstance(config, XTR):
         return _RetrievedTokens(config.k)
     if config.pooling == "multiple_cls" and config.size is not None:
+        if isinstance(model.head, MultiVectorHead) and model.head.window != (1, 1):
+            raise ConfigError(
+                "interaction.pooling: multiple_cls needs a vector for each class token, but the encoder "
+                "pools them; choose first_k, or leave model.pooling out"
+            )
         _prepend_classes(model, config.size)
     return PooledAttention(model.dim, config)
 
