@@ -3,12 +3,14 @@
 Both start from the same directories (all-MiniLM-L6-v2, alone or with a new head), take the same pairs of
 SciFact's training split in the same batches, cut to the same lengths, with AdamW, gradients clipped at 1, and
 all else at its defaults. First without dropout: the losses of every step have to agree. Then with the dropout
-of the checkpoint: steps taken in turn, by processes of their own.
+of the checkpoint: over many steps on short texts the losses of the two may be no further apart than those of
+the peer with two seeds. Then the clock: steps taken in turn, by processes of their own.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,10 @@ KINDS = ("dense", "multi_vector", "sparse")
 PRECISIONS = ("float32", "bfloat16")
 PEER = "sentence-transformers"
 CHECKED, UNMEASURED, ROUNDS = 6, 2, 6  # steps
+CURVE, CHARACTERS = 60, 200  # steps, and how much of a document they see
+_APART = (
+    1.5  # square root of the 99.9 % quantile of F(60, 60): what the ratio of two equal noises stays below
+)
 _AGREE = {"float32": 2e-3, "bfloat16": 5e-2}  # losses, relative, at any step checked
 _FASTER = {"dense": 1.3, "multi_vector": 1.3, "sparse": 2.5}
 _MEMORY = {"sparse": 0.5}
@@ -33,15 +39,17 @@ def main() -> None:
     """Measure every kind of model in every precision; store what was found, and what was wanted."""
     rows: list[Row] = []
     bars: list[Row] = []
+    curves: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
             plain, fixed = make_models(kind, Path(folder))
             for precision in PRECISIONS:
                 difference = compare_losses(kind, precision, fixed)
+                curves.append(compare_curves(kind, precision, plain))
                 found = measure(kind, precision, plain, difference)
                 rows += found
                 bars += wanted(found)
-                write_results("training", rows + bars)
+                write_results("training", rows + bars + curves)
 
 
 def make_models(kind: str, folder: Path) -> tuple[Path, Path]:
@@ -69,11 +77,20 @@ def make_models(kind: str, folder: Path) -> tuple[Path, Path]:
 class Worker:
     """A trainer that takes a step when asked to."""
 
-    def __init__(self, name: str, kind: str, precision: str, model: Path, steps: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        precision: str,
+        model: Path,
+        steps: int,
+        seed: int = 42,
+        characters: int = 10**6,
+    ) -> None:
         command = [sys.executable, "-m", "benchmarks.training_worker", name, kind, precision, str(model)]
         self.name, self.log = name, tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self.process = subprocess.Popen(
-            [*command, str(steps)],
+            [*command, str(steps), str(seed), str(characters)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -123,6 +140,29 @@ def compare_losses(kind: str, precision: str, model: Path) -> float:
     if not difference <= _AGREE[precision]:
         raise SystemExit(f"training: losses of {kind} in {precision} differ by {difference:.2g}: {losses}")
     return difference
+
+
+def compare_curves(kind: str, precision: str, model: Path) -> Row:
+    """How far apart losses are over many steps, with dropout; further than with two seeds ends the run."""
+    curves = []
+    for name, seed in (("irkit", 42), (PEER, 42), (PEER, 43)):
+        with Worker(name, kind, precision, model, CURVE, seed, CHARACTERS) as worker:
+            curves.append([worker.step()["loss"] for _ in range(CURVE)])
+    apart = [[a - b for a, b in zip(curve, curves[1], strict=True)] for curve in (curves[0], curves[2])]
+    sizes = [math.sqrt(statistics.fmean(value * value for value in values)) for values in apart]
+    row: Row = {
+        "model": kind,
+        "precision": precision,
+        "first 10 losses": statistics.fmean(curves[0][:10]),
+        "last 10": statistics.fmean(curves[0][-10:]),
+        "their last 10": statistics.fmean(curves[1][-10:]),
+        "apart": sizes[0],
+        "two seeds of theirs": sizes[1],
+    }
+    print(row, file=sys.stderr, flush=True)
+    if not sizes[0] <= _APART * sizes[1]:
+        raise SystemExit(f"training: losses of {kind} in {precision} are further apart than seeds: {curves}")
+    return row
 
 
 def measure(kind: str, precision: str, model: Path, difference: float) -> list[Row]:

@@ -1,8 +1,9 @@
 """One trainer of the suite ``training``, in a process of its own, taking a step each time it is asked to.
 
-``python -m benchmarks.training_worker TRAINER KIND PRECISION MODEL STEPS`` reads a line for each step
-and answers with JSON: what a step took, from the reading of its texts to the end of the optimiser's update,
-its loss, and the most memory the process has held, and had before the first step.
+``python -m benchmarks.training_worker TRAINER KIND PRECISION MODEL STEPS SEED CHARACTERS`` cuts documents to
+so many characters, reads a line for each step and answers with JSON: what a step took, from the reading of
+its texts to the end of the optimiser's update, its loss, and the most memory the process has held, and had
+before the first step.
 """
 
 from __future__ import annotations
@@ -24,26 +25,30 @@ FLOPS = {"query": 5e-5, "document": 3e-5}
 TEMPERATURE = {"dense": 0.05, "multi_vector": 1.0, "sparse": 1.0}
 
 
-def pairs(count: int) -> list[tuple[str, str]]:
-    """Claims of SciFact's training split and their abstracts, no text twice in a batch."""
+def pairs(count: int, characters: int | None = None) -> list[tuple[str, str]]:
+    """Claims of SciFact's training split and their abstracts, again and again, no text twice in a batch."""
     from irkit.data import read_documents, read_qrels, read_queries
 
     folder = data_dir() / "scifact"
     documents = {document.id: document.full_text for document in read_documents(folder)}
     queries = {query.id: query.text for query in read_queries(folder)}
-    rest = [
-        (queries[query], documents[document])
+    whole = [
+        (queries[query], documents[document][:characters])
         for query, judged in read_qrels(folder, "train").items()
         for document in judged
     ]
     found: list[tuple[str, str]] = []
+    rest = whole
     while len(found) < count:
         batch: dict[str, str] = {}
         for query, document in rest:
             if len(batch) < BATCH and query not in batch and document not in batch.values():
                 batch[query] = document
+        if len(batch) < BATCH:
+            rest = whole
+            continue
         found += batch.items()
-        rest = [pair for pair in rest if pair not in found]
+        rest = [pair for pair in rest if pair not in batch.items()]
     return found[:count]
 
 
@@ -73,12 +78,13 @@ class Gate(transformers.TrainerCallback):
         self.start, self.used = time.perf_counter(), time.process_time()
 
 
-def settings(steps: int, precision: str) -> dict[str, Any]:
+def settings(steps: int, precision: str, seed: int = 42) -> dict[str, Any]:
     """Arguments of either trainer; all others have their defaults."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "per_device_train_batch_size": BATCH,
         "max_steps": steps,
+        "seed": seed,
         "learning_rate": 2e-5,
         "warmup_steps": 0,
         "lr_scheduler_type": "constant",
@@ -155,11 +161,12 @@ def in_order(dataset: Any, batch_size: int, drop_last: bool, **_: Any) -> Any:
 
 def main() -> None:
     """Do what the command line says."""
-    name, kind, precision, model, steps = sys.argv[1:]
+    name, kind, precision, model, steps, seed, characters = sys.argv[1:]
     sys.stdout = sys.stderr  # whatever a trainer prints is no answer
     warnings.simplefilter("ignore")
     make = irkit_trainer if name == "irkit" else peer_trainer
-    trainer = make(kind, model, settings(int(steps), precision), pairs(int(steps) * BATCH))
+    data = pairs(int(steps) * BATCH, int(characters))
+    trainer = make(kind, model, settings(int(steps), precision, int(seed)), data)
     gate, step = Gate(), trainer.training_step
 
     def training_step(*arguments: Any, **options: Any) -> torch.Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -281,6 +283,30 @@ def test_what_is_wanted_of_training() -> None:
     assert (process["is"], process["met"]) == (0.6, "no")
     (speed,) = wanted([{**ours, "model": "dense", f"x {PEER}": 1.3}, {}])
     assert speed["met"] == "yes"
+
+
+def test_losses_of_training_further_apart_than_those_of_two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import training
+
+    class Worker:
+        def __init__(self, name: str, kind: str, precision: str, model: Path, *rest: int) -> None:
+            draw, shift = random.Random(f"{name} {rest}"), 0.5 if (name, kind) == ("irkit", "sparse") else 0.0
+            self.losses = (shift + 2 - 0.01 * step + draw.gauss(0, 0.1) for step in range(rest[0]))
+
+        def __enter__(self) -> Worker:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def step(self) -> dict[str, float]:
+            return {"loss": next(self.losses)}
+
+    monkeypatch.setattr(training, "Worker", Worker)
+    row = training.compare_curves("dense", "float32", Path())
+    assert 0.1 < row["apart"] < 1.5 * row["two seeds of theirs"]
+    assert row["last 10"] < row["first 10 losses"]
+    with pytest.raises(SystemExit, match="losses of sparse in float32 are further apart than seeds"):
+        training.compare_curves("sparse", "float32", Path())
 
 
 @pytest.mark.data
