@@ -96,6 +96,8 @@ def test_every_stage_leaves_a_model_and_the_last_one_is_the_result(notes: Path, 
     assert (made.encode_document(text) == vectors["fine_tuned"]).all()
     assert not (vectors["pretrained"] == vectors["fine_tuned"]).all()
     losses = [loss for _, loss in log(out / "stages" / "pretrained", "eval_loss")]
+    logged = (out / "stages" / "pretrained" / "log.jsonl").read_bytes()
+    assert (out / "pretraining.jsonl").read_bytes() == logged  # also where stages are removed
     assert len(losses) == 3  # before the first step, and every three
     assert losses[2] < losses[1] < losses[0]
     assert not any("pretrain" in name or "decoder" in name for name in made.state_dict())

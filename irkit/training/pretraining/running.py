@@ -3,7 +3,8 @@
 DIR/ is a model directory, which ``modules.json`` completes at the end, and beside the model it holds::
 
     recipe.yaml            the whole recipe
-    log.jsonl              of the last stage: losses, learning rates and measures
+    pretraining.jsonl      losses of the pre-training and of its validation, an object for each logged step
+    log.jsonl              the same of the last stage
     evaluation.jsonl       measures of the fine-tuned model
     stages/tokenizer/      a tokenizer, if one was trained
     stages/pretrained/     the pre-trained model, with its recipe.yaml, log.jsonl and checkpoints/
@@ -12,6 +13,7 @@ DIR/ is a model directory, which ``modules.json`` completes at the end, and besi
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from functools import partial
 from itertools import chain, islice
@@ -20,7 +22,7 @@ from pathlib import Path
 import transformers
 
 from irkit.data import Source
-from irkit.errors import BadValueError
+from irkit.errors import BadValueError, StorageError
 from irkit.model import Model
 from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.new_model import NewModel
@@ -123,6 +125,8 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
             train(recipe.fine_tuning(model), last)
     with arguments.main_process_first(local=False):
         if main:
+            if plan is not None:
+                _copy_log(stages / "pretrained" / "log.jsonl", place / "pretraining.jsonl")
             publish_stage(last, place)
     return Model.from_pretrained(place)
 
@@ -171,6 +175,13 @@ def _trainer(model: Model, config: PretrainingConfig, place: Path) -> Trainer:
         evaluation = partial(validate, batches=[fixed(texts[start : start + _VALIDATED]) for start in starts])
     step = PretrainStep(model, config.objectives, seed=arguments.seed)
     return text_trainer(step, arguments, config.texts, collate, evaluation)
+
+
+def _copy_log(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise StorageError(f"writing {target}: {error.strerror}") from error
 
 
 def _texts(config: PretrainingConfig) -> Source[str]:
