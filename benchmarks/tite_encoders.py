@@ -83,12 +83,13 @@ def contenders(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Conten
 
 
 def _transformers(backends: Backends, device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Contender]:
-    """BERT, run by our code, too, and others of its size; Funnel has one kind of attention."""
+    """BERT, run by our code, too, and others of its size; Funnel has nothing but eager attention."""
     from transformers import AutoModel
 
+    single = {"Funnel": ("eager",), "ModernBERT": backends["transformers"][:1]}
     for name, config in _configs(**sizes).items():
         first = None
-        for backend in ("eager",) if name == "Funnel" else backends["transformers"]:
+        for backend in single.get(name, backends["transformers"]):
             model = AutoModel.from_config(config, attn_implementation=backend).to(device, dtype).eval()
             if first is not None:
                 model.load_state_dict(first.state_dict(), assign=True)
