@@ -6,6 +6,7 @@ tokens; the first and the last together are RetroMAE. Distillation teaches what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
@@ -51,7 +52,8 @@ class MaskedAutoEncoding(BaseObjective):
 class BagOfWords(BaseObjective):
     """Binary cross-entropy of which tokens a text has, told from its vector: the mean over the vocabulary.
 
-    Source: Schlatt et al. 2025 (TITE), section 3.3, L_BOW.
+    Source: Schlatt et al. 2025 (TITE), section 3.3, L_BOW; Lin et al. 2017, "Focal Loss for Dense Object
+    Detection", section 4.1, for the bias that the head begins with.
     """
 
     kind: Literal["bag_of_words"] = "bag_of_words"
@@ -80,6 +82,9 @@ Objective: TypeAlias = Annotated[
 ]
 
 
+_PRIOR = 0.01  # of a token to be in a text, where heads begin; else vectors learn to be alike, as most are not
+
+
 class _AutoEncoding(ObjectiveModule):
     def __init__(self, model: Model, mask_rate: float, seed: int) -> None:
         super().__init__()
@@ -100,6 +105,7 @@ class _BagOfWords(ObjectiveModule):
         super().__init__()
         _check_vectors(model, "masked bag-of-words")
         self.head = PredictionHead(own_encoder(model, "masked bag-of-words"))
+        nn.init.constant_(self.head.bias, math.log(_PRIOR / (1 - _PRIOR)))
 
     def forward(self, encoded: Encoded) -> Value:
         assert encoded.vectors is not None
