@@ -82,7 +82,7 @@ Objective: TypeAlias = Annotated[
 ]
 
 
-_PRIOR = 0.01  # of a token to be in a text, where heads begin; else vectors learn to be alike, as most are not
+_PRIOR = 0.01  # of a token to be in a text, as heads begin; else vectors grow alike, as most tokens are not
 
 
 class _AutoEncoding(ObjectiveModule):
