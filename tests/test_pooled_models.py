@@ -21,6 +21,7 @@ from irkit.explanation import explain
 from irkit.heads import MultiVectorHead, Normalize
 from irkit.heads.windows import windows
 from irkit.model import Model
+from irkit.model.hub import _card
 from irkit.model.pooling import PoolingChoice
 from irkit.retriever import Retriever
 from irkit.training.interaction import MVA, make_interaction
@@ -81,6 +82,18 @@ def test_every_family_pools_with_its_own_weights(family: str, tmp_path: Path) ->
     assert "pooling" not in saved
 
 
+def test_windows_that_attention_does_not_span_are_refused() -> None:
+    """A text of one token would see nothing beside longer texts, and itself alone."""
+    encoder = Encoder({"model_type": "modernbert", **families()["modernbert"]}).eval()
+    tokens = Ragged.from_rows([list(range(5, 30)), [7]])
+    wide = Pooling(kernel=9, stride=2)  # its middle is 4 tokens from its ends, as far as local attention goes
+    encoder.pool_([None, wide, None, None])
+    torch.testing.assert_close(encoder(tokens)[1], encoder(tokens[[1]])[0])
+    with pytest.raises(ConfigError, match="middle of 10 tokens is further from the first than the 4"):
+        encoder.pool_([None, Pooling(kernel=10, stride=2), None, None])
+    assert encoder.config.schedule[1] == wide
+
+
 steps = st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda pair: pair[1] <= pair[0] > 1)
 
 
@@ -139,7 +152,7 @@ def test_documents_of_a_multi_vector_model_cost_less(tiny_bert: Path, tmp_path: 
     assert model.fingerprint == plain
 
 
-def test_queries_are_pooled_where_the_model_says_so(tiny_bert: Path, tmp_path: Path) -> None:
+def test_queries_are_pooled_where_the_model_says_so(tiny_bert: Path, tmp_path: Path, peer: Any) -> None:
     model = Model.multi_vector(tiny_bert, config={"pooled_sides": ["query", "document"]}, device="cpu")
     model.pool([None, {"kernel": 2, "stride": 2}])
     lengths = [len(each) for each in model.encode_query(TEXTS)]
@@ -147,6 +160,32 @@ def test_queries_are_pooled_where_the_model_says_so(tiny_bert: Path, tmp_path: P
     model.save_pretrained(tmp_path / "model")
     again = Model.from_pretrained(tmp_path / "model", device="cpu")
     assert [len(each) for each in again.encode_query(TEXTS)] == lengths
+    again.pool(None).save_pretrained(tmp_path / "plain")
+    plain = Model.from_pretrained(tmp_path / "plain", device="cpu")
+    assert plain.head.config.pooled_sides == ("query", "document")
+    theirs = peer.MultiVectorEncoder(str(tmp_path / "plain"), device="cpu").encode_query(TEXTS)
+    for ours, wanted in zip(plain.encode_query(TEXTS), theirs, strict=True):
+        np.testing.assert_allclose(ours, wanted, atol=1e-5)
+
+
+def test_the_card_of_a_pooled_model_names_irkit_alone(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards: list[str] = []
+
+    def send(_: Any, __: Any, library_class: str | None, name: str, *___: Any) -> str:
+        cards.append(_card(name, library_class))
+        return ""
+
+    monkeypatch.setattr("irkit.model.hub._send", send)
+    model = Model.multi_vector(tiny_bert, device="cpu")
+    model.push_to_hub("me/mine")
+    model.pool({"factor": 2}).push_to_hub("me/mine")
+    assert "library_name: sentence-transformers\n" in cards[0]
+    assert "from irkit import Model  # or: from sentence_transformers import MultiVectorEncoder\n" in cards[0]
+    assert "library_name: irkit\n" in cards[1]
+    assert "sentence" not in cards[1].replace("sentence-similarity", "")
+    assert "from irkit import Model\n" in cards[1]
 
 
 @pytest.mark.parametrize("kind", ["flat", "plaid"])
@@ -233,15 +272,15 @@ def test_a_dense_model_pools_is_saved_and_is_refused_elsewhere(
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"factor": 8}, "takes 3 layers of stride 2, the encoder has 2"),
+        ({"factor": 8}, "2 layers of kernel 2 and stride 2 do not make one row of 8"),
         ({"factor": 3}, "factor 3 is no power of stride 2"),
         ({"layers": [0, 2]}, r"layers \[0, 2\], expected one or more numbers from 0 to 1"),
         ({"layers": []}, "expected one or more numbers"),
         ({"layers": [1, 1]}, "each once"),
-        ({"layers": [1], "factor": 4}, "pool by 2, got factor 4"),
+        ({"layers": [1], "factor": 2}, r"got factor 2 and layers \[1\]"),
         ({"kernel": 2, "stride": 3}, "stride 3 over kernel 2"),
         ({"layer": [1]}, "unknown key 'layer'"),
-        ({}, "takes 6 layers"),
+        ({}, "do not make one row of 64"),
         ([{"kernel": 2, "stride": 2}], "pooling"),
         ([None, {"kernel": 1, "stride": 1}], "kernel"),
         ("late", "expected keys and values, or a list"),
@@ -265,6 +304,7 @@ def test_arrangements() -> None:
     assert layers(12, layers="late") == [4, 5, 6, 7, 8, 9, 10, 11, 12]
     assert layers(12, layers="late", kernel=3, stride=3) == [7, 8, 9, 10, 11, 12]
     assert layers(6, factor=4) == [3, 6]
+    assert layers(6, factor=4, kernel=5, layers="late") == [5, 6]
     assert layers(22, 8192, layers="late") == [*range(10, 23)]
 
 
@@ -273,6 +313,7 @@ def test_models_that_cannot_pool(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match="weights of terms need a row for each token"):
         sparse.pool({"factor": 2})
     assert not any(sparse.encoder.config.schedule)
+    sparse.pool(None).pool([None, None])  # nowhere
     prompted = Model.from_pretrained(dense(tiny_bert, tmp_path, include_prompt=False), device="cpu")
     with pytest.raises(BadValueError, match="leaves the tokens of the prompt out"):
         prompted.pool({"factor": 2})

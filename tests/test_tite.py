@@ -147,7 +147,7 @@ def test_schedules_make_one_row_or_are_refused(
         with pytest.raises(ConfigError, match=f"stride {stride} over kernel {kernel} would skip tokens"):
             pooling_schedule(arrangement, layers, kernel, stride, max_length)
         return
-    everywhere = pooling_schedule(list(range(1, layers + 1)), layers, kernel, stride)
+    everywhere = pooling_schedule(range(layers), layers, kernel, stride)
     lengths = [max_length]
     for pooling in everywhere:
         assert pooling
@@ -173,8 +173,10 @@ def test_schedules_make_one_row_or_are_refused(
     ("arguments", "message"),
     [
         ({"arrangement": "early"}, "late, staggered or the numbers"),
-        ({"arrangement": [0, 2]}, "no layer 0 of 4; count from 1"),
-        ({"arrangement": [2, 5]}, "no layer 5 of 4"),
+        ({"arrangement": [-1, 2]}, r"layers \[-1, 2\], expected one or more numbers from 0 to 3"),
+        ({"arrangement": [2, 4]}, r"layers \[2, 4\], expected"),
+        ({"arrangement": [2, 2]}, "each once"),
+        ({"arrangement": []}, "expected one or more"),
         ({"kernel": 1, "stride": 1}, "kernel"),
         ({"stride": 0}, "stride"),
         ({"location": "middle"}, "location"),
@@ -203,6 +205,9 @@ def test_sizes_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
         tite_settings(**arguments)
 
 
+_EACH = ("hidden_sizes", "num_attention_heads", "intermediate_sizes", "strides", "kernel_sizes")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -216,8 +221,11 @@ def test_sizes_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
         ({"norm_location": "last"}, "last"),
         ({"relative_positional_embedding_type": "alibi"}, "alibi"),
         ({"positional_embedding_type": "alibi"}, "alibi"),
-        ({"hidden_sizes": [12, 12, 12, 9, 9, 9]}, "must not fall"),
+        ({"hidden_sizes": [12, 12, 12, 6, 6, 6]}, "must not fall"),
         ({"num_attention_heads": 5}, "no multiple of 5 heads"),
+        ({"num_attention_heads": 4}, "heads of width 3 are not made of pairs"),
+        ({"num_attention_heads": 0}, "num_heads"),
+        ({key: [] for key in _EACH} | {"num_hidden_layers": 0}, "hidden sizes"),
     ],
 )
 def test_configurations_that_cannot_be(change: dict[str, Any], message: str) -> None:

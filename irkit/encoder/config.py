@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from irkit.config import Config
 
@@ -63,18 +63,26 @@ class LayerConfig(Config):
         pooling: Makes the rows shorter; None leaves them.
     """
 
-    hidden_size: int
-    num_heads: int
-    intermediate_size: int
+    hidden_size: PositiveInt
+    num_heads: PositiveInt
+    intermediate_size: PositiveInt
     attention_norm: bool = True
     window: int | None = None
     rotary_base: float | None = None
     pooling: Pooling | None = None
 
     @model_validator(mode="after")
-    def _heads_are_equal(self) -> Self:
-        if self.hidden_size % self.num_heads:
+    def _parts_fit(self) -> Self:
+        width, rest = divmod(self.hidden_size, self.num_heads)
+        if rest:
             raise ValueError(f"hidden size {self.hidden_size} is no multiple of {self.num_heads} heads")
+        if self.rotary_base is not None and width % 2:
+            raise ValueError(f"heads of width {width} are not made of pairs, which rotary positions turn")
+        if self.window is not None and self.pooling and self.pooling.kernel // 2 > self.window:
+            raise ValueError(
+                f"the middle of {self.pooling.kernel} tokens is further from the first than the "
+                f"{self.window} that attention reaches"
+            )
         return self
 
 

@@ -227,7 +227,7 @@ def _tite_config(settings: Settings) -> EncoderConfig:
     return EncoderConfig(
         vocab_size=settings["vocab_size"],
         layers=layers,
-        embedding_size=sizes[-1] if sizes[0] != sizes[-1] else None,
+        embedding_size=sizes[-1] if sizes[:1] != sizes[-1:] else None,
         learned_positions=settings.get("max_position_embeddings", 512) if learned else 0,
         norm=settings.get("norm_type", "rms"),
         norm_location=location,

@@ -91,7 +91,7 @@ class Context:
     def shorten(self, pooling: Pooling) -> Context:
         """What layers share on the rows that ``pooling`` leaves.
 
-        Where not all is attended to, a window is where any of its tokens is.
+        Where not all is attended to, the windows are that what is attended to would make by itself.
         """
         if self.rows.max_length <= 1:
             return self

@@ -83,7 +83,7 @@ def pooling_schedule(
     Args:
         arrangement: ``late`` is the last layers, ``staggered`` spreads those that do not pool evenly from
             the first layer on; both take as many as make one row of ``max_length``. Or the numbers of the
-            layers, from 1.
+            layers, from 0.
         layers: Layers of the encoder.
         kernel: Tokens in a window.
         stride: Tokens from one window to the next.
@@ -105,14 +105,17 @@ def pooling_schedule(
     """
     pooling = Pooling(kernel=kernel, stride=stride, location=location)
     if not isinstance(arrangement, str):
-        wrong = [number for number in arrangement if number not in range(1, layers + 1)]
-        if wrong:
-            raise ConfigError(f"pooling_schedule: there is no layer {wrong[0]!r} of {layers}; count from 1")
-        return tuple(pooling if number in arrangement else None for number in range(1, layers + 1))
+        chosen = {*arrangement}
+        if not chosen or len(chosen) < len(arrangement) or not chosen <= {*range(layers)}:
+            raise ConfigError(
+                f"pooling: layers {[*arrangement]}, expected one or more numbers from 0 to {layers - 1}, "
+                "each once"
+            )
+        return tuple(pooling if place in chosen else None for place in range(layers))
     if arrangement not in ("late", "staggered"):
         raise ConfigError(
-            f"pooling_schedule: arrangement {arrangement!r} is unknown; expected late, staggered or the "
-            "numbers of layers"
+            f"pooling: arrangement {arrangement!r} is unknown; expected late, staggered or the numbers of "
+            "layers"
         )
     needed, length = 0, max_length
     while length > 1 and needed <= layers:
@@ -120,8 +123,8 @@ def pooling_schedule(
         needed += 1
     if length > 1 or needed > layers:
         raise ConfigError(
-            f"pooling_schedule: {layers} layers of kernel {kernel} and stride {stride} do not make one row "
-            f"of {max_length}; take more layers, a larger stride or a smaller max_length"
+            f"pooling: {layers} layers of kernel {kernel} and stride {stride} do not make one row of "
+            f"{max_length}; take more layers, a larger stride, or a smaller max_length or factor"
         )
     unpooled = layers - needed
     kept = set(range(unpooled))

@@ -18,7 +18,7 @@ from irkit.formats.parts import Opened
 from irkit.heads import Head, MultiVectorConfig, MultiVectorHead
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["make_head", "modules", "read_head", "transformer_settings"]
+__all__ = ["make_head", "modules", "read_head", "settings", "transformer_settings"]
 
 _FEATURE, _POOLED = "token_embeddings", "pooled_sides"
 _POOLING = {
@@ -61,8 +61,8 @@ def read_head(opened: Opened) -> MultiVectorHead:
     if expansion is not None and mask is None and not expansion.get("attend"):
         expansion = None  # nobody sees what is added, and it gives no vectors
     settings |= {"query_expansion": expansion, "skiplist_words": (), **(mask or {})}
-    if _POOLED in opened.transformer:
-        settings[_POOLED] = opened.transformer[_POOLED]
+    if _POOLED in opened.settings:
+        settings[_POOLED] = opened.settings[_POOLED]
     if pooling is not None:
         settings["token_pooling"] = {
             "pool_factor": pooling["pool_factor"],
@@ -100,9 +100,7 @@ def modules(head: Head) -> list[Module]:
 def transformer_settings(head: MultiVectorHead) -> dict[str, Any]:
     """What the Transformer is told of either side."""
     config = head.config
-    default = MultiVectorConfig.model_fields[_POOLED].default
     return {
-        **({} if config.pooled_sides == default else {_POOLED: list(config.pooled_sides)}),
         "transformer_task": "feature-extraction",
         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
         "module_output_name": _FEATURE,
@@ -110,6 +108,14 @@ def transformer_settings(head: MultiVectorHead) -> dict[str, Any]:
         "document_length": config.document_length,
         "query_expansion": None if config.query_expansion is None else config.query_expansion.model_dump(),
     }
+
+
+def settings(head: Head) -> dict[str, Any]:
+    """What config_sentence_transformers.json says that is irkit's own, and sentence-transformers ignores."""
+    default = MultiVectorConfig.model_fields[_POOLED].default
+    if not isinstance(head, MultiVectorHead) or head.config.pooled_sides == default:
+        return {}
+    return {_POOLED: list(head.config.pooled_sides)}
 
 
 def _mask(place: Path) -> dict[str, Any]:

@@ -157,6 +157,7 @@ def write(parts: Parts, folder: Path) -> None:
             "similarity_fn_name": parts.get("similarity_name"),
             **({"truncate_dim": parts["truncate_dim"]} if parts.get("truncate_dim") else {}),
             **sparse.settings(head, head if query is None else query["head"]),
+            **multi_vector.settings(head),
         },
     )
 

@@ -1,7 +1,8 @@
 """A retrieval model as one object, and what running it takes: batches, devices, precision, the hub."""
 
 from irkit.model.hardware import Device
-from irkit.model.model import EncodeOptions, Model
+from irkit.model.model import Model
+from irkit.model.options import EncodeOptions
 from irkit.model.pipeline import Pipeline, Side
 from irkit.model.queries import idf_weights
 

@@ -19,15 +19,15 @@ _FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
 _PICKLED = "*.bin"  # only where a repository has nothing better
 
 _CARD = """---
-library_name: sentence-transformers
+library_name: {library}
 pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, irkit]
+tags: [{tags}]
 ---
 
 # {name}
 
 ```python
-from irkit import Model  # or: from sentence_transformers import {library_class}
+from irkit import Model{other}
 
 model = Model.from_pretrained("{name}")
 scores = model.similarity(model.encode_query("a question"), model.encode_document(["a passage", "another"]))
@@ -74,7 +74,7 @@ def _explained(problem: str) -> Iterator[None]:
 
 def upload(
     write: Callable[[Path], object],
-    library_class: str,
+    library_class: str | None,
     repo_id: str,
     token: str | None,
     private: bool | None,
@@ -83,7 +83,7 @@ def upload(
 ) -> str:
     """Send what ``write`` writes into a new directory to the hub, see `irkit.Model.push_to_hub`.
 
-    The card names ``library_class`` of sentence-transformers.
+    The card names ``library_class`` of sentence-transformers; None is irkit alone.
     """
     from huggingface_hub import HfApi
 
@@ -97,7 +97,7 @@ def upload(
 def _send(
     api: HfApi,
     write: Callable[[Path], object],
-    library_class: str,
+    library_class: str | None,
     repo_id: str,
     private: bool | None,
     revision: str | None,
@@ -110,10 +110,15 @@ def _send(
         folder = Path(temporary) / "model"
         write(folder)
         if not api.file_exists(repo_id, "README.md", revision=revision):
-            (folder / "README.md").write_text(
-                _CARD.format(name=repo_id, library_class=library_class), encoding="utf-8"
-            )
+            (folder / "README.md").write_text(_card(repo_id, library_class), encoding="utf-8")
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=revision
         )
     return str(commit.commit_url)
+
+
+def _card(name: str, library_class: str | None) -> str:
+    library = "sentence-transformers" if library_class else "irkit"
+    other = f"  # or: from sentence_transformers import {library_class}" if library_class else ""
+    tags = ", ".join(dict.fromkeys([library, "feature-extraction", "irkit"]))
+    return _CARD.format(name=name, library=library, tags=tags, other=other)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack, get_args
+from typing import Any, Self, Unpack, get_args
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from irkit.bars import bar
 from irkit.encoder import Encoder
-from irkit.encoder.families import FAMILIES
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import Parts, SideParts, multi_vector, read_encoder, read_model, sparse, write_model
@@ -25,47 +23,16 @@ from irkit.heads.projection import fold_runs, projection_config, projection_laye
 from irkit.heads.static import StaticHead
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
+from irkit.model.options import EncodeOptions, check_options, with_prompt
 from irkit.model.pipeline import Pipeline
-from irkit.model.pooling import PoolingChoice, check_pooling, pooling_choice
+from irkit.model.pooling import PoolingChoice, pool_encoder
 from irkit.model.queries import QueryConfig, query_config, query_parts
 from irkit.model.similarity import Vectors, compare, compare_pairs
 from irkit.model.terms import as_sparse, decode, sparsity
 from irkit.representation import Dense, MultiVector, Sparse, concat
 
-__all__ = ["EncodeOptions", "Model"]
+__all__ = ["Model"]
 
-
-class EncodeOptions(TypedDict, total=False):
-    """The options of `Model.encode`, with the names of sentence-transformers.
-
-    Attributes:
-        prompt_name: Which of the model's ``prompts`` is written before each text.
-        prompt: What is written before each text, whatever ``prompt_name`` says.
-        batch_size: Most texts encoded at once; by default only their tokens count (``tokens_per_step``).
-        show_progress_bar: Show a bar on a terminal or in a notebook.
-        convert_to_numpy: False, without ``convert_to_tensor``, returns a list of tensors.
-        convert_to_tensor: Return a tensor on the device of the model instead of an array.
-        normalize_embeddings: Scale vectors to length 1.
-        truncate_dim: Keep this many leading dimensions.
-        max_active_dims: Of a sparse model: keep this many weights of each text, whatever the model says.
-        convert_to_sparse_tensor: Of a sparse model: False returns dense tensors.
-        device: Move the model there first; or several, each of which gets a process of its own.
-    """
-
-    prompt_name: str | None
-    prompt: str | None
-    batch_size: int | None
-    show_progress_bar: bool | None
-    convert_to_numpy: bool
-    convert_to_tensor: bool
-    normalize_embeddings: bool
-    truncate_dim: int | None
-    max_active_dims: int | None
-    convert_to_sparse_tensor: bool
-    device: Device | None
-
-
-_LONGEST = 512  # tokens of a text, where nothing cuts them
 
 Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor] | list[np.ndarray[Any, Any]]
 
@@ -302,20 +269,7 @@ class Model(Pipeline):
         """
         if self._int8_fingerprint is not None:
             raise BadValueError("pool: the weights are int8; pool the model in float32, save and load it")
-        encoder, choice = self.encoder, pooling_choice(choice)
-        if not isinstance(encoder, Encoder):
-            raise BadValueError(
-                f"pool: irkit does not run the layers of a {encoder.family} itself, expected one of "
-                f"{', '.join(sorted(FAMILIES))}"
-            )
-        if choice is not None:
-            check_pooling(encoder, self.head)
-        layers = len(encoder.layers)
-        if choice is None:
-            choice = [None] * layers
-        elif isinstance(choice, PoolingChoice):
-            choice = list(choice.schedule(layers, self.tokenizer.max_length or _LONGEST))
-        encoder.pool_(choice)
+        pool_encoder(self.encoder, self.head, choice, self.tokenizer.max_length)
         self._follow_pooling()
         return self
 
@@ -338,7 +292,8 @@ class Model(Pipeline):
     def save_pretrained(self, path: str | Path, format: str = "sentence-transformers") -> None:
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
-        It appears whole or not at all. A model directory that is there already is replaced.
+        Of a TITE, or where layers pool, irkit alone does. It appears whole or not at all. A model directory
+        that is there already is replaced.
 
         Args:
             path: The directory.
@@ -395,9 +350,10 @@ class Model(Pipeline):
             "multi_vector": "MultiVectorEncoder",
             "sparse": "SparseEncoder",
         }
-        return upload(
-            self.save_pretrained, classes[self.kind], repo_id, token, private, revision, commit_message
-        )
+        encoder, opens = self.encoder, classes.get(self.kind)
+        if isinstance(encoder, Encoder) and (encoder.family == "tite" or any(encoder.config.schedule)):
+            opens = None
+        return upload(self.save_pretrained, opens, repo_id, token, private, revision, commit_message)
 
     @property
     def fingerprint(self) -> str:
@@ -409,11 +365,11 @@ class Model(Pipeline):
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode queries: `encode` with the prompt named ``"query"`` unless the options give another."""
-        return self._encode(texts, "query", _with_prompt("query", options))
+        return self._encode(texts, "query", with_prompt("query", options))
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode documents: `encode` with the prompt named ``"document"`` unless the options give another."""
-        return self._encode(texts, "document", _with_prompt("document", options))
+        return self._encode(texts, "document", with_prompt("document", options))
 
     def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
         """Encode texts to vectors, as sentence-transformers does; token vectors are those of documents.
@@ -434,7 +390,7 @@ class Model(Pipeline):
         return self._encode(texts, "document", options)
 
     def _encode(self, texts: str | Iterable[str], side: Side, options: EncodeOptions) -> Embeddings:
-        _check(options, self.kind)
+        check_options(options, self.kind)
         if options.get("max_active_dims") is not None:
             options = {**options}
             return self._pruned(options.pop("max_active_dims"))._encode(texts, side, options)
@@ -536,28 +492,3 @@ class Model(Pipeline):
             ``{"active_dims": ..., "sparsity_ratio": ...}``, as in sentence-transformers.
         """
         return sparsity(as_sparse("sparsity", vectors))
-
-
-_NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")
-_ONLY_SPARSE = ("max_active_dims", "convert_to_sparse_tensor")
-
-
-def _check(options: EncodeOptions, kind: str) -> None:
-    known = EncodeOptions.__annotations__
-    for name in options.keys() - known.keys():
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
-    for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
-        if options.get(name):
-            raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
-    size = options.get("batch_size")
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise BadValueError(f"encode: batch_size is {size!r}, expected a whole number of 1 or more")
-    if not isinstance(options.get("prompt"), str | None):
-        raise BadTypeError(f"encode: prompt is {options.get('prompt')!r:.60}, expected a string")
-
-
-def _with_prompt(name: str, options: EncodeOptions) -> EncodeOptions:
-    given = options.get("prompt") is not None or options.get("prompt_name") is not None
-    return options if given else {**options, "prompt_name": name}

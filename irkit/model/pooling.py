@@ -9,14 +9,19 @@ from typing import Any, Literal
 from pydantic import Field
 
 from irkit.config import Config
-from irkit.encoder import Pooling
+from irkit.encoder import Encoder, Pooling
+from irkit.encoder.families import FAMILIES
+from irkit.encoder.lookup import NoEncoder
+from irkit.encoder.presets import pooling_schedule
 from irkit.errors import BadValueError, ConfigError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head, PooledHead
 
-__all__ = ["PoolingChoice", "Schedule", "check_pooling", "pooling_choice"]
+__all__ = ["PoolingChoice", "Schedule", "check_pooling", "pool_encoder", "pooling_choice"]
 
 Schedule = tuple[Pooling | None, ...]
+
+_LONGEST = 512  # tokens of a text, where nothing cuts them
 
 
 class PoolingChoice(Config):
@@ -26,7 +31,8 @@ class PoolingChoice(Config):
         factor: How many times fewer rows than tokens are left, a power of ``stride``; None is as many as it
             takes to leave one row of the longest text. Not given where ``layers`` are numbers.
         layers: ``"late"`` takes the last layers, ``"staggered"`` layers at equal distances, the last among
-            them; or numbers of layers from 0. The earlier, the faster.
+            them; or numbers of layers from 0, see `irkit.encoder.presets.pooling_schedule`. The earlier, the
+            faster.
         kernel: Rows of a window.
         stride: Rows from the start of a window to that of the next.
         location: See `irkit.encoder.Pooling`.
@@ -52,41 +58,23 @@ class PoolingChoice(Config):
             max_length: Tokens of the longest text.
 
         Raises:
-            ConfigError: There are too few layers, or ``factor`` is no power of ``stride``.
+            ConfigError: There are too few layers or no such ones, or ``factor`` is no power of ``stride``.
         """
-        pooling = Pooling.parse(self.model_dump(include={"kernel", "stride", "location"}), "pooling")
-        chosen = self.layers if isinstance(self.layers, list) else self._placed(pooling, count, max_length)
-        if not chosen or len({*chosen}) < len(chosen) or not all(0 <= layer < count for layer in chosen):
-            raise ConfigError(
-                f"pooling: layers {chosen}, expected one or more numbers from 0 to {count - 1}, each once"
-            )
-        if isinstance(self.layers, list) and self.factor not in (None, self.stride ** len(chosen)):
-            raise ConfigError(
-                f"pooling: {len(chosen)} layers of stride {self.stride} pool by "
-                f"{self.stride ** len(chosen)}, got factor {self.factor}; leave one of them out"
-            )
-        return tuple(pooling if layer in chosen else None for layer in range(count))
-
-    def _placed(self, pooling: Pooling, count: int, max_length: int) -> list[int]:
-        if self.factor is None:
-            needed, length = 0, max_length
-            while length > 1:
-                needed, length = needed + 1, pooling.shorten(length)
-        else:
+        if self.factor is not None:
+            if not isinstance(self.layers, str):
+                raise ConfigError(
+                    f"pooling: got factor {self.factor} and layers {self.layers}; leave one of them out"
+                )
             needed = round(math.log(self.factor, self.stride))
             if self.stride**needed != self.factor:
                 raise ConfigError(f"pooling: factor {self.factor} is no power of stride {self.stride}")
-        if needed > count:
-            raise ConfigError(
-                f"pooling: takes {needed} layers of stride {self.stride}, the encoder has {count}; give a "
-                "smaller factor or a larger stride"
-            )
-        if self.layers == "late":
-            return list(range(count - needed, count))
-        return [-(-number * count // needed) - 1 for number in range(1, needed + 1)]
+            max_length = 1
+            for _ in range(needed):  # rows that so many layers make one of
+                max_length = (max_length - 1) * self.stride + self.kernel
+        return pooling_schedule(self.layers, count, self.kernel, self.stride, max_length, self.location)
 
 
-def pooling_choice(given: Any) -> PoolingChoice | list[Pooling | None] | None:
+def pooling_choice(given: Any) -> PoolingChoice | Schedule | None:
     """What a recipe or a caller may say of pooling.
 
     Args:
@@ -103,7 +91,35 @@ def pooling_choice(given: Any) -> PoolingChoice | list[Pooling | None] | None:
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"pooling: got {given!r:.60}, expected keys and values, or a list with one a layer")
     known = (type(None), Pooling)
-    return [each if isinstance(each, known) else Pooling.parse(each, "pooling") for each in given]
+    return tuple(each if isinstance(each, known) else Pooling.parse(each, "pooling") for each in given)
+
+
+def pool_encoder(encoder: AnyEncoder | NoEncoder, head: Head, given: Any, max_length: int | None) -> None:
+    """Give the encoder of a model a schedule, in place, see `irkit.Model.pool`.
+
+    Args:
+        encoder: Of the model.
+        head: Of the same model.
+        given: As for `pooling_choice`.
+        max_length: Tokens at which texts are cut; None is nowhere.
+
+    Raises:
+        ConfigError: There is no such schedule, or it does not fit the layers.
+        BadValueError: The encoder or the head cannot pool.
+    """
+    choice = pooling_choice(given)
+    if not isinstance(encoder, Encoder):
+        raise BadValueError(
+            f"pool: irkit does not run the layers of a {encoder.family} itself, expected one of "
+            f"{', '.join(sorted(FAMILIES))}"
+        )
+    count = len(encoder.layers)
+    if isinstance(choice, PoolingChoice):
+        choice = choice.schedule(count, max_length or _LONGEST)
+    schedule = [None] * count if choice is None else choice
+    if any(schedule):
+        check_pooling(encoder, head)
+    encoder.pool_(schedule)
 
 
 def check_pooling(encoder: AnyEncoder, head: Head) -> None:
