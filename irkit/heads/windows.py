@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from irkit_kernels.ragged_pool import pooled_lengths
 
 from irkit.ragged import Ragged
 
@@ -24,7 +25,7 @@ def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
         >>> windows(Ragged.from_rows([[7, 8, 9], [5]]), 2, 2).values.tolist()
         [[0, 2], [2, 3], [3, 4]]
     """
-    lengths = -((tokens.lengths - kernel).clamp(min=0) // -stride) + (tokens.lengths > 0)
+    lengths = pooled_lengths(tokens.lengths, kernel, stride)
     rows = Ragged(torch.arange(int(lengths.sum()), device=tokens.device), lengths)
     offsets, text = tokens.offsets.long(), rows.row_ids()
     starts = offsets[text] + stride * rows.positions()
