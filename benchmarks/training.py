@@ -49,7 +49,8 @@ def main() -> None:
                 found = measure(kind, precision, plain, difference)
                 rows += found
                 bars += wanted(found)
-                write_results("training", rows + bars + curves)
+                write_results("training", rows + bars)
+                write_results("training_curves", curves)
 
 
 def make_models(kind: str, folder: Path) -> tuple[Path, Path]:
