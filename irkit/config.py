@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from irkit.errors import ConfigError, StorageError
 
-__all__ = ["Config", "read_json", "read_mapping", "with_overrides"]
+__all__ = ["Config", "listed", "read_json", "read_mapping", "with_overrides"]
 
 
 if TYPE_CHECKING:
@@ -115,6 +115,12 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
     return data
+
+
+def listed(given: Any) -> Any:
+    """Make a list of one of what is no list, for fields that take either; paths become strings."""
+    given = str(given) if isinstance(given, Path) else given
+    return [given] if isinstance(given, str | Mapping | Config) else given
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

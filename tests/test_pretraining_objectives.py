@@ -233,6 +233,19 @@ def test_bag_of_words_is_binary_cross_entropy_over_the_vocabulary(
         assert a is None or b is None or (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name
 
 
+def test_bag_of_words_begins_with_few_words_in_a_text(tokenizer: Tokenizer) -> None:
+    """As nearly all tokens are not in a text; with even odds vectors would learn just that, all alike."""
+    step = PretrainStep(make(tokenizer, "2-late"), [BagOfWords()])
+    bias = step.modules_of["bag_of_words"].head.bias
+    torch.testing.assert_close(bias.sigmoid(), torch.full_like(bias, 0.01))
+    batch = PretrainCollator(tokenizer)(texts(9))
+    words = float(batch.terms.lengths.double().mean()) / tokenizer.vocab_size
+    step.model.encoder.word_embeddings.data.mul_(0.05)  # logits are about the bias
+    wanted = -words * math.log(0.01) - (1 - words) * math.log(0.99)
+    assert step(batch).item() == pytest.approx(wanted, rel=0.05)
+    assert wanted < 0.5 * math.log(2)
+
+
 def test_masked_language_modelling_asks_for_what_was_hidden(tokenizer: Tokenizer) -> None:
     model = make(tokenizer, "bert-base")
     step = randomised(PretrainStep(model, [MaskedLanguageModeling()]))

@@ -256,8 +256,14 @@ def test_what_cannot_be_carried_out_is_refused_before_the_first_step(
     refused(ConfigError, "is there twice", "pretraining.objectives.1.kind=masked_auto_encoding")
     refused(ConfigError, "'masking' hides", "pretraining.objectives.1.kind=masked_language_modeling")
     refused(ConfigError, "did you mean 'max_steps'", "pretraining.train.max_step=3")
-    refused(ConfigError, "say how many steps", "pretraining.train.max_steps=0")
+    refused(ConfigError, "expected 1 or more, .* got 0", "pretraining.train.max_steps=0")
+    refused(ConfigError, "say how many", "pretraining.train.max_steps=-1")
+    refused(ConfigError, "max_steps: .* got None", "pretraining.train.max_steps=null")
+    refused(ConfigError, "max_steps: .* got 'all'", "pretraining.train.max_steps=all")
+    refused(ConfigError, "gradient_cache_size does nothing", "pretraining.train.gradient_cache_size=2")
     refused(ConfigError, "give `validation`", "pretraining.validation=null")
+    stopping = ("pretraining.train.eval_steps=null", "pretraining.train.early_stopping_patience=1")
+    refused(ConfigError, "early_stopping_patience needs texts", "pretraining.validation=null", *stopping)
     refused(StorageError, "nothing.jsonl", "pretraining.validation=nothing.jsonl")
     refused(StorageError, "nothing.jsonl", "pretraining.texts=nothing.jsonl")
     refused(StorageError, "no such directory", "model.tokenizer=./nothing")
@@ -274,6 +280,34 @@ def test_what_cannot_be_carried_out_is_refused_before_the_first_step(
     refused(BadValueError, "the encoder pools", *masked)
     (tmp_path / "blank.txt").write_text("\n\n")
     refused(BadValueError, "there are no texts", f"pretraining.texts={tmp_path / 'blank.txt'}")
+    refused(BadValueError, "there are no texts", f"pretraining.validation={tmp_path / 'blank.txt'}")
+
+
+def test_a_directory_in_which_nothing_but_folders_was_made_can_be_begun_in(
+    tiny_bert: Path, notes: Path, tmp_path: Path
+) -> None:
+    """As after a kill, or by another process, before the recipe of a stage is written."""
+    config = PretrainRecipe.resolve(recipe_of(str(tiny_bert), notes))
+    assert config.pretraining is not None
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "out" / "recipe.yaml.part").write_text("mod")
+    pretrain(make_model(config.model), config.pretraining, tmp_path / "out")
+    assert not (tmp_path / "out" / "recipe.yaml.part").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match="holds other files"):
+        pretrain(make_model(config.model), config.pretraining, tmp_path / "other")
+
+
+def test_it_goes_on_however_its_directory_is_named(
+    tiny_bert: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = PretrainRecipe.resolve(recipe_of(str(tiny_bert), notes))
+    run(recipe, tmp_path / "out")
+    for path in (tmp_path / "out", tmp_path / "out" / "stages" / "fine_tuned"):
+        (path / "modules.json").unlink()  # as if it had been killed
+    monkeypatch.chdir(tmp_path)
+    assert run(recipe, "out").name == "out"
 
 
 def test_a_vocabulary_is_trained_by_pretraining_alone(tiny_bert: Path, notes: Path, tmp_path: Path) -> None:

@@ -92,6 +92,26 @@ def test_texts_without_words_have_no_loss(tokenizer: Tokenizer) -> None:
     assert float(step.parts["bag_of_words"]) > 0.0
 
 
+@pytest.mark.parametrize("preset", ["2-late", "bert-base"])
+@pytest.mark.parametrize("numbers", [[0], [0, 1]])
+def test_texts_without_tokens_have_no_loss(tokenizer: Tokenizer, preset: str, numbers: list[int]) -> None:
+    """Without special tokens, a text of what is no character to the tokenizer."""
+    bare = tokenizer.without_special_tokens()
+    step = PretrainStep(make(bare, preset), [MaskedAutoEncoding(), BagOfWords()]).eval()
+    batch = PretrainCollator(bare)([(number, ("\u200b", "search")[number]) for number in numbers])
+    assert batch.tokens.lengths.tolist() == [0, 1][: len(numbers)]
+    step(batch).backward()
+    assert all(bool(each.grad.isfinite().all()) for each in step.parameters() if each.grad is not None)
+    words = step(PretrainCollator(bare)([(1, "search")]))
+    if len(numbers) == 1:
+        assert float(step.parts["masked_auto_encoding"]) > 0.0
+    else:
+        told = float(step.parts["masked_auto_encoding"])
+        step(batch)
+        assert float(step.parts["masked_auto_encoding"]) == pytest.approx(told, rel=1e-5)
+    assert bool(words.isfinite())
+
+
 def passed(tokens: int, rank: int = 0, world: int = 1, count: int = 12, **given: Any) -> list[list[int]]:
     loader = text_loader(
         [TEXTS], given["collate"], tokens_per_batch=tokens, seed=1, rank=rank, world_size=world

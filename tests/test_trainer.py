@@ -176,7 +176,12 @@ def test_resuming_from_what_does_not_fit(model: Model, tiny_bert: Path, files: A
         other.train(tmp_path / "out" / "checkpoint-4")
     with pytest.raises(StorageError, match="no such checkpoint"):
         other.train(tmp_path / "nowhere")
-    path = tmp_path / "out" / "checkpoint-4" / "training" / "weights.safetensors"
+    state = tmp_path / "out" / "checkpoint-4" / "training"
+    again = Trainer(model, arguments(tmp_path / "out"), data, [KLDivergence()])
+    (state / "optimizer.pt").rename(state / "optimizer.bin")  # as fsdp names it
+    with pytest.raises(ConfigError, match=r"trained with fsdp, .* this training is without"):
+        again.train(resume_from_checkpoint=True)
+    path = state / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CorruptError, match=r"weights\.safetensors"):
         load_weights(path.parent)
@@ -284,6 +289,8 @@ def test_learning_rates_by_pattern(model: Model, files: Any, tmp_path: Path) -> 
         ({"learning_rates": {"encodr": 1e-5}}, "'encodr' is found in no name"),
         ({"learning_rates": {"": 0}}, "all parameters are frozen"),
         ({"fsdp": True}, "train: fsdp: .*torchrun"),
+        ({"max_steps": 0}, "train.max_steps: expected 1 or more, .* got 0"),
+        ({"max_steps": -2}, "train.max_steps: expected 1 or more, .* got -2"),
         ({"report_to": ["tensorbord"]}, "train: report_to: unknown 'tensorbord'; there are .*tensorboard"),
         ({"lora": {"rank": 4}}, "lora: .*rank"),
         ({"lora": {"target_modules": ["nothing"]}}, "lora: .*nothing"),

@@ -107,6 +107,9 @@ def run(folder: Path, out: str, *, killed: str = "") -> None:
         if out == "two":
             with pytest.raises(ConfigError, match="to GPUs only"):
                 make_trainer(folder, out, "plain", **TOGETHER, fsdp=True)
+        else:
+            with pytest.raises(ConfigError, match=r"trained without fsdp, .* this training is with"):
+                make_trainer(folder, "one", "plain", **SMOOTH, **TOGETHER, fsdp=True).train(True)
         torch.distributed.destroy_process_group()
         return
     made = make_trainer(folder, out)
@@ -162,12 +165,12 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     """With all weights in each process, or with half of them, killed and resumed."""
     monkeypatch.setenv("IRKIT_CACHE", str(folder / "cache"))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    one = make_trainer(folder, "one", "plain", **SMOOTH)
+    one.train()
     if out == "sharded":
         assert start(folder, out, "5", launcher=launcher) != 0
         assert checkpoints.newest_checkpoint(folder / out) == folder / out / "checkpoint-4"
     assert start(folder, out, launcher=launcher) == 0
-    one = make_trainer(folder, "one", "plain", **SMOOTH)
-    one.train()
     history = json.loads((folder / "history.json").read_text())
     for name in ("loss", "grad_norm"):
         whole, parted = ([each[name] for each in h if name in each] for h in (one.state.log_history, history))

@@ -114,7 +114,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
     """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`."""
     cos, sin = table
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
-        wide = x.to(torch.promote_types(x.dtype, cos.dtype)).view(*x.shape[:-1], -1, 2)
+        wide = torch.unflatten(x.to(torch.promote_types(x.dtype, cos.dtype)), -1, (-1, 2))
         turned = torch.view_as_complex(wide) * torch.complex(cos, sin)
         return torch.view_as_real(turned).flatten(-2).to(x.dtype)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)

@@ -58,7 +58,6 @@ class EncoderSizes(Config):
         hidden_size: Width of the hidden states, of the first layer where they grow.
         heads: Attention heads; None is one for each 64 of the width.
         intermediate_size: Inner width of the feed-forward blocks; None is four times the width.
-        vocab_size: Tokens of the vocabulary.
         max_length: Tokens of the longest text in training, which is pooled to one vector.
     """
 
@@ -66,7 +65,6 @@ class EncoderSizes(Config):
     hidden_size: int = Field(default=768, ge=2)
     heads: int | None = Field(default=None, ge=1)
     intermediate_size: int | None = Field(default=None, ge=1)
-    vocab_size: int = Field(default=30_522, ge=1)
     max_length: int = Field(default=512, ge=1)
 
 
@@ -134,7 +132,11 @@ def pooling_schedule(
 
 
 def tite_settings(
-    preset: str | int, *, variant: Literal["paper", "released"] = "paper", **sizes: int | None
+    preset: str | int,
+    *,
+    variant: Literal["paper", "released"] = "paper",
+    vocab_size: int = 30_522,
+    **sizes: int | None,
 ) -> dict[str, Any]:
     """Describe a TITE: what `Encoder` builds one of random weights from.
 
@@ -144,6 +146,7 @@ def tite_settings(
             ``bert-base``, which does not pool.
         variant: ``paper`` has rotary positions; ``released``, the published checkpoints, also learned
             ones, and the tanh form of GELU.
+        vocab_size: Tokens of the vocabulary.
         sizes: What differs from BERT-base, see `EncoderSizes`. The schedule follows from them.
 
     Returns:
@@ -185,7 +188,7 @@ def tite_settings(
     return {
         "model_type": "tite",
         "architectures": ["TiteModel"],
-        "vocab_size": size.vocab_size,
+        "vocab_size": vocab_size,
         "num_hidden_layers": size.layers,
         "hidden_sizes": [size.hidden_size // heads * (heads + heads * thirds // 3) for thirds in growth],
         "num_attention_heads": [heads + heads * thirds // 3 for thirds in growth],

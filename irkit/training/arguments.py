@@ -16,7 +16,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from irkit.errors import ConfigError, MissingDependencyError, require
 
-__all__ = ["TrainingArguments"]
+__all__ = ["EVALUATING", "TrainingArguments", "check_text_arguments"]
+
+EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
+"""Arguments that need something to evaluate on."""
 
 _OWN = (
     "tokens_per_batch gradient_cache_size learning_rates lora early_stopping_patience "
@@ -147,12 +150,30 @@ class TrainingArguments(transformers.TrainingArguments):
         return values
 
 
+def check_text_arguments(given: Mapping[str, Any], validation: str | None) -> dict[str, Any]:
+    """`TrainingArguments.check` for a training on texts alone, which may be without a ``validation``.
+
+    Raises:
+        ConfigError: As there; or an argument needs the validation, or does nothing for texts.
+    """
+    values = TrainingArguments.check(given)
+    for name in EVALUATING:
+        if values.get(name) and validation is None:
+            raise ConfigError(f"train.{name} needs texts to evaluate on; give `validation`")
+    if values.get("gradient_cache_size") is not None:
+        raise ConfigError("train.gradient_cache_size does nothing for texts without queries; leave it out")
+    return values
+
+
 def _check_values(values: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError where a number cannot be meant."""
     for least, names in _AT_LEAST.items():
         for name in names.split():
             if (number := values.get(name)) is not None and not least <= number < math.inf:
                 raise ConfigError(f"{source}.{name}: expected {least} or more, got {number!r}")
+    steps = values.get("max_steps", -1)
+    if steps < 1 and steps != -1:
+        raise ConfigError(f"{source}.max_steps: expected 1 or more, or -1 for none, got {steps!r}")
     for name in _MORE_THAN_NOTHING.split():
         if (number := values.get(name)) is not None and not 0 < number < math.inf:
             raise ConfigError(f"{source}.{name}: expected more than 0, got {number!r}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from irkit.config import Config
 from irkit.encoder import Encoder
-from irkit.encoder.presets import tite_settings
+from irkit.encoder.presets import EncoderSizes, tite_settings
 from irkit.errors import ConfigError
 from irkit.heads import PooledHead
 from irkit.model import Model
@@ -16,25 +16,7 @@ from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
 from irkit.vocabulary.domain import DomainConfig
 
-__all__ = ["NewModel", "Sizes", "make_new_model"]
-
-
-class Sizes(Config):
-    """What a preset is changed in; None leaves it.
-
-    Attributes:
-        layers: Number of layers.
-        hidden_size: Width of the hidden states, before any upscaling.
-        heads: Attention heads, before any upscaling.
-        intermediate_size: Inner width of the feed-forward blocks, before any upscaling.
-        max_length: Longest text in tokens, which the layers shall pool to one vector.
-    """
-
-    layers: PositiveInt | None = None
-    hidden_size: PositiveInt | None = None
-    heads: PositiveInt | None = None
-    intermediate_size: PositiveInt | None = None
-    max_length: PositiveInt | None = None
+__all__ = ["NewModel", "make_new_model"]
 
 
 class NewModel(Config):
@@ -45,7 +27,7 @@ class NewModel(Config):
         preset: Of `irkit.encoder.presets.tite_settings`: ``2-late`` or its number in table 3 of the paper, 1;
             ``bert-base`` is the same encoder without pooling.
         variant: ``paper``, or ``released`` as the authors' checkpoints are.
-        sizes: What is changed in the preset.
+        sizes: How large it is; what is not given is as in BERT-base.
         tokenizer: Directory or name of a tokenizer or of a model; or how one is trained on the texts of
             ``pretraining``, which `irkit pretrain` does.
         vector: ``cls``, the first row of the encoder, or ``mean`` of all; None is the mean if the encoder
@@ -60,7 +42,7 @@ class NewModel(Config):
     kind: Literal["new"]
     preset: str
     variant: Literal["paper", "released"] = "paper"
-    sizes: Sizes = Sizes()
+    sizes: EncoderSizes = EncoderSizes()
     tokenizer: str | DomainConfig
     vector: Literal["cls", "mean"] | None = None
     attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
@@ -79,7 +61,7 @@ class NewModel(Config):
 
     def settings(self, vocab_size: int) -> dict[str, Any]:
         """The keys of ``config.json`` of its encoder."""
-        sizes = self.sizes.model_dump(exclude_none=True)
+        sizes = self.sizes.model_dump()
         return tite_settings(self.preset, variant=self.variant, vocab_size=vocab_size, **sizes)
 
     @property
@@ -102,6 +84,7 @@ def make_new_model(recipe: NewModel) -> Model:
         )
     tokenizer = Tokenizer.from_pretrained(local_directory(recipe.tokenizer))
     settings = recipe.settings(tokenizer.vocab_size)
+    settings["pad_token_id"] = tokenizer.special_ids.get("pad", 0)
     encoder = Encoder(settings, attention=recipe.attention)
     limits = [tokenizer.max_length, int(settings["max_position_embeddings"])]
     tokenizer.max_length = min(limit for limit in limits if limit is not None)

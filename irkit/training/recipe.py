@@ -8,9 +8,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from irkit.config import Config, read_mapping, with_overrides
+from irkit.config import Config, listed, read_mapping, with_overrides
 from irkit.errors import BadTypeError, ConfigError
-from irkit.training.arguments import TrainingArguments
+from irkit.training.arguments import EVALUATING, TrainingArguments
 from irkit.training.data import DataConfig
 from irkit.training.interaction import Interaction, MaxSim
 from irkit.training.losses import Loss, Matryoshka
@@ -21,12 +21,6 @@ from irkit.training.validation import EvaluationConfig
 __all__ = ["StagedRecipe", "TrainRecipe"]
 
 _OF_FINE_TUNING = ("losses", "regularizers", "evaluation")
-_EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
-
-
-def _listed(given: Any) -> Any:
-    """One of what a list is expected of is a list of one."""
-    return [given] if isinstance(given, Mapping | Config) else given
 
 
 class TrainRecipe(Config):
@@ -56,13 +50,13 @@ class TrainRecipe(Config):
     """
 
     model: ModelRecipe
-    data: Annotated[list[DataConfig], BeforeValidator(_listed), Field(min_length=1)]
-    losses: Annotated[list[Loss], BeforeValidator(_listed), Field(min_length=1)]
-    regularizers: Annotated[list[Regularizer], BeforeValidator(_listed)] = Field(default_factory=list)
+    data: Annotated[list[DataConfig], BeforeValidator(listed), Field(min_length=1)]
+    losses: Annotated[list[Loss], BeforeValidator(listed), Field(min_length=1)]
+    regularizers: Annotated[list[Regularizer], BeforeValidator(listed)] = Field(default_factory=list)
     matryoshka: Matryoshka | None = None
     interaction: Interaction = MaxSim()
     train: dict[str, Any] = Field(default_factory=dict)
-    evaluation: Annotated[list[EvaluationConfig], BeforeValidator(_listed)] = Field(default_factory=list)
+    evaluation: Annotated[list[EvaluationConfig], BeforeValidator(listed)] = Field(default_factory=list)
 
     @classmethod
     def resolve(cls, recipe: Self | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Self:
@@ -89,7 +83,7 @@ class TrainRecipe(Config):
             data = {**data, "model": {"name": str(data["model"])}}
         resolved = cls.parse(with_overrides(data, overrides), source)
         TrainingArguments.check(resolved.train, f"{source}: train")
-        asked = [name for name in _EVALUATING if resolved.train.get(name)]
+        asked = [name for name in EVALUATING if resolved.train.get(name)]
         if asked and all(each.at_end for each in resolved.evaluation):
             raise ConfigError(
                 f"{source}: train.{asked[0]} needs a collection to evaluate on; give `evaluation` one "
@@ -113,8 +107,8 @@ class TrainRecipe(Config):
 class StagedRecipe(TrainRecipe):
     """A training of a retriever with other stages before it; without ``data`` there are only these."""
 
-    data: Annotated[list[DataConfig], BeforeValidator(_listed)] = Field(default_factory=list)
-    losses: Annotated[list[Loss], BeforeValidator(_listed)] = Field(default_factory=list)
+    data: Annotated[list[DataConfig], BeforeValidator(listed)] = Field(default_factory=list)
+    losses: Annotated[list[Loss], BeforeValidator(listed)] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:

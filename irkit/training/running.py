@@ -221,7 +221,7 @@ def check_place(place: Path, recipe: Config, overwrite: bool) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "is not writable" if nearest.is_dir() else "is a file"
         raise StorageError(f"training into {place}: {nearest} {reason}; choose another directory")
-    if nearest != place.absolute() or not any(place.iterdir()):
+    if nearest != place.absolute() or not _holds_files(place):
         return
     if not (place / _RECIPE).is_file():
         found = ", ".join(sorted(path.name for path in place.iterdir())[:3])
@@ -239,6 +239,11 @@ def check_place(place: Path, recipe: Config, overwrite: bool) -> None:
             f"training into {place}: what was begun there has another recipe, {place / _RECIPE}; go on with "
             "that one, choose another directory or --overwrite"
         )
+
+
+def _holds_files(place: Path) -> bool:
+    """Whether there is more than what a trainer, or a kill, leaves before the recipe is written."""
+    return any(path.is_file() and path.name != f"{_RECIPE}.part" for path in place.rglob("*"))
 
 
 def _is_begun(place: Path, recipe: Config) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from irkit.data.source import DOCUMENT_FIELDS, file_source
 from irkit.errors import BadValueError
 from irkit.training.data.records import Stream
 
-__all__ = ["read_texts", "text_loader"]
+__all__ = ["first_texts", "read_corpora", "read_texts", "text_loader"]
 
 _SAMPLE = 200  # texts of which tokens are counted
 _SPECIAL = 2  # tokens of every text
@@ -49,6 +49,23 @@ def read_texts(source: str | Path) -> Source[str]:
         documents = read_documents(name)
         return Source(name, lambda: ((number, each.full_text) for number, each in documents.numbered()))
     return file_source(name, DOCUMENT_FIELDS, _text)
+
+
+def read_corpora(sources: Sequence[str]) -> Source[str]:
+    """Read the texts of several corpora, one after the other, see `read_texts`."""
+    return Source(", ".join(sources), lambda: enumerate(chain.from_iterable(map(read_texts, sources)), 1))
+
+
+def first_texts(texts: Source[str], count: int) -> list[str]:
+    """The first texts that are not blank.
+
+    Raises:
+        BadValueError: There is none.
+    """
+    found = list(islice((text for text in texts if text.strip()), count))
+    if not found:
+        raise BadValueError(f"reading {texts.name}: there are no texts in it")
+    return found
 
 
 def text_loader(

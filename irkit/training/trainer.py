@@ -295,6 +295,7 @@ class Trainer(transformers.Trainer):
             TrainingError: A loss or a gradient is no number.
             StorageError: There is no such checkpoint, or one cannot be written.
             CorruptError: The checkpoint is damaged, or of another model.
+            ConfigError: The checkpoint was made with fsdp and this training is without, or the reverse.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = newest_checkpoint(self.folder)
@@ -314,7 +315,14 @@ class Trainer(transformers.Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
-        put_weights(self.step, load_weights(folder), str(folder.parent))
+        weights = load_weights(folder)
+        if (folder / "optimizer.pt").is_file() == self.is_fsdp_enabled:
+            before, now = ("without", "with") if self.is_fsdp_enabled else ("with", "without")
+            raise ConfigError(
+                f"resuming from {folder.parent}: it was trained {before} fsdp, which keeps the state of the "
+                f"optimizer in another form, and this training is {now}; set fsdp as it was, or begin anew"
+            )
+        put_weights(self.step, weights, str(folder.parent))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(Path(self.state.best_model_checkpoint or "") / STATE))

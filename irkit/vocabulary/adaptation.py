@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from torch import Tensor
 
-from irkit.config import Config
-from irkit.errors import ConfigError
+from irkit.config import Config, listed
 from irkit.model import Model
 from irkit.tokenizer import Tokenizer
-from irkit.training.arguments import TrainingArguments
+from irkit.training.arguments import TrainingArguments, check_text_arguments
 from irkit.training.masked_lm import MaskedLMStep
 from irkit.training.masking import Masking, MaskingConfig
 from irkit.training.running import check_place
 from irkit.training.text_training import text_trainer, train_on_texts
-from irkit.training.texts import read_texts
+from irkit.training.texts import first_texts, read_texts
 
 __all__ = ["AdaptationConfig", "adapt"]
 
@@ -37,11 +35,6 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "500": {"max_steps": 500, "save_steps": 100, "logging_steps": 10},
     "20k": {"max_steps": 20_000, "save_steps": 1000, "logging_steps": 100},
 }
-
-
-def _listed(given: Any) -> Any:
-    """One of what a list is expected of is a list of one."""
-    return [str(given)] if isinstance(given, str | Path) else given
 
 
 class AdaptationConfig(Config):
@@ -62,13 +55,18 @@ class AdaptationConfig(Config):
     Source: "Bridging Vocabulary Gaps", sections 4.2.3 and 5.3.
     """
 
-    texts: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
+    texts: Annotated[list[str], BeforeValidator(listed), Field(min_length=1)]
     validation: str | None = None
     validation_texts: PositiveInt = 500
     preset: Annotated[Literal["500", "20k"], BeforeValidator(str)] = "500"  # YAML makes 500 a number
     max_length: PositiveInt = 128
     masking: MaskingConfig = MaskingConfig()
     train: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_train(self) -> Self:
+        check_text_arguments(self.train, self.validation)
+        return self
 
     def arguments(self, output_dir: str | Path, frozen: Mapping[str, float]) -> TrainingArguments:
         """Arguments of the trainer.
@@ -83,8 +81,6 @@ class AdaptationConfig(Config):
         values: dict[str, Any] = _ALWAYS | _PRESETS[self.preset] | self.train
         if self.validation is not None:
             values = {"eval_steps": 0.1, "eval_on_start": True} | values
-        elif unused := [name for name in ("eval_steps", "eval_on_start") if values.get(name)]:
-            raise ConfigError(f"adaptation: train.{unused[0]} needs texts to evaluate on; give `validation`")
         together = int(values["per_device_train_batch_size"]) * int(os.environ.get("WORLD_SIZE", "1"))
         values.setdefault("gradient_accumulation_steps", max(1, _BATCH // max(1, together)))
         values["learning_rates"] = {**values.get("learning_rates", {}), **frozen}
@@ -161,7 +157,7 @@ def _validation(config: AdaptationConfig, masking: Masking) -> Callable[[Any], d
     """Loss and accuracy on the texts of ``config.validation``, of which the same tokens are always hidden."""
     if config.validation is None:
         return None
-    texts = list(islice(enumerate(read_texts(config.validation)), config.validation_texts))
+    texts = list(enumerate(first_texts(read_texts(config.validation), config.validation_texts)))
     batches = [masking(texts[start : start + 32]) for start in range(0, len(texts), 32)]
 
     @torch.no_grad()

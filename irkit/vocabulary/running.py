@@ -17,19 +17,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from irkit.config import read_json
-from irkit.data import Source
-from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.errors import ConfigError, StorageError
 from irkit.model import Model
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
 from irkit.training.model_recipe import SparseModel, make_model
 from irkit.training.running import begin_place, check_place, prepare, train
 from irkit.training.stages import DONE, publish_stage, stage, stage_model
-from irkit.training.texts import read_texts
+from irkit.training.texts import first_texts, read_corpora, read_texts
 from irkit.vocabulary.adaptation import adapt
 from irkit.vocabulary.calibration import calibrate
 from irkit.vocabulary.domain import DomainConfig, fragmentation, train_vocabulary
@@ -70,15 +69,15 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
             make_model(recipe.model)
         if plan is not None and plan.adaptation is not None:
             plan.adaptation.arguments(Path(scratch) / "adapted", {})
-            validation = plan.adaptation.validation
-            for source in (*plan.adaptation.texts, *([validation] if validation else [])):
+            for source in plan.adaptation.texts:
                 read_texts(source)
+            if plan.adaptation.validation is not None:
+                first_texts(read_texts(plan.adaptation.validation), 1)
     if plan is None:
         return
     if isinstance(plan.target, str):
         Tokenizer.from_pretrained(local_directory(plan.target))
-    if not any(text.strip() for text in _texts(plan)):
-        raise BadValueError(f"vocabulary.texts: {', '.join(plan.texts)}: there are no texts")
+    first_texts(read_corpora(plan.texts), 1)
 
 
 def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -> Model:
@@ -107,7 +106,7 @@ def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -
     place = Path(out)
     check(recipe, place, overwrite=overwrite)
     begin_place(place, recipe, overwrite)
-    stages, model = place / "stages", recipe.model
+    stages, model = place.absolute() / "stages", recipe.model  # the same when it goes on, however out is said
     last = stages / "fine_tuned"
     if recipe.vocabulary is not None:
         last = _change_vocabulary(recipe.vocabulary, model, stages)
@@ -123,7 +122,7 @@ def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -
 
 def _change_vocabulary(config: VocabularyConfig, source: SparseModel, stages: Path) -> Path:
     """Carry out all stages before fine-tuning; the directory of the last one."""
-    texts, target = _texts(config), config.target
+    texts, target = read_corpora(config.texts), config.target
     if isinstance(target, DomainConfig):
         with stage(stages / "vocabulary") as aside:
             if aside is not None:
@@ -155,11 +154,6 @@ def _change_vocabulary(config: VocabularyConfig, source: SparseModel, stages: Pa
                 (aside / _CALIBRATION).write_text(json.dumps(facts), encoding="utf-8")
         last = calibrated
     return last
-
-
-def _texts(config: VocabularyConfig) -> Source[str]:
-    name = ", ".join(config.texts)
-    return Source(name, lambda: enumerate(chain.from_iterable(map(read_texts, config.texts)), 1))
 
 
 def _report(stages: Path, place: Path) -> None:

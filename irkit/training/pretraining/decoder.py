@@ -106,7 +106,7 @@ class Decoder(nn.Module):
         layer, parts, order = self.layer, [], []
         (q,), (k, v), (first_k, first_v) = (
             [
-                part.reshape(len(part), layer.layer.num_heads, -1)
+                torch.unflatten(part, 1, (layer.layer.num_heads, -1))
                 for part in layer._project(values, first, last)
             ]
             for values, first, last in ((queries, 0, 1), (keys, 1, 3), (vectors, 1, 3))

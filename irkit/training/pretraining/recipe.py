@@ -8,9 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from irkit.config import Config
-from irkit.errors import ConfigError
-from irkit.training.arguments import TrainingArguments
+from irkit.config import Config, listed
+from irkit.training.arguments import TrainingArguments, check_text_arguments
 from irkit.training.masking import MaskingConfig
 from irkit.training.new_model import NewModel
 from irkit.training.pretraining.objectives import Objective
@@ -26,11 +25,6 @@ _DEFAULTS: dict[str, Any] = {
     "warmup_steps": 0.015,  # 3,000 of 200,000
     "weight_decay": 0.01,
 }
-
-
-def _listed(given: Any) -> Any:
-    """One of what a list is expected of is a list of one."""
-    return [given] if isinstance(given, str | Path | Mapping | Config) else given
 
 
 class PretrainingConfig(Config):
@@ -50,13 +44,19 @@ class PretrainingConfig(Config):
     Source: TITE, sections 3.3 and 4.1.
     """
 
-    texts: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
-    objectives: Annotated[list[Objective], BeforeValidator(_listed), Field(min_length=1)]
+    texts: Annotated[list[str], BeforeValidator(listed), Field(min_length=1)]
+    objectives: Annotated[list[Objective], BeforeValidator(listed), Field(min_length=1)]
     masking: MaskingConfig | None = None
     max_length: PositiveInt = 512
     validation: str | None = None
     validation_texts: PositiveInt = 500
     train: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _check_train(self) -> Self:
+        if check_text_arguments(self.train, self.validation).get("max_steps", -1) == -1:
+            raise ValueError("train.max_steps: texts have no end, they are read again; say how many to take")
+        return self
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
@@ -77,20 +77,13 @@ class PretrainingConfig(Config):
             output_dir: Where checkpoints go.
 
         Raises:
-            ConfigError: A name is unknown, a value is impossible, or there is no number of steps.
+            ConfigError: Values do not fit each other or the machine.
         """
         values = _DEFAULTS | self.train
         if "lr_scheduler_type" in self.train:
             values["lr_scheduler_kwargs"] = self.train.get("lr_scheduler_kwargs", {})  # not those of another
         if self.validation is not None:
             values = {"eval_steps": 0.1, "eval_on_start": True} | values
-        elif unused := [name for name in ("eval_steps", "eval_on_start") if values.get(name)]:
-            raise ConfigError(f"pretraining: train.{unused[0]} needs texts to evaluate on; give `validation`")
-        if self.train.get("max_steps", -1) <= 0:
-            raise ConfigError(
-                "pretraining: train.max_steps: texts have no end, as they are read again and again; say how "
-                "many steps to take"
-            )
         return TrainingArguments.parse(values, output_dir, "pretraining: train")
 
 

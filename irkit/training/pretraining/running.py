@@ -16,13 +16,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 
 import transformers
 
-from irkit.data import Source
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import StorageError
 from irkit.model import Model
 from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.new_model import NewModel
@@ -32,7 +30,7 @@ from irkit.training.pretraining.step import PretrainStep, validate
 from irkit.training.running import begin_place, check_place, prepare, train
 from irkit.training.stages import DONE, publish_stage, stage, stage_model
 from irkit.training.text_training import text_trainer, train_on_texts
-from irkit.training.texts import read_texts
+from irkit.training.texts import first_texts, read_corpora, read_texts
 from irkit.training.trainer import Trainer
 from irkit.vocabulary.domain import DomainConfig, train_vocabulary
 
@@ -63,9 +61,7 @@ def check(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -
     with tempfile.TemporaryDirectory() as scratch:  # for what trainers make before they begin
         folder = Path(scratch)
         if plan is not None:
-            sample = list(islice((text for text in _texts(plan) if text.strip()), _PROBED))
-            if not sample:
-                raise BadValueError(f"pretraining.texts: {', '.join(plan.texts)}: there are no texts")
+            sample = first_texts(read_corpora(plan.texts), _PROBED)
             if recipe.trained_vocabulary is not None:
                 model = _with_vocabulary(model, sample, recipe.trained_vocabulary, folder / "tokenizer")
             made = make_model(model)
@@ -102,7 +98,7 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
     """
     place, plan, model = Path(out), recipe.pretraining, recipe.model
     check(recipe, place, overwrite=overwrite)
-    stages = place / "stages"
+    stages = place.absolute() / "stages"  # the same when it goes on, however out is said
     arguments = (recipe if plan is None else plan).arguments(stages)
     main = arguments.process_index == 0
     with arguments.main_process_first(local=False):
@@ -111,7 +107,7 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
         if plan is not None and recipe.trained_vocabulary is not None:
             with stage(stages / "tokenizer") as aside:
                 if aside is not None:
-                    train_vocabulary(_texts(plan), aside, recipe.trained_vocabulary)
+                    train_vocabulary(read_corpora(plan.texts), aside, recipe.trained_vocabulary)
             model = _with_tokenizer(model, stages / "tokenizer")
     last = stages / "pretrained"
     if plan is not None:
@@ -170,7 +166,7 @@ def _trainer(model: Model, config: PretrainingConfig, place: Path) -> Trainer:
     evaluation = None
     if config.validation is not None:
         fixed = PretrainCollator(model.tokenizer, config.masking, max_length=length)  # whatever the seed
-        texts = list(islice(enumerate(read_texts(config.validation)), config.validation_texts))
+        texts = list(enumerate(first_texts(read_texts(config.validation), config.validation_texts)))
         starts = range(0, len(texts), _VALIDATED)
         evaluation = partial(validate, batches=[fixed(texts[start : start + _VALIDATED]) for start in starts])
     step = PretrainStep(model, config.objectives, seed=arguments.seed)
@@ -182,11 +178,6 @@ def _copy_log(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     except OSError as error:
         raise StorageError(f"writing {target}: {error.strerror}") from error
-
-
-def _texts(config: PretrainingConfig) -> Source[str]:
-    name = ", ".join(config.texts)
-    return Source(name, lambda: enumerate(chain.from_iterable(map(read_texts, config.texts)), 1))
 
 
 def _with_vocabulary(model: ModelRecipe, texts: list[str], config: DomainConfig, folder: Path) -> ModelRecipe:
