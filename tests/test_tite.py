@@ -275,7 +275,7 @@ def test_what_is_loaded_is_saved_with_the_same_names(prefix: str, tmp_path: Path
 def test_weights_of_another_schedule_fit_and_of_other_widths_do_not(tmp_path: Path) -> None:
     tite().save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"hidden_sizes": [12, 12, 12, 12, 12, 15]}))
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"hidden_sizes": [12, 12, 12, 12, 12, 18]}))
     with pytest.raises(CorruptError, match=r"missing embeddings\.downscale\.weight"):
         Encoder.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(settings | {"kernel_sizes": None, "strides": None}))
