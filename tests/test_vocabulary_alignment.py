@@ -115,6 +115,12 @@ def test_a_vocabulary_corresponds_to_itself_token_by_token(name: str) -> None:
     assert alignment.overlap == 1.0
 
 
+def test_a_byte_and_its_letter_stay_apart_between_vocabularies_that_have_both() -> None:
+    both = sentencepiece("<0x41>", "A", "▁play")
+    assert shared(both, both) == {token: token for token in ("<0x41>", "A", "▁play")}
+    assert shared(both, byte_level("A")) == {"A": "A"}  # which is a byte there, and the letter here
+
+
 @given(st.sampled_from(sorted(FAMILIES)), st.binary(min_size=1, max_size=6), st.booleans())
 def test_spelling_reads_what_it_writes(name: str, text: bytes, starts: bool) -> None:
     spelling = Spelling(FAMILIES[name].backend)

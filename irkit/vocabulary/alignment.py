@@ -8,7 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 import torch
@@ -94,6 +94,10 @@ class Spelling:
             return _SPACE * form.starts + text.replace(" ", _SPACE)
         return text if form.starts else self.prefix + text
 
+    def alike(self, other: Spelling) -> bool:
+        """Whether both write the same for each form."""
+        return (self.style, self.prefix) == (other.style, other.prefix)
+
     def twins(self, form: Form, style: str) -> tuple[Form, ...]:
         """Forms that are as good as ``form`` of a tokenizer of that style, the best first.
 
@@ -149,7 +153,8 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
     2. ``special``: tokens that were added to either vocabulary, by how they are written.
     3. ``text``: equal texts, in the same place: what starts a word (``play``, ``Ġplay``, ``▁play``) is not
        what continues one (``##play``, ``play``, ``play``). For punctuation, symbols and Chinese characters
-       the place does not count. Case and accents do: ``Paris`` is not ``paris``.
+       the place does not count. Case and accents do: ``Paris`` is not ``paris``. Of several with the text,
+       such as ``A`` and ``<0x41>``, it is the one that is written as the target writes it, or the last.
     4. ``normalized``, only if asked for: the text that the normaliser of the target makes of the one in the
        source (``Paris`` then is ``paris``); of several the one with the lowest id, the most frequent.
 
@@ -170,7 +175,9 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
     ours, theirs = source.backend.get_vocab(True), target.backend.get_vocab(True)
     own, added = _added(source), _added(source) | _added(target)
     ours_spelled, theirs_spelled = Spelling(source.backend), Spelling(target.backend)
-    forms = {ours_spelled.form(token): number for token, number in ours.items() if token not in own}
+    plain = {token: number for token, number in sorted(ours.items(), key=_number) if token not in own}
+    forms = {ours_spelled.form(token): number for token, number in plain.items()}
+    same = plain if ours_spelled.alike(theirs_spelled) else {}
     folded = _normalized(forms, target) if normalize else {}
     roles = {
         number: source.special_ids[role]
@@ -186,7 +193,7 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
         found: dict[str, int | None] = {
             "role": roles.get(number),
             "special": ours.get(token) if token in added else None,
-            "text": None if token in added else _first(forms, twins),
+            "text": None if token in added else same.get(token, _first(forms, twins)),
             "normalized": None if token in added else _first(folded, twins),
         }
         rules[number] = next((rule for rule in found if found[rule] is not None), "new")
@@ -202,11 +209,15 @@ def _normalized(forms: Mapping[Form, int], target: Tokenizer) -> dict[Form, int]
     """Forms as the normaliser of the target writes them, with the lowest id that each has."""
     normalizer = target.backend.normalizer
     found: dict[Form, int] = {}
-    for form, number in sorted(forms.items(), key=lambda item: item[1]):
+    for form, number in sorted(forms.items(), key=_number):
         text = form.text.decode(errors="replace")
         text = text if normalizer is None else normalizer.normalize_str(text)
         found.setdefault(Form(text.strip().removeprefix(_SPACE).encode(), form.starts), number)
     return found
+
+
+def _number(item: tuple[Any, int]) -> int:
+    return item[1]
 
 
 def _first(known: Mapping[Form, int], forms: Iterable[Form]) -> int | None:
