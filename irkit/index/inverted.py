@@ -257,8 +257,10 @@ class Inverted(Flat):
         if len(short) and self._effort(keep) is not None:
             asked = _positive(queries[short].arrays())
             hits.rows[short], hits.scores[short] = self._look_up(asked, hits.rows.shape[1], keep, exact=True)
-        for query in short:
-            _fill(hits.rows[query], hits.scores[query], keep)
+        if len(short):
+            rows, scores = hits.rows[short], hits.scores[short]
+            _fill(rows, scores, keep)
+            hits.rows[short], hits.scores[short] = rows, scores
         return hits
 
     def _look_up(self, queries: Queries, k: int, keep: Array | None, exact: bool = False) -> Hits:
@@ -303,8 +305,13 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def _fill(rows: Array, scores: Array, keep: Array | None) -> None:
-    """Put the lowest rows that are not there yet, which score 0, behind the hits of a query."""
-    found = rows[rows >= 0]
-    some = np.arange(2 * len(rows)) if keep is None else np.flatnonzero(keep)[: 2 * len(rows)]
-    rest = some[~np.isin(some, found)][: len(rows) - len(found)]
-    rows[len(found) :], scores[len(found) :] = rest, 0
+    """Put the lowest rows that are not there yet, which score 0, behind the hits of each query."""
+    missing, some = rows < 0, 2 * rows.shape[1]
+    lowest = np.arange(some) if keep is None else np.flatnonzero(keep)[:some]
+    places = np.searchsorted(lowest, rows)
+    places[lowest.take(places, mode="clip") != rows] = len(lowest)
+    free = np.ones((len(rows), len(lowest) + 1), bool)
+    np.put_along_axis(free, places, False, 1)
+    free[:, -1] = False
+    free &= free.cumsum(1) <= missing.sum(1, keepdims=True)
+    rows[missing], scores[missing] = lowest[free.nonzero()[1]], 0

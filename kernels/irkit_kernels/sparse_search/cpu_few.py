@@ -1,4 +1,4 @@
-"""Exact search of few documents for one query: all scores, term by term, then the best of them."""
+"""Exact search of few documents: all scores, term by term, then the best of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _KEYS = 8  # hits compared at once
 _KEY = f"<{_KEYS} x i64>"
 _ROWS = (1 << 32) - 1
 _ALL = (1 << 31) - 1  # above the bits of any score
+_NOTHING = -0x800000  # the bits of -inf
 _CLOSE = 1 << 22  # between the bits of the best score and those of the k-th, at first
 
 Array = NDArray[Any]
@@ -65,10 +66,11 @@ def build_few(forward: Forward, dim: int) -> tuple[Array, Array, Array] | None:
 
 
 def write_few() -> str:
-    """The module of ``few(frame)``, for the query that is given, with ``n`` and ``k`` at most so many.
+    """The module of ``few(frame)``, for queries of any number, with ``n`` and ``k`` at most so many.
 
-    ``refused`` is not 0 where weights are negative or not finite, or terms not in rising order: nothing is
-    found then. Else documents that score 0 fill up the hits.
+    ``refused`` is not 0 where a query has weights that are negative or not finite, or terms not in rising
+    order: nothing is found for it then. Documents that score 0 fill up the hits of a query that is given as
+    the caller has it (``given_kind``), and else -1 and -inf.
     """
     declarations = [
         "declare float @llvm.fma.f32(float, float, float)",
@@ -80,11 +82,49 @@ def write_few() -> str:
         "declare i64 @llvm.ctpop.i64(i64)",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
+    return "\n".join([*declarations, _add(), _choose(), _one(), _main()])
+
+
+def _main() -> str:
+    """The query that is given, or else all of them, each given in turn."""
+    x = Frame()
+    given = x.cmp("ne", x.get("given_kind"), 0)
+    places = {name: x.get(name, "ptr") for name in ("rows", "scores", "q_offsets", "q_terms", "q_weights")}
+    x.set("out_rows", places["rows"], "ptr")
+    x.set("out_scores", places["scores"], "ptr")
+
+    def query(i: str, refused: Values) -> Values:
+        start, stop = (x.load("i64", places["q_offsets"], x.mul(x.add(i, j), 8), 8) for j in range(2))
+        x.set("given", x.sub(stop, start))
+        x.set("given_terms", x.at(places["q_terms"], x.mul(start, 4)), "ptr")
+        x.set("given_weights", x.at(places["q_weights"], x.mul(start, 4)), "ptr")
+        first = x.mul(i, x.get("k"))
+        x.set("out_rows", x.at(places["rows"], x.mul(first, 8)), "ptr")
+        x.set("out_scores", x.at(places["scores"], x.mul(first, 4)), "ptr")
+        x.do("call void @one(ptr %f, i1 false)")
+        return (x.op(f"or i64 {refused[0]}, {x.get('refused')}"),)
+
+    def queries() -> None:
+        x.set("given_kind", 1)
+        x.set("refused", *x.loop(0, x.get("n_q"), 1, query, ("0",), "i64"))
+        x.set("given_kind", 0)
+
+    x.when(given, lambda: x.do("call void @one(ptr %f, i1 true)"))
+    x.when(x.flip(given), queries)
+    return x.function("define void @few(ptr %f)")
+
+
+def _one() -> str:
+    """The query that is given; ``%zeros``: documents that score 0 are hits."""
     x = Frame()
     x.set("refused", _check(x))
-    x.when(x.cmp("eq", x.get("refused"), 0), lambda: x.do("call void @add(ptr %f)"))
-    x.when(x.cmp("eq", x.get("refused"), 0), lambda: x.do("call void @choose(ptr %f)"))
-    return "\n".join([*declarations, _add(), _choose(), x.function("define void @few(ptr %f)")])
+
+    def search() -> None:
+        x.do("call void @add(ptr %f)")
+        x.do("call void @choose(ptr %f, i1 %zeros)")
+
+    x.when(x.cmp("eq", x.get("refused"), 0), search)
+    return x.function("define internal void @one(ptr %f, i1 %zeros)")
 
 
 def _term(x: Frame, j: str) -> tuple[str, str, str]:
@@ -169,7 +209,7 @@ def _choose() -> str:
     _narrow(x, most)
     _take(x, x.cmp("sgt", x.get("number"), most))
     _sort(x)
-    return x.function("define internal void @choose(ptr %f)")
+    return x.function("define internal void @choose(ptr %f, i1 %zeros)")
 
 
 def _turn(x: Frame, i: str) -> list[str]:
@@ -279,10 +319,12 @@ def _sort(x: Frame) -> None:
         (place,) = x.loop(0, number, _KEYS, better, ("0",), "i64")
 
         def put() -> None:
+            hit = x.either("%zeros", x.cmp("sgt", key, _ROWS))  # above: the bits of the score
             row = x.sub(_ROWS, x.op(f"and i64 {key}, {_ROWS}"))
-            x.store("i64", row, x.place("rows", place, "i64"), align=8)
+            x.store("i64", x.select(hit, row, -1), x.place("out_rows", place, "i64"), align=8)
             bits = x.op(f"trunc i64 {x.op(f'lshr i64 {key}, 32')} to i32")
-            x.store("i32", bits, x.place("scores", place, "float"), align=4)
+            bits = x.select(hit, bits, _NOTHING, "i32")
+            x.store("i32", bits, x.place("out_scores", place, "float"), align=4)
 
         x.when(x.cmp("slt", place, x.get("k")), put)
 

@@ -32,15 +32,18 @@ KINDS = {
     "int32": "i32",
     "uint32": "i32",
 }
+Codes = tuple[Callable[..., None], ...]
 Single = Callable[[Tensor, Tensor], tuple[Array, Array] | None]
 
 ARGUMENTS = (ctypes.c_void_p,)  # the frame
 LONG = 256  # terms of a query
 _PLACES = {name: place for place, name in enumerate(FIELDS)}
+_REFUSED = _PLACES["refused"]
 _QUERY, _START = struct.Struct("=8q"), 8 * _PLACES["n_q"]  # from "n_q" to "scores"
 _GIVEN, _GIVEN_AT = struct.Struct("=4q"), 8 * _PLACES["given_terms"]  # to "given_kind"
 _GIVEN_KINDS = {torch.int32: 1, torch.int64: 2}
 _QUERIES, _HITS = 32, 1 << 16  # a thread takes at a time
+_QUICK = 4  # times as many queries of few documents
 
 
 class Exact:
@@ -84,34 +87,37 @@ class Exact:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
             nothing more scores above 0.
         """
-        return self._run(self._code, self._prepared, queries, k, keep)
+        return self._run(self._codes(k, keep), self._prepared, queries, k, keep)
 
     def _run(
         self,
-        code: Callable[..., None],
+        codes: Codes,
         prepare: Callable[[int], Array],
         queries: tuple[Array, Array, Array],
         k: int,
         keep: Array | None,
     ) -> tuple[Array, Array]:
-        """Run machine code, shared by threads; ``prepare(longest)`` gives the frame of a thread."""
+        """Run machine code, shared by threads; ``prepare(longest)`` gives the frame of a thread.
+
+        Where some code refuses queries, the next of ``codes`` is tried.
+        """
         n_q = len(queries[0]) - 1
         rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
         if n_q == 1:
-            self._work(code, prepare, queries, rows, scores, keep)
+            self._work(codes, prepare, queries, rows, scores, keep)
             return rows, scores
-        step = max(1, min(_QUERIES, _HITS // k))
+        step = max(1, min(_QUERIES if len(codes) == 1 else _QUICK * _QUERIES, _HITS // k))
 
         def work(first: int, last: int) -> None:
             for start in range(first, last, step):
                 stop = min(start + step, last)
                 some = _part(queries, start, stop)
-                self._work(code, prepare, some, rows[start:stop], scores[start:stop], keep)
+                self._work(codes, prepare, some, rows[start:stop], scores[start:stop], keep)
 
         share(work, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
 
-    def _single(self, codes: tuple[Callable[..., None], ...], prepared: Array, k: int) -> Single:
+    def _single(self, codes: Codes, prepared: Array, k: int) -> Single:
         """What runs machine code for one query after the other in this thread, with as little else as can be.
 
         Args:
@@ -122,12 +128,11 @@ class Exact:
         frame, rows, scores = prepared.copy(), np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         memory: dict[str, Array] = {"rows": rows, "scores": scores, "q_offsets": np.zeros(2, np.int64)}
         memory |= {"q_terms": np.empty(LONG, np.int32), "q_weights": np.empty(LONG, np.float32)}
-        memory |= self._few
         for name, array in memory.items():
             frame[_PLACES[name]] = _address(array)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
             frame[_PLACES[name]] = number
-        view, address, refused = frame.data, _address(frame), _PLACES["refused"]
+        view, address, refused = frame.data, _address(frame), _REFUSED
         memory |= self._own.memory  # which is replaced when a longer query needs more
         give, kinds, float32 = _GIVEN.pack_into, _GIVEN_KINDS, torch.float32
         copy_rows, copy_scores = rows.copy, scores.copy
@@ -147,9 +152,9 @@ class Exact:
 
         return search
 
-    def _codes(self, k: int) -> tuple[Callable[..., None], ...]:
-        """What finds ``k`` documents for one query: the way for few documents first, where there is one."""
-        few = k <= min(MOST_HITS, len(self._forward[0]) - 1) and self._few
+    def _codes(self, k: int, keep: Array | None = None) -> Codes:
+        """What finds ``k`` documents: the way for few documents first, where there is one."""
+        few = keep is None and k <= min(MOST_HITS, len(self._forward[0]) - 1) and self._few
         return (_few(), self._code) if few else (self._code,)
 
     @cached_property
@@ -165,7 +170,7 @@ class Exact:
 
     def _work(
         self,
-        code: Callable[..., None],
+        codes: Codes,
         prepare: Callable[[int], Array],
         queries: tuple[Array, Array, Array],
         rows: Array,
@@ -176,7 +181,7 @@ class Exact:
         offsets, terms, weights = queries
         n_q, m = len(offsets) - 1, len(terms)
         longest = m if n_q == 1 else int(np.diff(offsets).max())
-        if longest > LONG:
+        if longest > LONG and len(codes) == 1:
             terms, weights = self._sorted(offsets, terms, weights)
         frame = prepare(longest)
         own, hits = self._own, rows.size
@@ -187,7 +192,10 @@ class Exact:
         _QUERY.pack_into(
             frame.data, _START, n_q, *given, rows.shape[1], 0 if keep is None else _address(keep), *results
         )
-        code(own.address)
+        for code in codes:
+            code(own.address)
+            if not frame[_REFUSED]:
+                break
         rows.reshape(-1)[:], scores.reshape(-1)[:] = own.rows[:hits], own.scores[:hits]
 
     def _make_room(self, *size: int) -> None:
@@ -221,6 +229,7 @@ class Exact:
                 "bounds": np.empty(self._n_ranges, np.float32),
                 "table": np.zeros(self._dim, np.float32),
                 "marks": aligned(64),
+                **self._few,
             }
             for name, array in own.memory.items():
                 own.frame[_PLACES[name]] = _address(array)

@@ -135,7 +135,7 @@ class Searcher(Exact):
         plan = self._plan(k, effort)
         if plan is None:
             return self.search(queries, k, keep)
-        return self._run(self._hasten, partial(self._ready, k, plan), queries, k, keep)
+        return self._run((self._hasten,), partial(self._ready, k, plan), queries, k, keep)
 
     def single(self, k: int, effort: float | None = None) -> Single:
         """What finds the best documents for one query after the other, in the least time.

@@ -21,9 +21,13 @@ Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 
 
-def searcher(forward: Forward, dim: int) -> Exact:
+def searcher(forward: Forward, dim: int, few: bool = False) -> Exact:
+    """Without the way for few documents, unless ``few``."""
     arrays = build_exact(forward, dim, lambda name, shape, dtype: np.zeros(shape, dtype))
-    return Exact(arrays, forward)
+    index = Exact(arrays, forward)
+    if not few:
+        index.__dict__["_few"] = {}
+    return index
 
 
 def csr(matrix: Array, kind: str = "uint16") -> tuple[Array, Array, Array]:
@@ -58,13 +62,19 @@ def assert_same(found: tuple[Array, Array], wanted: tuple[Array, Array]) -> None
     np.testing.assert_array_equal(found[1], wanted[1])
 
 
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 300), k=st.integers(1, 320), dim=st.integers(1, 40))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 300),
+    k=st.integers(1, 320),
+    dim=st.integers(1, 40),
+    few=st.booleans(),
+)
 @settings(max_examples=150, deadline=None)
-def test_follows_the_definition(seed: int, n: int, k: int, dim: int) -> None:
+def test_follows_the_definition(seed: int, n: int, k: int, dim: int, few: bool) -> None:
     rng = np.random.default_rng(seed)
     documents = whole(rng, (n, dim), rng.random(dim) ** 2)
     queries = whole(rng, (4, dim), rng.random())
-    index = searcher((*csr(documents), None), dim)
+    index = searcher((*csr(documents), None), dim, few)
     for keep in (None, rng.random(n) < rng.random()):
         assert_same(index.search(queries_of(queries), k, keep), expected(queries @ documents.T, k, keep))
 
@@ -131,6 +141,20 @@ def test_long_queries() -> None:
         queries = np.zeros((3, dim))
         queries[:, rng.permutation(dim)[:terms]] = rng.integers(1, 5, (3, terms))
         assert_same(index.search(queries_of(queries), 7), expected(queries @ documents.T, 7))
+
+
+def test_few_documents_and_queries_of_any_order() -> None:
+    """The way for few documents refuses terms that do not rise; all queries are answered all the same."""
+    rng = np.random.default_rng(7)
+    documents, queries = whole(rng, (200, 400), 0.1), whole(rng, (300, 400), 0.2)
+    queries[77] = 1  # longer than what is sorted by insertion
+    index = searcher((*csr(documents), None), 400, few=True)
+    offsets, terms, weights = queries_of(queries)
+    wanted = expected(queries @ documents.T, 10)
+    assert_same(index.search((offsets, terms, weights), 10), wanted)
+    order = np.lexsort((rng.random(len(terms)), np.repeat(np.arange(300), np.diff(offsets))))
+    some = np.where(np.arange(len(terms)) < offsets[150], np.arange(len(terms)), order)
+    assert_same(index.search((offsets, terms[some], weights[some]), 10), wanted)
 
 
 def test_single_terms_of_high_weight() -> None:

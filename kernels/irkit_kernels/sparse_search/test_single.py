@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,18 @@ def filled(found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
 def assert_same(
     found: Any, index: Searcher, query: tuple[Tensor, Tensor], k: int, effort: Any = None
 ) -> None:
-    """``found`` is what `find` finds; None, where it does not find enough and zeros are not at hand."""
+    """``found`` is what `find` finds, both without the way for few documents and with it.
+
+    None, where it does not find enough and zeros are not at hand.
+    """
     terms, weights = (values.numpy() for values in query)
     some = weights > 0
     asked = np.array([0, some.sum()]), terms[some].astype(np.int32), weights[some]
-    wanted = index.find(asked, k, None, effort)
+    plain = copy(index)
+    plain.__dict__["_few"] = {}
+    wanted = plain.find(asked, k, None, effort)
+    for one, other in zip(index.find(asked, k, None, effort), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
     if found is None:
         assert wanted[0][0, -1] < 0
         return
