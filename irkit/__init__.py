@@ -12,6 +12,8 @@ from irkit.lazy import lazy_names
 if TYPE_CHECKING:
     from irkit.encoder import Encoder
     from irkit.evaluation import evaluate
+    from irkit.fusion import fuse
+    from irkit.hybrid import Hybrid
     from irkit.model import Model
     from irkit.ragged import Ragged
     from irkit.representation import Dense, MultiVector, Sparse
@@ -24,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Dense",
     "Encoder",
+    "Hybrid",
     "Model",
     "MultiVector",
     "Ragged",
@@ -31,12 +34,14 @@ __all__ = [
     "Run",
     "Sparse",
     "evaluate",
+    "fuse",
     "score",
 ]
 
 _HOME = {
     "Dense": "representation",
     "Encoder": "encoder",
+    "Hybrid": "hybrid",
     "Model": "model",
     "MultiVector": "representation",
     "Ragged": "ragged",
@@ -44,6 +49,7 @@ _HOME = {
     "Run": "run",
     "Sparse": "representation",
     "evaluate": "evaluation",
+    "fuse": "fusion",
     "score": "scoring",
 }
 

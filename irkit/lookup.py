@@ -12,7 +12,7 @@ from irkit.data import JSON, Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Documents, Hits
 
-__all__ = ["Filter", "Hit", "Rows", "allowed_rows", "find_rows", "read_hits"]
+__all__ = ["Filter", "Hit", "Rows", "allowed_rows", "find_rows", "given_strings", "read_hits"]
 
 Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
 """Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
@@ -71,6 +71,20 @@ def allowed_rows(documents: Documents, filter: Filter) -> np.ndarray[Any, np.dty
     chosen = np.zeros(len(allowed) + 1, np.bool_)
     chosen[documents.find(names)] = True  # unknown ones are -1: the place after the last row
     return allowed & chosen[:-1]
+
+
+def given_strings(operation: str, given: str | Iterable[str]) -> list[str]:
+    """A string or several, in a list.
+
+    Raises:
+        BadTypeError: It is neither.
+    """
+    single = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
+    items: list[Any] = [given] if single else list(given)
+    wrong = [item for item in items if not isinstance(item, str)]
+    if wrong:
+        raise BadTypeError(f"{operation}: got {wrong[0]!r:.100}, expected a string or several")
+    return items
 
 
 def read_hits(documents: Documents, found: Hits) -> list[list[Hit]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from irkit.data import Document, Query, Vector
 from irkit.data.given import Collection, Queries, given_documents, given_queries
-from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.errors import BadValueError, StorageError
 from irkit.explanation import Explanation, TermWeights, explain, match_terms
 from irkit.index import (
     AutoConfig,
@@ -29,7 +29,7 @@ from irkit.index import (
     open_index,
 )
 from irkit.lexical import Impacts, LexicalModel
-from irkit.lookup import Filter, Hit, allowed_rows, find_rows, read_hits
+from irkit.lookup import Filter, Hit, allowed_rows, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
 from irkit.model_choice import AnyModel, default_index, describe_model, load_model, name_model
 from irkit.representation import Representation, Sparse
@@ -415,7 +415,7 @@ class Retriever:
         """
         with self.store.update():
             self._check_build()
-            names = _strings("removing documents", ids)
+            names = given_strings("removing documents", ids)
             self.index.remove(find_rows(self.documents, names, "removing documents", _UNCHANGED))
 
     def update(self, documents: Collection, *, progress: StageProgress | None = None) -> None:
@@ -477,7 +477,7 @@ class Retriever:
         if isinstance(self.model, Impacts):
             single = isinstance(queries, Mapping | str) or not isinstance(queries, Iterable)
             return [queries] if single else list(queries), single
-        return _strings(operation, queries), isinstance(queries, str)
+        return given_strings(operation, queries), isinstance(queries, str)
 
     def _find(self, texts: list[Any], k: int, filter: Filter | None) -> Iterator[Hits]:
         """Rows and scores of some queries at a time."""
@@ -545,12 +545,3 @@ class Retriever:
         if isinstance(self.model, LexicalModel):
             self.model.keep(part.dim)
         self.index.add(part)
-
-
-def _strings(operation: str, given: str | Iterable[str]) -> list[str]:
-    single = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
-    items: list[Any] = [given] if single else list(given)
-    wrong = [item for item in items if not isinstance(item, str)]
-    if wrong:
-        raise BadTypeError(f"{operation}: got {wrong[0]!r:.100}, expected a string or several")
-    return items

@@ -176,10 +176,15 @@ class Run:
         """The queries, in the order they came in."""
         return list(self._rows)
 
-    def __getitem__(self, query_id: str) -> list[tuple[str, float]]:
+    def columns(self, query_id: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
+        """Document ids and scores of one query, best first."""
         row = self._rows[query_id]
         span = slice(self._offsets[row], self._offsets[row + 1])
-        return list(zip(self._doc_ids[span], self._scores[span].tolist(), strict=True))
+        return self._doc_ids[span], self._scores[span]
+
+    def __getitem__(self, query_id: str) -> list[tuple[str, float]]:
+        ids, scores = self.columns(query_id)
+        return list(zip(ids, scores.tolist(), strict=True))
 
     def __contains__(self, query_id: object) -> bool:
         return query_id in self._rows

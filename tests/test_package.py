@@ -32,6 +32,7 @@ LAYERS = {
     "tokenizer": {"ragged"},
     "run": {"data"},
     "evaluation": {"run", "data", "trec_measures"},
+    "fusion": {"run", "evaluation"},
     "trec_measures": {"run", "data"},
     "preferences": {"run", "data", "trec_measures", "evaluation"},
     "standardization": {"data", "trec_measures", "evaluation"},
@@ -44,7 +45,7 @@ LAYERS = {
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
 }
-TOP = {"reranking", "retriever", "study", "training", "vocabulary"}
+TOP = {"hybrid", "reranking", "retriever", "study", "training", "vocabulary"}
 
 
 def parts_imported(file: Path) -> set[str]:
@@ -93,7 +94,11 @@ def test_public_names_exist_and_are_sorted() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["import irkit", "import irkit.cli", "import irkit.preferences, irkit.standardization, irkit.data"],
+    [
+        "import irkit",
+        "import irkit.cli",
+        "import irkit.preferences, irkit.standardization, irkit.fusion, irkit.data",
+    ],
 )
 def test_imports_are_light(code: str) -> None:
     heavy = {"torch", "transformers", "faiss", "numba", "scipy", "ir_measures", "sentence_transformers"}

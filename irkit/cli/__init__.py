@@ -15,6 +15,7 @@ from irkit import __version__
 from irkit.cli.encode import encode
 from irkit.cli.evaluate import evaluate
 from irkit.cli.explain import explain
+from irkit.cli.fuse import fuse
 from irkit.cli.index import index
 from irkit.cli.info import info
 from irkit.cli.label import label
@@ -43,6 +44,7 @@ for verb in (
     rerank,
     explain,
     evaluate,
+    fuse,
     train,
     pretrain,
     mine,

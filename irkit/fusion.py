@@ -1,0 +1,149 @@
+"""Fusion: one run of several, by the ranks or by the scores of their documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from irkit.errors import BadTypeError, BadValueError
+from irkit.evaluation import as_run
+from irkit.run import Run
+
+__all__ = ["Method", "check_counts", "fuse"]
+
+Method: TypeAlias = Literal["rrf", "minmax", "zscore", "sum"]
+"""How the documents of a run get points, see `fuse`."""
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def fuse(
+    runs: Iterable[Run | Mapping[str, Mapping[str, float]] | str | Path],
+    method: Method = "rrf",
+    k: int = 1000,
+    *,
+    weights: Sequence[float] | None = None,
+    depth: int | None = None,
+    rrf_k: float = 60,
+) -> Run:
+    """Rank the documents of several runs by the sum of the points that each run gives them.
+
+    ============  =================================================  ==========================
+    ``method``    points of a document                               points if a run lacks it
+    ============  =================================================  ==========================
+    ``"rrf"``     1 / (``rrf_k`` + rank), ranks from 1               0
+    ``"minmax"``  score, from 0 (the lowest of the query in the      0
+                  run) to 1 (the highest); 1 where all are equal
+    ``"zscore"``  score, at mean 0 and standard deviation 1 of the   those of the lowest in the
+                  query in the run; 0 where all are equal            run
+    ``"sum"``     score as it is (CombSUM), for runs of one scale    0
+    ============  =================================================  ==========================
+
+    A run that lacks a query, or has no results of it, gives nobody points. Equal sums keep the order in which
+    the documents come: those of the first run by rank, then those that the second adds. Sums do not depend on
+    the order of the runs.
+
+    Args:
+        runs: Two or more; each a run, a dictionary (query id -> document id -> score) or a file.
+        method: How points are given.
+        k: Results of each query, at most.
+        weights: Of the points of each run, 0 or more; by default 1. A run of weight 0 is left out.
+        depth: Results of each query that count in each run; by default all.
+        rrf_k: Above 0; the higher, the less the first ranks stand out.
+
+    Returns:
+        The queries of all runs, those of the first run first.
+
+    Raises:
+        BadValueError: There are fewer than two runs, an option makes no sense, or sums are too large for a
+            float.
+        BadTypeError: What is given is no list of runs.
+        StorageError: A file cannot be read.
+
+    Examples:
+        >>> words, vectors = {"q": {"d1": 9.0, "d2": 7.0}}, {"q": {"d2": 0.8, "d3": 0.5}}
+        >>> [(doc, round(score, 4)) for doc, score in fuse([words, vectors])["q"]]
+        [('d2', 0.0325), ('d1', 0.0164), ('d3', 0.0161)]
+
+    Source: Cormack, Clarke & Büttcher 2009, Reciprocal Rank Fusion (``"rrf"``, with 60); Fox & Shaw 1994,
+    Combination of Multiple Searches (``"sum"``).
+    """
+    if isinstance(runs, str | Path | Mapping | Run) or not isinstance(runs, Iterable):
+        raise BadTypeError(f"fuse: got {runs!r:.60}, expected two or more runs in a list")
+    given = [as_run(run) for run in runs]
+    if len(given) < 2:
+        raise BadValueError(f"fuse: expected two or more runs, got {len(given)}")
+    if method not in get_args(Method):
+        raise BadValueError(f"fuse: unknown method {method!r}; expected {', '.join(get_args(Method))}")
+    check_counts("fuse", k=k, depth=1 if depth is None else depth)
+    if not _is_finite(rrf_k) or rrf_k <= 0:
+        raise BadValueError(f"fuse: rrf_k is {rrf_k!r}; expected a number above 0")
+    weighed = [pair for pair in zip(given, _check_weights(weights, len(given)), strict=True) if pair[1]]
+
+    def ranking(query: str) -> tuple[str, list[str], Array]:
+        found = [(weight, *run.columns(query)) for run, weight in weighed if query in run]
+        found = [(weight, docs[:depth], scores[:depth]) for weight, docs, scores in found if docs]
+        ids = list(dict.fromkeys(chain.from_iterable(docs for _, docs, _ in found)))
+        places = dict(zip(ids, range(len(ids)), strict=True))
+        points = np.empty((len(found), len(ids)))
+        for row, (weight, docs, scores) in zip(points, found, strict=True):
+            values, others = _points(method, scores, rrf_k)
+            row[:] = weight * others
+            row[list(map(places.__getitem__, docs))] = weight * values
+        points.sort(axis=0)  # smallest first, whichever run they are of: the same points have the same sum
+        sums = points.sum(axis=0)
+        best = np.argsort(-sums, kind="stable")[:k]
+        return query, [ids[place] for place in best.tolist()], sums[best]
+
+    return Run(map(ranking, dict.fromkeys(query for run, _ in weighed for query in run.query_ids)))
+
+
+def check_counts(operation: str, **counts: object) -> None:
+    """Refuse numbers of results that are not whole numbers of 1 or more.
+
+    Raises:
+        BadValueError: One is not; the message names it.
+    """
+    for name, value in counts.items():
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise BadValueError(f"{operation}: {name} is {value!r}; expected a whole number of 1 or more")
+
+
+def _points(method: Method, scores: Array, rrf_k: float) -> tuple[Array, float]:
+    """Points of the documents of a ranking ``(n,)``, best first, and of those it lacks."""
+    if method == "rrf":
+        return 1 / (rrf_k + np.arange(1, len(scores) + 1)), 0.0
+    if method == "sum":
+        return scores, 0.0
+    spread = scores[0] - scores[-1]
+    if method == "minmax":  # a query with one result would else give it as much as what was not found
+        return (scores - scores[-1]) / spread if spread else np.ones_like(scores), 0.0
+    if not spread:
+        return np.zeros_like(scores), 0.0
+    values = (scores - scores[-1]) / spread  # squares of what lies far from 1 may be 0 or infinite
+    values = (values - values.mean()) / values.std()
+    return values, float(values[-1])
+
+
+def _check_weights(weights: Sequence[float] | None, runs: int) -> Sequence[float]:
+    if weights is None:
+        return [1.0] * runs
+    if isinstance(weights, str) or not isinstance(weights, Iterable):
+        raise BadTypeError(f"fuse: weights are {weights!r:.60}; expected a list of numbers, one for each run")
+    values = list(weights)
+    if len(values) != runs:
+        raise BadValueError(f"fuse: expected a weight for each of {runs} runs, got {len(values)}")
+    if not all(_is_finite(value) and value >= 0 for value in values) or not any(values):
+        raise BadValueError(
+            f"fuse: weights are {values!r:.60}; expected numbers of 0 or more, one of them above 0 at least"
+        )
+    return values
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and math.isfinite(value)
