@@ -20,12 +20,13 @@ from pathlib import Path
 from benchmarks.contest import Contender, Hits, build_row, measure, work_folder
 from benchmarks.harness import Row, write_results
 from benchmarks.plot import draw_curves
-from benchmarks.sparse_bars import bars, bm25, speeds
+from benchmarks.sparse_bars import bars, bm25, exact, speeds
 from benchmarks.sparse_vectors import BM25, SparseVectors, generate, read, recall, texts
-from benchmarks.worker import K
+from benchmarks.worker import K, Options
 
 _TEXTS = {"SciFact": ("scifact",), "MS MARCO": ("msmarco-dl19-pool", "msmarco-dl21-pool")}
-COLLECTIONS = ("generated 200k", "generated 1M", *_TEXTS)
+COLLECTIONS = ("generated 200k", "generated 1M", *_TEXTS)  # of the curves
+SMALL = ("generated 100", "generated 300", "generated 1k", "generated 5k")  # searched exactly alone
 ROUNDS = 5
 _ROUND = 0.2  # seconds that a setting may take in a round, if five queries take no more
 _POSTINGS = {"generated 1M": 1000, "generated 200k": 300}  # of Seismic, for each term
@@ -40,11 +41,19 @@ def contenders(name: str) -> dict[str, Contender]:
     contender = partial(Contender, "benchmarks.sparse_engines")
     grid = itertools.product(_CUTS, _FACTORS)
     seismic = tuple({"query_cut": cut, "heap_factor": factor} for cut, factor in grid)
-    exact = ({"mode": "exact"}, {"mode": "exact", "together": True})
+    together = {"how": "together"}
+    exact: tuple[Options, ...] = ({"mode": "exact"}, {"mode": "exact"} | together)
+    if name in SMALL:
+        arrays = {"how": "arrays"}
+        return {
+            "numpy scan": contender("numpy", {}),
+            "numba scan": contender("numba", {}, ({}, together, arrays)),
+            "irkit": contender("irkit", {"kind": "inverted"}, (*exact, {"mode": "exact"} | arrays)),
+        }
     ours = (*exact, *({"mode": "approximate", "effort": effort} for effort in _EFFORTS))
     known = {
         "numpy scan": contender("numpy", {}),
-        "numba scan": contender("numba", {}, ({}, {"together": True})),
+        "numba scan": contender("numba", {}, ({}, together)),
         "irkit": contender("irkit", {"kind": "inverted"}, ours),
         "pyseismic-lsr": contender(
             "seismic", {"n_postings": _POSTINGS.get(name, 100)}, seismic, peer="seismic"
@@ -53,7 +62,7 @@ def contenders(name: str) -> dict[str, Contender]:
     if name in _TEXTS:
         options = {"kind": "inverted", "dtype": "float32", "bm25": BM25}  # as `Retriever.build` has it
         known["irkit BM25"] = contender("irkit", options, exact)
-        known["bm25s"] = contender("bm25s", {"bm25": BM25}, ({}, {"together": True}), peer="bm25s")
+        known["bm25s"] = contender("bm25s", {"bm25": BM25}, ({}, together), peer="bm25s")
     return known
 
 
@@ -62,14 +71,17 @@ def main() -> None:
     rows: list[Row] = []
     builds: list[Row] = []
     with work_folder() as work:
-        for name in COLLECTIONS:
+        for name in (*SMALL, *COLLECTIONS):
             curve, built = measure_collection(name, prepared(name, work))
             rows += curve
-            builds += built
+            builds += built if name in COLLECTIONS else []
+            drawn = [each for each in COLLECTIONS if any(row["collection"] == each for row in rows)]
+            curves = [row for row in rows if row["collection"] in drawn]
             write_results("sparse_curves", rows)
-            write_results("sparse_speed", [*speeds(rows), *bm25(rows)])
+            write_results("sparse_speed", [*speeds(curves), *exact(rows), *bm25(rows)])
             write_results("sparse", [*bars(rows, builds), *builds])
-            _PLOT.write_text(draw_curves(rows, COLLECTIONS[: COLLECTIONS.index(name) + 1], 0.9))
+            if drawn:
+                _PLOT.write_text(draw_curves(curves, drawn, 0.9))
 
 
 def prepared(name: str, work: Path) -> Path:

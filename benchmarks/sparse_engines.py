@@ -1,18 +1,23 @@
 """Engines of the suite ``sparse``; each runs in a process of its own, see `benchmarks.worker`.
 
-All search for one query at a time, or, with the setting ``{"together": true}``, for all of them in one call.
+All search for one query at a time. The setting ``{"how": "together"}`` means all of them in one call,
+``{"how": "arrays"}`` one at a time by the compiled function alone, from the arrays or tensors that it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.sparse_vectors import SparseVectors, read, transposed
 from benchmarks.worker import Engine, K, Options, Search, work
+
+if TYPE_CHECKING:
+    from irkit import Sparse
 
 Array = np.ndarray[Any, Any]
 
@@ -43,22 +48,33 @@ def open_numpy(vectors: SparseVectors, folder: Path, options: Options) -> Search
 
 
 def open_numba(vectors: SparseVectors, folder: Path, options: Options) -> Search:
-    """The same in a compiled loop, with the ten best taken by place."""
+    """The same in a compiled loop, with the ten best taken by place; queries and hits are those of irkit."""
     from benchmarks.sparse_scan import scan
+    from irkit.index.topk import Hits
 
     starts, rows, impacts = transposed(vectors)
     rows = rows.astype(np.uint32)
-    scores = np.empty(len(vectors.offsets) - 1, np.float32)
-    offsets, every = np.array(vectors.query_offsets), np.array(vectors.query_terms, np.int64)
-    weights = np.array(vectors.query_weights)
+    sums = np.empty(len(vectors.offsets) - 1, np.float32)
+
+    def find(offsets: Array, terms: Array, weights: Array) -> Hits:
+        n_q = len(offsets) - 1
+        best, scores = np.empty((n_q, K), np.int64), np.empty((n_q, K), np.float32)
+        scan(starts, rows, impacts, offsets, terms, weights, sums, best, scores)
+        return Hits(best, scores)
+
+    def opened(query: Sparse) -> tuple[Array, Array, Array]:
+        return query.terms.offsets.numpy(), query.terms.values.numpy(), query.weights.numpy()
+
+    every, each = _representations(vectors)
+    arrays = [opened(query) for query in each]
 
     def search(count: int, settings: Options) -> list[list[int]]:
-        step, hits = count if settings.get("together") else 1, []
-        for start in range(0, count, step):
-            best = np.empty((step, K), np.int64)
-            scan(starts, rows, impacts, offsets[start : start + step + 1], every, weights, scores, best)
-            hits += best.tolist()
-        return hits
+        match settings.get("how"):
+            case "together":
+                return find(*opened(_first(every, count))).rows.tolist()
+            case "arrays":
+                return [find(*query).rows[0].tolist() for query in arrays[:count]]
+        return [find(*opened(query)).rows[0].tolist() for query in each[:count]]
 
     return search
 
@@ -86,24 +102,37 @@ def build_irkit(vectors: SparseVectors, folder: Path, options: Options) -> None:
 
 def open_irkit(vectors: SparseVectors, folder: Path, options: Options) -> Search:
     """Settings are fields of the index's configuration."""
-    from irkit import Ragged, Sparse
     from irkit.index import Store, open_index
 
     index = open_index(Store.open(folder))
     built = index.config
-    terms = Ragged(np.array(vectors.query_terms, np.int32), np.diff(vectors.query_offsets))
-    every = Sparse(terms, np.array(vectors.query_weights), int(vectors.dim))
-    each = [every[number : number + 1] for number in range(len(every))]
+    every, each = _representations(vectors)
+    tensors = [(query.terms.values, query.weights) for query in each]
+
+    @cache
+    def find() -> Callable[..., Any]:
+        return _searcher(vectors, built.dtype).single(K)  # type: ignore[no-any-return]
 
     def search(count: int, settings: Options) -> list[list[int]]:
-        together = settings.get("together", False)
-        chosen = {key: value for key, value in settings.items() if key != "together"}
+        chosen = {key: value for key, value in settings.items() if key != "how"}
         index.config = built.model_copy(update=chosen)
-        if together:
-            return index.search(every[:count], K).rows.tolist()  # type: ignore[no-any-return]
+        match settings.get("how"):
+            case "together":
+                return index.search(_first(every, count), K).rows.tolist()  # type: ignore[no-any-return]
+            case "arrays":
+                return [find()(*query)[0][0].tolist() for query in tensors[:count]]
         return [index.search(query, K).rows[0].tolist() for query in each[:count]]
 
     return search
+
+
+def _searcher(vectors: SparseVectors, dtype: str) -> Any:
+    """The kernel that the index is made of, on the vectors."""
+    from irkit_kernels.sparse_search import Searcher, build
+
+    weights = np.asarray(vectors.weights).astype(dtype)
+    forward = np.array(vectors.offsets), np.asarray(vectors.terms).astype(np.uint16), weights, None
+    return Searcher(build(forward, int(vectors.dim), approximate=False), forward)
 
 
 def build_seismic(vectors: SparseVectors, folder: Path, options: Options) -> None:
@@ -171,7 +200,7 @@ def open_bm25s(vectors: SparseVectors, folder: Path, options: Options) -> Search
         return found.documents.tolist()  # type: ignore[no-any-return]
 
     def search(count: int, settings: Options) -> list[list[int]]:
-        if settings.get("together", False):
+        if settings.get("how") == "together":
             return retrieve(queries[:count])
         return [retrieve([query])[0] for query in queries[:count]]
 
@@ -192,6 +221,19 @@ def _queries(vectors: SparseVectors) -> list[tuple[Array, Array]]:
     """Terms (int64) and weights of each."""
     every = (vectors.query(number) for number in range(len(vectors.best)))
     return [(terms.astype(np.int64), np.array(weights)) for terms, weights in every]
+
+
+def _representations(vectors: SparseVectors) -> tuple[Sparse, list[Sparse]]:
+    """The queries as irkit has them: all, and one by one."""
+    from irkit import Ragged, Sparse
+
+    terms = Ragged(np.array(vectors.query_terms, np.int32), np.diff(vectors.query_offsets))
+    every = Sparse(terms, np.array(vectors.query_weights), int(vectors.dim))
+    return every, [every[number : number + 1] for number in range(len(every))]
+
+
+def _first(queries: Sparse, count: int) -> Sparse:
+    return queries if count == len(queries) else queries[:count]  # slicing takes 0.2 ms
 
 
 def _from_file(array: Any, part: slice) -> Array:

@@ -37,30 +37,32 @@ def scan(
     offsets: Array,
     terms: Array,
     weights: Array,
-    scores: Array,
+    sums: Array,
     best: Array,
+    scores: Array,
 ) -> None:
-    """Put the best rows of each query into ``best (n_q, k)``, with ``scores (n,)`` to add up in."""
+    """Put the best rows of each query and their scores into ``(n_q, k)`` each, adding up in ``sums (n,)``."""
     for query in range(len(best)):
-        scores[:] = 0
+        sums[:] = 0
         for place in range(offsets[query], offsets[query + 1]):
             weight = weights[place]
             for at in range(starts[terms[place]], starts[terms[place] + 1]):
-                scores[rows[at]] += weight * impacts[at]
-        _take(scores, best[query], np.full(best.shape[1], -np.inf, np.float32))
+                sums[rows[at]] += weight * impacts[at]
+        scores[query] = -np.inf
+        _take(sums, best[query], scores[query])
 
 
 @numba.njit(fastmath=True, cache=True)
-def _take(scores: Array, best: Array, highest: Array) -> None:
-    """The rows of the highest scores, by place; 64 are passed over if their maximum is too low."""
-    for start in range(0, len(scores), 64):
-        most = scores[start]
-        for row in range(start + 1, min(len(scores), start + 64)):
-            most = max(most, scores[row])
+def _take(sums: Array, best: Array, highest: Array) -> None:
+    """The rows of the highest sums, by place; 64 are passed over if their maximum is too low."""
+    for start in range(0, len(sums), 64):
+        most = sums[start]
+        for row in range(start + 1, min(len(sums), start + 64)):
+            most = max(most, sums[row])
         if most <= highest[-1]:
             continue
-        for row in range(start, min(len(scores), start + 64)):
-            score, place = scores[row], len(best) - 1
+        for row in range(start, min(len(sums), start + 64)):
+            score, place = sums[row], len(best) - 1
             if score > highest[-1]:
                 while place > 0 and highest[place - 1] < score:
                     highest[place], best[place] = highest[place - 1], best[place - 1]
