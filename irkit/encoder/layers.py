@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
@@ -13,16 +12,10 @@ from torch.nn import functional as F
 from irkit.encoder.attention import Backend, attend, leading, rotary_table, rotate
 from irkit.encoder.config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.dropout import Dropout
+from irkit.encoder.linear import ACTIVATIONS, apply_linear, linear
 from irkit.ragged import Ragged
 
-__all__ = ["ACTIVATIONS", "Context", "Embeddings", "Layer", "make_norm"]
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
+__all__ = ["Context", "Embeddings", "Layer", "make_norm"]
 
 
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
@@ -122,7 +115,7 @@ class Layer(nn.Module):
         self.out = nn.Linear(size, size, bias=config.attention_bias)
         self.mlp_norm = make_norm(config, size)
         self.up = nn.Linear(size, layer.intermediate_size * (2 if config.gated else 1), bias=config.mlp_bias)
-        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
+        self.activation: Activation | None = config.activation  # None where ``up`` does it
         self.down = nn.Linear(layer.intermediate_size, size, bias=config.mlp_bias)
         self.dropout = Dropout(config.hidden_dropout)
 
@@ -168,7 +161,7 @@ class Layer(nn.Module):
             attended: ``(total, hidden_size)``, what its attention gives.
         """
         location = self.config.norm_location
-        x = (F.pad(x, (0, self.added)) if self.added else x) + self.dropout(self.out(attended))
+        x = (F.pad(x, (0, self.added)) if self.added else x) + self.dropout(apply_linear(self.out, attended))
         if location == "post":
             x = self.attention_norm(x)
         x = x + self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x)))
@@ -214,9 +207,9 @@ class Layer(nn.Module):
                 None if part is None else part[first * size : last * size]
                 for part in (self.qkv.weight, self.qkv.bias)
             )
-            split = torch.split(F.linear(x, weight, bias), size, dim=-1)
+            split = torch.split(linear(x, weight, bias), size, dim=-1)
         else:
-            split = torch.split(self.qkv(x), size, dim=-1)[first:last]
+            split = torch.split(apply_linear(self.qkv, x), size, dim=-1)[first:last]
         return tuple(map(self.attention_norm, split)) if self.config.norm_location == "qkv" else split
 
     def quantize_(self) -> None:
@@ -225,7 +218,7 @@ class Layer(nn.Module):
 
         fused = self.config.activation == "gelu" and not self.config.gated
         if fused:
-            self.activation = nn.Identity()
+            self.activation = None
         apart = any(self.config.schedule)  # then not of all rows query, key and value are wanted
         for name in ("qkv", "out", "up", "down"):
             linear = getattr(self, name)
@@ -236,11 +229,10 @@ class Layer(nn.Module):
             setattr(self, name, Int8Linear(linear, activation=activation))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        if self.config.gated:
-            x, gate = x.chunk(2, dim=-1)
-            return self.down(self.activation(x) * gate)  # type: ignore[no-any-return]
-        return self.down(self.activation(x))  # type: ignore[no-any-return]
+        if not self.config.gated:
+            return apply_linear(self.down, apply_linear(self.up, x, self.activation))
+        x, gate = apply_linear(self.up, x).chunk(2, dim=-1)
+        return apply_linear(self.down, ACTIVATIONS[self.config.activation](x) * gate)
 
 
 def _thirds(linear: nn.Linear) -> Iterator[nn.Linear]:
