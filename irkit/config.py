@@ -34,9 +34,9 @@ class _Meta(ModelMetaclass):
 
 
 class Config(BaseModel, metaclass=_Meta):
-    """Base of every configuration: immutable; an unknown key is an error that names the nearest known one."""
+    """Base of every configuration: immutable, its numbers finite; an error names the nearest known key."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], source: str = "configuration") -> Self:

@@ -271,7 +271,7 @@ def test_processes_share_the_batches_of_one() -> None:
     texts = [f"text {number}" for number in range(37)]
 
     def batches(size: int, rank: int = 0, world: int = 1) -> list[list[tuple[int, str]]]:
-        loader = text_loader([texts], list, batch_size=size, seed=1, rank=rank, world_size=world)
+        loader = text_loader([texts], list, batch_size=size, seed=1, share=(rank, world))
         return list(islice(loader, 6))
 
     whole, parts = batches(8), [batches(4, rank, 2) for rank in (0, 1)]
@@ -289,3 +289,5 @@ def test_sources_are_read_in_turn_and_blank_texts_left_out() -> None:
     assert [number for number, _ in batch] == list(range(10_000))
     with pytest.raises(StorageError, match=r"texts: it ended after 2 examples .* fewer steps"):
         next(iter(text_loader([iter(["a", "b"])], list, batch_size=2)))
+    with pytest.raises(BadValueError, match="can be read only once, and each of 2 workers reads it"):
+        text_loader([iter(["a", "b"])], list, batch_size=2, workers=2)

@@ -195,6 +195,16 @@ def test_vectors_with_their_tokens(tiny, side):
             assert not {piece.token for piece in pieces} & set(string.punctuation)
 
 
+def test_a_model_joined_by_hand_leaves_out_what_it_does_once_saved(tiny: Model, tmp_path: Path):
+    config = MultiVectorConfig(skiplist_words=("!", "text", "no such token"))
+    model = Model(tiny.tokenizer, tiny.encoder, MultiVectorHead(32, [Normalize()], config))
+    model.save_pretrained(tmp_path / "saved")
+    saved = Model.from_pretrained(tmp_path / "saved", device="cpu")
+    found = [each.encode_document("a text, an index!") for each in (model, saved)]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    assert len(found[0]) == len(model.pieces("a text, an index!", "document")) - 2
+
+
 def test_a_dense_model_has_no_vectors_of_tokens(tiny_bert):
     with pytest.warns(UserWarning, match="mean of its tokens"):
         dense = Model.from_pretrained(tiny_bert, device="cpu")

@@ -21,6 +21,7 @@ from irkit.explanation import explain
 from irkit.heads import MultiVectorHead, Normalize
 from irkit.heads.windows import windows
 from irkit.model import Model
+from irkit.model.hardware import _SENTENCES, _vectors
 from irkit.model.hub import _card
 from irkit.model.pooling import PoolingChoice
 from irkit.retriever import Retriever
@@ -404,3 +405,11 @@ def test_gradients_reach_all_layers_through_the_pooled_head(tiny_bert: Path) -> 
         for name, weight in model.named_parameters()
         if "position" not in name and "token_type" not in name and "key" not in name
     )
+
+
+def test_precision_is_checked_on_what_pools_and_on_queries(tiny_bert: Path) -> None:
+    model = Model.multi_vector(tiny_bert, device="cpu").pool({"factor": 2})
+    seen = _vectors(model.encoder, model.head, model.tokenizer)
+    parts = [model.represent(list(_SENTENCES), side).tokens.values for side in ("document", "query")]
+    assert len(parts[0]) < len(parts[1])
+    torch.testing.assert_close(seen, torch.cat(parts))

@@ -113,9 +113,7 @@ def test_texts_without_tokens_have_no_loss(tokenizer: Tokenizer, preset: str, nu
 
 
 def passed(tokens: int, rank: int = 0, world: int = 1, count: int = 12, **given: Any) -> list[list[int]]:
-    loader = text_loader(
-        [TEXTS], given["collate"], tokens_per_batch=tokens, seed=1, rank=rank, world_size=world
-    )
+    loader = text_loader([TEXTS], given["collate"], tokens_per_batch=tokens, seed=1, share=(rank, world))
     return [batch.numbers.tolist() for batch in islice(loader, count)]
 
 
@@ -274,8 +272,8 @@ def trainer(base: Path, out: Path, dropout: float = 0.1, **values: Any) -> Train
         [TEXTS],
         PretrainCollator(tokenizer, MaskingConfig(rate=0.3, masked=1.0, random=0.0), seed=2),
         tokens_per_batch=80 // args.world_size,
-        rank=args.process_index,
-        world_size=args.world_size,
+        share=(args.process_index, args.world_size),
+        workers=args.dataloader_num_workers,
     )
     return Trainer(step, args, loader)
 
@@ -285,9 +283,10 @@ def history(trained: Trainer, name: str) -> list[float]:
 
 
 def test_resumed_it_goes_on_with_the_decoder_it_had(tiny_bert: Path, tmp_path: Path) -> None:
+    """And with the same batches, though other processes make them."""
     whole = trainer(tiny_bert, tmp_path / "whole")
     whole.train()
-    again = trainer(tiny_bert, tmp_path / "again")
+    again = trainer(tiny_bert, tmp_path / "again", dataloader_num_workers=2)
     again.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-4")
     assert history(again, "loss") == history(whole, "loss")
     assert history(again, "masked_auto_encoding") == history(whole, "masked_auto_encoding")

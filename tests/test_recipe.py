@@ -117,6 +117,17 @@ def test_overrides_go_before_the_file(tmp_path: Path) -> None:
         ("train.learning_rates={head: -1}", "train.learning_rates: expected 0 or more for 'head', got -1"),
         ("train.eval_steps=3", "train.eval_steps needs a collection to evaluate on"),
         ("train.early_stopping_patience=3", "needs a collection to evaluate on"),
+        ("train.eval_strategy=epoch", "train.eval_strategy needs a collection to evaluate on"),
+        ("train.save_strategy=best", "train.save_strategy needs a collection to evaluate on"),
+        ("train.warmup_steps=-1", "train.warmup_steps: expected 0 or more, got -1"),
+        ("train.dataloader_pin_memory=true", "'dataloader_pin_memory'; it does nothing in irkit"),
+        ("losses.weight=0", "losses.0.weight: Input should be greater than 0"),
+        ("losses.weight=.inf", "losses.0.weight: Input should be a finite number"),
+        ("losses.temperature=0", "losses.0.temperature: Input should be greater than 0"),
+        ("losses=[]", "losses: .* at least 1 item"),
+        ("matryoshka={dims: []}", "matryoshka.dims: .* at least 1 item"),
+        ("regularizers={kind: flops, document: 0}", "both 0, which does nothing"),
+        ("evaluation={source: x, measures: ' '}", "evaluation.0.measures: .* at least 1 character"),
         ("model.kind=spars", "model: unknown kind 'spars'; did you mean 'sparse'"),
         ("model.projection=linear", "'model.projection'; it belongs to another part or another kind"),
         ("model.queries=lexikal", "model.queries: queries: got 'lexikal', expected 'lexical'"),
@@ -157,8 +168,13 @@ def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
     assert (steps.eval_strategy, steps.save_strategy, steps.save_steps) == ("steps", "steps", 5)
     assert steps.load_best_model_at_end
     assert steps.greater_is_better
-    with pytest.raises(ConfigError, match=r"train: .*warmup_steps"):
-        TrainRecipe.resolve(recipe(train={"warmup_steps": -1})).arguments(tmp_path)
+    for values, message in (
+        ({"adam_beta1": 1}, "train: Invalid beta"),
+        ({"lr_scheduler_kwargs": {"power": 2}}, "train: .* unexpected keyword argument 'power'"),
+        ({"accelerator_config": {"split": True}}, "train: .* unexpected keyword argument 'split'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            TrainRecipe.resolve(recipe(train=values)).arguments(tmp_path)
 
 
 def test_bfloat16_needs_no_gpu(tmp_path: Path) -> None:

@@ -250,6 +250,11 @@ REFUSALS = [
     ({"evaluation": {"source": "collection", "measures": "nDGC@10"}}, "nDGC@10"),
     ({"train": {"learning_rates": {"encodr": 0}, "max_steps": 1}}, "encodr"),
     ({"train": {"lr_scheduler_type": "steep"}}, "steep"),
+    ({"train": {"torch_compile": True, "torch_compile_mode": "swift"}}, "train: .*swift"),
+    (
+        {"evaluation": {"source": "collection"}, "train": {"metric_for_best_model": "RR@10"}},
+        "RR@10 is not measured; expected nDCG@10",
+    ),
 ]
 
 

@@ -226,6 +226,9 @@ def test_what_cannot_be_carried_out_is_refused_before_the_first_step(
     refused(ConfigError, "no 'losses'", "losses=[]")
     refused(ConfigError, "no 'data'", "data=[]")
     refused(ConfigError, "nothing to do", "data=[]", "losses=[]", "evaluation=[]", "vocabulary=null")
+    refused(ConfigError, "at least 1 item", "vocabulary.texts=[]")
+    for key in ("texts", "adaptation.texts", "adaptation.validation"):
+        refused(BadValueError, "reading -: .* read only once; save it", f"vocabulary.{key}='-'")
     refused(ConfigError, "rate 0.95", "vocabulary.calibration.rate=0.95")
     refused(BadValueError, "needs the scores of a teacher", "losses.kind=kl")
 

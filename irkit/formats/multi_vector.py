@@ -32,14 +32,13 @@ _POOLING = {
 def make_head(
     hidden_size: int, layers: Iterable[nn.Module], config: MultiVectorConfig, tokenizer: Tokenizer
 ) -> MultiVectorHead:
-    """A head whose words are looked up in a vocabulary; those that it lacks are dropped."""
+    """A head whose query expansion is looked up in a vocabulary."""
     expansion = config.query_expansion
     special = tokenizer.special_ids
     filler = special.get("mask", special.get("sep"))
     if expansion is not None and expansion.token is not None:
         filler = next(iter(tokenizer.ids([expansion.token])), None)
-    skipped = tokenizer.ids(config.skiplist_words)
-    return MultiVectorHead(hidden_size, layers, config, skip_ids=skipped, expansion_id=filler)
+    return MultiVectorHead(hidden_size, layers, config, expansion_id=filler)
 
 
 def read_head(opened: Opened) -> MultiVectorHead:

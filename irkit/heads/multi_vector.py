@@ -48,7 +48,7 @@ class TokenPooling(Config):
         sides: Whose texts.
     """
 
-    pool_factor: float = Field(2.0, ge=1, allow_inf_nan=False)
+    pool_factor: float = Field(2.0, ge=1)
     protected_tokens: int = Field(1, ge=0)
     normalize: bool = True
     sides: tuple[Side, ...] = ("document",)
@@ -105,7 +105,8 @@ class MultiVectorHead(Head):
     Attributes:
         layers: What is done with the hidden states, `Projection` and `Normalize` in any order.
         config: What is done with the texts of either side.
-        skip_ids: ``(s,)`` ids of the tokens that give no vector.
+        skip_ids: ``(s,)`` ids of the tokens that give no vector; None until a model looks up the words of
+            its configuration.
         expansion_id: Id of the token that fills queries up.
         window: Kernel and stride, in tokens, of the rows that the encoder makes of texts that it pools.
         dim: Width of a token vector.
@@ -120,7 +121,7 @@ class MultiVectorHead(Head):
     """
 
     kind: ClassVar[str] = "multi_vector"
-    skip_ids: Tensor
+    skip_ids: Tensor | None
 
     def __init__(
         self,
@@ -128,10 +129,17 @@ class MultiVectorHead(Head):
         layers: Iterable[nn.Module] = (),
         config: MultiVectorConfig | None = None,
         *,
-        skip_ids: Iterable[int] = (),
+        skip_ids: Iterable[int] | None = None,
         expansion_id: int | None = None,
     ) -> None:
-        """Join layers and a configuration, of whose words the ids are given.
+        """Join layers and a configuration.
+
+        Args:
+            hidden_size: Width of hidden states.
+            layers: What is done with them.
+            config: See there.
+            skip_ids: Ids of its ``skiplist_words``; None lets the model that gets the head look them up.
+            expansion_id: Id of the token that fills queries up.
 
         Raises:
             BadValueError: The widths of two layers do not meet, or there is no token to expand with.
@@ -142,14 +150,19 @@ class MultiVectorHead(Head):
         self.dim = width_after(self.layers, hidden_size, "MultiVectorHead")
         self.expansion_id = expansion_id
         self.window = (1, 1)
-        self.register_buffer(
-            "skip_ids", torch.tensor(sorted(set(skip_ids)), dtype=torch.int64), persistent=False
-        )
+        self.register_buffer("skip_ids", None, persistent=False)
+        if skip_ids is not None:
+            self.skip(skip_ids)
         if self.config.query_expansion is not None and expansion_id is None:
             token = self.config.query_expansion.token or "a mask token"
             raise BadValueError(
                 f"MultiVectorHead: query_expansion with {token}, which the vocabulary lacks; name another"
             )
+
+    def skip(self, ids: Iterable[int]) -> None:
+        """Let these tokens give no vector, in place."""
+        place = next((each.device for each in self.parameters()), None)
+        self.skip_ids = torch.tensor(sorted(set(ids)), dtype=torch.int64, device=place)
 
     @property
     def unit(self) -> bool:
@@ -191,8 +204,11 @@ class MultiVectorHead(Head):
 
     def kept(self, tokens: Ragged, side: Side) -> Tensor:
         """``(rows,)`` booleans: the rows of the encoder that give a vector."""
-        skips = side in self.config.skiplist_sides and len(self.skip_ids)
-        kept = ~torch.isin(tokens.values, self.skip_ids) if skips else tokens.values >= 0
+        skip_ids = self.skip_ids if side in self.config.skiplist_sides else None
+        if skip_ids is not None and len(skip_ids):
+            kept = ~torch.isin(tokens.values, skip_ids)
+        else:
+            kept = tokens.values >= 0
         if self.window == (1, 1) or not self.pools(side):
             return kept
         before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])

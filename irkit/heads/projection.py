@@ -127,7 +127,7 @@ class ProjectionConfig(Config):
     """
 
     depth: int = Field(default=1, ge=1, le=4)
-    scale: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    scale: float = Field(default=2.0, gt=0)
     activation: Literal["identity", "relu", "gelu", "silu", "sigmoid"] = "identity"
     glu: bool = False
     residual: Residual = "none"

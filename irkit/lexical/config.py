@@ -28,7 +28,7 @@ class BM25Config(Config):
     """
 
     kind: Literal["bm25"] = "bm25"
-    k1: float = Field(0.9, ge=0, allow_inf_nan=False)
+    k1: float = Field(0.9, ge=0)
     b: float = Field(0.4, ge=0, le=1)
     language: str = "english"
     stemming: bool = True

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
-from irkit.heads import Head
+from irkit.heads import Head, Side
 from irkit.model.batching import Template, encode_tokens
 from irkit.representation import Sparse
 from irkit.tokenizer import Tokenizer
@@ -93,7 +93,8 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         tokenizer: Of the same model.
         dtype: ``"float32"``; ``"bfloat16"``; ``"int8"`` (weights and inputs of linear layers, CPU only);
             ``"auto"``: bfloat16 where the hardware multiplies it and the vectors of 16 sentences, each of
-            them, keep a cosine of 0.999 to those of float32, else float32.
+            them, keep a cosine of 0.999 to those of float32, else float32. Of a multi-vector model they are
+            those of documents, which pool if anything does, and those of queries, which are expanded.
 
     Returns:
         The encoder.
@@ -135,7 +136,10 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> torch.Tensor:
-    representation = encode_tokens(encoder, head, tokenizer(_SENTENCES), Template("query"), budget=1024)
-    if isinstance(representation, Sparse):
-        return representation.to_dense()
-    return torch.from_numpy(representation.arrays()["values"])
+    sides: tuple[Side, ...] = ("document", "query") if head.kind == "multi_vector" else ("document",)
+    parts = [
+        encode_tokens(encoder, head, tokenizer(_SENTENCES), Template(side), budget=1024) for side in sides
+    ]
+    if isinstance(parts[0], Sparse):
+        return parts[0].to_dense()
+    return torch.cat([torch.from_numpy(part.arrays()["values"]) for part in parts])

@@ -63,6 +63,8 @@ class Pipeline(nn.Module):
         self.similarity_name = known[0] if similarity_name is None else similarity_name
         self.truncate_dim = truncate_dim
         self._follow_pooling()
+        if isinstance(head, MultiVectorHead) and head.skip_ids is None:
+            head.skip(tokenizer.ids(head.config.skiplist_words))
         self.query_model: Pipeline | None = None
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []

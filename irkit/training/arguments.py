@@ -16,11 +16,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from irkit.errors import ConfigError, MissingDependencyError, require
 
-__all__ = ["EVALUATING", "TrainingArguments", "check_text_arguments"]
+__all__ = ["TrainingArguments", "check_text_arguments", "first_evaluating"]
 
-EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
-"""Arguments that need something to evaluate on."""
 
+_EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
 _OWN = (
     "tokens_per_batch gradient_cache_size learning_rates lora early_stopping_patience "
     "early_stopping_threshold"
@@ -33,14 +32,15 @@ _OF_TRANSFORMERS = (
     "torch_compile_mode torch_empty_cache_steps logging_strategy logging_steps logging_first_step report_to "
     "run_name project eval_strategy eval_steps eval_delay eval_on_start save_strategy save_steps "
     "save_total_limit load_best_model_at_end metric_for_best_model greater_is_better full_determinism seed "
-    "use_cpu accelerator_config dataloader_drop_last dataloader_num_workers dataloader_pin_memory "
+    "use_cpu accelerator_config dataloader_drop_last dataloader_num_workers "
     "dataloader_persistent_workers dataloader_prefetch_factor ddp_find_unused_parameters ddp_bucket_cap_mb "
     "ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config log_level"
 )
 _AT_LEAST = {
     1: "per_device_train_batch_size gradient_accumulation_steps tokens_per_batch gradient_cache_size "
-    "early_stopping_patience",
-    0: "learning_rate weight_decay max_grad_norm seed dataloader_num_workers",
+    "early_stopping_patience save_total_limit",
+    0: "learning_rate warmup_steps weight_decay max_grad_norm early_stopping_threshold seed "
+    "dataloader_num_workers",
 }
 _MORE_THAN_NOTHING = "num_train_epochs save_steps eval_steps logging_steps"
 
@@ -118,9 +118,13 @@ class TrainingArguments(transformers.TrainingArguments):
         """
         values = cls.check(given, source)
         try:
-            return cls(output_dir=str(output_dir), **values)
-        except ValueError as error:
+            made = cls(output_dir=str(output_dir), **values)
+            _try(made)
+        except MissingDependencyError:
+            raise
+        except (ImportError, RuntimeError, TypeError, ValueError) as error:  # of transformers and torch
             raise ConfigError(f"{source}: {error}") from error
+        return made
 
     @classmethod
     def check(cls, given: Mapping[str, Any], source: str = "train") -> dict[str, Any]:
@@ -157,12 +161,24 @@ def check_text_arguments(given: Mapping[str, Any], validation: str | None) -> di
         ConfigError: As there; or an argument needs the validation, or does nothing for texts.
     """
     values = TrainingArguments.check(given)
-    for name in EVALUATING:
-        if values.get(name) and validation is None:
-            raise ConfigError(f"train.{name} needs texts to evaluate on; give `validation`")
+    if validation is None and (name := first_evaluating(values)):
+        raise ConfigError(f"train.{name} needs texts to evaluate on; give `validation`")
     if values.get("gradient_cache_size") is not None:
         raise ConfigError("train.gradient_cache_size does nothing for texts without queries; leave it out")
+    if values.get("dataloader_drop_last"):
+        raise ConfigError(
+            "train.dataloader_drop_last does nothing for texts, which are read again; leave it out"
+        )
     return values
+
+
+def first_evaluating(values: Mapping[str, Any]) -> str | None:
+    """The first of arguments that needs something to evaluate on."""
+    if values.get("eval_strategy", "no") != "no":
+        return "eval_strategy"
+    if values.get("save_strategy") == "best":
+        return "save_strategy"
+    return next((name for name in _EVALUATING if values.get(name)), None)
 
 
 def _check_values(values: Mapping[str, Any], source: str) -> None:
@@ -184,6 +200,20 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
             raise ConfigError(f"{source}.learning_rates: {pattern!r} is no pattern: {error}") from error
         if not 0 <= rate < math.inf:
             raise ConfigError(f"{source}.learning_rates: expected 0 or more for {pattern!r}, got {rate!r}")
+
+
+def _try(arguments: TrainingArguments) -> None:
+    """Make optimizer and schedule of one weight, and compile nothing, for what is raised of bad settings."""
+    options: Any = arguments.lr_scheduler_kwargs
+    kind, settings = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
+    optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **settings)
+    steps = {"num_warmup_steps": 0, "num_training_steps": 1, "scheduler_specific_kwargs": options}
+    transformers.get_scheduler(arguments.lr_scheduler_type, optimizer, **steps)
+    if arguments.torch_compile:
+        backend: Any = arguments.torch_compile_backend
+        torch.compile(torch.nn.Identity(), backend=backend, mode=arguments.torch_compile_mode)
+    if arguments.save_strategy == "best" and arguments.metric_for_best_model is None:
+        raise ValueError("save_strategy: best by which metric_for_best_model? Give that, too")
 
 
 def _check_reports(names: Iterable[str]) -> None:

@@ -49,6 +49,8 @@ class MaskingConfig(Config):
             )
         if self.masked + self.random > 1:
             raise ValueError(f"masked + random is {self.masked + self.random:g}, expected at most 1")
+        if not (self.masked or self.random):
+            raise ValueError("'masked' and 'random' are both 0, so that nothing would be hidden")
         return self
 
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from irkit.config import Config, listed, read_mapping, with_overrides
 from irkit.errors import BadTypeError, ConfigError
-from irkit.training.arguments import EVALUATING, TrainingArguments
+from irkit.training.arguments import TrainingArguments, first_evaluating
 from irkit.training.data import DataConfig
 from irkit.training.interaction import Interaction, MaxSim
 from irkit.training.losses import Loss, Matryoshka
@@ -82,11 +82,10 @@ class TrainRecipe(Config):
         if isinstance(data.get("model"), str | Path):
             data = {**data, "model": {"name": str(data["model"])}}
         resolved = cls.parse(with_overrides(data, overrides), source)
-        TrainingArguments.check(resolved.train, f"{source}: train")
-        asked = [name for name in EVALUATING if resolved.train.get(name)]
+        asked = first_evaluating(TrainingArguments.check(resolved.train, f"{source}: train"))
         if asked and all(each.at_end for each in resolved.evaluation):
             raise ConfigError(
-                f"{source}: train.{asked[0]} needs a collection to evaluate on; give `evaluation` one "
+                f"{source}: train.{asked} needs a collection to evaluate on; give `evaluation` one "
                 "without at_end, or leave it out"
             )
         return resolved

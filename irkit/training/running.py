@@ -25,9 +25,10 @@ import yaml
 from irkit.bars import bar
 from irkit.config import Config, read_mapping
 from irkit.errors import ConfigError, StorageError
-from irkit.evaluation import Evaluation
+from irkit.evaluation import Evaluation, evaluate
 from irkit.model import Model
 from irkit.scoring import score
+from irkit.training.arguments import TrainingArguments
 from irkit.training.data import check, open_data
 from irkit.training.interaction import make_interaction
 from irkit.training.model_recipe import make_model
@@ -109,6 +110,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
     collections = open_collections(recipe.evaluation)
     during = [each for each in collections if not each.config.at_end]
+    _check_metric(arguments, during)
     trainer = Trainer(
         step,
         arguments,
@@ -263,6 +265,20 @@ def _check_learnable(recipe: TrainRecipe, counts: Mapping[str, int]) -> None:
         raise ConfigError(
             f"losses: {alone[0].kind} compares the documents of a query, and examples have one each; raise "
             "data.documents, mine negatives (irkit mine), or take infonce, which compares those of the batch"
+        )
+
+
+def _check_metric(arguments: TrainingArguments, collections: list[JudgedCollection]) -> None:
+    """Refuse to look for the best model by what is not measured."""
+    one: Any = {"q": {"d": 1}}
+    measured = summarize(
+        {each.config.title: evaluate(one, one, each.config.measures) for each in collections}
+    )
+    wanted = (arguments.metric_for_best_model or "").removeprefix("eval_")
+    if wanted and wanted not in measured:
+        raise ConfigError(
+            f"train.metric_for_best_model: {wanted} is not measured; expected "
+            + (", ".join(measured) or "nothing, or `evaluation` beside it")
         )
 
 

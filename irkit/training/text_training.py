@@ -11,7 +11,7 @@ from irkit.model import Model
 from irkit.training.arguments import TrainingArguments
 from irkit.training.model_step import ModelStep
 from irkit.training.running import TrainingLog, begin_place, publish_model
-from irkit.training.texts import read_texts, text_loader
+from irkit.training.texts import Corpus, text_loader
 from irkit.training.trainer import Trainer
 
 __all__ = ["text_trainer", "train_on_texts"]
@@ -36,15 +36,19 @@ def text_trainer(
     Raises:
         ConfigError: Arguments do not fit the model.
         StorageError: There is no such corpus.
+        BadValueError: One can be read only once.
     """
+    corpora = [Corpus(source) for source in texts]
+    for corpus in corpora:
+        corpus.check()
     loader = text_loader(
-        [read_texts(source) for source in texts],
+        corpora,
         collate,
         batch_size=None if arguments.tokens_per_batch else arguments.per_device_train_batch_size,
         tokens_per_batch=arguments.tokens_per_batch,
         seed=arguments.seed,
-        rank=arguments.process_index,
-        world_size=arguments.world_size,
+        share=(arguments.process_index, arguments.world_size),
+        workers=arguments.dataloader_num_workers,
     )
     log = Path(str(arguments.output_dir)).parent / "log.jsonl"
     return Trainer(step, arguments, loader, evaluation=evaluation, callbacks=[TrainingLog(log)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from irkit.data.source import DOCUMENT_FIELDS, file_source
 from irkit.errors import BadValueError
 from irkit.training.data.records import Stream
 
-__all__ = ["first_texts", "read_corpora", "read_texts", "text_loader"]
+__all__ = ["Corpus", "first_texts", "read_corpora", "read_texts", "text_loader"]
 
 _SAMPLE = 200  # texts of which tokens are counted
 _SPECIAL = 2  # tokens of every text
@@ -51,9 +52,39 @@ def read_texts(source: str | Path) -> Source[str]:
     return file_source(name, DOCUMENT_FIELDS, _text)
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """The texts of a corpus that is read more than once: for a check, in each process, again at its end.
+
+    Attributes:
+        name: See `read_texts`.
+    """
+
+    name: str
+
+    def check(self) -> None:
+        """Raise StorageError if it is not there, BadValueError if it can be read only once."""
+        if read_texts(self.name).once:
+            raise BadValueError(
+                f"reading {self.name}: a training reads its texts more than once, and this can be read only "
+                "once; save it to a file"
+            )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(read_texts(self.name))
+
+
 def read_corpora(sources: Sequence[str]) -> Source[str]:
-    """Read the texts of several corpora, one after the other, see `read_texts`."""
-    return Source(", ".join(sources), lambda: enumerate(chain.from_iterable(map(read_texts, sources)), 1))
+    """Read the texts of several corpora, one after the other, as often as needed.
+
+    Raises:
+        StorageError: One is not there.
+        BadValueError: One can be read only once, as standard input.
+    """
+    corpora = [Corpus(source) for source in sources]
+    for corpus in corpora:
+        corpus.check()
+    return Source(", ".join(sources), lambda: enumerate(chain.from_iterable(corpora), 1))
 
 
 def first_texts(texts: Source[str], count: int) -> list[str]:
@@ -75,13 +106,13 @@ def text_loader(
     batch_size: int | None = None,
     tokens_per_batch: int | None = None,
     seed: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
+    share: tuple[int, int] = (0, 1),
+    workers: int = 0,
 ) -> DataLoader[Any]:
     """Batches of texts without an end, for `irkit.training.Trainer`, which then needs ``max_steps``.
 
-    Step ``k`` of all processes together has the texts of step ``k`` of one process with ``world_size`` times
-    the batch. Training that goes on passes over the texts it has had without tokenizing them.
+    Step ``k`` of all processes together has the texts of step ``k`` of one process with as many times the
+    batch. Training that goes on passes over the texts it has had without tokenizing them.
 
     Args:
         sources: Read in turn, a text of each, those that ended left out; all of them again when all ended.
@@ -91,11 +122,12 @@ def text_loader(
         tokens_per_batch: Instead: about how many tokens, as many as the bytes of texts make expect;
             ``collate`` then has a ``tokenizer`` and a ``max_length``.
         seed: Of the order.
-        rank: Number of this process.
-        world_size: How many processes there are.
+        share: Number of this process, and how many there are.
+        workers: Processes beside this one that read and tokenize ahead; the batches are the same.
 
     Raises:
-        BadValueError: Both sizes are given or none, or one is impossible.
+        BadValueError: Both sizes are given or none, or one is impossible; or workers shall read what can be
+            read only once.
     """
     size = batch_size if tokens_per_batch is None else tokens_per_batch
     if (batch_size is None) == (tokens_per_batch is None) or size is None or size < 1:
@@ -105,11 +137,15 @@ def text_loader(
         )
     name = ", ".join(str(getattr(source, "name", "texts")) for source in sources)
     once = any(getattr(source, "once", False) or iter(source) is source for source in sources)
+    if once and workers:
+        raise BadValueError(f"texts: {name} can be read only once, and each of {workers} workers reads it")
     stream = Stream[str](name, partial(_in_turn, sources), once)
     measure = None if tokens_per_batch is None else _Measure(stream, collate)
-    order = _Order(stream.block, size, measure, seed, rank, world_size)
+    order = _Order(stream.block, size, measure, seed, *share)
     start = torch.Generator()  # or iterating would draw from that of the dropout
-    return DataLoader(_Numbered(stream), batch_sampler=order, collate_fn=collate, generator=start)
+    return DataLoader(
+        _Numbered(stream), batch_sampler=order, collate_fn=collate, generator=start, num_workers=workers
+    )
 
 
 def _in_turn(sources: Sequence[Iterable[str]]) -> Iterator[str]:

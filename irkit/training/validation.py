@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import PositiveInt
+from pydantic import PositiveInt, StringConstraints
 from torch import Tensor
 
 from irkit.config import Config
@@ -64,7 +64,7 @@ class EvaluationConfig(Config):
     source: str
     split: str | None = None
     name: str = ""
-    measures: str = "nDCG@10"
+    measures: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = "nDCG@10"
     k: PositiveInt = 100
     dtype: Literal["float32", "bfloat16", "int8", "auto"] = "float32"
     documents: PositiveInt | None = None

@@ -20,7 +20,7 @@ from irkit.training.masked_lm import MaskedLMStep
 from irkit.training.masking import Masking, MaskingConfig
 from irkit.training.running import check_place
 from irkit.training.text_training import text_trainer, train_on_texts
-from irkit.training.texts import first_texts, read_texts
+from irkit.training.texts import first_texts, read_corpora
 
 __all__ = ["AdaptationConfig", "adapt"]
 
@@ -127,6 +127,7 @@ def adapt(
     check_place(place, config, False)
     arguments = config.arguments(place / "checkpoints", _frozen(model, head_only=labels is not None))
     length = min(filter(None, (config.max_length, model.tokenizer.max_length)))
+    model.tokenizer.check_length(length, "adaptation.max_length")
     masking = Masking(
         model.tokenizer,
         config.masking,
@@ -157,7 +158,7 @@ def _validation(config: AdaptationConfig, masking: Masking) -> Callable[[Any], d
     """Loss and accuracy on the texts of ``config.validation``, of which the same tokens are always hidden."""
     if config.validation is None:
         return None
-    texts = list(enumerate(first_texts(read_texts(config.validation), config.validation_texts)))
+    texts = list(enumerate(first_texts(read_corpora([config.validation]), config.validation_texts)))
     batches = [masking(texts[start : start + 32]) for start in range(0, len(texts), 32)]
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ class CalibrationConfig(Config):
     Source: "Bridging Vocabulary Gaps", sections 4.2.3, 5.3 and table 5.
     """
 
-    shift: float | None = Field(default=None, allow_inf_nan=False)
+    shift: float | None = None
     rate: float = Field(default=0.4, gt=0, lt=1)
     texts: PositiveInt = 256
     max_length: PositiveInt = 128

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from irkit.config import Config
+from irkit.config import Config, listed
 from irkit.training.model_recipe import SparseModel
 from irkit.training.recipe import StagedRecipe
 from irkit.vocabulary.adaptation import AdaptationConfig
@@ -30,7 +30,7 @@ class VocabularyConfig(Config):
         calibration: Of activations; None leaves it out.
     """
 
-    texts: Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+    texts: Annotated[list[str], BeforeValidator(listed), Field(min_length=1)]
     target: str | DomainConfig
     initialization: TransferConfig = TransferConfig()
     adaptation: AdaptationConfig | None

@@ -28,7 +28,7 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.model_recipe import SparseModel, make_model
 from irkit.training.running import begin_place, check_place, prepare, train
 from irkit.training.stages import DONE, publish_stage, stage, stage_model
-from irkit.training.texts import first_texts, read_corpora, read_texts
+from irkit.training.texts import first_texts, read_corpora
 from irkit.vocabulary.adaptation import adapt
 from irkit.vocabulary.calibration import calibrate
 from irkit.vocabulary.domain import DomainConfig, fragmentation, train_vocabulary
@@ -69,10 +69,9 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
             make_model(recipe.model)
         if plan is not None and plan.adaptation is not None:
             plan.adaptation.arguments(Path(scratch) / "adapted", {})
-            for source in plan.adaptation.texts:
-                read_texts(source)
+            first_texts(read_corpora(plan.adaptation.texts), 1)
             if plan.adaptation.validation is not None:
-                first_texts(read_texts(plan.adaptation.validation), 1)
+                first_texts(read_corpora([plan.adaptation.validation]), 1)
     if plan is None:
         return
     if isinstance(plan.target, str):

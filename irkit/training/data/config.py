@@ -66,7 +66,7 @@ class DataConfig(Config):
     scores: bool = True
     documents: Annotated[int, Field(ge=1)] | None = None
     sampling: Sampling = "random"
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    weight: Annotated[float, Field(gt=0)] | None = None
     shuffle: bool = True
     streaming: bool = False
     limit: Annotated[int, Field(ge=1)] | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from irkit_kernels.ragged_pool import ragged_pool
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,6 +54,12 @@ class Distillation(BaseObjective):
     cosine: NonNegativeFloat = 1.0
     mse: NonNegativeFloat = 1.0
     states: NonNegativeFloat = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not (self.cosine or self.mse or self.states):
+            raise ValueError("'cosine', 'mse' and 'states' are all 0, which teaches nothing; leave one at 1")
+        return self
 
     def prepare(self, model: Model, seed: int = 0) -> ObjectiveModule:
         """The frozen teacher, which is neither trained nor saved; see `BaseObjective.prepare`.

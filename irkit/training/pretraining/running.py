@@ -30,7 +30,7 @@ from irkit.training.pretraining.step import PretrainStep, validate
 from irkit.training.running import begin_place, check_place, prepare, train
 from irkit.training.stages import DONE, publish_stage, stage, stage_model
 from irkit.training.text_training import text_trainer, train_on_texts
-from irkit.training.texts import first_texts, read_corpora, read_texts
+from irkit.training.texts import first_texts, read_corpora
 from irkit.training.trainer import Trainer
 from irkit.vocabulary.domain import DomainConfig, train_vocabulary
 
@@ -162,11 +162,12 @@ def _trainer(model: Model, config: PretrainingConfig, place: Path) -> Trainer:
     """Everything that the pre-training is made of."""
     arguments = config.arguments(place / "checkpoints")
     length = min(filter(None, (config.max_length, model.tokenizer.max_length)))
+    model.tokenizer.check_length(length, "pretraining.max_length")
     collate = PretrainCollator(model.tokenizer, config.masking, max_length=length, seed=arguments.seed)
     evaluation = None
     if config.validation is not None:
         fixed = PretrainCollator(model.tokenizer, config.masking, max_length=length)  # whatever the seed
-        texts = list(enumerate(first_texts(read_texts(config.validation), config.validation_texts)))
+        texts = list(enumerate(first_texts(read_corpora([config.validation]), config.validation_texts)))
         starts = range(0, len(texts), _VALIDATED)
         evaluation = partial(validate, batches=[fixed(texts[start : start + _VALIDATED]) for start in starts])
     step = PretrainStep(model, config.objectives, seed=arguments.seed)
