@@ -177,7 +177,7 @@ class Run:
         return list(self._rows)
 
     def columns(self, query_id: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
-        """Document ids and scores of one query, best first."""
+        """Document ids and scores of one query, best first; the scores are for reading only."""
         row = self._rows[query_id]
         span = slice(self._offsets[row], self._offsets[row + 1])
         return self._doc_ids[span], self._scores[span]
