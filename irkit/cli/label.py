@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from irkit.bars import bar
+from irkit.cli.options import (
+    Activation,
+    Device,
+    MaxLength,
+    OverwriteFile,
+    TeacherDtype,
+    TrainingFile,
+    goes_on,
+)
 from irkit.cli.output import note
 from irkit.cli.search import check_out
 from irkit.errors import BadValueError, StorageError
@@ -26,7 +35,7 @@ def label(
         str, typer.Argument(metavar="TRAIN", help="Examples in any format that irkit train reads.")
     ],
     teacher: Annotated[str, typer.Option(help="Model, index or cross-encoder:NAME.")],
-    out: Annotated[Path, typer.Option(help="Training file to write, .jsonl.")],
+    out: TrainingFile,
     queries: Annotated[
         str | None, typer.Option(help="Where queries are that TRAIN has by id; by default the folder CORPUS.")
     ] = None,
@@ -35,11 +44,11 @@ def label(
     normalization: Annotated[
         str, typer.Option(help="Of the scores of a query: none, minmax or zscore.")
     ] = "none",
-    max_length: Annotated[int | None, typer.Option(min=8, help="Tokens a pair of a cross-encoder.")] = None,
-    activation: Annotated[str, typer.Option(help="Of a cross-encoder: none or sigmoid.")] = "none",
-    dtype: Annotated[str, typer.Option(help="Of the teacher: float32, bfloat16, ...")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file, in the end.")] = False,
+    max_length: MaxLength = None,
+    activation: Activation = "none",
+    dtype: TeacherDtype = "float32",
+    device: Device = None,
+    overwrite: OverwriteFile = False,
 ) -> None:
     """Add scores of a teacher to examples.
 
@@ -127,9 +136,7 @@ def write_shown(
                 update(1)
                 yield record
 
-        try:
+        with goes_on():
             count, before = write_resumable(out, shown, key)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("- give the same command again to go on") from None
     there = f" ({before:,} of them before)" if before else ""
     return f"{count:,} queries{there} in {time.monotonic() - start:,.1f} s into {out}"

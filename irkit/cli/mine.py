@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.cli.label import check_target, name_files, write_shown
+from irkit.cli.options import Activation, Device, MaxLength, OverwriteFile, TeacherDtype, TrainingFile
 from irkit.cli.output import note
 from irkit.errors import BadValueError
 
@@ -25,7 +26,7 @@ def mine(
     queries: Annotated[
         str, typer.Argument(metavar="QUERIES", help="Of the training set: BEIR folder, .jsonl, .tsv, ...")
     ],
-    out: Annotated[Path, typer.Option(help="Training file to write, .jsonl.")],
+    out: TrainingFile,
     qrels: Annotated[
         str | None, typer.Option(help="Judgments, a file or BEIR folder; by default the folder QUERIES.")
     ] = None,
@@ -49,11 +50,11 @@ def mine(
     teacher: Annotated[
         str | None, typer.Option(help="Model, index or cross-encoder:NAME, whose scores are kept.")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(min=8, help="Tokens a pair of a cross-encoder.")] = None,
-    activation: Annotated[str, typer.Option(help="Of a cross-encoder: none or sigmoid.")] = "none",
-    dtype: Annotated[str, typer.Option(help="Of the teacher: float32, bfloat16, ...")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file, in the end.")] = False,
+    max_length: MaxLength = None,
+    activation: Activation = "none",
+    dtype: TeacherDtype = "float32",
+    device: Device = None,
+    overwrite: OverwriteFile = False,
 ) -> None:
     """Mine hard negatives for queries with judgments.
 

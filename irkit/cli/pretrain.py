@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 
@@ -16,19 +16,17 @@ __all__ = ["pretrain"]
 
 
 def pretrain(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the model.")] = None,
+    recipe: Recipe,
+    out: ModelOut = None,
     override: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Such as pretraining.train.max_steps=1000."),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that was trained there before.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the whole recipe.")] = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    print_config: PrintConfig = False,
 ) -> None:
-    """Pre-train a model on texts, and train a retriever from it, by a recipe.
+    """Pre-train a model on texts, and train a retriever of it.
 
     What was interrupted goes on from its last checkpoint when the same command is given again. torchrun and
     accelerate launch start it on several devices.
@@ -53,10 +51,8 @@ def pretrain(
         note(f"would train {what} into {out}")
         return
     start = time.monotonic()
-    try:
+    with goes_on("training"):
         run(resolved, out, overwrite=overwrite)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("- give the same command again to go on with this training") from None
     if os.environ.get("RANK", "0") != "0":
         return
     if (out / "evaluation.jsonl").is_file():

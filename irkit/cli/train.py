@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 
@@ -15,16 +15,14 @@ __all__ = ["train"]
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the model.")] = None,
+    recipe: Recipe,
+    out: ModelOut = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as train.learning_rate=2e-5.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that was trained there before.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the whole recipe.")] = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    print_config: PrintConfig = False,
 ) -> None:
     """Train a model by a recipe.
 
@@ -52,10 +50,8 @@ def train(
     if prepared.trainer.args.process_index == 0:
         note(f"training {what} on {prepared.counts['examples']:,} examples")
     start = time.monotonic()
-    try:
+    with goes_on("training"):
         carry_out(prepared, out, overwrite=overwrite)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("- give the same command again to go on with this training") from None
     if prepared.trainer.args.process_index == 0:
         if prepared.collections:
             show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from irkit.cli.options import ModelOut, PrintConfig, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 
@@ -21,7 +22,7 @@ def transfer_vocab(
     source: Annotated[
         str, typer.Argument(metavar="MODEL|RECIPE", help="Name or directory; or a YAML file for all stages.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Directory of the model.")] = None,
+    out: ModelOut = None,
     target: Annotated[
         str | None, typer.Option(metavar="TOKENIZER|MODEL", help="Whose vocabulary the model gets.")
     ] = None,
@@ -34,7 +35,7 @@ def transfer_vocab(
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="Also write a page about it.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what was made there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, write nothing.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the whole recipe.")] = False,
+    print_config: PrintConfig = False,
 ) -> None:
     """Give an encoder the vocabulary of another tokenizer.
 
@@ -93,10 +94,8 @@ def _carry_out(recipe: VocabularyRecipe, out: Path | None, overwrite: bool, dry_
         check(recipe, out, overwrite=overwrite)
         note(f"would move {recipe.model.name} onto another vocabulary into {out}")
         return
-    try:
+    with goes_on("transfer"):
         run(recipe, out, overwrite=overwrite)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("- give the same command again to go on with this transfer") from None
     if (out / "vocabulary_transfer.json").is_file():
         _show(read_json(out / "vocabulary_transfer.json"))
     if (out / "evaluation.jsonl").is_file():
