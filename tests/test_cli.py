@@ -316,7 +316,10 @@ def test_nothing_found_says_so(call: Call, tmp_path: Path) -> None:
     code, out, err = call("search", "index", "beir", *none)
     assert (code, out, err) == (0, "", "irkit: nothing found: no document meets --filter\n")
     (tmp_path / "none.tsv").touch()
-    assert call("index", "model", tmp_path / "none.tsv", "--out", tmp_path / "i")[0] == 0
+    code, out, err = call("index", "model", tmp_path / "none.tsv", "--out", tmp_path / "i")
+    assert (code, err.splitlines()[0]) == (0, f"irkit: warning: {tmp_path / 'none.tsv'} holds no documents")
+    code, out, err = call("search", "index", tmp_path / "none.tsv")
+    assert (code, out, err) == (0, "", f"irkit: warning: {tmp_path / 'none.tsv'} holds no queries\n")
     code, out, err = call("search", tmp_path / "i", "--text", "gnu")
     assert (code, out, err) == (0, "", "irkit: nothing found: the index has no documents\n")
 

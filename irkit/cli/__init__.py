@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -38,23 +38,27 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    index,
-    search,
-    rerank,
-    explain,
-    evaluate,
-    fuse,
-    train,
-    pretrain,
-    mine,
-    label,
-    study,
-    transfer_vocab,
-    encode,
-    info,
-):
-    app.command()(verb)
+_VERBS: dict[Callable[..., None], str] = {  # with examples, which --help shows
+    index: "index sentence-transformers/all-MiniLM-L6-v2 examples/notes --out notes-index\n"
+    "index bm25 corpus.jsonl --out words-index",
+    search: 'search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"\n'
+    'search notes-index examples/notes --out run.trec --qrels examples/notes --measures "nDCG@10 R@100"',
+    rerank: "rerank tokens-index examples/notes run.trec --k 100 --out reranked.trec",
+    explain: 'explain tokens-index "which animals hibernate" bears --html bears.html',
+    evaluate: "evaluate new.trec --qrels examples/notes --baseline old.trec",
+    fuse: "fuse words.trec vectors.trec --method minmax --weights 0.5,1 --out fused.trec",
+    train: "train examples/recipes/notes.yaml --out notes-model --set train.seed=2",
+    pretrain: "pretrain examples/recipes/tite_pretraining_local.yaml --out tite --dry-run",
+    mine: "mine words-index scifact --negatives 7 --teacher cross-encoder:NAME --out train.jsonl",
+    label: "label run.trec --corpus scifact --split train --teacher vectors-index --out train.jsonl",
+    study: "study examples/studies/projections_local.yaml --out projections --jobs 2",
+    transfer_vocab: "transfer-vocab MODEL --target google-bert/bert-base-uncased --out moved",
+    encode: "encode sentence-transformers/all-MiniLM-L6-v2 examples/notes --out vectors.npy",
+    info: "info notes-index",
+}
+for _verb, _examples in _VERBS.items():
+    _lines = "".join(f"\n  irkit {line}" for line in _examples.splitlines())
+    app.command(epilog=f"\b\nFor example:{_lines}")(_verb)
 
 
 def _version(wanted: bool) -> None:

@@ -37,7 +37,9 @@ def encode(
     out: Annotated[Path, typer.Option(help="File to write: .npy, .safetensors or .jsonl.")],
     side: Annotated[Side, typer.Option(help="Which prompt the texts get.")] = Side.document,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or cuda:0,cuda:1.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; cuda:0,cuda:1 share the work.")
+    ] = None,
 ) -> None:
     """Encode texts into a file.
 

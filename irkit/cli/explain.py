@@ -23,7 +23,11 @@ def explain(
     model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
-    """Show what each word of a query matched in a document, and the score of each match."""
+    """Show what the score of a document is made of.
+
+    That is what each word of the query matched in the document, and the score of each match, by an index of
+    a multi-vector model, of a sparse one or of bm25.
+    """
     if html is not None and not html.resolve().parent.is_dir():
         raise StorageError(f"--html {html}: there is no such directory")
     from irkit.retriever import Retriever
@@ -35,6 +39,8 @@ def explain(
     if html is not None:
         explanation.write_html(html)
         note(f"wrote {html}")
+    elif not explanation.matches:
+        note("nothing matched: query and document share no term")
     elif sys.stdout.isatty():
         from rich.console import Console
 

@@ -21,27 +21,40 @@ __all__ = ["index"]
 
 def index(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Directory, hub name, bm25 or impacts.")
+        str | None,
+        typer.Argument(metavar="MODEL", help="Directory or hub name of a model; or bm25, or impacts."),
     ] = None,
     corpus: Annotated[
         str | None,
-        typer.Argument(metavar="CORPUS", help="BEIR folder, .jsonl, .tsv, .txt, .gz, -, ir_datasets:, hf:."),
+        typer.Argument(
+            metavar="CORPUS",
+            help="BEIR folder, .jsonl, .tsv, .txt, also .gz; - (standard input), ir_datasets:ID, hf:NAME.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the index.")] = None,
     choice: Annotated[
         str | None,
         typer.Option(
             "--index",
-            help="auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, FAISS string or recipe.yaml.",
+            help="auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS, "
+            "or a recipe (.yaml). Default: inverted for sparse models and bm25, else flat.",
         ),
     ] = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as ef_search=128.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A key of the index, of bm25 or of the recipe, such as ef_search=128.",
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto (default), float32, bfloat16 or int8.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or cuda:0,cuda:1.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; cuda:0,cuda:1 share the work.")
+    ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the index that is there, in the end.")
+        bool,
+        typer.Option("--overwrite", help="Replace the index that is there, once the new one is complete."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, build nothing.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the whole recipe.")] = False,
@@ -76,6 +89,8 @@ def index(
     if not documents.once:
         with bar("checking", "documents") as update:
             total = check_documents(_watched(documents, update))
+        if total == 0:
+            note(f"warning: {recipe.corpus} holds no documents")
     devices = recipe.device.split(",") if recipe.device else None
     settings = recipe.bm25.model_dump() if recipe.bm25 else recipe.model
     encoder = load_model(settings, device=devices, dtype=recipe.dtype)

@@ -22,7 +22,7 @@ def info(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Describe an index or a model."""
+    """Describe an index or a model: its kind, size and settings."""
     is_model = any((directory / name).exists() for name in ("modules.json", "config.json"))
     facts = _model(directory) if is_model else _index(directory, verify)
     if as_json:

@@ -33,10 +33,10 @@ def rerank(
     model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
-    """Rank the documents of a run by the exact scores of the model of an index.
+    """Rank the documents of a run by exact scores of a model.
 
-    All of them must be in the index. The result is written to standard output unless --out or --qrels
-    says otherwise.
+    Model and documents are those of an index. The result is written to standard output unless --out or
+    --qrels says otherwise.
     """
     if queries == run == "-":
         raise BadValueError("QUERIES and RUN would both be read from standard input")

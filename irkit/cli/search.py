@@ -29,7 +29,10 @@ def search(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
     queries: Annotated[
         str | None,
-        typer.Argument(metavar="QUERIES", help="BEIR folder, .jsonl, .tsv, .txt, .gz or -; else a prompt."),
+        typer.Argument(
+            metavar="QUERIES",
+            help="BEIR folder, .jsonl, .tsv, .txt, also .gz; - (standard input); none: a prompt.",
+        ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="One query.")] = None,
     k: Annotated[
@@ -43,7 +46,11 @@ def search(
     split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
     condition: Annotated[
         list[str] | None,
-        typer.Option("--filter", help="On metadata: year>=2000, lang=de or JSON. All must hold."),
+        typer.Option(
+            "--filter",
+            metavar="CONDITION",
+            help="On metadata: year>=2000, lang=de or JSON; may be repeated, and all must hold.",
+        ),
     ] = None,
     ignore_identical_ids: Annotated[
         bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
@@ -134,6 +141,8 @@ def read_judged(
     if split is not None and not folders:
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
     items = list(read_queries(queries, split if queries in folders else None))
+    if not items:
+        note(f"warning: {queries} holds no queries")
     if qrels is None:
         return items, None
     from irkit.evaluation import evaluate

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from irkit.bars import bar
+from irkit.cli.options import goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError, IrkitError
 
@@ -18,21 +19,26 @@ __all__ = ["study"]
 
 
 def study(
-    file: Annotated[Path | None, typer.Argument(metavar="STUDY", help="A YAML file.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="STUDY", help="YAML file that names a recipe and its variants.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of runs and report.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one a GPU.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; by default one for each GPU.")
+    ] = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the recipe of all variants.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the recipe of all variants."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs.")] = False,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Only write the report of this directory again.")
     ] = None,
 ) -> None:
-    """Train the variants of a recipe with several seeds, and compare them.
+    """Train and compare variants of a recipe.
 
-    The same command again goes on where it stopped: runs that finished stay as they are, those that failed
-    are tried again.
+    Each is trained with several seeds. The same command again goes on where it stopped: runs that finished
+    stay as they are, those that failed are tried again.
     """
     from irkit.study import StudyConfig, check_study, run_study, write_report
 
@@ -57,10 +63,8 @@ def study(
             note(f"{trial.variant}, seed {trial.seed}: {said} in {seconds:,.0f} s")
             update(1)
 
-        try:
+        with goes_on("study"):
             runs = run_study(config, out, jobs=jobs, progress=ended)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("- give the same command again to go on with this study") from None
     _show(write_report(out), out)
     if failed := [trial for trial in runs if trial.failure]:
         raise IrkitError(
