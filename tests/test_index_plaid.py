@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import irkit.index.clustering
 import irkit.index.plaid
 from irkit import Model, MultiVector, Ragged, Retriever, score
 from irkit.errors import BadValueError, ConfigError, CorruptError
@@ -79,6 +80,19 @@ def test_a_token_is_closer_the_more_bits_it_has(tmp_path: Path) -> None:
     # distortion of Lloyd-Max quantisers of a normal variable (Max 1960, table I): .3634, .1175, .00955
     for found, bound in zip(errors, (0.3634, 0.1175, 0.00955, 0.0004), strict=True):
         assert found < bound * residual
+
+
+@pytest.mark.parametrize("nbits", [1, 2, 4])
+def test_a_mean_of_what_codes_leave_open_brings_tokens_closer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbits: int
+) -> None:
+    data, errors = texts(300, 0), []
+    for turns in (1, 2):
+        monkeypatch.setattr(irkit.index.clustering, "_TURNS", turns)
+        index = build(tmp_path / str(turns), [data], nbits=nbits)
+        kept = index.representations(np.arange(300)).tokens.values
+        errors.append(float((kept - data.tokens.values).square().sum()))
+    assert errors[1] < errors[0]
 
 
 def nearest(index: Index, data: MultiVector) -> torch.Tensor:
@@ -177,7 +191,7 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
     monkeypatch.setattr(irkit.index.plaid, "_BLOCK", 500)
-    data, encode = texts(300, 0), irkit.index.plaid.encode
+    data, fitted = texts(300, 0), irkit.index.plaid.fit_tokens
     total = len(data.tokens.values)
     encoded: list[int] = []
 
@@ -186,9 +200,9 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
             if len(encoded) == stop:
                 raise KeyboardInterrupt
             encoded.append(len(values))
-            return encode(values, *rest)
+            return fitted(values, *rest)
 
-        monkeypatch.setattr(irkit.index.plaid, "encode", function)
+        monkeypatch.setattr(irkit.index.plaid, "fit_tokens", function)
 
     def go_on() -> None:
         with Store.build(tmp_path / "index", key=1) as store:

@@ -1,4 +1,4 @@
-"""What a `Plaid` index is made of: centroids of tokens, and which documents each of them has."""
+"""What a `Plaid` index is made of: centroids of tokens, codes, and which documents each centroid has."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from irkit_kernels.residual_maxsim import assign
+from irkit_kernels.residual_maxsim import Tokens, assign, decode, encode
 
 from irkit.index.files import Array
 
 __all__ = [
     "build_lists",
     "centroid_count",
+    "fit_tokens",
     "sample_places",
     "train_centroids",
     "write_lists",
@@ -27,6 +28,7 @@ _REFINED = 3
 _PART = 1 << 17  # tokens assigned at a time
 _POINTS = 8  # tokens for each centroid, at least
 _STEP = 64  # centroids come in multiples of it
+_TURNS = 2  # times that a document's mean is taken, again of what its tokens' codes leave open
 _BLOCK = 1 << 20  # tokens listed at a time
 
 
@@ -103,6 +105,41 @@ def _grouped(codes: Array, count: int) -> tuple[Array, Array]:
     """Places in order of their code, and where those of each begin: ``(n,)`` and ``(count + 1,)``."""
     starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=count))])
     return np.argsort(codes, kind="stable"), starts
+
+
+def fit_tokens(
+    values: Array, lengths: Array, centroids: Array, codes: Array, codebook: Array
+) -> tuple[Tokens, Array, Array]:
+    """Compress documents: each token less its document's mean residual, which 8 bits hold.
+
+    Args:
+        values: ``(total, dim)`` float32, all tokens of the documents.
+        lengths: ``(n,)`` tokens of each.
+        centroids: ``(K, dim)`` float32.
+        codes: ``(total,)`` uint16 or int32, the centroid of each token.
+        codebook: Levels of a residual.
+
+    Returns:
+        The tokens; and the means, ``(n, dim)`` int8 with a factor for each, ``(n,)`` float32.
+    """
+    coded: Array = centroids[codes]
+    for _ in range(_TURNS):
+        means, scales = _means(values - coded, lengths)
+        rest = values - np.repeat(means * scales[:, None], lengths, axis=0)
+        tokens = encode(rest, centroids, codes, codebook)
+        coded = decode(tokens, centroids, codebook)
+    return tokens, means, scales
+
+
+def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:
+    """Mean residual of each document, rounded to 8 bits: ``(n, dim)`` int8 and factors ``(n,)`` float32."""
+    means = np.zeros((len(lengths), residuals.shape[1]), np.float32)
+    filled = lengths > 0
+    starts = np.cumsum(lengths) - lengths
+    means[filled] = np.add.reduceat(residuals, starts[filled]) / lengths[filled, None] if filled.any() else 0
+    scales = np.abs(means).max(1, initial=0) / np.float32(127)
+    scales[scales == 0] = 1
+    return np.rint(means / scales[:, None]).astype(np.int8), scales
 
 
 def build_lists(codes: Array, ends: Array, count: int) -> Array:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from irkit_kernels.residual_maxsim import Tokens, assign, decode, encode, train_codebook
+from irkit_kernels.residual_maxsim import Tokens, assign, decode, train_codebook
 
 from irkit.errors import ConfigError, CorruptError
 from irkit.index.base import Index, StageProgress
 from irkit.index.clustering import (
     build_lists,
     centroid_count,
+    fit_tokens,
     sample_places,
     train_centroids,
     write_lists,
@@ -177,10 +178,9 @@ class Plaid(Flat):
             values = store.take("values.bin", np.arange(first, ends[stop - 1]) - kept).astype(np.float32)
             lengths = np.diff(ends[row:stop], prepend=first)
             codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
-            means, scales = _means(values - centroids[codes], lengths)
-            values -= np.repeat(means * scales[:, None], lengths, axis=0)
+            tokens, means, scales = fit_tokens(values, lengths, centroids, codes, codebook)
             with store.update():
-                for name, array in zip(_ARRAYS, encode(values, centroids, codes, codebook), strict=True):
+                for name, array in zip(_ARRAYS, tokens, strict=True):
                     store.append(name, array)
                 store.append("means.bin", means)
                 store.append("scales.bin", scales)
@@ -322,14 +322,3 @@ class Plaid(Flat):
         if device != "cpu" and torch.cuda.is_available():
             return structure, TensorSearch(structure, torch.device("cuda"))
         return structure, CpuSearch(structure)
-
-
-def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:
-    """Mean residual of each document, rounded to 8 bits: ``(n, dim)`` int8 and factors ``(n,)`` float32."""
-    means = np.zeros((len(lengths), residuals.shape[1]), np.float32)
-    filled = lengths > 0
-    starts = np.cumsum(lengths) - lengths
-    means[filled] = np.add.reduceat(residuals, starts[filled]) / lengths[filled, None] if filled.any() else 0
-    scales = np.abs(means).max(1, initial=0) / np.float32(127)
-    scales[scales == 0] = 1
-    return np.rint(means / scales[:, None]).astype(np.int8), scales
