@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from irkit.errors import (
     StorageError,
     TrainingError,
 )
+from irkit.model.hardware import has_bfloat16
 from irkit.training.arguments import TrainingArguments
 from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint, rotate, save_weights
 from irkit.training.data import Collator, DataConfig, Record, open_data, write_examples
@@ -31,6 +35,18 @@ from irkit.training.regularizers import Flops
 from irkit.training.trainer import Trainer
 
 WORDS = ["a", "the", "search", "index", "vector", "token", "model", "neural", "text", "of", "in"]
+
+
+_SHAPES = """
+import sys
+import torch
+from irkit.training.arguments import TrainingArguments
+from irkit.training.trainer import Trainer
+Trainer(torch.nn.Linear(1, 1), TrainingArguments(sys.argv[1], use_cpu=True), torch.utils.data.DataLoader([1]))
+weight = torch.zeros(64, 64, dtype=torch.bfloat16)
+for rows in (100, *range(200, 270), 100):
+    torch.zeros(rows, 64, dtype=torch.bfloat16) @ weight
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -447,3 +463,25 @@ def test_old_checkpoints_are_deleted_but_for_the_best_and_the_newest(tmp_path: P
 def test_weights_that_cannot_be_written_are_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"saving .*checkpoint-2"):
         save_weights(tmp_path / "checkpoint-2" / "training", {"weight": torch.zeros(2)})
+
+
+@pytest.mark.skipif(not has_bfloat16(torch.device("cpu")), reason="needs a CPU that multiplies bfloat16")
+def test_code_for_other_shapes_is_not_kept(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
+    result = subprocess.run(
+        [sys.executable, "-c", _SHAPES, str(tmp_path)],
+        env=environment | {"ONEDNN_VERBOSE": "2"},
+        capture_output=True,
+        text=True,
+    )
+    made = [line for line in result.stdout.splitlines() if "create:cache_miss" in line]
+    assert sum("100x64:64x64" in line for line in made) == 2, result.stderr
+    assert sum("269x64:64x64" in line for line in made) == 1
+
+
+def test_what_the_environment_says_of_shapes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "5")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    Trainer(nn.Linear(1, 1), arguments(tmp_path), DataLoader([1]))
+    assert os.environ["LRU_CACHE_CAPACITY"] == "5"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"
