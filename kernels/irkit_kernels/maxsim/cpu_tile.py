@@ -13,11 +13,19 @@ from functools import partial
 
 from .._jit import DOT4, Code, Values, splat
 
-__all__ = ["Plan", "write_maxsim"]
+__all__ = ["ARGUMENTS", "Plan", "write_maxsim"]
+
+ARGUMENTS = (  # of the code, 64 bits each: addresses, then sizes
+    *("rows", "queries", "shift", "query_scales", "query_offsets", "first"),
+    *("documents", "document_scales", "document_offsets", "pairs", "argmax_offsets", "out", "argmax"),
+    *("best", "place"),
+    *("n_rows", "words", "n_q", "n_d", "start", "stop"),
+)
 
 _ROWS = (8, 4, 2, 1)  # document tokens of a tile; the last 7 of a document take smaller ones
 _VECTORS = 2  # of query tokens: with 8 rows 16 sums, enough to hide the latency of a multiply-add
 _AHEAD = 8  # document tokens from what is multiplied to what is fetched from memory
+_MOVED = 8  # words that are packed in a turn
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
 
 
@@ -52,7 +60,7 @@ class Plan:
 
 
 def write_maxsim(plan: Plan) -> str:
-    """The LLVM module of ``maxsim``, whose arguments are listed in `_main`."""
+    """The LLVM module of ``maxsim(frame)``, the frame being the `ARGUMENTS`."""
     floats, n = plan.floats, plan.lanes
     parts = [
         f"declare {floats} @llvm.fmuladd.v{n}f32({floats}, {floats}, {floats})",
@@ -152,14 +160,18 @@ def _sum(plan: Plan) -> str:
 
 
 def _main(plan: Plan) -> str:
-    """Jobs from number ``%start`` up to ``%stop``: pairs, or documents against all queries.
+    """Jobs from number ``start`` up to ``stop``: pairs, or documents against all queries.
 
-    ``queries`` is packed as ``[vector][word][lane]``, ``shift`` and ``query_scales`` are in the order of its
-    lanes. Queries lie back to back; if ``paired`` each begins a vector, number ``first`` of its row.
-    ``argmax`` may be null; that of job ``i`` begins at ``argmax_offsets[i]`` if ``paired``. ``best`` and
-    ``place`` are scratch memory for the tokens of a job, in whole vectors.
+    ``queries`` is packed as ``[vector][word][lane]``: done first, from ``n_rows`` of ``rows``, unless that is
+    null. ``shift`` and ``query_scales`` are in the order of its lanes. Queries lie back to back; if
+    ``paired`` each begins a vector, number ``first`` of its row. ``argmax`` may be null; that of job ``i``
+    begins at ``argmax_offsets[i]`` if ``paired``. ``best`` and ``place`` are scratch memory for the tokens of
+    a job, in whole vectors.
     """
     c, lanes = Code(), plan.lanes
+    for number, name in enumerate(ARGUMENTS):
+        kind = "ptr" if number < ARGUMENTS.index("n_rows") else "i64"
+        c.do(f"%{name} = load {kind}, ptr {c.at('%frame', 8 * number)}")
 
     def job(item: str, _: Values) -> None:
         document, first, last = item, "0", "%n_q"  # rows of queries
@@ -192,12 +204,23 @@ def _main(plan: Plan) -> str:
         c.loop(first, last, 1, total)
         c.when(c.op("icmp ne ptr %argmax, null"), keep)
 
+    def pack(row: str, _: Values) -> None:
+        source = c.at("%rows", c.mul(c.mul(row, "%words"), 4))
+        vector, lane = (c.op(f"{part} i64 {row}, {lanes}") for part in ("sdiv", "srem"))
+        vector = c.mul(c.mul(vector, "%words"), lanes)
+        target = c.at("%queries", c.mul(c.add(vector, lane), 4))
+
+        def move(count: int, word: str, _: Values) -> None:
+            for at in (c.add(word, i) for i in range(count)):
+                c.store("i32", c.load("i32", source, c.mul(at, 4)), target, c.mul(at, 4 * lanes))
+
+        whole = c.op(f"and i64 %words, {-_MOVED}")
+        c.loop(0, whole, _MOVED, partial(move, _MOVED))
+        c.loop(whole, "%words", 1, partial(move, 1))
+
+    c.when(c.op("icmp ne ptr %rows, null"), lambda: c.loop(0, "%n_rows", 1, pack))
     c.loop("%start", "%stop", 1, job)
-    return c.function(
-        "define void @maxsim(ptr %queries, ptr %shift, ptr %query_scales, ptr %query_offsets, ptr %first, "
-        "ptr %documents, ptr %document_scales, ptr %document_offsets, ptr %pairs, ptr %argmax_offsets, "
-        "ptr %out, ptr %argmax, ptr %best, ptr %place, i64 %words, i64 %n_q, i64 %n_d, i64 %start, i64 %stop)"
-    )
+    return c.function("define void @maxsim(ptr %frame)")
 
 
 def _block(c: Code, plan: Plan, vectors: int, lane: str, at: str, begin: str, count: str) -> None:

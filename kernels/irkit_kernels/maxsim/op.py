@@ -150,14 +150,14 @@ def _entries(
 def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
     q, d, name = queries.values, documents.values, _name(queries)
     dtypes = _FLOATS if queries.scales is None else (torch.int8,)
-    if q.dim() != 2 or d.dim() != 2 or q.shape[1] != d.shape[1] or q.shape[1] == 0:
+    if q.dim() != 2 or d.dim() != 2 or not 0 < q.shape[1] == d.shape[1]:
         raise ValueError(
             f"{name}: expected queries and documents (tokens, d) of one d, got {tuple(q.shape)} and "
             f"{tuple(d.shape)}"
         )
     if q.dtype != d.dtype or q.dtype not in dtypes:
         raise ValueError(f"{name}: expected one dtype among {dtypes}, got {q.dtype} and {d.dtype}")
-    if q.dtype == torch.int8 and q.shape[1] > _MAX_INT8:
+    if queries.scales is not None and q.shape[1] > _MAX_INT8:
         raise ValueError(f"{name}: got {q.shape[1]} dimensions, expected at most {_MAX_INT8}")
     for label, (values, offsets, scales) in (("query", queries), ("document", documents)):
         if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.shape[0] == 0:
