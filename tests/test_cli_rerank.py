@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from irkit import Model, Retriever, Run, evaluate
-from irkit.cli import main
 from irkit.heads import MultiVectorHead, Normalize, Projection
 from irkit.training.interaction import MVA, PooledAttention
 
@@ -25,7 +24,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def place(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tiny_bert: Path, write_beir: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a BEIR folder, a run and an index, and one of dense vectors."""
     place = tmp_path_factory.mktemp("cli")
     with pytest.warns(UserWarning, match="mean"):
@@ -34,13 +33,8 @@ def place(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     head = MultiVectorHead(32, [Projection(32, 8, bias=False), Normalize()])
     Model(dense.tokenizer, dense.encoder, head).save_pretrained(place / "model")
-    (place / "beir" / "qrels").mkdir(parents=True)
-    lines = [json.dumps({"_id": f"d{i}", "text": text}) for i, text in enumerate(TEXTS)]
-    (place / "beir" / "corpus.jsonl").write_text("\n".join(lines))
-    lines = [json.dumps({"_id": name, "text": text}) for name, text in QUERIES.items()]
-    (place / "beir" / "queries.jsonl").write_text("\n".join(lines))
-    lines = [f"{query}\t{doc}\t{grade}" for query, row in QRELS.items() for doc, grade in row.items()]
-    (place / "beir" / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    texts = {f"d{i}": text for i, text in enumerate(TEXTS)}
+    write_beir(place / "beir", texts, QUERIES, QRELS, "test")
     Run.from_dict(RUN).write(place / "run.trec")
     Retriever.build(place / "model", place / "beir", place / "index")
     Retriever.build(place / "dense-model", place / "beir", place / "dense")
@@ -48,17 +42,10 @@ def place(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command in ``place``: exit code, standard output and standard error."""
+def call(place: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call:
+    """Run a command in ``place``."""
     monkeypatch.chdir(place)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run
+    return command
 
 
 @pytest.mark.parametrize("index", ["index", "dense"])

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Model, Retriever
-from irkit.cli import main
 from irkit.data import Document, Query
 from irkit.errors import BadValueError, StorageError
 from irkit.heads import MultiVectorHead, Normalize, Projection
@@ -220,25 +219,13 @@ def test_normalization(scores: list[list[float]]) -> None:
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command in a folder with a BEIR folder: exit code, standard output and standard error."""
-    (tmp_path / "beir" / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", TEXTS), ("queries", QUERIES)):
-        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
-        (tmp_path / "beir" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    rows = ["query-id\tcorpus-id\tscore", "q0\td1\t1", "q0\td3\t0", "q2\td4\t1"]
-    (tmp_path / "beir" / "qrels" / "train.tsv").write_text("\n".join(rows))
+def call(tmp_path: Path, write_beir: Any, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call:
+    """Run a command in a folder with a BEIR folder and an index of it."""
+    write_beir(tmp_path / "beir", TEXTS, QUERIES, {"q0": {"d1": 1, "d3": 0}, "q2": {"d4": 1}}, "train")
     Retriever.build("bm25", TEXTS, tmp_path / "bm25").close()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run
+    return command
 
 
 def read(path: str) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Model, Retriever
-from irkit.cli import main
 from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
 from irkit.training.data import Record
 from irkit.training.negatives import MiningConfig, mine
@@ -327,32 +326,22 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(bm25: Retriever, dense: Retriever, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(
+    bm25: Retriever, dense: Retriever, write_beir: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A BEIR folder and two indexes of it."""
     place = tmp_path_factory.mktemp("cli")
-    (place / "beir" / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", TEXTS), ("queries", QUERIES)):
-        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
-        (place / "beir" / f"{name}.jsonl").write_text("\n".join(lines))
-    lines = [f"{query}\t{doc}\t{grade}" for query, row in QRELS.items() for doc, grade in row.items()]
-    (place / "beir" / "qrels" / "train.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    write_beir(place / "beir", TEXTS, QUERIES, QRELS, "train")
     bm25.save(place / "bm25")
     dense.save(place / "dense")
     return place
 
 
 @pytest.fixture
-def call(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command in ``place``: exit code, standard output and standard error."""
+def call(place: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call:
+    """Run a command in ``place``."""
     monkeypatch.chdir(place)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run
+    return command
 
 
 def read(path: str) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from irkit import Model
-from irkit.cli import main
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.heads import PooledHead
@@ -24,24 +23,8 @@ from irkit.training.pretraining.recipe import PretrainingConfig, PretrainRecipe
 from irkit.training.pretraining.running import check, pretrain, run
 from irkit.training.running import train
 
-WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "searching", "indexes", "tokens"]
 QUICK = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2, "adam_epsilon": 0.01}
 BOTH = [{"kind": "masked_auto_encoding"}, {"kind": "bag_of_words"}]
-
-
-@pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Notes with judged queries, in the layout of BEIR."""
-    folder = tmp_path_factory.mktemp("notes")
-    texts = [" ".join(WORDS[(i * k) % 10] for k in range(1, 9)) for i in range(12)]
-    rows = [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    queries = [{"_id": f"q{i}", "text": f"{WORDS[i % 10]} {WORDS[3 * i % 10]}"} for i in range(8)]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in queries))
-    (folder / "qrels").mkdir()
-    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(8))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    return folder
 
 
 def recipe_of(tokenizer: Any, notes: Path, **changes: Any) -> dict[str, Any]:
@@ -346,31 +329,24 @@ def test_defaults_are_the_schedule_of_the_paper(tmp_path: Path) -> None:
     assert config.masking is None
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main(["pretrain", *words])
-    said = capsys.readouterr()
-    return int(str(stop.value.code)), said.out, said.err
-
-
-def test_the_command_line(tiny_bert: Path, notes: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_line(tiny_bert: Path, notes: Path, tmp_path: Path, command: Any) -> None:
     (tmp_path / "recipe.json").write_text(json.dumps(recipe_of(str(tiny_bert), notes)))
     file, out = str(tmp_path / "recipe.json"), tmp_path / "out"
-    code, shown, _ = call(capsys, file, "--print-config", "--set", "train.seed=5")
+    code, shown, _ = command("pretrain", file, "--print-config", "--set", "train.seed=5")
     (tmp_path / "shown.yaml").write_text(shown)
     assert code == 0
     assert PretrainRecipe.resolve(tmp_path / "shown.yaml").train["seed"] == 5
-    code, _, said = call(capsys, file)
+    code, _, said = command("pretrain", file)
     assert code == 2
     assert "no --out" in said
-    code, _, said = call(capsys, file, "--out", str(out), "--dry-run")
+    code, _, said = command("pretrain", file, "--out", str(out), "--dry-run")
     assert code == 0
     assert "would train a new 1 (dense 16" in said
     assert not out.exists()
-    code, shown, said = call(capsys, file, "--out", str(out))
+    code, shown, said = command("pretrain", file, "--out", str(out))
     assert code == 0, said
     assert "nDCG@10" in shown
     assert "Try: irkit index" in said
-    code, _, said = call(capsys, file, "--out", str(out))
+    code, _, said = command("pretrain", file, "--out", str(out))
     assert code == 2
     assert "--overwrite" in said

@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from irkit import Model, evaluate
-from irkit.cli import main
 from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
 from irkit.study import StudyConfig, check_study, run_study
 from irkit.study import running as module
@@ -221,22 +220,15 @@ def test_all_recipes_are_checked_before_the_first_run():
         run_study(study_of(), "out")
 
 
-def call(capsys, *words):
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
-
-
-def test_the_command(capsys):
+def test_the_command(command):
     study = {"recipe": "base.yaml", "variants": VARIANTS, "baseline": "slow", "seeds": [1]}
     Path("base.yaml").write_text(yaml.safe_dump(RECIPE))
     Path("study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    code, out, err = call(capsys, "study", "study.yaml", "--out", "out", "--dry-run")
+    code, out, err = command("study", "study.yaml", "--out", "out", "--dry-run")
     assert (code, err) == (0, "")
     assert out == "variant\tseed\tstate\nslow\t1\tto do\nfast\t1\tto do\n"
     assert not Path("out").exists()
-    code, out, err = call(capsys, "study", "study.yaml", "--out", "out", "--set", "train.max_steps=3")
+    code, out, err = command("study", "study.yaml", "--out", "out", "--set", "train.max_steps=3")
     assert code == 0
     assert out.splitlines()[0] == "variant\tmeasure\tdataset\tseeds\tmean\tdeviation\tdifference\tp (holm)"
     assert out.splitlines()[1:] == [
@@ -247,21 +239,21 @@ def test_the_command(capsys):
     assert yaml.safe_load(Path("out/study.yaml").read_text())["recipe"]["train"] == {"max_steps": 3}
     report = Path("out/report.md").read_text()
     Path("out/report.md").unlink()
-    assert call(capsys, "study", "--report", "out") == (0, out, "irkit: report: out/report.md\n")
+    assert command("study", "--report", "out") == (0, out, "irkit: report: out/report.md\n")
     assert Path("out/report.md").read_text() == report
 
 
-def test_the_command_says_what_failed(capsys):
+def test_the_command_says_what_failed(command):
     variants = {**VARIANTS, "odd": {"model.name": "fail"}}
     study = {"recipe": RECIPE, "variants": variants, "baseline": "slow", "seeds": [1]}
     Path("study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    code, out, err = call(capsys, "study", "study.yaml", "--out", "out")
+    code, out, err = command("study", "study.yaml", "--out", "out")
     assert code == 2
     assert len(out.splitlines()) == 3
     assert "irkit: odd, seed 1: failed in" in err
     assert "error: 1 of 3 runs failed, such as 'odd' with seed 1: exit code 1: loss is nan at step 3" in err
     for words in (("--report", "none"), ("study.yaml",), ("study.yaml", "--report", "out"), ()):
-        assert call(capsys, "study", *words)[0] == 2
+        assert command("study", *words)[0] == 2
 
 
 @pytest.mark.slow  # two processes that import everything

@@ -22,32 +22,6 @@ from irkit.vocabulary.running import check, run
 STAGES = ["vocabulary", "initialized", "adapted", "calibrated", "fine_tuned"]
 
 
-@pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Notes with judged queries, in the layout of BEIR."""
-    folder = tmp_path_factory.mktemp("notes")
-    words = [
-        "search",
-        "index",
-        "vector",
-        "token",
-        "model",
-        "neural",
-        "text",
-        "searching",
-        "indexes",
-        "tokens",
-    ]
-    rows = [{"_id": f"d{i}", "text": " ".join(words[(i * k) % 10] for k in range(1, 9))} for i in range(12)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    queries = [{"_id": f"q{i}", "text": f"{words[i % 10]} {words[3 * i % 10]}"} for i in range(8)]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in queries))
-    (folder / "qrels").mkdir()
-    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(8))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    return folder
-
-
 def recipe_of(model: Path | str, notes: Path, **changes: Any) -> dict[str, Any]:
     quick = {"max_steps": 4, "per_device_train_batch_size": 4, "save_steps": 2, "logging_steps": 1}
     return {
