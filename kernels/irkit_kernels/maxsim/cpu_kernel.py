@@ -61,7 +61,7 @@ def maxsim(
             starts = torch.zeros(jobs + 1, dtype=torch.int64)
             torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
             places = (int(starts[-1]),)
-    scores = torch.empty(shape)
+    scores = torch.empty(*shape)  # sooner than of a tuple
     argmax = torch.empty(places, dtype=torch.int32) if with_argmax else first
     document_scales = values if documents.scales is None else documents.scales.contiguous()
     n_rows, words = rows.shape[0], -(-dim // plan.packed)

@@ -160,7 +160,7 @@ def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> No
     if queries.scales is not None and q.shape[1] > _MAX_INT8:
         raise ValueError(f"{name}: got {q.shape[1]} dimensions, expected at most {_MAX_INT8}")
     for label, (values, offsets, scales) in (("query", queries), ("document", documents)):
-        if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.shape[0] == 0:
+        if offsets.dtype != torch.int32 or offsets.dim() != 1 or offsets.numel() == 0:
             raise ValueError(
                 f"{name}: {label}_offsets must be (n + 1,) int32, got {tuple(offsets.shape)} {offsets.dtype}"
             )
@@ -198,7 +198,7 @@ def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> N
 
 
 def _rises(offsets: Tensor, total: int) -> bool:
-    if offsets.shape[0] > _FEW:
+    if offsets.numel() > _FEW:
         return bool(offsets[0] == 0) and bool(offsets[-1] == total) and not bool((offsets.diff() < 0).any())
     ends = offsets.tolist()  # of a few, a tenth of the time of tensors
     return ends[0] == 0 and ends[-1] == total and sorted(ends) == ends
