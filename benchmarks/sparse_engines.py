@@ -120,7 +120,8 @@ def open_irkit(vectors: SparseVectors, folder: Path, options: Options) -> Search
             case "together":
                 return index.search(_first(every, count), K).rows.tolist()  # type: ignore[no-any-return]
             case "arrays":
-                return [find()(*query)[0][0].tolist() for query in tensors[:count]]
+                one = find()
+                return [one(*query)[0][0].tolist() for query in tensors[:count]]
         return [index.search(query, K).rows[0].tolist() for query in each[:count]]
 
     return search
