@@ -16,6 +16,8 @@ from irkit.ragged import Ragged
 
 __all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rotate"]
 
+_ROWS = 128  # rotated together: in float32 they stay in the cache
+
 Backend = Literal["eager", "sdpa", "flash"]
 
 
@@ -111,12 +113,21 @@ def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor,
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
-    """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`."""
+    """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
+
+    In inference on a CPU it is ``x`` itself that is turned: new memory would cost as much as the work.
+    """
     cos, sin = table
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
-        wide = torch.unflatten(x.to(torch.promote_types(x.dtype, cos.dtype)), -1, (-1, 2))
-        turned = torch.view_as_complex(wide) * torch.complex(cos, sin)
-        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+        kind, turn = torch.promote_types(x.dtype, cos.dtype), torch.complex(cos, sin)
+        if not x.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            turned = torch.view_as_complex(torch.unflatten(x.to(kind), -1, (-1, 2))) * turn
+            return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+        for part, by in zip(torch.split(x, _ROWS), torch.split(turn, _ROWS), strict=True):
+            wide = part.to(kind)  # the part itself in float32
+            torch.view_as_complex(torch.unflatten(wide, -1, (-1, 2))).mul_(by)
+            part.copy_(wide)
+        return x
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -161,10 +161,11 @@ class Layer(nn.Module):
             attended: ``(total, hidden_size)``, what its attention gives.
         """
         location = self.config.norm_location
-        x = (F.pad(x, (0, self.added)) if self.added else x) + self.dropout(apply_linear(self.out, attended))
+        x = F.pad(x, (0, self.added)) if self.added else x
+        x = _plus(x, self.dropout(apply_linear(self.out, attended)))
         if location == "post":
             x = self.attention_norm(x)
-        x = x + self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x)))
+        x = _plus(x, self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x))))
         return self.mlp_norm(x) if location == "post" else x
 
     def _attend(self, queries: Tensor, keys: Tensor, asking: Context, asked: Context) -> Tensor:
@@ -233,6 +234,12 @@ class Layer(nn.Module):
             return apply_linear(self.down, apply_linear(self.up, x, self.activation))
         x, gate = apply_linear(self.up, x).chunk(2, dim=-1)
         return apply_linear(self.down, ACTIVATIONS[self.config.activation](x) * gate)
+
+
+def _plus(x: Tensor, fresh: Tensor) -> Tensor:
+    """Their sum, in the memory of ``fresh`` where nobody wants gradients."""
+    alone = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != fresh.dtype
+    return x + fresh if alone else fresh.add_(x)
 
 
 def _thirds(linear: nn.Linear) -> Iterator[nn.Linear]:
