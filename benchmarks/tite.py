@@ -2,8 +2,9 @@
 
 Encoders are of BERT-base's size and have random weights, tokens are random. How long texts are is what the
 passages and queries of TREC Deep Learning 2019 and 2021 are; as in any encoding of many texts, those of about
-one length go together. All contenders encode the same batches. Outputs of the same model are compared before
-anything is timed. On a CPU one thread works, and times are those of the processor.
+one length go together. Batches have as many tokens as `irkit.Model` gives an encoder at once, which is fewer
+where nothing is pooled: there they hold every other text of those for encoders that pool. Outputs of the same
+model are compared before anything is timed. On a CPU one thread works, and times are those of the processor.
 
 The authors' code, https://github.com/webis-de/tite at a38bd19, is found in the folder that ``IRKIT_PEERS``
 names, in which its folder ``tite`` and einops belong: ``pip install --no-deps --target $IRKIT_PEERS einops``.
@@ -41,12 +42,11 @@ QUANTILES = {
     ),
 }
 TEXTS = {"cpu": 2048, "cuda": 16_384}  # that are sorted by length together
-TOKENS = {  # of a batch; large ones suit encoders that pool
-    "cpu": {"small": 1024, "large": 2048},
-    "cuda": {"small": 131_072, "large": 131_072},
-}
+TOKENS = {"cpu": 2048, "cuda": 131_072}  # of a batch of an encoder that pools
+SMALL = {"cpu": 2, "cuda": 1}  # every which text is in a batch of one that does not
 MIXED = {"cpu": 16, "cuda": 512}  # texts of a batch in which they are of any length
 BATCHES = {"cpu": {"passages": 2, "queries": 1}, "cuda": {"passages": 4, "queries": 1}}
+ROUNDS = {"passages": 3, "queries": 2}
 PRECISIONS = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 
 NO_POOLING, LATE, STAGGERED = "no pooling", "TITE 1: 2-late", "TITE 2: 2-staggered"
@@ -80,13 +80,12 @@ def main() -> None:
     (Path(__file__).parents[1] / "docs" / "tite.svg").write_text(draw_bars(rows, list(QUANTILES), "bfloat16"))
 
 
-def measure(device: str, sizes: Sizes | None = None, rounds: int = 2) -> list[Row]:
-    """A row for each contender, precision and kind of texts.
+def measure(device: str, sizes: Sizes | None = None) -> list[Row]:
+    """A row for each contender, precision and kind of texts; ``seconds`` are those of a text in each round.
 
     Args:
         device: ``cpu`` or ``cuda``.
         sizes: Of the encoders; by default those of BERT-base.
-        rounds: Turns; ``seconds`` are those of a text in each.
     """
     import torch
 
@@ -105,7 +104,7 @@ def measure(device: str, sizes: Sizes | None = None, rounds: int = 2) -> list[Ro
                     found, Ragged.concat([batch[[0, -1]] for batch in given["small"]]), precision
                 )
                 runs = {one.name: _run(one, given[one.batches], device) for one in found if one.timed}
-                seconds = interleave(runs, rounds, clock)
+                seconds = interleave(runs, ROUNDS[kind], clock)
             for one in found:
                 if one.timed:
                     what = {"texts": kind, "precision": precision, "model": one.model, "code": one.code}
@@ -130,8 +129,9 @@ def batches(kind: str, device: str, name: str) -> list[Ragged]:
         chosen = list(known[torch.randperm(len(known))].split(MIXED[device]))
     else:
         known = known.repeat_interleave(TEXTS[device] // len(known))
-        steps, count = plan_steps(known, TOKENS[device][name]), BATCHES[device][kind]
+        steps, count = plan_steps(known, TOKENS[device]), BATCHES[device][kind]
         chosen = [known[steps[(2 * place + 1) * len(steps) // (2 * count)]] for place in range(count)]
+        chosen = [rows[:: SMALL[device] if name == "small" else 1] for rows in chosen]
     return [Ragged(torch.randint(5, 200, (int(rows.sum()),)), rows).to(device) for rows in chosen]
 
 
