@@ -154,6 +154,8 @@ def choose_queries(judgments: Mapping[str, T], run: Run, missing: str) -> dict[s
     Raises:
         BadValueError: Run and judgments share no query, or ``missing`` is neither ``"zero"`` nor ``"skip"``.
     """
+    if not judgments:
+        raise BadValueError("evaluate: there are no judgments; expected grades of documents by query")
     judged = [query for query in judgments if query in run]
     if not judged:
         examples = [next(iter(ids), "none") for ids in (judgments, run.query_ids)]

@@ -707,3 +707,15 @@ def test_a_baseline_needs_a_run_to_compare(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-m", "irkit", *command], capture_output=True, text=True)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "no run but the baseline" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "key", "taker"),
+    [("train", "pretraining", "pretrain"), ("train", "baseline", "study"), ("study", "losses", "train")],
+)
+def test_file_of_another_verb_is_named(call: Call, tmp_path: Path, verb: str, key: str, taker: str) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(f"{key}: []")
+    code, _, err = call(verb, file, "--out", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{file}: it is made for irkit {taker}" in err

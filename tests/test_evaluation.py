@@ -116,7 +116,7 @@ def test_bad_measures(measure, message):
 def test_bad_judgments_and_runs(tmp_path):
     with pytest.raises(BadValueError, match=r"none of the 3 judged queries.*'1'.*'x'"):
         evaluate({"x": {"a": 1.0}}, QRELS)
-    with pytest.raises(BadValueError, match="0 judged"):
+    with pytest.raises(BadValueError, match="no judgments"):
         evaluate(RUN, {})
     with pytest.raises(BadValueError, match="0 of the run"):
         evaluate({}, QRELS)

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from irkit.errors import ConfigError
+
 __all__ = [
     "Activation",
     "Device",
@@ -21,6 +23,7 @@ __all__ = [
     "Recipe",
     "TeacherDtype",
     "TrainingFile",
+    "check_verb",
     "goes_on",
 ]
 
@@ -42,6 +45,25 @@ MaxLength = Annotated[int | None, typer.Option(min=8, help="Tokens a pair of a c
 Activation = Annotated[str, typer.Option(help="Of a cross-encoder: none or sigmoid.")]
 TeacherDtype = Annotated[str, typer.Option(help="Of the teacher: float32, bfloat16, ...")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+
+
+# keys by which files are told apart, the first that is there
+_KEYS = {"pretraining": "pretrain", "vocabulary": "transfer-vocab", "baseline": "study", "losses": "train"}
+
+
+def check_verb(file: Path, verb: str) -> None:
+    """Refuse a file that another verb takes, rather than each of its keys.
+
+    Raises:
+        ConfigError: It is one of another verb.
+        StorageError: It cannot be read.
+    """
+    from irkit.config import read_mapping
+
+    keys = read_mapping(file)
+    taker = next((taker for key, taker in _KEYS.items() if key in keys), verb)
+    if taker != verb:
+        raise ConfigError(f"{file}: it is made for irkit {taker}; give it to that, not to irkit {verb}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from irkit.bars import bar
-from irkit.cli.options import goes_on
+from irkit.cli.options import check_verb, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError, IrkitError
 
@@ -49,6 +49,7 @@ def study(
         return
     if file is None or out is None:
         raise BadValueError("irkit study: expected STUDY.yaml --out DIR, or --report DIR")
+    check_verb(file, "study")
     config = StudyConfig.resolve(file, override or ())
     runs = check_study(config, out)
     if dry_run:

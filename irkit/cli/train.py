@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, goes_on
+from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, check_verb, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 
@@ -31,6 +31,7 @@ def train(
     """
     from irkit.training.recipe import TrainRecipe
 
+    check_verb(recipe, "train")
     resolved = TrainRecipe.resolve(recipe, override or ())
     if print_config:
         typer.echo(resolved.to_yaml(), nl=False)

@@ -91,7 +91,7 @@ def check_place(directory: Path, overwrite: bool) -> None:
     if ours and not overwrite:
         raise StorageError(
             f"building an index in {directory}: there is one already; "
-            "choose another directory or ask to overwrite it"
+            "choose another directory or give overwrite=True"
         )
 
 
