@@ -81,7 +81,8 @@ def main() -> None:
             write_results("sparse_speed", [*speeds(curves), *exact(rows), *bm25(rows)])
             write_results("sparse", [*bars(rows, builds), *builds])
             if drawn:
-                _PLOT.write_text(draw_curves(curves, drawn, 0.9))
+                dots = [row for row in curves if "how" not in row["settings"]]
+                _PLOT.write_text(draw_curves(dots, drawn, 0.9))
 
 
 def prepared(name: str, work: Path) -> Path:
