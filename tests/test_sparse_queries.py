@@ -329,6 +329,8 @@ def test_only_sparse_models_have_query_sides(tiny_bert: Path, splade: Path, tmp_
         model.set_queries({"kind": "encoder", "model": str(tmp_path / "dense")})
     with pytest.raises(StorageError, match=r"idf\.json"):
         model.set_queries({"kind": "static", "weights": str(splade)})
+    with pytest.raises(StorageError, match=r"missing-idf\.json.*No such file"):
+        model.set_queries({"kind": "static", "weights": "missing-idf.json"})
     assert model.query_model is None
 
 

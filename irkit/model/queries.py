@@ -130,7 +130,8 @@ def query_parts(
         weight[tokenizer.special_tokens()] = 0.0
     elif isinstance(weights, str):
         file = Path(weights)
-        weight = read_idf(file if file.is_file() else local_directory(weights) / "idf.json", tokenizer)
+        is_file = file.is_file() or file.suffix == ".json"  # a name that ends so is that of a missing one
+        weight = read_idf(file if is_file else local_directory(weights) / "idf.json", tokenizer)
     else:
         weight = token_weights(weights, tokenizer, "queries")
     return static_parts(tokenizer, StaticHead(weight, head.dim, head.config, frozen=frozen))
