@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from irkit import Model
 from irkit.encoder import Encoder
+from irkit.encoder.linear import ACTIVATIONS
 from irkit.encoder.presets import tite_settings
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
@@ -130,9 +131,9 @@ def told(step: PretrainStep, ids: Tensor, vector: Tensor, number: int) -> list[T
         inner = layer.up(x if post else layer.mlp_norm(x))
         if config.gated:
             inner, gate = inner.chunk(2)
-            inner = layer.activation(inner) * gate
+            inner = ACTIVATIONS[config.activation](inner) * gate
         else:
-            inner = layer.activation(inner)
+            inner = ACTIVATIONS[config.activation](inner)
         x = x + layer.down(inner)
         x = layer.mlp_norm(x) if post else decoder.final_norm(x)
         logits.append(embeddings.word.weight @ module.head(x) + module.head.bias)
