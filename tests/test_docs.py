@@ -232,6 +232,7 @@ def test_docstrings(name: str, workplace: None) -> None:
         ("quickstart.py", "mice      Dormice"),
         ("python_api.py", "[0 3]"),
         ("multi_vector.py", "2.916  bears: Brown bears"),
+        ("sparse.py", "BM25: nDCG@10 0.426"),
         ("data_formats.py", "twice.tsv:2: id 'd1' was used before, at 1"),
         ("evaluate_run.py", "nDCG@10: +0.0190, p = 0.343"),
         ("cli.sh", "nDCG@10\t"),
