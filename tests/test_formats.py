@@ -75,6 +75,28 @@ def test_every_pooling_both_ways(peer, tiny_bert, tmp_path, name):
     assert again.prompts == model.prompts
 
 
+@pytest.mark.parametrize("lengths", [{"query_length": 5, "document_length": 9}, {"query_length": 60}])
+def test_lengths_of_either_side_both_ways(peer, tiny_bert, tmp_path, lengths):
+    modules = peer.sentence_transformer.modules
+    theirs = peer.SentenceTransformer(
+        modules=[modules.Transformer(str(tiny_bert), max_seq_length=20, **lengths), modules.Pooling(32)],
+        device="cpu",
+    )
+    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    model = Model.from_pretrained(tmp_path / "theirs", device="cpu")
+    agree(model, theirs)
+    model.save_pretrained(tmp_path / "ours")
+    agree(model, open_peer(peer, tmp_path / "ours"))
+    again = Model.from_pretrained(tmp_path / "ours", device="cpu")
+    assert again.fingerprint == model.fingerprint
+    model.set_length("query", 4)  # changes nothing that an index holds
+    assert (again.fingerprint == model.fingerprint, model.max_length("query")) == (True, 4)
+    model.set_length("document", 8)
+    assert again.fingerprint != model.fingerprint
+    with pytest.raises(BadValueError, match="query_length 2 leaves no room beside 2 special tokens"):
+        model.set_length("query", 2)
+
+
 def test_projections_normalisation_and_settings_both_ways(peer, tiny_bert, tmp_path):
     modules = peer.sentence_transformer.modules
     from sentence_transformers.base.modules import Dense
@@ -258,6 +280,8 @@ def test_other_kinds_of_model_are_named(saved, kind, message):
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "unknown pooling median"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "does fill-mask"),
         ("sentence_bert_config.json", {"modality_config": {"image": {}}}, "takes image"),
+        ("sentence_bert_config.json", {"query_length": "8"}, "lengths of .*, expected numbers of tokens"),
+        ("sentence_bert_config.json", {"document_length": 2}, "document_length 2 leaves no room"),
         (
             "config_sentence_transformers.json",
             {"similarity_fn_name": "hamming"},

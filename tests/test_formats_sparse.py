@@ -242,6 +242,16 @@ def test_limits_prompts_and_similarity(bert: Path, peer: Any, tmp_path: Path) ->
     torch.testing.assert_close(model.similarity_pairwise(a, b), pairs, rtol=1e-4, atol=1e-5)
 
 
+def test_lengths_of_either_side(bert: Path, peer: Any, tmp_path: Path) -> None:
+    other = open_peer(peer, bert)
+    other[0].query_length, other[0].document_length = 4, 7
+    model = both_ways(peer, other, tmp_path)
+    assert (model.max_length("query"), model.max_length("document")) == (4, 7)
+    before = model.fingerprint, model.query_fingerprint
+    model.set_length("query", 5)
+    assert (model.fingerprint == before[0], model.query_fingerprint == before[1]) == (True, False)
+
+
 def test_a_limit_for_either_side_is_kept_here_alone(bert: Path, tmp_path: Path) -> None:
     model = Model.sparse(bert, {"query_max_active_dims": 3}, device="cpu")
     with pytest.warns(UserWarning, match="queries keep 3 weights and documents all"):

@@ -209,7 +209,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(
     Model(tokenizer, encoder, PooledHead(16, "mean")).save_pretrained(tmp_path / "model")
     (tmp_path / "recipe.json").write_text(json.dumps(given | {"model": str(tmp_path / "model")}))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    together = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29417"]
+    together = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     for out, launcher, batch in (("one", [], 4), ("two", together, 2)):
         values = {"per_device_train_batch_size": batch, "use_cpu": True}
         values |= {"ddp_backend": "gloo"} if launcher else {}

@@ -199,6 +199,14 @@ def test_models_are_made(tiny_bert: Path, tmp_path: Path) -> None:
     sparse = made(kind="sparse", queries="static", max_length=9)
     assert (sparse.kind, sparse.max_length("document"), sparse.max_length("query")) == ("sparse", 9, 9)
     assert sparse.query_model is not None
+    sparse = made(kind="sparse", queries="static", query_length=5, document_length=9)
+    assert (sparse.max_length("document"), sparse.max_length("query")) == (9, 5)
+    colbert.save_pretrained(tmp_path / "colbert")
+    shorter = {"query_length": 5, "document_length": 6}
+    again = make_model(
+        TrainRecipe.resolve(recipe(model={"name": str(tmp_path / "colbert"), **shorter})).model
+    )
+    assert (again.max_length("document"), again.max_length("query")) == (6, 5)
     (tmp_path / "words.txt").write_text("index\nsearch\n")
     assert made(kind="sparse", vocabulary=str(tmp_path / "words.txt")).vocabulary == ["index", "search"]
     with pytest.warns(UserWarning, match="taking the mean of its tokens"):

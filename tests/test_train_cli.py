@@ -321,7 +321,7 @@ def test_torchrun_trains_one_model(tiny_bert: Path, collection: Path) -> None:
     settings["train"] |= {"per_device_train_batch_size": 2, "max_steps": 1, "warmup_steps": 0, "optim": "sgd"}
     Path("recipe.yaml").write_text(yaml.safe_dump(settings))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617", "-m", "irkit"]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "irkit"]
     result = subprocess.run(
         [sys.executable, *command, "train", "recipe.yaml", "--out", "two"],
         env=environment,

@@ -12,7 +12,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from irkit.config import read_json
 from irkit.encoder.lookup import NoEncoder
@@ -181,9 +181,12 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
     else:
         encoder.save_pretrained(place)
     tokenizer.save(place)
-    lengths = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
-    more = multi_vector.transformer_settings(head) if isinstance(head, MultiVectorHead) else {}
-    write_json(place / "sentence_bert_config.json", lengths | more)
+    settings = {"max_seq_length": tokenizer.max_length, "do_lower_case": tokenizer.do_lower_case}
+    if isinstance(head, MultiVectorHead):
+        settings |= multi_vector.transformer_settings(head)
+    else:
+        settings |= {f"{side}_length": length for side, length in head.lengths.items()}
+    write_json(place / "sentence_bert_config.json", settings)
     for number, (name, settings, tensors) in enumerate(WRITERS[head.kind][1](parts), start=1):
         place = folder / f"{prefix}{number}_{name}"
         place.mkdir()
@@ -217,7 +220,21 @@ def _read_side(
     root = _transformer(folder, modules, _TASKS.get(kind, _TASK))
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
     opened = Opened(folder, modules[1:], encoder, tokenizer, settings, sentence_settings(root))
-    return {"tokenizer": tokenizer, "encoder": encoder, "head": HEADS[kind](opened)}
+    head = HEADS[kind](opened)
+    if not isinstance(head, MultiVectorHead):  # in its configuration
+        head.lengths = _lengths(opened)
+    return {"tokenizer": tokenizer, "encoder": encoder, "head": head}
+
+
+def _lengths(opened: Opened) -> dict[Side, int]:
+    """Tokens at which texts of a side are cut, where the Transformer says so."""
+    given = {side: opened.transformer.get(f"{side}_length") for side in get_args(Side)}
+    lengths = {side: length for side, length in given.items() if length is not None}
+    if any(type(length) is not int or length < 1 for length in lengths.values()):
+        raise ConfigError(
+            f"loading {opened.folder}: lengths of {lengths!r:.60}, expected numbers of tokens by side"
+        )
+    return lengths
 
 
 def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:

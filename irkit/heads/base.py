@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -33,15 +34,18 @@ class Head(nn.Module):
         kind: Of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
         dim: Width of a vector, or size of the vocabulary.
         layers: What is done with vectors, `Projection` and `Normalize` in any order.
+        lengths: Tokens at which texts of a side are cut, special tokens included, where that is not where
+            the tokenizer cuts them; of a multi-vector head its configuration says it.
     """
 
     kind: ClassVar[str]
     dim: int
     layers: nn.ModuleList
+    lengths: Mapping[Side, int] = MappingProxyType({})
 
     def max_length(self, side: Side) -> int | None:
         """Tokens at which texts of ``side`` are cut; None is where the tokenizer cuts them."""
-        return None
+        return self.lengths.get(side)
 
     def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
         """Token ids as the encoder gets them, and how many of each row it attends to; None is all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack, get_args
@@ -387,9 +388,9 @@ class Model(Pipeline):
             BadTypeError: Something is not a string, or there is no such option.
             BadValueError: There is no prompt of that name, no such device, or a number is below 1.
         """
-        return self._encode(texts, "document", options)
+        return self._encode(texts, None, options)
 
-    def _encode(self, texts: str | Iterable[str], side: Side, options: EncodeOptions) -> Embeddings:
+    def _encode(self, texts: str | Iterable[str], side: Side | None, options: EncodeOptions) -> Embeddings:
         check_options(options, self.kind)
         if options.get("max_active_dims") is not None:
             options = {**options}
@@ -397,13 +398,16 @@ class Model(Pipeline):
         prompt, name = options.get("prompt"), options.get("prompt_name")
         if prompt is None:
             prompt = self.prompt_named(name or self.default_prompt_name)
+        template = self.template(side or "document", prompt)
+        if side is None and self.head.lengths:  # those of the sides are not for texts of neither
+            template = replace(template, max_length=self.tokenizer.max_length)
         rows = [texts] if isinstance(texts, str) else texts
         total = len(rows) if isinstance(rows, Sized) else None
         shown = bar("encoding", "texts", total) if options.get("show_progress_bar") else nullcontext()
         with shown as progress:
             parts = self.encode_stream(
                 rows,
-                self.template(side, prompt),
+                template,
                 batch_size=options.get("batch_size"),
                 progress=progress,
                 device=options.get("device"),

@@ -16,7 +16,7 @@ from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
-from irkit.heads import Head, MultiVectorHead, Side, SparseHead
+from irkit.heads import Head, MultiVectorConfig, MultiVectorHead, Side, SparseHead
 from irkit.heads.static import StaticHead
 from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens, hidden_states
 from irkit.model.hardware import Device, find_device, find_devices
@@ -165,6 +165,8 @@ class Pipeline(nn.Module):
         Computed from the weights at each call, 0.1 s for 20 million.
         """
         parts = f"{self.head!r} {self.tokenizer.signature}"
+        if "document" in self.head.lengths:
+            parts += f" {self.head.lengths['document']}"
         if self.kind != "dense":
             prompts = [self.prompts[side] for side in ("query", "document")]
             parts += f" {prompts[0]!r} {prompts[1]!r}" if self.kind == "multi_vector" else f" {prompts[1]!r}"
@@ -187,6 +189,8 @@ class Pipeline(nn.Module):
             return ""
         own = "" if self.query_model is None else self.query_model.fingerprint
         parts = f"{self.prompts['query']!r} {own}"
+        if "query" in self.of("query").head.lengths:
+            parts += f" {self.of('query').head.lengths['query']}"
         return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
     def prompt_named(self, name: str | None) -> str:
@@ -204,6 +208,21 @@ class Pipeline(nn.Module):
         model = self.of(side)
         wished, most = model.head.max_length(side), model.encoder.max_positions
         return model.tokenizer.max_length if wished is None else min(wished, most or wished)
+
+    def set_length(self, side: Side, length: int) -> None:
+        """Cut texts of ``side`` at ``length`` tokens, special tokens included; it is saved with the model.
+
+        Raises:
+            BadValueError: That leaves no room for the text.
+            ConfigError: Queries are expanded to more tokens.
+        """
+        part = self.of(side)
+        part.tokenizer.check_length(length, f"{side}_length")
+        if isinstance(part.head, MultiVectorHead):
+            settings = part.head.config.model_dump() | {f"{side}_length": length}
+            part.head.config = MultiVectorConfig.parse(settings, "multi-vector model")
+        else:
+            part.head.lengths = {**part.head.lengths, side: length}
 
     def template(self, side: Side, prompt: str | None = None) -> Template:
         """How texts of ``side`` become tokens: with the prompt of its name, unless another is given."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 from irkit.config import Config
 from irkit.errors import ConfigError, StorageError
 from irkit.formats import SIMILARITIES
-from irkit.heads import MultiVectorConfig, SparseConfig
+from irkit.heads import MultiVectorConfig, Side, SparseConfig
 from irkit.heads.projection import projection_config
 from irkit.model import Model
 from irkit.model.pooling import pooling_choice
@@ -66,12 +66,16 @@ class PretrainedModel(_ModelRecipe):
 
     Attributes:
         max_length: Tokens at which texts are cut; None is what the model says.
+        query_length: The same for queries only.
+        document_length: The same for documents only.
         queries: A side of their own for the queries of a sparse model, see `Model.set_queries`.
         pooling: Which layers of the encoder pool, see `Model.pool`; None is as it was.
     """
 
     kind: Literal["pretrained"] = "pretrained"
     max_length: PositiveInt | None = None
+    query_length: PositiveInt | None = None
+    document_length: PositiveInt | None = None
     queries: Queries = None
     pooling: Pooling = None
 
@@ -96,12 +100,16 @@ class SparseModel(_ModelRecipe):
     Attributes:
         vocabulary: Terms, or a file of one a line; None is the tokens of the tokenizer.
         max_length: Tokens at which texts are cut; None is what the tokenizer says.
+        query_length: The same for queries only.
+        document_length: The same for documents only.
     """
 
     kind: Literal["sparse"] = "sparse"
     config: SparseConfig = SparseConfig()
     vocabulary: list[str] | str | None = None
     max_length: PositiveInt | None = None
+    query_length: PositiveInt | None = None
+    document_length: PositiveInt | None = None
     queries: Queries = None
 
 
@@ -135,14 +143,23 @@ def make_model(recipe: ModelRecipe) -> Model:
                 f"expected {' or '.join(SIMILARITIES[model.kind])}"
             )
         model.similarity_name = recipe.similarity
-    if not isinstance(recipe, MultiVectorModel) and recipe.max_length is not None:
+    if not isinstance(recipe, MultiVectorModel):  # whose configuration has them
+        _set_lengths(model, recipe)
+    if not isinstance(recipe, SparseModel) and recipe.pooling is not None:
+        model.pool(recipe.pooling)
+    return model
+
+
+def _set_lengths(model: Model, recipe: PretrainedModel | SparseModel) -> None:
+    if recipe.max_length is not None:
         for part in (model, model.query_model):
             if part is not None:
                 limits = [recipe.max_length, part.tokenizer.max_length]
                 part.tokenizer.max_length = min(limit for limit in limits if limit is not None)
-    if not isinstance(recipe, SparseModel) and recipe.pooling is not None:
-        model.pool(recipe.pooling)
-    return model
+    lengths: dict[Side, int | None] = {"query": recipe.query_length, "document": recipe.document_length}
+    for side, length in lengths.items():
+        if length is not None:
+            model.set_length(side, length)
 
 
 def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Model:
