@@ -255,7 +255,9 @@ def target(tiny_bert: Path, tmp_path: Path) -> Model:
 def test_a_replaced_head_gives_weights_to_the_terms_of_the_other(
     model: Model, target: Model, tmp_path: Path
 ) -> None:
+    model.set_length("query", 7)
     joined = head_only(model, target)
+    assert joined.max_length("query") == 7
     with torch.no_grad():
         hidden = model.encoder(model.tokenizer(TEXTS))
         rows = [nn.Sequential(*model.head.layers)(states) @ target.head.weight.T for states in hidden]

@@ -405,6 +405,16 @@ def test_long_queries_are_cut_as_by_the_peer(peer: Any, router: tuple[Any, Path]
     assert torch.equal(fresh.encode_query(text).to_dense(), expected)
 
 
+def test_a_length_of_queries_alone_is_saved(splade: Path, tmp_path: Path) -> None:
+    model = Model.from_pretrained(splade).set_queries("lexical")
+    length = model.max_length("document")
+    model.set_length("query", 3)
+    model.save_pretrained(tmp_path / "saved")
+    for each in (model, Model.from_pretrained(tmp_path / "saved")):
+        assert (each.max_length("query"), each.max_length("document")) == (3, length)
+        assert each.encode_query("a text index model search").to_dense().count_nonzero() == 3
+
+
 def test_legacy_router(router: tuple[Any, Path], tmp_path: Path) -> None:
     """As version 5 wrote it; and with the Transformer in the directory itself, as OpenSearch has it."""
     peer_model, path = router

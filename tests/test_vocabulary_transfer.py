@@ -225,11 +225,13 @@ def test_initialisations_differ_only_where_they_should(make: Callable[..., Path]
 
 def test_a_model_in_memory_is_not_changed(make: Callable[..., Path]) -> None:
     model = Model.sparse(make("roberta"))
+    model.set_length("query", 9)
     before = model.fingerprint
     moved = transfer_vocabulary(model, make(None, lambda tokens: [*shifted_padding(tokens), *NEW]))
     assert model.fingerprint == before
     assert model.encode(TEXTS).shape[1] == moved.model.dim - len(NEW)
     assert moved.facts["source"] == "a model in memory"
+    assert moved.model.max_length("query") == 9
 
 
 def test_what_cannot_be_moved_says_why(make: Callable[..., Path], minilm: str, tmp_path: Path) -> None:

@@ -221,6 +221,8 @@ class Pipeline(nn.Module):
         if isinstance(part.head, MultiVectorHead):
             settings = part.head.config.model_dump() | {f"{side}_length": length}
             part.head.config = MultiVectorConfig.parse(settings, "multi-vector model")
+        elif part is not self and isinstance(part.encoder, NoEncoder):  # only its tokenizer is saved
+            part.tokenizer.max_length = length
         else:
             part.head.lengths = {**part.head.lengths, side: length}
 
