@@ -205,7 +205,8 @@ def _main(plan: Plan) -> str:
         c.when(c.op("icmp ne ptr %argmax, null"), keep)
 
     def pack(row: str, _: Values) -> None:
-        source = c.at("%rows", c.mul(c.mul(row, "%words"), 4))
+        given = c.minimum(row, c.sub("%n_rows", 1))  # the last one once more in lanes that nobody reads
+        source = c.at("%rows", c.mul(c.mul(given, "%words"), 4))
         vector, lane = (c.op(f"{part} i64 {row}, {lanes}") for part in ("sdiv", "srem"))
         vector = c.mul(c.mul(vector, "%words"), lanes)
         target = c.at("%queries", c.mul(c.add(vector, lane), 4))
@@ -218,7 +219,8 @@ def _main(plan: Plan) -> str:
         c.loop(0, whole, _MOVED, partial(move, _MOVED))
         c.loop(whole, "%words", 1, partial(move, 1))
 
-    c.when(c.op("icmp ne ptr %rows, null"), lambda: c.loop(0, "%n_rows", 1, pack))
+    every = c.op(f"and i64 {c.add('%n_rows', lanes - 1)}, {-lanes}")
+    c.when(c.op("icmp ne ptr %rows, null"), lambda: c.loop(0, every, 1, pack))
     c.loop("%start", "%stop", 1, job)
     return c.function("define void @maxsim(ptr %frame)")
 
