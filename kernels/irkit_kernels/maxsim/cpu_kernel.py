@@ -61,12 +61,12 @@ def maxsim(
             starts = torch.zeros(jobs + 1, dtype=torch.int64)
             torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
             places = (int(starts[-1]),)
-    scores = torch.empty(*shape)  # sooner than of a tuple
+    scores = torch.empty(*shape, dtype=torch.float32)  # sooner than of a tuple
     argmax = torch.empty(places, dtype=torch.int32) if with_argmax else first
     document_scales = values if documents.scales is None else documents.scales.contiguous()
     n_rows, words = rows.shape[0], -(-dim // plan.packed)
     size, room = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes  # whole vectors
-    memory = torch.empty(size + 2 * room)  # queries, packed; maxima and their places
+    memory = torch.empty(size + 2 * room, dtype=torch.float32)  # queries, packed; maxima and their places
     tensors = [memory, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
     tensors += [first if pairs is None else pairs, starts, scores]
     pointers = [tensor.data_ptr() for tensor in tensors] + [argmax.data_ptr() if with_argmax else 0]
@@ -76,7 +76,7 @@ def maxsim(
         kernel(_FRAME.pack(source, *pointers, best, best + 4 * room, *sizes, start, stop))
 
     def run_apart(start: int, stop: int) -> None:
-        own = torch.empty(2 * room)
+        own = torch.empty(2 * room, dtype=torch.float32)
         run(start, stop, 0, own.data_ptr())
 
     threads = min(torch.get_num_threads(), jobs, work // _MIN_WORK)

@@ -286,6 +286,17 @@ def test_views_are_fine():
     assert torch.equal(maxsim(q, ends, d, ends, pairs.flip(1)), expected.T[pairs[:, 0], pairs[:, 1]])
 
 
+def test_the_default_dtype_does_not_matter():
+    generator = torch.Generator().manual_seed(8)
+    given = flat(*(tokens([40, 25], 6, torch.float32, generator, True) for _ in range(2)))
+    expected = maxsim(*given)
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert torch.equal(maxsim(*given), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

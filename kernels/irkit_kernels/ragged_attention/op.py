@@ -85,7 +85,7 @@ def _forward(
     kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     out = torch.empty(query.shape, dtype=query.dtype)
-    stats = torch.empty((*query.shape[:2], 2) if with_stats else 0)
+    stats = torch.empty((*query.shape[:2], 2) if with_stats else 0, dtype=torch.float32)
     tensors = (out, stats, query, key, value, query_offsets, key_offsets)
     pointers = [x.data_ptr() for x in tensors]
     run = partial(_call, kernel, pointers, scratch_size, _numbers(query, key, value, window), dropout, seed)
@@ -110,8 +110,8 @@ def _backward(
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     grad = grad.contiguous()
     deltas = (grad.float() * out.float()).sum(-1)
-    d_query = torch.zeros(query.shape)
-    d_key, d_value = (torch.empty(key.shape) for _ in range(2))
+    d_query = torch.zeros(query.shape, dtype=torch.float32)
+    d_key, d_value = (torch.empty(key.shape, dtype=torch.float32) for _ in range(2))
     tensors = (d_query, d_key, d_value, stats, deltas, grad, query, key, value, query_offsets, key_offsets)
     pointers = [x.data_ptr() for x in tensors]
     run = partial(_call, kernel, pointers, scratch_size, _numbers(query, key, value, window), dropout, seed)

@@ -40,7 +40,7 @@ def maxima(
     And the number of that token, int32, -1 without tokens, or ``(0, v)``.
     """
     n, (v, d), tokens = len(offsets) - 1, weight.shape, len(hidden)
-    best = torch.full((n, v), -torch.inf)
+    best = torch.full((n, v), -torch.inf, dtype=torch.float32)
     place = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32)
     packed, words = _pack(hidden, plan)
     pair = 2 * plan.lanes
@@ -53,7 +53,7 @@ def maxima(
     outputs = best.data_ptr(), place.data_ptr() if with_argmax else 0
 
     def run(start: int, stop: int) -> None:
-        logits = torch.empty(ROWS * BLOCK + plan.lanes)
+        logits = torch.empty(ROWS * BLOCK + plan.lanes, dtype=torch.float32)
         step = v if _readable(weight, plan) else _TERMS
         for first in range(start, stop, step):
             last = min(first + step, stop)
