@@ -75,7 +75,7 @@ def fuse(
     """
     if isinstance(runs, str | Path | Mapping | Run) or not isinstance(runs, Iterable):
         raise BadTypeError(f"fuse: got {runs!r:.60}, expected two or more runs in a list")
-    given = [as_run(run) for run in runs]
+    given = list(runs)
     if len(given) < 2:
         raise BadValueError(f"fuse: expected two or more runs, got {len(given)}")
     if method not in get_args(Method):
@@ -83,7 +83,8 @@ def fuse(
     check_counts("fuse", k=k, depth=1 if depth is None else depth)
     if not _is_finite(rrf_k) or rrf_k <= 0:
         raise BadValueError(f"fuse: rrf_k is {rrf_k!r}; expected a number above 0")
-    weighed = [pair for pair in zip(given, _check_weights(weights, len(given)), strict=True) if pair[1]]
+    shares = _check_weights(weights, len(given))
+    weighed = [pair for pair in zip(map(as_run, given), shares, strict=True) if pair[1]]
 
     def ranking(query: str) -> tuple[str, list[str], Array]:
         found = [(weight, *run.columns(query)) for run, weight in weighed if query in run]

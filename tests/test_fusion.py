@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit import Hybrid, Model, Retriever, Run, evaluate, fuse
-from irkit.cli import main
 from irkit.data import Query
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
@@ -271,22 +270,13 @@ def test_hybrid_refusals(
 
 
 @pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run a command beside two runs: exit code, standard output and standard error."""
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any) -> Any:
+    """Run a command beside two runs."""
     monkeypatch.chdir(tmp_path)
     Run.from_dict(A).write("a.trec")
     Run.from_dict(B).write("b.jsonl.gz")
     Path("qrels").write_text("q1 0 c 1\nq3 0 f 1\n")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run
+    return command
 
 
 def test_command_writes_what_fuse_gives(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
