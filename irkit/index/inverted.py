@@ -306,8 +306,8 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
 
 def _fill(rows: Array, scores: Array, keep: Array | None) -> None:
     """Put the lowest rows that are not there yet, which score 0, behind the hits of each query."""
-    missing, some = rows < 0, 2 * rows.shape[1]
-    lowest = np.arange(some) if keep is None else np.flatnonzero(keep)[:some]
+    missing, k = rows < 0, rows.shape[1]  # those found and those missing are k: so many are enough
+    lowest = np.arange(k) if keep is None else np.flatnonzero(keep)[:k]
     places = np.searchsorted(lowest, rows)
     places[lowest.take(places, mode="clip") != rows] = len(lowest)
     free = np.ones((len(rows), len(lowest) + 1), bool)
