@@ -152,7 +152,8 @@ def choose_queries(judgments: Mapping[str, T], run: Run, missing: str) -> dict[s
     """Choose the queries that count: the judged ones, those of the run alone if ``missing`` is ``"skip"``.
 
     Raises:
-        BadValueError: Run and judgments share no query, or ``missing`` is neither ``"zero"`` nor ``"skip"``.
+        BadValueError: There are no judgments, run and judgments share no query, or ``missing`` is neither
+            ``"zero"`` nor ``"skip"``.
     """
     if not judgments:
         raise BadValueError("evaluate: there are no judgments; expected grades of documents by query")

@@ -26,7 +26,7 @@ def pretrain(
     dry_run: DryRun = False,
     print_config: PrintConfig = False,
 ) -> None:
-    """Pre-train a model on texts, and train a retriever of it.
+    """Pre-train a model on texts, and train a retriever from it.
 
     What was interrupted goes on from its last checkpoint when the same command is given again. torchrun and
     accelerate launch start it on several devices.

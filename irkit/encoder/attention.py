@@ -115,7 +115,8 @@ def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor,
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
     """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
 
-    In inference on a CPU it is ``x`` itself that is turned: new memory would cost as much as the work.
+    Neighbours (``interleaved``) are turned in ``x`` itself in inference on a CPU: new memory would cost as
+    much as the work.
     """
     cos, sin = table
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
