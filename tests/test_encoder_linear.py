@@ -40,6 +40,15 @@ def test_error_is_at_most_twice_that_of_torch(rows, width, activation, dtype, bi
     assert errors[0] <= 2 * errors[1] + 1e-6 * exact.square().sum().sqrt()
 
 
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_what_is_no_number_is_seen(activation):
+    layer = nn.Linear(8, 8)
+    with torch.no_grad():
+        layer.weight[3] = torch.nan
+        seen = apply_linear(layer, torch.randn(64, 8), activation).isnan()
+    assert seen.any(0).tolist() == [place == 3 for place in range(8)]
+
+
 def test_changed_weights_are_used_at_once():
     layer, x = nn.Linear(8, 8), torch.randn(64, 8)
     with torch.no_grad():

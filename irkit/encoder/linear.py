@@ -19,11 +19,10 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-_FUSED: dict[Activation | None, tuple[str, list[float], str]] = {  # what oneDNN calls them
+_FUSED: dict[Activation | None, tuple[str, list[float], str]] = {  # for oneDNN, whose relu hides NaN
     None: ("none", [], ""),
     "gelu": ("gelu", [], "none"),
     "gelu_tanh": ("gelu", [], "tanh"),
-    "relu": ("relu", [], ""),
     "silu": ("swish", [], ""),
 }
 _MIN_ROWS = 32  # fewer are done by the time that oneDNN has laid out the weight
@@ -41,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
         bias: ``(out_features,)``.
         activation: None is none.
     """
-    if _fits_onednn(x, weight):
+    if activation in _FUSED and _fits_onednn(x, weight):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[activation])
         return y
     y = F.linear(x, weight, bias)
