@@ -485,3 +485,9 @@ def test_what_the_environment_says_of_shapes_stays(tmp_path: Path, monkeypatch: 
     Trainer(nn.Linear(1, 1), arguments(tmp_path), DataLoader([1]))
     assert os.environ["LRU_CACHE_CAPACITY"] == "5"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"
+
+
+def test_a_model_keeps_code_for_few_shapes_too(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    Model.multi_vector(tiny_bert, device="cpu")
+    assert os.environ["LRU_CACHE_CAPACITY"] == "64"

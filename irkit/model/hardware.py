@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from irkit.model.batching import Template, encode_tokens
 from irkit.representation import Sparse
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "with_dtype"]
+__all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "keep_few_shapes", "with_dtype"]
 
 Device = str | torch.device | Sequence[str | torch.device]
 """One device or several, such as ``"cuda"`` or ``["cuda:0", "cuda:1"]``."""
@@ -125,6 +126,18 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
     elif dtype != "float32":
         raise BadValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     return encoder
+
+
+def keep_few_shapes() -> None:
+    """Let oneDNN, and torch above it, keep the code that they make for 64 shapes of products, not for 1,024.
+
+    On a CPU they make 0.5 MB of it for each number of tokens, and hardly any two steps have as many: it would
+    grow to 800 MB, and is made as fast as it is found. Both read the environment variables
+    ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` and ``LRU_CACHE_CAPACITY`` when they first multiply, later they change
+    nothing; where they are set they stay.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -19,7 +19,7 @@ from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
 from irkit.heads import Head, MultiVectorConfig, MultiVectorHead, Side, SparseHead
 from irkit.heads.static import StaticHead
 from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens, hidden_states
-from irkit.model.hardware import Device, find_device, find_devices
+from irkit.model.hardware import Device, find_device, find_devices, keep_few_shapes
 from irkit.model.parallel import encode_in_processes
 from irkit.model.pooling import check_pooling
 from irkit.model.similarity import averaged, unit_length
@@ -56,6 +56,7 @@ class Pipeline(nn.Module):
                 needs a row for each token.
         """
         super().__init__()
+        keep_few_shapes()
         self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
         self.prompts = {"query": "", "document": "", **(prompts or {})}
         self.default_prompt_name = default_prompt_name

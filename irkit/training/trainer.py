@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader
 from irkit.bars import stage_bar
 from irkit.errors import BadTypeError, ConfigError, TrainingError
 from irkit.model import Model
+from irkit.model.hardware import keep_few_shapes
 from irkit.training.arguments import TrainingArguments
 from irkit.training.checkpoints import (
     STATE,
@@ -54,10 +54,6 @@ class Trainer(transformers.Trainer):
     appears whole or not at all, and holds a model directory besides what resuming takes, which gives the
     same weights as never having stopped. A loss or a gradient that is no number ends the training and leaves
     the last checkpoint. Evaluation is a function of the model.
-
-    On a CPU bfloat16 is multiplied by code that oneDNN makes for each number of tokens and keeps, 0.5 MB
-    each. Hardly any two batches have as many, so the trainer lets it keep little, by the environment
-    variables ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` and ``LRU_CACHE_CAPACITY``; where they are set they stay.
 
     Attributes:
         step: The module that makes the loss, a `TrainStep` of a model.
@@ -100,7 +96,7 @@ class Trainer(transformers.Trainer):
                 be applied, or ``fsdp`` has no GPUs to share weights out to.
             BadValueError: A loss or a regulariser is not for such a model.
         """
-        _forget_shapes()
+        keep_few_shapes()
         transformers.set_seed(args.seed)
         if isinstance(model, Model):
             size = args.gradient_cache_size
@@ -391,15 +387,6 @@ class _Bar(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.report("training", 1, state.max_steps)
-
-
-def _forget_shapes() -> None:
-    """Let oneDNN and torch above it keep what they make for 64 shapes, that is for 2 steps, and not for 1024.
-
-    Both read this when they first multiply bfloat16; later it changes nothing.
-    """
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "64")
 
 
 def _plain(name: str) -> str:
