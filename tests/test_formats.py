@@ -42,6 +42,18 @@ def agree(model: Model, other: Any) -> None:
     assert difference(model.encode_document(TEXTS), other.encode_document(TEXTS)) <= 1e-5
 
 
+def both_ways(peer: Any, theirs: Any, path: Path) -> tuple[Model, Model]:
+    """A model of the peer as it is read, and that as it is saved and read again; all agree."""
+    theirs.save_pretrained(str(path / "theirs"), create_model_card=False)
+    model = Model.from_pretrained(path / "theirs", device="cpu")
+    agree(model, theirs)
+    model.save_pretrained(path / "ours")
+    agree(model, open_peer(peer, path / "ours"))
+    again = Model.from_pretrained(path / "ours", device="cpu")
+    assert again.fingerprint == model.fingerprint
+    return model, again
+
+
 POOLED = {
     "mean": {"pooling_mode": "mean"},
     "cls": {"pooling_mode": "cls"},
@@ -65,13 +77,7 @@ def test_every_pooling_both_ways(peer, tiny_bert, tmp_path, name):
         prompts={"query": "search the index ", "document": "text of "},
         device="cpu",
     )
-    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    model = Model.from_pretrained(tmp_path / "theirs", device="cpu")
-    agree(model, theirs)
-    model.save_pretrained(tmp_path / "ours")
-    agree(model, open_peer(peer, tmp_path / "ours"))
-    again = Model.from_pretrained(tmp_path / "ours", device="cpu")
-    assert again.fingerprint == model.fingerprint
+    model, again = both_ways(peer, theirs, tmp_path)
     assert again.prompts == model.prompts
 
 
@@ -82,13 +88,7 @@ def test_lengths_of_either_side_both_ways(peer, tiny_bert, tmp_path, lengths):
         modules=[modules.Transformer(str(tiny_bert), max_seq_length=20, **lengths), modules.Pooling(32)],
         device="cpu",
     )
-    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    model = Model.from_pretrained(tmp_path / "theirs", device="cpu")
-    agree(model, theirs)
-    model.save_pretrained(tmp_path / "ours")
-    agree(model, open_peer(peer, tmp_path / "ours"))
-    again = Model.from_pretrained(tmp_path / "ours", device="cpu")
-    assert again.fingerprint == model.fingerprint
+    model, again = both_ways(peer, theirs, tmp_path)
     model.set_length("query", 4)  # changes nothing that an index holds
     assert (again.fingerprint == model.fingerprint, model.max_length("query")) == (True, 4)
     model.set_length("document", 8)

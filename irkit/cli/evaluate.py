@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from irkit.bars import bar
+from irkit.cli.options import Measures, Split
 from irkit.cli.output import show_table
 from irkit.errors import BadValueError
 
@@ -32,8 +33,8 @@ class Correction(StrEnum):
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz.")],
     qrels: Annotated[str, typer.Option(help="Judgments: TREC or BEIR file, BEIR folder, ir_datasets:ID.")],
-    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
-    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    measures: Measures = "nDCG@10",
+    split: Split = None,
     baseline: Annotated[Path | None, typer.Option(help="Run that the others are tested against.")] = None,
     test: Annotated[Test, typer.Option(help="Paired, two-sided, over the queries.")] = Test.ttest,
     correction: Annotated[Correction, typer.Option(help="For testing several runs.")] = Correction.holm,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from irkit.cli.options import Judgments, Measures, RunOut, Split
 from irkit.cli.search import check_out, write_judged
 from irkit.errors import BadValueError
 
@@ -26,12 +27,10 @@ def fuse(
         int | None, typer.Option(min=1, help="Results of each run that count; by default all.")
     ] = None,
     rrf_k: Annotated[float, typer.Option(help="Of rrf: the higher, the less first ranks stand out.")] = 60,
-    out: Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")] = None,
-    qrels: Annotated[
-        str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")
-    ] = None,
-    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
-    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    out: RunOut = None,
+    qrels: Judgments = None,
+    measures: Measures = "nDCG@10",
+    split: Split = None,
 ) -> None:
     """Fuse runs of the same queries into one.
 

@@ -15,17 +15,28 @@ __all__ = [
     "Activation",
     "Device",
     "DryRun",
+    "Judgments",
     "MaxLength",
+    "Measures",
     "ModelOut",
     "Overwrite",
     "OverwriteFile",
     "PrintConfig",
     "Recipe",
+    "RunOut",
+    "Split",
     "TeacherDtype",
     "TrainingFile",
     "check_verb",
     "goes_on",
 ]
+
+# of verbs that make or measure runs
+
+RunOut = Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")]
+Judgments = Annotated[str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")]
+Measures = Annotated[str, typer.Option(help="As ir-measures names them.")]
+Split = Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")]
 
 # of verbs that train
 

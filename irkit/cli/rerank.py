@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from irkit.bars import bar
+from irkit.cli.options import Judgments, Measures, RunOut, Split
 from irkit.cli.search import check_out, read_judged, write_judged
 from irkit.errors import BadValueError
 
@@ -21,12 +22,10 @@ def rerank(
     ],
     run: Annotated[str, typer.Argument(metavar="RUN", help="TREC or .jsonl, also .gz, or -.")],
     k: Annotated[int | None, typer.Option(min=1, help="Results of a query; by default all.")] = None,
-    out: Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")] = None,
-    qrels: Annotated[
-        str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")
-    ] = None,
-    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
-    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    out: RunOut = None,
+    qrels: Judgments = None,
+    measures: Measures = "nDCG@10",
+    split: Split = None,
     interaction: Annotated[
         Path | None, typer.Option(help="Directory of a model trained with attention: score by that.")
     ] = None,

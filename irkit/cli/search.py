@@ -14,6 +14,7 @@ import typer
 
 from irkit.bars import bar
 from irkit.cli.filters import parse_filters
+from irkit.cli.options import Judgments, Measures, RunOut, Split
 from irkit.cli.output import note, show_hits, show_table
 from irkit.errors import BadValueError, StorageError
 
@@ -38,12 +39,10 @@ def search(
     k: Annotated[
         int | None, typer.Option(min=1, help="Results of a query: 1000 in a run, 10 to be read.")
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")] = None,
-    qrels: Annotated[
-        str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")
-    ] = None,
-    measures: Annotated[str, typer.Option(help="As ir-measures names them.")] = "nDCG@10",
-    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")] = None,
+    out: RunOut = None,
+    qrels: Judgments = None,
+    measures: Measures = "nDCG@10",
+    split: Split = None,
     condition: Annotated[
         list[str] | None,
         typer.Option(
