@@ -312,7 +312,8 @@ def test_attention_is_trained_measured_and_saved(tiny_bert: Path, collection: Pa
 
 
 @pytest.mark.slow
-def test_torchrun_trains_one_model(tiny_bert: Path, collection: Path) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_processes_train_one_model(tiny_bert: Path, collection: Path, launcher: str) -> None:
     shutil.copytree(tiny_bert, "start")
     config = json.loads(Path("start/config.json").read_text())
     rates = {name: 0.0 for name in config if name.endswith("dropout_prob")}  # else each process has its own
@@ -321,9 +322,16 @@ def test_torchrun_trains_one_model(tiny_bert: Path, collection: Path) -> None:
     settings["train"] |= {"per_device_train_batch_size": 2, "max_steps": 1, "warmup_steps": 0, "optim": "sgd"}
     Path("recipe.yaml").write_text(yaml.safe_dump(settings))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "irkit"]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    if launcher == "accelerate":  # which starts several processes on CPUs through MPI alone
+        if not shutil.which("mpirun"):
+            pytest.skip("mpirun is not installed")
+        Path("hosts").write_text("localhost slots=2\n")
+        command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
+        command += ["--mpirun_hostfile=hosts"]
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     result = subprocess.run(
-        [sys.executable, *command, "train", "recipe.yaml", "--out", "two"],
+        [sys.executable, *command, "-m", "irkit", "train", "recipe.yaml", "--out", "two"],
         env=environment,
         capture_output=True,
         text=True,
