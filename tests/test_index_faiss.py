@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import irkit.index.faiss
 from irkit import Dense, score
 from irkit.config import Config
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError, StorageError
@@ -193,26 +194,22 @@ def test_a_wrong_factory_is_known_before_the_work(tmp_path: Path, data: Dense) -
             assert len(index) == 0
 
 
+@pytest.mark.parametrize("factory", ["HNSW8", "Flat"])  # more and less than a buffer of C's files
 def test_a_failed_write_of_the_structure_leaves_the_index(
-    tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch
+    factory: str, tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("irkit.index.faiss._FEW", 50)
-    index = build(tmp_path / "index", "HNSW8", data[:300])
-    index.add(data[300:])
+    monkeypatch.setattr("irkit.index.faiss._FEW", 10)
+    index = build(tmp_path / "index", factory, data[:20])
+    index.add(data[20:40])
     before = {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()}
-
-    def full(structure: Any, path: str) -> None:
-        Path(path).write_bytes(b"half")
-        raise RuntimeError(
-            "Error in write: Error: 'ret == size' failed: write error: No space left on device"
-        )
+    write = irkit.index.faiss._write
 
     with monkeypatch.context() as context, pytest.raises(StorageError, match=r"No space left.*unchanged"):
-        context.setattr("faiss.write_index", full)
+        context.setattr("irkit.index.faiss._write", lambda structure, _: write(structure, Path("/dev/full")))
         index.finish()
     assert {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()} == before
     index.finish()
-    assert open_index(Store.open(tmp_path / "index")).stats()["covered"] == N
+    assert open_index(Store.open(tmp_path / "index")).stats()["covered"] == 40
 
 
 def test_a_reader_keeps_its_structure(tmp_path: Path, data: Dense) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from irkit_kernels.residual_maxsim import Tokens, assign, decode, encode
 
-from irkit.index.files import Array
+from irkit.index.files import Array, allocate
 
 __all__ = [
     "build_lists",
@@ -165,17 +165,14 @@ def write_lists(path: Path, codes: Array, ends: Array, offsets: Array) -> None:
         ends: As for `build_lists`.
         offsets: Its result.
     """
-    if not offsets[-1]:
-        path.write_bytes(b"")
-        return
-    written = np.memmap(path, np.int32, "w+", shape=(int(offsets[-1]),))
+    path.touch()
+    written = allocate(path, 0, (int(offsets[-1]),), np.int32)
     following = offsets[:-1].copy()
     for places, documents in _pairs(codes, ends):
         counts = np.bincount(places, minlength=len(following))
         before = np.cumsum(counts) - counts
         written[following[places] + np.arange(len(places)) - before[places]] = documents
         following += counts
-    written.flush()
 
 
 def _pairs(codes: Array, ends: Array) -> Iterator[tuple[Array, Array]]:

@@ -265,8 +265,9 @@ def _code_bytes(structure: Any) -> int:
 def _write(structure: Any, path: Path) -> None:
     if isinstance(structure, getattr(faiss, "GpuIndex", ())):
         structure = faiss.index_gpu_to_cpu(structure)
-    try:
-        faiss.write_index(structure, str(path))
+    try:  # through a file of Python: FAISS closes its own without noticing that the disk is full
+        with path.open("wb") as stream:
+            faiss.write_index(structure, faiss.PyCallbackIOWriter(stream.write))
     except RuntimeError as error:
         raise OSError(_reason(error)) from error
 

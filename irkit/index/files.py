@@ -23,6 +23,7 @@ __all__ = [
     "Array",
     "Entry",
     "Manifest",
+    "allocate",
     "checksum",
     "explained",
     "peek",
@@ -185,6 +186,19 @@ def write_at(path: Path, position: int, content: memoryview | bytes) -> None:
         os.ftruncate(descriptor, position)
     finally:
         os.close(descriptor)
+
+
+def allocate(path: Path, begin: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Zeros at a place of a file that is there, mapped, to be written to; a full disk fails here.
+
+    Without blocks set aside it would fail as a page is written: with a signal, which ends the process.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    with path.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), begin, size)
+    return np.memmap(path, dtype, "r+", begin, shape)
 
 
 def sync(path: Path) -> None:

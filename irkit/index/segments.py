@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from irkit.errors import CorruptError
-from irkit.index.files import Array
+from irkit.index.files import Array, allocate
 from irkit.index.store import Store
 
 __all__ = ["Allocate", "Segment", "add_segment", "drop_segments", "read_segments"]
@@ -59,16 +59,16 @@ def add_segment(
         path.touch()
         end = 0
 
-        def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        def append(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
             nonlocal end
             begin, dtype = -(-end // _ALIGNMENT) * _ALIGNMENT, np.dtype(dtype).newbyteorder("<")
             end = begin + math.prod(shape) * dtype.itemsize
             fields[name] = [begin, dtype.str, list(shape)]
-            return np.memmap(path, dtype, "r+", begin, shape) if math.prod(shape) else np.empty(shape, dtype)
+            return allocate(path, begin, shape, dtype)
 
-        for name, array in build(allocate).items():
+        for name, array in build(append).items():
             if name not in fields:
-                allocate(name, array.shape, array.dtype)[...] = array
+                append(name, array.shape, array.dtype)[...] = array
 
     store.replace(_file(len(segments)), write)
     about = {"start": start, "stop": stop, "fields": fields}
