@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from irkit_kernels.maxsim import maxsim
 from torch import Tensor
 
 from irkit.errors import BadTypeError, BadValueError
@@ -85,7 +86,7 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
 
 def check_comparable(queries: Representation, documents: Representation) -> None:
     """Raise unless both are of one kind (BadTypeError) and one width (BadValueError)."""
-    if not isinstance(queries, Dense | MultiVector | Sparse) or type(queries) is not type(documents):
+    if not isinstance(queries, Representation) or type(queries) is not type(documents):
         raise BadTypeError(
             f"score: queries are {type(queries).__name__} and documents are {type(documents).__name__}; "
             "expected two Dense, two MultiVector or two Sparse"
@@ -108,8 +109,6 @@ def _inner_products(queries: Tensor, documents: Tensor) -> Tensor:
 
 
 def _maxsim(queries: MultiVector, documents: MultiVector, pairs: Tensor | None = None) -> Tensor:
-    from irkit_kernels.maxsim import maxsim
-
     q, d = queries.tokens, documents.tokens
     values = (q.values, d.values)
     if q.values.dtype != d.values.dtype or q.values.dtype == torch.float64:

@@ -45,45 +45,45 @@ def maxsim(
     """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `maxsim_forward` has it, or any tensor."""
     if plan.kind == "float32" and queries.values.dtype != torch.float32:
         queries, documents = queries.floats(), documents.floats()
-    (tokens, dim), values = queries.values.shape, documents.values.contiguous()
+    tokens, dim = queries.values.shape
+    words = -(-dim // plan.packed)
+    if missing := words * plan.packed - dim:
+        queries, documents = (x._replace(values=F.pad(x.values, (0, missing))) for x in (queries, documents))
     rows, first, shift, query_scales = _laid_out(queries, plan)
-    if missing := -dim % plan.packed:
-        values = F.pad(values, (0, missing))
-    n_q, n_d, work = queries.rows, documents.rows, tokens * values.numel()
+    values, n_rows, n_q, n_d = documents.values.contiguous(), rows.shape[0], queries.rows, documents.rows
+    work = tokens * values.numel()
+    query_offsets, document_offsets = queries.offsets.contiguous(), documents.offsets.contiguous()
     shape: tuple[int, ...] = (n_q, n_d)
     places: tuple[int, ...] = (n_d, tokens)
-    jobs, starts = n_d, first
-    query_offsets, document_offsets = queries.offsets.contiguous(), documents.offsets.contiguous()
+    jobs, starts = n_d, None
     if pairs is not None:
-        jobs, pairs, work = len(pairs), pairs.contiguous(), work // max(1, n_q * n_d) * len(pairs)
-        shape = (jobs,)
+        jobs, pairs = pairs.shape[0], pairs.contiguous()
+        shape, work = (jobs,), work // max(1, n_q * n_d) * jobs
         if with_argmax:
             starts = torch.zeros(jobs + 1, dtype=torch.int64)
             torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
             places = (int(starts[-1]),)
     scores = torch.empty(*shape, dtype=torch.float32)  # sooner than of a tuple
-    argmax = torch.empty(places, dtype=torch.int32) if with_argmax else first
-    document_scales = values if documents.scales is None else documents.scales.contiguous()
-    n_rows, words = rows.shape[0], -(-dim // plan.packed)
+    argmax = scores.new_empty(places, dtype=torch.int32) if with_argmax else None
     size, room = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes  # whole vectors
-    memory = torch.empty(size + 2 * room, dtype=torch.float32)  # queries, packed; maxima and their places
+    memory = scores.new_empty(size + 2 * room)  # queries, packed; maxima and their places
+    document_scales = None if documents.scales is None else documents.scales.contiguous()
     tensors = [memory, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
-    tensors += [first if pairs is None else pairs, starts, scores]
-    pointers = [tensor.data_ptr() for tensor in tensors] + [argmax.data_ptr() if with_argmax else 0]
+    tensors += [pairs, starts, scores, argmax]
+    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     sizes, kernel = (n_rows, words, n_q, n_d), compile_plan(plan)
-
-    def run(start: int, stop: int, source: int, best: int) -> None:
-        kernel(_FRAME.pack(source, *pointers, best, best + 4 * room, *sizes, start, stop))
-
-    def run_apart(start: int, stop: int) -> None:
-        own = torch.empty(2 * room, dtype=torch.float32)
-        run(start, stop, 0, own.data_ptr())
-
     threads = min(torch.get_num_threads(), jobs, work // _MIN_WORK)
-    run(0, jobs if threads <= 1 else 0, rows.data_ptr(), pointers[0] + 4 * size)
+    best, stop = pointers[0] + 4 * size, jobs if threads <= 1 else 0
+    kernel(_FRAME.pack(rows.data_ptr(), *pointers, best, best + 4 * room, *sizes, 0, stop))
+
+    def run(start: int, stop: int) -> None:
+        own = scores.new_empty(2 * room)
+        best = own.data_ptr()
+        kernel(_FRAME.pack(0, *pointers, best, best + 4 * room, *sizes, start, stop))
+
     if threads > 1:
-        share(run_apart, jobs, threads)
-    return scores, argmax
+        share(run, jobs, threads)
+    return scores, scores if argmax is None else argmax
 
 
 @cache
@@ -92,13 +92,13 @@ def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
     return compile_ir(write_maxsim(plan), "maxsim", [ctypes.c_void_p], cpu=cpu)
 
 
-def _laid_out(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _laid_out(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Queries a row each token as the code packs them, a lane each row.
 
     Returns:
-        Rows of whole words; if ``paired``, the vector at which each query begins, int32; for int8, by lane,
+        Rows; if ``paired``, the vector at which each query begins, int32; for int8, by lane,
         128 times the sum of the token, which is what unsigned document tokens add to its products, and its
-        scale. What does not apply is any tensor.
+        scale, both None without.
     """
     x, offsets, scales = queries
     first = offsets  # 0, where there is one query
@@ -111,9 +111,8 @@ def _laid_out(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tens
         x = x.new_zeros(size, x.shape[1]).index_copy_(0, lanes, x)
         if scales is not None:
             scales = scales.new_ones(size).index_copy_(0, lanes, scales)
-    missing = -x.shape[1] % plan.packed
-    x = F.pad(x, (0, missing)) if missing else x.contiguous()
+    x = x.contiguous()
     if scales is None:
-        return x, first, first, first
+        return x, first, None, None
     rest = (0, -len(x) % plan.lanes)
     return x, first, F.pad(x.sum(1, dtype=torch.int32) * 128, rest), F.pad(scales, rest)

@@ -25,7 +25,7 @@ ARGUMENTS = (  # of the code, 64 bits each: addresses, then sizes
 _ROWS = (8, 4, 2, 1)  # document tokens of a tile; the last 7 of a document take smaller ones
 _VECTORS = 2  # of query tokens: with 8 rows 16 sums, enough to hide the latency of a multiply-add
 _AHEAD = 8  # document tokens from what is multiplied to what is fetched from memory
-_MOVED = 8  # words that are packed in a turn
+_INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # of 2 vectors; done twice to 4, it transposes them
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
 
 
@@ -74,7 +74,7 @@ def write_maxsim(plan: Plan) -> str:
     if plan.kind == "int8":
         parts.append(DOT4)
     tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in _ROWS]
-    return "\n".join([*parts, *tiles, _sum(plan), _main(plan)])
+    return "\n".join([*parts, *tiles, _sum(plan), _pack(plan), _main(plan)])
 
 
 def _tile(plan: Plan, vectors: int, rows: int) -> str:
@@ -159,6 +159,37 @@ def _sum(plan: Plan) -> str:
     return c.function("define internal void @sum(ptr %best, i64 %start, i64 %stop, ptr %out)")
 
 
+def _pack(plan: Plan) -> str:
+    """Rows as ``[vector][word][lane]``; lanes beyond the last row repeat it, and nobody reads them."""
+    c, lanes = Code(), plan.lanes
+    last, row_size = c.sub("%n_rows", 1), c.mul("%words", 4)
+
+    def four(row: str, _: Values) -> None:
+        given = [c.minimum(c.add(row, i), last) for i in range(4)]
+        sources = [c.at("%rows", c.mul(i, row_size)) for i in given]
+        lane = c.op(f"srem i64 {row}, {lanes}")
+        target = c.at("%queries", c.add(c.mul(c.sub(row, lane), row_size), c.mul(lane, 4)))
+
+        def transpose(word: str, _: Values) -> None:
+            x = [c.load("<4 x i32>", source, c.mul(word, 4)) for source in sources]
+            for _turn in range(2):
+                x = [c.shuffle("i32", 4, x[i], x[i + 2], order) for i in range(2) for order in _INTERLEAVED]
+            for i, lanes_of_word in enumerate(x):
+                c.store("<4 x i32>", lanes_of_word, target, c.mul(c.add(word, i), 4 * lanes))
+
+        def move(word: str, _: Values) -> None:
+            for i, source in enumerate(sources):
+                place = c.add(c.mul(word, 4 * lanes), 4 * i)
+                c.store("i32", c.load("i32", source, c.mul(word, 4)), target, place)
+
+        whole = c.op("and i64 %words, -4")
+        c.loop(0, whole, 4, transpose)
+        c.loop(whole, "%words", 1, move)
+
+    c.loop(0, c.op(f"and i64 {c.add('%n_rows', lanes - 1)}, {-lanes}"), 4, four)
+    return c.function("define internal void @pack(ptr %rows, i64 %n_rows, i64 %words, ptr %queries)")
+
+
 def _main(plan: Plan) -> str:
     """Jobs from number ``start`` up to ``stop``: pairs, or documents against all queries.
 
@@ -204,23 +235,8 @@ def _main(plan: Plan) -> str:
         c.loop(first, last, 1, total)
         c.when(c.op("icmp ne ptr %argmax, null"), keep)
 
-    def pack(row: str, _: Values) -> None:
-        given = c.minimum(row, c.sub("%n_rows", 1))  # the last one once more in lanes that nobody reads
-        source = c.at("%rows", c.mul(c.mul(given, "%words"), 4))
-        vector, lane = (c.op(f"{part} i64 {row}, {lanes}") for part in ("sdiv", "srem"))
-        vector = c.mul(c.mul(vector, "%words"), lanes)
-        target = c.at("%queries", c.mul(c.add(vector, lane), 4))
-
-        def move(count: int, word: str, _: Values) -> None:
-            for at in (c.add(word, i) for i in range(count)):
-                c.store("i32", c.load("i32", source, c.mul(at, 4)), target, c.mul(at, 4 * lanes))
-
-        whole = c.op(f"and i64 %words, {-_MOVED}")
-        c.loop(0, whole, _MOVED, partial(move, _MOVED))
-        c.loop(whole, "%words", 1, partial(move, 1))
-
-    every = c.op(f"and i64 {c.add('%n_rows', lanes - 1)}, {-lanes}")
-    c.when(c.op("icmp ne ptr %rows, null"), lambda: c.loop(0, every, 1, pack))
+    pack = "call void @pack(ptr %rows, i64 %n_rows, i64 %words, ptr %queries)"
+    c.when(c.op("icmp ne ptr %rows, null"), lambda: c.do(pack))
     c.loop("%start", "%stop", 1, job)
     return c.function("define void @maxsim(ptr %frame)")
 

@@ -172,7 +172,7 @@ def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> No
     if pairs is not None and (pairs.dtype != torch.int64 or pairs.dim() != 2 or pairs.shape[1] != 2):
         raise ValueError(f"{name}: pairs must be (p, 2) int64, got {tuple(pairs.shape)} {pairs.dtype}")
     devices = {tensor.device for tensor in (*queries, *documents, pairs) if tensor is not None}
-    if len(devices) > 1 or q.device.type not in ("cpu", "cuda"):
+    if len(devices) > 1 or not (q.is_cpu or q.is_cuda):
         raise ValueError(
             f"{name}: expected all tensors on one CPU or CUDA device, got {sorted(map(str, devices))}"
         )
@@ -186,13 +186,12 @@ def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> N
                 f"{_name(queries)}: {label}_offsets must rise from 0 to {len(values)}, the number of tokens, "
                 f"got {offsets.tolist()!s:.200}"
             )
-    if pairs is not None and len(pairs):
+    if pairs is not None and not _inside(pairs, queries.rows, documents.rows):
         low, high = (rows.tolist() for rows in torch.aminmax(pairs, dim=0))
-        if min(low) < 0 or high[0] >= queries.rows or high[1] >= documents.rows:
-            raise ValueError(
-                f"{_name(queries)}: pairs must be rows of {queries.rows} queries and {documents.rows} "
-                f"documents, got rows from {low} to {high}"
-            )
+        raise ValueError(
+            f"{_name(queries)}: pairs must be rows of {queries.rows} queries and {documents.rows} "
+            f"documents, got rows from {low} to {high}"
+        )
     if queries.scales is not None and (queries.scales < 0).any():
         raise ValueError(f"{_name(queries)}: query_scales must not be negative")
 
@@ -202,6 +201,12 @@ def _rises(offsets: Tensor, total: int) -> bool:
         return bool(offsets[0] == 0) and bool(offsets[-1] == total) and not bool((offsets.diff() < 0).any())
     ends = offsets.tolist()  # of a few, a tenth of the time of tensors
     return ends[0] == 0 and ends[-1] == total and sorted(ends) == ends
+
+
+def _inside(pairs: Tensor, n_q: int, n_d: int) -> bool:
+    if pairs.numel() > _FEW:
+        pairs = torch.stack(torch.aminmax(pairs, dim=0))
+    return all(0 <= query < n_q and 0 <= document < n_d for query, document in pairs.tolist())
 
 
 def _name(queries: Tokens) -> str:
