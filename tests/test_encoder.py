@@ -390,3 +390,12 @@ def test_rows_of_one_length_attend_as_beside_a_longer_one(lengths: tuple[int, in
 
     for alone, together in zip(run(False), run(True), strict=True):
         torch.testing.assert_close(alone, together)
+
+
+def test_loading_draws_no_weights_that_it_then_reads(tiny_bert: Path) -> None:
+    before = torch.get_rng_state()
+    encoder = Encoder.from_pretrained(tiny_bert)
+    assert torch.equal(before, torch.get_rng_state())
+    assert encoder.names().keys() == dict(encoder.named_parameters()).keys()  # none is left as memory was
+    Encoder(encoder.settings)
+    assert not torch.equal(before, torch.get_rng_state())

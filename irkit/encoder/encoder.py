@@ -15,7 +15,14 @@ from irkit.encoder.attention import pick_backend
 from irkit.encoder.config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
-from irkit.encoder.weights import export_weights, find_prefix, import_weights, read_weights, write_weights
+from irkit.encoder.weights import (
+    Undrawn,
+    export_weights,
+    find_prefix,
+    import_weights,
+    read_weights,
+    write_weights,
+)
 from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.ragged import Ragged
 
@@ -106,7 +113,8 @@ class Encoder(nn.Module):
             raise BadTypeError(f"Encoder.from_pretrained: got {directory!r:.60}, expected a directory")
         settings = read_json(Path(directory) / "config.json")
         try:
-            encoder = cls(settings, attention=attention)
+            with torch.device("cpu"), Undrawn():
+                encoder = cls(settings, attention=attention)
         except ConfigError as reason:
             from irkit.encoder.adapter import TransformersEncoder
 

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from irkit.config import read_json
 from irkit.encoder.families import Family, NameMap
 from irkit.errors import CorruptError, StorageError
 
-__all__ = ["export_weights", "find_prefix", "import_weights", "read_weights", "write_weights"]
+__all__ = ["Undrawn", "export_weights", "find_prefix", "import_weights", "read_weights", "write_weights"]
 
 _IGNORED = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # buffers of old checkpoints
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
+
+
+class Undrawn(TorchFunctionMode):
+    """While it is entered, modules draw no weights: drawing those that are read next is half of loading."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, but for `torch.nn.init`, which hands the tensor by name."""
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def read_weights(directory: str | Path) -> dict[str, Tensor]:
