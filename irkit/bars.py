@@ -46,7 +46,12 @@ def stage_bar(unit: str, **totals: int | None) -> Iterator[Callable[[str, int, i
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-    times = (TextColumn("for"), TimeElapsedColumn(), TextColumn("still"), TimeRemainingColumn())
+    times = (
+        TextColumn("for"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[still]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, *times, console=Console(stderr=True), transient=True) as shown:
         current, waiting, last = "", 0, 0.0
 
@@ -56,12 +61,13 @@ def stage_bar(unit: str, **totals: int | None) -> Iterator[Callable[[str, int, i
             if stage != current:
                 for old in shown.task_ids:
                     shown.remove_task(old)
-                shown.add_task(stage, total=total, state="")
+                shown.add_task(stage, total=total, state="", still="")
                 current, waiting, last = stage, 0, 0.0
             waiting, now = waiting + count, time.monotonic()
             if now - last > 0.1:  # drawing takes longer than reading a line
                 task = shown.tasks[0]
-                shown.update(task.id, advance=waiting, total=total)
+                still = "" if total is None else "still"  # without one nobody knows
+                shown.update(task.id, advance=waiting, total=total, still=still)
                 shown.update(task.id, state=_state(task.completed, task.total, task.speed, unit))
                 waiting, last = 0, now
 

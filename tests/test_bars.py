@@ -23,6 +23,8 @@ class Terminal(io.StringIO):
         ([("encoding", 9, None), ("training", 0, None)], ["training"]),
         ([("training", 0, None), ("adding", 7, 9)], ["adding", "7/9 documents"]),
         ([("reading", 7, None)], ["reading", "7 documents"]),
+        ([("reading", 700, None)] * 3, ["reading", "2,100 documents, 350/s"]),
+        ([("reading", 7, None)] * 2 + [("reading", 7, 28)], ["21/28 documents", "still"]),
     ],
 )
 def test_last_stage_on_a_terminal(
@@ -40,6 +42,7 @@ def test_last_stage_on_a_terminal(
             report(*given)
     last = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen.getvalue()).strip().splitlines()[-1]
     assert all(part in last for part in shown), last
+    assert ("still" in last) == bool(re.search(r"\d/\d", last)), last  # nobody knows without a total
 
 
 def test_nothing_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
