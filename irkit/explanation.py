@@ -11,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadValueError
+from irkit.files import write_text
 from irkit.representation import MultiVector, Sparse
 from irkit.scoring import score
 from irkit.tokenizer import Piece, strings, well_formed
@@ -118,10 +119,7 @@ class Explanation:
         Raises:
             StorageError: It cannot be written.
         """
-        try:
-            Path(path).write_text(self.to_html(), encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"writing {path}: {error.strerror or error}") from error
+        write_text(path, self.to_html())
 
     def __rich__(self) -> Group:
         from rich.console import Group

@@ -5,18 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from irkit.data.files import decode, name_of, parse_json, read_lines
-from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.errors import BadTypeError, BadValueError
+from irkit.files import replacing
 
 __all__ = ["Run", "ScoredDoc", "check_trec_words", "is_jsonl"]
 
@@ -130,26 +130,10 @@ class Run:
         if name == "-":
             sys.stdout.writelines(lines)
             return
-        target = Path(name).resolve()
-        aside = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
-        try:
-            if target.exists() and not target.is_file():
-                raise FileExistsError(
-                    "it is a folder or a device; use another name, or - for standard output"
-                )
-            with aside.open("wb") as raw:
-                packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if name.endswith(".gz") else None
-                with packed or nullcontext(raw) as stream:
-                    stream.writelines(line.encode() for line in lines)
-                raw.flush()
-                os.fsync(raw.fileno())
-            aside.replace(target)
-        except (OSError, UnicodeEncodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StorageError(f"writing run {name}: {reason}") from error
-        finally:
-            with suppress(OSError):  # it was renamed, or never came to be
-                aside.unlink()
+        with replacing(name) as aside, aside.open("wb") as raw:
+            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if name.endswith(".gz") else None
+            with packed or nullcontext(raw) as stream:
+                stream.writelines(line.encode() for line in lines)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Query id -> document id -> score, best first."""

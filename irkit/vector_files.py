@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
-from irkit.errors import StorageError
+from irkit.files import replacing
 
 if TYPE_CHECKING:
     from irkit.representation import Representation
@@ -53,20 +52,10 @@ def write_vectors(path: Path, parts: Parts, vocabulary: Sequence[str] | None = N
         >>> path.read_text()
         '{"id": "d1", "contents": "", "vector": {"dog": 1.5}}\n'
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as aside:
         if path.suffix == ".jsonl" and vocabulary is not None:
-            count = _write_impacts(aside, parts, vocabulary)
-        else:
-            count = _WRITERS[path.suffix](aside, parts)
-        aside.replace(path)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"writing {path}: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    return count
+            return _write_impacts(aside, parts, vocabulary)
+        return _WRITERS[path.suffix](aside, parts)
 
 
 def _write_npy(path: Path, parts: Parts) -> int:

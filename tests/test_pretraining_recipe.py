@@ -283,9 +283,9 @@ def test_a_directory_in_which_nothing_but_folders_was_made_can_be_begun_in(
     config = PretrainRecipe.resolve(recipe_of(str(tiny_bert), notes))
     assert config.pretraining is not None
     (tmp_path / "out" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "out" / "recipe.yaml.part").write_text("mod")
+    (tmp_path / "out" / ".recipe.yaml.1.part").write_text("mod")
     pretrain(make_model(config.model), config.pretraining, tmp_path / "out")
-    assert not (tmp_path / "out" / "recipe.yaml.part").exists()
+    assert not (tmp_path / "out" / ".recipe.yaml.1.part").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(StorageError, match="holds other files"):

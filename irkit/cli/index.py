@@ -12,6 +12,7 @@ import typer
 from irkit.bars import bar, stage_bar
 from irkit.cli.output import note
 from irkit.errors import BadValueError, StorageError
+from irkit.files import write_text
 
 if TYPE_CHECKING:
     from irkit.data import Document, Source
@@ -116,9 +117,7 @@ def index(
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt("- give the same command again to go on with this build") from None
-    aside = out / "recipe.yaml.part"
-    aside.write_text(recipe.to_yaml(), encoding="utf-8")
-    aside.replace(out / "recipe.yaml")
+    write_text(out / "recipe.yaml", recipe.to_yaml())
     seconds, size = time.monotonic() - start, retriever.stats()["bytes"] / 1e6
     note(
         f"indexed {len(retriever):,} documents in {seconds:,.1f} s ({size:,.1f} MB). Try: irkit search {out}"

@@ -53,9 +53,17 @@ def read_weights(directory: str | Path) -> dict[str, Tensor]:
 
 
 def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write ``model.safetensors``; tensors are copied to contiguous memory of the CPU."""
+    """Write ``model.safetensors``; tensors are copied to contiguous memory of the CPU.
+
+    Raises:
+        StorageError: Writing failed.
+    """
     plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    save_file(plain, Path(directory) / "model.safetensors", metadata={"format": "pt"})
+    path = Path(directory) / "model.safetensors"
+    try:
+        save_file(plain, path, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"writing {path}: {error}") from error
 
 
 def import_weights(

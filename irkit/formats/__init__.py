@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 
-from irkit.errors import BadValueError, StorageError
+from safetensors import SafetensorError
+
+from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.files import sync
 from irkit.formats import huggingface, sentence_transformers, stanford
 from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts, SideParts
 from irkit.tokenizer import Tokenizer
@@ -49,6 +51,7 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
         CorruptError: Its files do not fit each other.
     """
     folder = Path(directory)
+    _refuse_adapter(folder)
     for mark, read in FORMATS:
         if (folder / mark).is_file():
             return read(folder, load_encoder)
@@ -64,11 +67,21 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
 def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Tokenizer, AnyEncoder]:
     """Read tokenizer and encoder of a model directory of any known format; arguments as for `read_model`."""
     folder = Path(directory)
+    _refuse_adapter(folder)
     if (folder / "modules.json").is_file():
         folder = sentence_transformers.text_encoder(folder)
     if not (folder / "config.json").is_file():
         raise StorageError(f"loading {folder}: not a model directory, it holds no config.json")
     return Tokenizer.from_pretrained(folder), load_encoder(folder)
+
+
+def _refuse_adapter(folder: Path) -> None:
+    for marks in ("adapter_config.json", "*/adapter_config.json"):  # here or in the folder of a Transformer
+        if next(folder.glob(marks), None) is not None:
+            raise ConfigError(
+                f"loading {folder}: a PEFT adapter without the model it belongs to; merge both "
+                "(merge_and_unload) and save that"
+            )
 
 
 def write_model(parts: Parts, directory: str | Path, format: str = "sentence-transformers") -> None:
@@ -100,10 +113,15 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
             if (target / "README.md").is_file():
                 shutil.copyfile(target / "README.md", new / "README.md")
             flush(new)
-            if target.exists():
-                target.rename(old)
-            new.rename(target)
-    except OSError as error:
+            try:
+                if target.exists():
+                    target.rename(old)
+                new.rename(target)
+            except BaseException:
+                if old.exists() and not target.exists():
+                    old.rename(target)
+                raise
+    except (OSError, SafetensorError) as error:  # the latter where transformers writes weights
         raise StorageError(f"saving a model to {target}: {error}") from error
 
 
@@ -131,8 +149,4 @@ def _is_part(entry: Path) -> bool:
 def flush(folder: Path) -> None:
     """Wait until a folder and all that is in it have reached the disk."""
     for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)

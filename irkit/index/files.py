@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import mmap
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import CorruptError, StorageError
+from irkit.files import explained
 
 __all__ = [
     "DATA_FILE",
@@ -25,11 +25,9 @@ __all__ = [
     "Manifest",
     "allocate",
     "checksum",
-    "explained",
     "peek",
     "read_manifest",
     "release",
-    "sync",
     "write_at",
 ]
 
@@ -199,27 +197,6 @@ def allocate(path: Path, begin: int, shape: tuple[int, ...], dtype: Any) -> Arra
     with path.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), begin, size)
     return np.memmap(path, dtype, "r+", begin, shape)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def explained(operation: str, outcome: str = "") -> Iterator[None]:
-    """Turn an operating system's error into a StorageError that says what was being done."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"{operation}: {reason}{'; ' if outcome else ''}{outcome}") from error
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

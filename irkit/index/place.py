@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from irkit.errors import BadTypeError, LockedError, StorageError
-from irkit.index.files import DATA_FILE, explained, peek
+from irkit.files import explained
+from irkit.index.files import DATA_FILE, peek
 
 __all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "check_place", "directory_of"]
 

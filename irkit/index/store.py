@@ -14,17 +14,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from irkit.errors import BadValueError, CorruptError, StorageError
+from irkit.files import explained, sync
 from irkit.index.files import (
     DATA_FILE,
     Array,
     Entry,
     Manifest,
     checksum,
-    explained,
     peek,
     read_manifest,
     release,
-    sync,
     write_at,
 )
 from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, absence, check_place, directory_of

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from irkit.files import write_text
 from irkit.study.config import StudyConfig
 from irkit.study.plot import draw_study
 from irkit.study.results import AVERAGE, Cell, Scores, read_scores, tabulate
@@ -44,13 +45,13 @@ def write_report(out: str | Path) -> list[Cell]:
             scores[trial.variant][trial.seed] = read_scores(trial.scores)
     cells = tabulate(scores, study.baseline, _tested_datasets(study))
     rows = [cell._asdict() | {"significant": cell.significant()} for cell in cells]
-    _write(out / "results.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(out / "results.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     plots = {}
     for measure in dict.fromkeys(cell.measure for cell in cells):
         plots[measure] = f"{re.sub(r'[^A-Za-z0-9]+', '-', measure).strip('-')}.svg"
         shown = [cell for cell in cells if cell.measure == measure]
-        _write(out / plots[measure], draw_study(shown, study.baseline))
-    _write(out / "report.md", "\n".join(_lines(study, runs, cells, plots)) + "\n")
+        write_text(out / plots[measure], draw_study(shown, study.baseline))
+    write_text(out / "report.md", "\n".join(_lines(study, runs, cells, plots)) + "\n")
     return cells
 
 
@@ -125,9 +126,3 @@ def _difference(cell: Cell | None) -> str:
         return "-"
     p = f"{cell.corrected_p:.2g}" if cell.corrected_p >= 1e-4 else "<0.0001"
     return f"{cell.difference:+.4f} ({p})"
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
+from irkit.errors import BadValueError, ConfigError, LockedError
+from irkit.files import explained, write_text
 from irkit.study.config import StudyConfig
 from irkit.study.report import write_report
 from irkit.study.trial import Trial, trials
@@ -96,12 +97,10 @@ def run_study(
     study, out = StudyConfig.resolve(study, overrides), Path(out)
     slots = _slots(jobs)
     found = check_study(study, out)
-    try:
+    with explained(f"study: making {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"study: making {out}: {error.strerror or error}") from error
     settings = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    (out / "study.yaml").write_text(settings, encoding="utf-8")
+    write_text(out / "study.yaml", settings)
     waiting = [trial for trial in found if not trial.finished]
     running: list[_Process] = []
     try:
@@ -153,7 +152,8 @@ def _verb(trial: Trial) -> str:
 def _start(trial: Trial, slot: dict[str, str]) -> _Process:
     recipe = trial.write_recipe()
     trial.beside(".failed").unlink(missing_ok=True)
-    with trial.beside(".log").open("ab") as log:
+    path = trial.beside(".log")
+    with explained(f"writing {path}"), path.open("ab") as log:
         try:  # the process inherits the lock with its output: it lasts as long as the process does
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -178,4 +178,4 @@ def _finish(ended: _Process, keep_model: bool) -> None:
         lines = log.read().decode("utf-8", "replace").split("\n")
     said = [line.strip() for line in lines if line.strip()]
     reason = said[-1].removeprefix("irkit: error: ") if said else "it said nothing"
-    trial.beside(".failed").write_text(f"exit code {code}: {reason}", encoding="utf-8")
+    write_text(trial.beside(".failed"), f"exit code {code}: {reason}")

@@ -12,6 +12,7 @@ import yaml
 
 from irkit.config import read_mapping
 from irkit.errors import ConfigError
+from irkit.files import explained, write_text
 from irkit.study.config import StudyConfig, folder_name
 
 __all__ = ["Trial", "trials"]
@@ -78,18 +79,20 @@ class Trial:
     def write_recipe(self) -> Path:
         """Write what `irkit train` reads."""
         path = self.beside(".yaml")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(self.recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        with explained(f"making {path.parent}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, yaml.safe_dump(self.recipe, sort_keys=False, allow_unicode=True))
         return path
 
     def drop_model(self) -> None:
         """Keep results and recipe alone."""
-        self.beside(".done").touch()
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.suffix != ".jsonl" and path.name != "recipe.yaml":
-                path.unlink()
+        with explained(f"removing the model in {self.folder}"):
+            self.beside(".done").touch()
+            for path in self.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.suffix != ".jsonl" and path.name != "recipe.yaml":
+                    path.unlink()
 
 
 def trials(study: StudyConfig, out: Path) -> list[Trial]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from irkit.errors import CorruptError, StorageError
+from irkit.files import explained
 from irkit.formats import flush
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "publish",
     "rotate",
     "save_weights",
+    "saving",
 ]
 
 STATE = "training"
@@ -48,18 +51,19 @@ def publish(unfinished: Path, checkpoint: Path) -> None:
     Raises:
         StorageError: Writing failed.
     """
-    try:
+    with explained(f"saving {checkpoint}"):
         flush(unfinished)
         _remove(checkpoint)
         unfinished.rename(checkpoint)
-    except OSError as error:
-        raise StorageError(f"saving {checkpoint}: {error}") from error
 
 
 def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None) -> None:
     """Delete all but the last ``limit`` checkpoints; of these the ``best`` one is kept in any case.
 
     The newest is kept too, so that training can go on.
+
+    Raises:
+        StorageError: Deleting failed.
     """
     paths = all_checkpoints(folder)
     if limit is None or limit < 1:
@@ -70,7 +74,22 @@ def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None
         if len(kept) < limit:
             kept.add(path)
         elif path not in kept:
-            _remove(path)
+            with explained(f"deleting {path}"):
+                _remove(path)
+
+
+@contextlib.contextmanager
+def saving(checkpoint: Path) -> Iterator[None]:
+    """Turn what torch, safetensors and Python each make of a full disk into a StorageError."""
+    try:
+        with explained(f"saving {checkpoint}"):
+            yield
+    except SafetensorError as error:
+        raise StorageError(f"saving {checkpoint}: {error}") from error
+    except RuntimeError as error:
+        if "inline_container" not in str(error):  # the part of torch.save that writes
+            raise
+        raise StorageError(f"saving {checkpoint}: torch could not write it; is the disk full?") from error
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -105,15 +124,8 @@ def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write named tensors beside the rest of the state of a training.
-
-    Raises:
-        StorageError: Writing failed.
-    """
-    try:
-        save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"saving {folder.parent}: {error}") from error
+    """Write named tensors beside the rest of the state of a training, inside `saving`."""
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from irkit.errors import LockedError, StorageError
+from irkit.errors import LockedError
+from irkit.files import explained
 from irkit.training.data import Record, to_line
 
 __all__ = ["write_resumable"]
@@ -39,7 +40,7 @@ def write_resumable(
     target = Path(path).resolve()
     digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     aside = target.with_name(f".{target.name}.{digest}.part")
-    try:
+    with explained(f"writing {path}"):
         with aside.open("a+b") as stream:
             _lock(stream, path)
             count = done = _whole_lines(stream)
@@ -51,10 +52,6 @@ def write_resumable(
             aside.replace(target)
         for other in target.parent.glob(f".{target.name}.*.part"):
             other.unlink(missing_ok=True)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"writing {path}: {error.strerror or error}") from error
     return count, done
 
 

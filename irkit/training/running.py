@@ -26,6 +26,7 @@ from irkit.bars import bar
 from irkit.config import Config, read_mapping
 from irkit.errors import ConfigError, StorageError
 from irkit.evaluation import Evaluation, evaluate
+from irkit.files import explained, write_text
 from irkit.model import Model
 from irkit.scoring import score
 from irkit.training.arguments import TrainingArguments
@@ -183,11 +184,11 @@ class TrainingLog(transformers.TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
         if state.is_world_process_zero and self.path.is_file():
             kept = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept) if state.global_step else "")
+            write_text(self.path, "".join(f"{line}\n" for line in kept) if state.global_step else "")
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: D102
         if state.is_world_process_zero:
-            with self.path.open("a", encoding="utf-8") as file:
+            with explained(f"writing {self.path}"), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **given["logs"]}) + "\n")
 
 
@@ -245,7 +246,7 @@ def check_place(place: Path, recipe: Config, overwrite: bool) -> None:
 
 def _holds_files(place: Path) -> bool:
     """Whether there is more than what a trainer, or a kill, leaves before the recipe is written."""
-    return any(path.is_file() and path.name != f"{_RECIPE}.part" for path in place.rglob("*"))
+    return any(path.is_file() and path.suffix != ".part" for path in place.rglob("*"))
 
 
 def _is_begun(place: Path, recipe: Config) -> bool:
@@ -288,16 +289,14 @@ def begin_place(place: Path, recipe: Config, overwrite: bool) -> None:
     Raises:
         StorageError: It cannot be written to.
     """
-    try:
+    with explained(f"training into {place}"):
         if overwrite and place.exists() and not _is_begun(place, recipe):
             shutil.rmtree(place)
         place.mkdir(parents=True, exist_ok=True)
+        for left in place.glob(".*.part"):  # by a kill
+            left.unlink()
         if not (place / _RECIPE).exists():
-            aside = place / f"{_RECIPE}.part"
-            aside.write_text(recipe.to_yaml(), encoding="utf-8")
-            aside.replace(place / _RECIPE)
-    except OSError as error:
-        raise StorageError(f"training into {place}: {error}") from error
+            write_text(place / _RECIPE, recipe.to_yaml())
 
 
 def publish_model(step: ModelStep, place: Path) -> None:
@@ -307,7 +306,7 @@ def publish_model(step: ModelStep, place: Path) -> None:
         StorageError: Writing failed.
     """
     aside = place / "model.part"
-    try:
+    with explained(f"saving the model to {place}"):
         if aside.exists():
             shutil.rmtree(aside)
         step.save_pretrained(aside)
@@ -317,5 +316,3 @@ def publish_model(step: ModelStep, place: Path) -> None:
                 shutil.rmtree(target)
             part.replace(target)
         aside.rmdir()
-    except OSError as error:
-        raise StorageError(f"saving the model to {place}: {error}") from error

@@ -29,6 +29,7 @@ from irkit.training.checkpoints import (
     put_weights,
     rotate,
     save_weights,
+    saving,
     trained_weights,
 )
 from irkit.training.lora import add_lora
@@ -330,8 +331,12 @@ class Trainer(transformers.Trainer):
         self._load_from_checkpoint(str(Path(self.state.best_model_checkpoint or "") / STATE))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        final = self.folder / f"checkpoint-{self.state.global_step}"
+        with saving(final):
+            self._write_checkpoint(final)
+
+    def _write_checkpoint(self, final: Path) -> None:
         folder = self.folder
-        final = folder / f"checkpoint-{self.state.global_step}"
         unfinished = final.with_name(f".{final.name}.partial")
         state = unfinished / STATE
         weights = trained_weights(self.step)

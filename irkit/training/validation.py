@@ -21,6 +21,7 @@ from irkit.data import Document, Qrels, Query, Source, read_documents, read_qrel
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.evaluation import Evaluation, evaluate
+from irkit.files import write_text
 from irkit.index import Hits
 from irkit.index.topk import TopK
 from irkit.model import Model
@@ -217,12 +218,7 @@ def write_results(evaluations: Mapping[str, Evaluation], path: Path) -> None:
         for measure, values in evaluation.per_query.items()
         for query, value in values.items()
     )
-    aside = path.with_name(f"{path.name}.part")
-    try:
-        aside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        raise StorageError(f"writing {path}: {error.strerror}") from error
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_means(path: Path) -> list[tuple[str, str, float]]:

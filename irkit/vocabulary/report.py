@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from irkit.errors import StorageError
+from irkit.files import write_text
 from irkit.representation import Sparse
 from irkit.tokenizer import Tokenizer
 from irkit.vocabulary.alignment import Alignment, Spelling
@@ -99,13 +99,7 @@ def write_report(facts: Mapping[str, Any], path: str | Path) -> None:
     Raises:
         StorageError: It cannot be written.
     """
-    place = Path(path)
-    aside = place.with_name(f".{place.name}.part")
-    try:
-        aside.write_text("\n".join(_page(facts)) + "\n", encoding="utf-8")
-        aside.replace(place)
-    except OSError as error:
-        raise StorageError(f"writing the report {place}: {error.strerror or error}") from error
+    write_text(path, "\n".join(_page(facts)) + "\n")
 
 
 def _examples(

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from irkit.config import read_json
 from irkit.encoder.lookup import NoEncoder
-from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
+from irkit.errors import BadTypeError, BadValueError, ConfigError
+from irkit.files import write_text
 from irkit.formats import AnyEncoder
 from irkit.heads import SparseHead
 from irkit.model import Model
@@ -69,12 +70,7 @@ class Transfer:
         """
         folder = Path(directory)
         self.model.save_pretrained(folder)
-        aside = folder / f".{FACTS}"
-        try:
-            aside.write_text(json.dumps(self.facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            aside.replace(folder / FACTS)
-        except OSError as error:
-            raise StorageError(f"saving a transfer to {folder}: {error}") from error
+        write_text(folder / FACTS, json.dumps(self.facts, indent=1, ensure_ascii=False) + "\n")
 
 
 class _Target(NamedTuple):

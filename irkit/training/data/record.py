@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.errors import BadTypeError, BadValueError
+from irkit.files import replacing
 
 __all__ = ["Record", "to_line", "write_examples"]
 
@@ -96,19 +95,9 @@ def write_examples(path: str | Path, records: Iterable[Record]) -> int:
     Raises:
         StorageError: The file cannot be written.
     """
-    target, count = Path(path).resolve(), 0
-    aside = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
-    try:
-        with aside.open("w", encoding="utf-8") as stream:
-            for record in records:
-                stream.write(to_line(record))
-                count += 1
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(target)
-    except (OSError, UnicodeEncodeError) as error:
-        raise StorageError(f"writing {path}: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        with suppress(OSError):  # it was renamed, or never came to be
-            aside.unlink()
+    count = 0
+    with replacing(path) as aside, aside.open("w", encoding="utf-8") as stream:
+        for record in records:
+            stream.write(to_line(record))
+            count += 1
     return count

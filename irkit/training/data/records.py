@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from irkit.bars import bar
-from irkit.data.files import decode, read_lines
+from irkit.data.files import TABLES, decode, read_lines
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.training.data.caching import cached, file_key, hash_of
 from irkit.training.data.formats import Row, detect, parse
@@ -48,6 +48,10 @@ class LineReader:
     def of(cls, name: str, lines: list[bytes], format: str = "auto", ids: bool = False) -> LineReader:
         """What reads a file of that name that starts with these two lines."""
         suffix, first = Path(name.removesuffix(".gz")).suffix, lines[0]
+        if suffix in TABLES:
+            raise BadValueError(
+                f"{name}: a table of {suffix}; put it into a folder and name that as hf:FOLDER"
+            )
         is_json = suffix in _JSON or (suffix not in (".tsv", ".txt") and first[:1] in (b"{", b"["))
         if format == "auto":
             header = cls(format, ids, is_json).is_header(first)
