@@ -195,7 +195,7 @@ class Ragged:
         return places - self.offsets[:-1].long()[self.row_ids()]
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.lengths.shape[0]  # a third of the time of len
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.split(self.values, self.lengths.tolist()))

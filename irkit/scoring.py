@@ -73,6 +73,8 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
             )
         if isinstance(queries, Dense) and isinstance(documents, Dense):
             return (queries.values.float() * documents.values.float()).sum(1)
+        if len(queries) == 1:  # sooner than as a pair
+            return score(queries, documents).view(1)
         rows = torch.arange(len(queries))
         pairs = torch.stack([rows, rows], dim=1)
     if isinstance(queries, Dense) and isinstance(documents, Dense):

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
+import numba  # before `on_cores`: it counts the cores it may use
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,9 +43,7 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
     Raises:
         RuntimeError: A result is wrong.
     """
-    import numba  # counts the cores it may use
-
-    rows, _ = [], numba
+    rows = []
     for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
         with on_cores(cores):
             rows += _measure("1 query x 1000 documents", 1, 1000, device, cores, _search_ways)
@@ -152,8 +151,6 @@ def _flash_search(problem: Problem) -> Ways:
 
 
 def _numba(problem: Problem) -> Callable[[], Tensor]:
-    import numba
-
     @numba.njit(parallel=True, fastmath=True)
     def kernel(queries: Any, documents: Any, ends: Any, out: Any) -> None:  # queries (d, tokens)
         for j in numba.prange(len(out)):

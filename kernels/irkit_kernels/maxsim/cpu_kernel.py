@@ -45,9 +45,9 @@ def maxsim(
     """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `maxsim_forward` has it, or any tensor."""
     if plan.kind == "float32" and queries.values.dtype != torch.float32:
         queries, documents = queries.floats(), documents.floats()
-    tokens, dim = queries.values.shape
-    words = -(-dim // plan.packed)
-    if missing := words * plan.packed - dim:
+    (tokens, dim), packed = queries.values.shape, plan.packed
+    words = -(-dim // packed)
+    if missing := words * packed - dim:
         queries, documents = (x._replace(values=F.pad(x.values, (0, missing))) for x in (queries, documents))
     rows, first, shift, query_scales = _laid_out(queries, plan)
     values, n_rows, n_q, n_d = documents.values.contiguous(), rows.shape[0], queries.rows, documents.rows
@@ -60,10 +60,10 @@ def maxsim(
         jobs, pairs = pairs.shape[0], pairs.contiguous()
         shape, work = (jobs,), work // max(1, n_q * n_d) * jobs
         if with_argmax:
-            starts = torch.zeros(jobs + 1, dtype=torch.int64)
+            starts = pairs.new_zeros(jobs + 1)
             torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
             places = (int(starts[-1]),)
-    scores = torch.empty(*shape, dtype=torch.float32)  # sooner than of a tuple
+    scores = values.new_empty(*shape, dtype=torch.float32)  # sooner than of a tuple
     argmax = scores.new_empty(places, dtype=torch.int32) if with_argmax else None
     size, room = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes  # whole vectors
     memory = scores.new_empty(size + 2 * room)  # queries, packed; maxima and their places
@@ -107,7 +107,7 @@ def _laid_out(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor | Non
         vectors = (lengths + (plan.lanes - 1)) // plan.lanes
         first, size = (vectors.cumsum(0) - vectors).int(), int(vectors.sum()) * plan.lanes
         shifts = torch.repeat_interleave(first * plan.lanes - offsets[:-1], lengths, output_size=len(x))
-        lanes = torch.arange(len(x)) + shifts
+        lanes = torch.arange(len(x), device=x.device) + shifts
         x = x.new_zeros(size, x.shape[1]).index_copy_(0, lanes, x)
         if scales is not None:
             scales = scales.new_ones(size).index_copy_(0, lanes, scales)

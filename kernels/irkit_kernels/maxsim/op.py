@@ -15,7 +15,7 @@ __all__ = ["maxsim", "maxsim_int8"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_INT8 = 2**16  # dimensions: beyond 2^17 the int32 sums could overflow
-_FEW = 64  # offsets
+_FEW = 64  # numbers that Python reads sooner than tensors are compared
 
 
 def maxsim(
@@ -186,12 +186,15 @@ def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> N
                 f"{_name(queries)}: {label}_offsets must rise from 0 to {len(values)}, the number of tokens, "
                 f"got {offsets.tolist()!s:.200}"
             )
-    if pairs is not None and not _inside(pairs, queries.rows, documents.rows):
-        low, high = (rows.tolist() for rows in torch.aminmax(pairs, dim=0))
-        raise ValueError(
-            f"{_name(queries)}: pairs must be rows of {queries.rows} queries and {documents.rows} "
-            f"documents, got rows from {low} to {high}"
-        )
+    if pairs is not None:
+        few = pairs if pairs.numel() <= _FEW else torch.stack(torch.aminmax(pairs, dim=0))
+        n_q, n_d = queries.rows, documents.rows
+        for query, document in few.tolist():
+            if not (0 <= query < n_q and 0 <= document < n_d):
+                raise ValueError(
+                    f"{_name(queries)}: pairs must be rows of {n_q} queries and {n_d} documents, "
+                    f"got rows {query} and {document}"
+                )
     if queries.scales is not None and (queries.scales < 0).any():
         raise ValueError(f"{_name(queries)}: query_scales must not be negative")
 
@@ -199,14 +202,8 @@ def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> N
 def _rises(offsets: Tensor, total: int) -> bool:
     if offsets.numel() > _FEW:
         return bool(offsets[0] == 0) and bool(offsets[-1] == total) and not bool((offsets.diff() < 0).any())
-    ends = offsets.tolist()  # of a few, a tenth of the time of tensors
+    ends = offsets.tolist()
     return ends[0] == 0 and ends[-1] == total and sorted(ends) == ends
-
-
-def _inside(pairs: Tensor, n_q: int, n_d: int) -> bool:
-    if pairs.numel() > _FEW:
-        pairs = torch.stack(torch.aminmax(pairs, dim=0))
-    return all(0 <= query < n_q and 0 <= document < n_d for query, document in pairs.tolist())
 
 
 def _name(queries: Tokens) -> str:

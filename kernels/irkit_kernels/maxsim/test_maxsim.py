@@ -286,13 +286,16 @@ def test_views_are_fine():
     assert torch.equal(maxsim(q, ends, d, ends, pairs.flip(1)), expected.T[pairs[:, 0], pairs[:, 1]])
 
 
-def test_the_default_dtype_does_not_matter():
+def test_defaults_do_not_matter(path):
     generator = torch.Generator().manual_seed(8)
     given = flat(*(tokens([40, 25], 6, torch.float32, generator, True) for _ in range(2)))
-    expected = maxsim(*given)
+    pairs = torch.tensor([[0, 1], [1, 1]])
+    expected, expected_pairs = maxsim(*given), maxsim(*given, pairs)
     torch.set_default_dtype(torch.float16)
     try:
-        assert torch.equal(maxsim(*given), expected)
+        with torch.device("cpu" if path == "no compiler" else "meta"):
+            assert torch.equal(maxsim(*given), expected)
+            assert torch.equal(op._run(*map(Tokens, given[::2], given[1::2]), pairs, True)[0], expected_pairs)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -318,7 +321,8 @@ def test_the_default_dtype_does_not_matter():
         ({"document_offsets": torch.tensor([0, 5, 4, 9], dtype=torch.int32)}, "must rise from 0 to 9"),
         ({"pairs": torch.tensor([0, 1])}, r"pairs must be \(p, 2\) int64"),
         ({"pairs": torch.tensor([[0, 1]], dtype=torch.int32)}, r"pairs must be \(p, 2\) int64"),
-        ({"pairs": torch.tensor([[0, 2]])}, "rows of 2 queries and 2 documents, got rows from"),
+        ({"pairs": torch.tensor([[0, 2]])}, "rows of 2 queries and 2 documents, got rows 0 and 2"),
+        ({"pairs": torch.tensor([[0, 0]] * 40 + [[1, 2]])}, "got rows 1 and 2"),
         ({"pairs": torch.tensor([[0, 0], [-1, 0]])}, "rows of 2 queries and 2 documents"),
         ({"queries": torch.zeros(9, 4, device="meta")}, "one CPU or CUDA device"),
     ],
