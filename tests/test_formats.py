@@ -295,7 +295,7 @@ def test_other_kinds_of_model_are_named(saved, kind, message):
         (
             "config_sentence_transformers.json",
             {"truncate_dim": "8"},
-            "truncate_dim must be at least 1, got '8'",
+            "Model: truncate_dim is '8'; expected a whole number from 1 to",
         ),
     ],
 )

@@ -194,7 +194,7 @@ def test_truncation_and_normalisation(model):
     np.testing.assert_array_equal(model.encode(WORDS), whole[:, :4])
     np.testing.assert_array_equal(model.encode(WORDS, truncate_dim=9), whole[:, :9])
     assert model.represent(WORDS, "document").values.norm(dim=1).numpy() == pytest.approx(np.ones(7))
-    with pytest.raises(BadValueError, match="truncate_dim must be at least 1, got 0"):
+    with pytest.raises(BadValueError, match="encode: truncate_dim is 0; expected a whole number from 1 to"):
         model.encode(WORDS, truncate_dim=0)
 
 

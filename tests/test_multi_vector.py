@@ -285,9 +285,9 @@ def test_leading_dimensions_are_scaled_to_length_1_again(tiny, tmp_path):
     torch.testing.assert_close(row.tokens.values, model.represent(["text"], "query").tokens.values)
     model.save_pretrained(tmp_path / "model")
     assert Model.from_pretrained(tmp_path / "model", device="cpu").dim == 3
-    with pytest.raises(BadValueError, match="truncate_dim must be at least 1"):
+    with pytest.raises(BadValueError, match="truncate_dim is 0; expected a whole number from 1 to"):
         tiny.encode_query("text", truncate_dim=0)
-    with pytest.raises(BadValueError, match="truncate_dim must be at least 1"):
+    with pytest.raises(BadValueError, match="truncate_dim is 0; expected a whole number from 1 to"):
         Model(tiny.tokenizer, tiny.encoder, tiny.head, truncate_dim=0)
 
 

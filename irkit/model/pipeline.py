@@ -57,7 +57,8 @@ class Pipeline(nn.Module):
         """
         super().__init__()
         keep_few_shapes()
-        self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
+        place = next((weight.device for weight in encoder.parameters()), None)
+        self.tokenizer, self.encoder, self.head = tokenizer, encoder, head.to(place)
         self.prompts = {"query": "", "document": "", **(prompts or {})}
         self.default_prompt_name = default_prompt_name
         known = SIMILARITIES[head.kind]
@@ -70,7 +71,7 @@ class Pipeline(nn.Module):
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []
         self.prompt_named(default_prompt_name)
-        _check_dim(truncate_dim)
+        _check_dim("Model", truncate_dim, head.dim)
         if truncate_dim is not None and head.kind == "sparse":
             raise BadValueError(
                 f"Model: truncate_dim {truncate_dim} of a sparse model, expected max_active_dims"
@@ -149,7 +150,7 @@ class Pipeline(nn.Module):
     @property
     def dim(self) -> int:
         """Width of its vectors."""
-        return min(self.truncate_dim or self.head.dim, self.head.dim)
+        return self.truncate_dim or self.head.dim
 
     @property
     def device(self) -> torch.device:
@@ -226,6 +227,14 @@ class Pipeline(nn.Module):
             part.tokenizer.max_length = length
         else:
             part.head.lengths = {**part.head.lengths, side: length}
+
+    def _query_length(self) -> int | None:
+        """Where queries are cut if that was said of them alone."""
+        part = self.of("query")
+        if part is self or not isinstance(part.encoder, NoEncoder):
+            return part.head.lengths.get("query")
+        own = part.tokenizer.max_length
+        return None if own == self.tokenizer.max_length else own
 
     def template(self, side: Side, prompt: str | None = None) -> Template:
         """How texts of ``side`` become tokens: with the prompt of its name, unless another is given."""
@@ -436,9 +445,9 @@ class Pipeline(nn.Module):
             unit: Whether they get length 1.
 
         Raises:
-            BadValueError: ``dim`` is below 1.
+            BadValueError: ``dim`` is below 1 or above the width of the vectors.
         """
-        _check_dim(dim)
+        _check_dim("encode", dim, self.head.dim)
         if isinstance(representation, Dense):
             values = representation.values[:, :dim].contiguous()
             return Dense(F.normalize(values, dim=1) if unit else values)
@@ -457,9 +466,12 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(" ".join(piece.token for piece in pieces), inside[0].start, inside[-1].end)
 
 
-def _check_dim(dim: int | None) -> None:
-    if dim is not None and (not isinstance(dim, int) or dim < 1):
-        raise BadValueError(f"truncate_dim must be at least 1, got {dim!r}")
+def _check_dim(operation: str, dim: int | None, width: int) -> None:
+    if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= width):
+        raise BadValueError(
+            f"{operation}: truncate_dim is {dim!r}; expected a whole number from 1 to {width}, the width of "
+            "the vectors, or None for all of it"
+        )
 
 
 def _check_terms(queries: Pipeline, documents: Pipeline) -> None:
