@@ -14,7 +14,7 @@ from irkit.data import Document
 from irkit.data.given import Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Hits
-from irkit.lookup import find_rows
+from irkit.lookup import Hit, find_rows
 from irkit.representation import Representation
 from irkit.run import Run
 from irkit.scoring import score
@@ -33,8 +33,8 @@ __all__ = [
     "rerank_texts",
 ]
 
-Candidates: TypeAlias = Iterable[str] | Mapping[str, Any] | Iterable[Document]
-"""Ids of documents of the index; or id -> text, or documents."""
+Candidates: TypeAlias = Iterable[str] | Iterable[Hit] | Mapping[str, Any] | Iterable[Document]
+"""Ids of documents of the index, or hits, whose ids count; or id -> text, or documents."""
 Interaction: TypeAlias = Callable[[Any, Any], Tensor]
 """``(n_q, n_d)`` scores of two representations, as `irkit.score` and those of `irkit.late_interaction`."""
 
@@ -82,7 +82,8 @@ def _items(candidates: Candidates) -> list[Any]:
         raise BadTypeError(
             f"reranking: candidates are {candidates!r:.60}, expected ids in a list, id -> text, or documents"
         )
-    return list(candidates.items() if isinstance(candidates, Mapping) else candidates)
+    items = candidates.items() if isinstance(candidates, Mapping) else candidates
+    return [item.id if isinstance(item, Hit) else item for item in items]
 
 
 def rerank_run(

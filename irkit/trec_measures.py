@@ -52,8 +52,8 @@ def parse_trec_measure(name: str) -> TrecMeasure | None:
     """Take the name of a measure apart; None if it is none of trec_eval's.
 
     Args:
-        name: As trec_eval prints it, such as ``map``, ``P_10`` or ``utility_2,-1,0,0``; ``(rel=2)`` behind it
-            is trec_eval's ``-l2``.
+        name: As trec_eval prints it, such as ``map``, ``P_10``, ``utility_2,-1,0,0``, or takes it, ``P.10``;
+            ``(rel=2)`` behind it is its ``-l2``.
 
     Raises:
         BadValueError: What follows the name is not for this measure.
@@ -61,11 +61,11 @@ def parse_trec_measure(name: str) -> TrecMeasure | None:
     head, level = re.fullmatch(r"(.*?)(?:\(rel=([1-9]\d{0,8})\))?", name, re.DOTALL).groups("1")  # type: ignore[union-attr]
     if _PLAIN.fullmatch(head):
         return TrecMeasure(head, "", int(level))
-    families = [each for each in _PARAMETERS if head == each or head.startswith(f"{each}_")]
+    families = [each for each in _PARAMETERS if head == each or head.startswith((f"{each}_", f"{each}."))]
     if not families:
         return None
     family = max(families, key=len)
-    parameters = head.removeprefix(family).removeprefix("_")
+    parameters = head[len(family) + 1 :]
     shape, example = _PARAMETERS[family]
     if not re.fullmatch(shape, parameters):
         raise BadValueError(f"measure {name!r}: expected {family}_{example} or the like")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit.data import Document, Query, check_documents, read_documents, read_qrels, read_queries
+from irkit.data.given import given_documents
 from irkit.errors import BadTypeError, BadValueError, IrkitError, MissingDependencyError, StorageError
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -271,6 +272,12 @@ def test_files_that_cannot_be_read(tmp_path):
             read(tmp_path / "absent.jsonl")
     with pytest.raises(StorageError, match="too long"):
         read_queries("what is the meaning of a very long question? " * 10)
+    for name in ("table.csv", "table.parquet"):
+        with pytest.raises(BadValueError, match="hf:FOLDER"):
+            list(read_documents(write(tmp_path / name, b"PAR1\xfa")))
+    for name, line in [("topics.txt", "<top>"), ("topics", " <TOP>"), ("ap.txt", "<DOC>")]:
+        with pytest.raises(BadValueError, match=f"{name}:1: the markup of TREC"):
+            list(read_queries(write(tmp_path / name, f"{line}\n<num> 1\n")))
     with pytest.raises(BadValueError, match=r"unknown extension '\.pdf'"):
         list(read_documents(write(tmp_path / "a.pdf", "x")))
     packed = gzip.compress(b'{"id": "1", "text": "a"}\n' * 100)
@@ -282,6 +289,14 @@ def test_files_that_cannot_be_read(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(StorageError, match=name):
             list(read_documents(tmp_path / name))
+
+
+def test_a_table_is_not_taken_for_the_names_of_its_columns():
+    table = pytest.importorskip("pandas").DataFrame({"_id": ["1"], "text": ["a"]})
+    with pytest.raises(BadTypeError, match=r"to_dict\('records'\)"):
+        list(given_documents(table))
+    assert list(given_documents(table.to_dict("records"))) == [Document("1", "a")]
+    assert list(given_documents(zip(table["_id"], table["text"], strict=True))) == [Document("1", "a")]
 
 
 def test_repeated_ids(tmp_path, monkeypatch):

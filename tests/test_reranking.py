@@ -62,6 +62,15 @@ def test_candidates_get_the_scores_of_an_exact_search(retriever: Retriever) -> N
         assert values(hits) == pytest.approx(values(retriever.rerank(query, ids)), abs=1e-6)
 
 
+def test_hits_of_another_retriever_stand_for_their_ids(retriever: Retriever, tmp_path: Path) -> None:
+    words = Retriever.build("bm25", CORPUS, tmp_path / "words")
+    found = words.search(["neural gnu", "cab"], k=3)
+    assert all(found)
+    ids = [[hit.id for hit in hits] for hits in found]
+    assert retriever.rerank(["neural gnu", "cab"], found) == retriever.rerank(["neural gnu", "cab"], ids)
+    assert retriever.rerank("cab", found[1]) == retriever.rerank("cab", ids[1])
+
+
 def test_lists_of_any_length(retriever: Retriever) -> None:
     hits = retriever.rerank(["neural", "gnu", "cab"], [["d1"], [], ["d2", "d4"]])
     assert [sorted(values(line)) for line in hits] == [["d1"], [], ["d2", "d4"]]

@@ -221,6 +221,12 @@ def test_files_of_lines(tmp_path: Path, name: str, content: str) -> None:
     assert list(open_records(config)) == expected  # from the cache
 
 
+def test_tables_are_read_a_folder_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text('anchor,positive\n"a question","its, answer"\n')
+    with pytest.raises(BadValueError, match=r"pairs\.csv: a table .* hf:FOLDER"):
+        next(read_records(tmp_path / "pairs.csv"))
+
+
 def test_a_header_does_not_hide_scores(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("query\tpos\tneg\ts1\ts2\nq\ta\tb\t2.0\t1.0\n")

@@ -188,6 +188,12 @@ def test_names_with_commas_in_one_string():
         assert list(evaluate({"q": {"a": 1.0}}, QRELS, separator.join(names)).mean) == names
 
 
+def test_names_as_the_option_m_takes_them():
+    dotted = evaluate({"q": {"a": 1.0}}, QRELS, "P.5 ndcg_cut.10 iprec_at_recall.0.1 P.5(rel=2)")
+    printed = evaluate({"q": {"a": 1.0}}, QRELS, "P_5 ndcg_cut_10 iprec_at_recall_0.1 P_5(rel=2)")
+    assert list(dotted.mean.values()) == list(printed.mean.values())
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
-__all__ = ["Fields", "decode", "name_of", "parse_json", "read_lines", "read_records", "tsv_columns"]
+__all__ = ["TABLES", "Fields", "decode", "name_of", "parse_json", "read_lines", "read_records", "tsv_columns"]
 
+TABLES = (".csv", ".parquet", ".arrow")
+"""What the library datasets reads, a folder at a time."""
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}
 
 
@@ -86,16 +88,21 @@ def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
         StorageError: The file cannot be read.
         BadValueError: The format is unknown, or a line is not in it; the message names file and line.
     """
+    kind = _format(path)
     decoded = ((number, decode(line, f"{path}:{number}")) for number, line in read_lines(path))
     first = next(decoded, None)
     if first is None:
         return
-    lines, kind = itertools.chain([first], decoded), _format(path, first[1])
+    lines, kind = itertools.chain([first], decoded), kind or _guess(first[1])
     if kind == "jsonl":
         for number, line in lines:
             yield number, parse_json(line, f"{path}:{number}")
     elif kind == "tsv":
         yield from _read_tsv(path, lines, fields)
+    elif first[1].lstrip().lower().startswith(("<top>", "<doc>")):
+        raise BadValueError(
+            f"{path}:{first[0]}: the markup of TREC; write .tsv (id, tab, text) or .jsonl from it"
+        )
     else:
         for number, line in lines:
             yield number, {"id": str(number), "text": line}
@@ -140,14 +147,18 @@ def _open(path: str) -> AbstractContextManager[Iterable[bytes]]:
     return Path(path).open("rb")
 
 
-def _format(path: str, first: str) -> str:
+def _format(path: str) -> str | None:
+    """What the extension says; None if there is none."""
     suffix = "" if path == "-" else Path(path.removesuffix(".gz")).suffix.lower()
-    if suffix in _FORMATS:
-        return _FORMATS[suffix]
-    if suffix:
+    if suffix and suffix not in _FORMATS:
+        advice = ", or hf:FOLDER for a folder of such files" if suffix in TABLES else ""
         raise BadValueError(
-            f"{path}: unknown extension {suffix!r}; expected .jsonl, .tsv or .txt (or with .gz)"
+            f"{path}: unknown extension {suffix!r}; expected .jsonl, .tsv or .txt (or with .gz){advice}"
         )
+    return _FORMATS.get(suffix)
+
+
+def _guess(first: str) -> str:
     return "jsonl" if first.lstrip().startswith("{") else "tsv" if "\t" in first else "txt"
 
 

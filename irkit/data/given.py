@@ -70,6 +70,11 @@ def given_queries(given: Queries) -> Iterator[Query]:
 def _items(given: Any, read: Callable[[str | Path], Iterable[Any]]) -> Iterable[Any]:
     if isinstance(given, str | Path):
         return read(given)
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # would iterate the names of its columns
+        raise BadTypeError(
+            f"got a {type(given).__name__}, expected its rows; give frame.to_dict('records'), or pairs as "
+            "zip(frame.id, frame.text)"
+        )
     if not isinstance(given, Iterable):
         raise BadTypeError(f"expected the name of a source or an iterable, got {given!r:.60}")
     return given.items() if isinstance(given, Mapping) else given

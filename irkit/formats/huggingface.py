@@ -22,7 +22,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read config.json, weights and tokenizer; mean pooling, with a warning unless the encoder itself pools.
 
     Raises:
-        ConfigError: The directory holds a PEFT adapter or a model of something else than text.
+        ConfigError: The directory holds a classifier or a model of something else than text.
     """
     settings = read_json(folder / "config.json")
     for name in settings.get("architectures") or ():
@@ -30,8 +30,11 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
             return ARCHITECTURES[name](folder, load_encoder)
         if str(name).endswith("ForMaskedLM"):
             return sparse.read(folder, load_encoder)
-    if "peft_type" in settings or (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"loading {folder}: a PEFT adapter; merge it into its base model and save that")
+        if str(name).endswith("ForSequenceClassification"):
+            raise ConfigError(
+                f"loading {folder}: {name}, such as a cross-encoder, makes no vectors; as a teacher it is "
+                f"cross-encoder:{folder}"
+            )
     encoder = load_encoder(folder)
     if not (isinstance(encoder, Encoder) and any(encoder.config.schedule)):  # pooling is meant to leave one
         warnings.warn(
