@@ -8,8 +8,8 @@ nothing is added across lanes. A word is 32 bits: a float32, 2 bfloat16 or 4 int
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from .._jit import DOT4, Code, Values, splat
 
@@ -29,8 +29,7 @@ _INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # of 2 vectors; done twice to 4, it
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What the code is written for.
 
     Attributes:
