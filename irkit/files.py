@@ -9,7 +9,20 @@ from pathlib import Path
 
 from irkit.errors import StorageError
 
-__all__ = ["explained", "replacing", "sync", "write_text"]
+__all__ = ["check_folder", "explained", "replacing", "sync", "write_text"]
+
+
+def check_folder(folder: Path, operation: str) -> None:
+    """Refuse a folder that could not be written to, or made, before the work for it.
+
+    Raises:
+        StorageError: It could not; the message begins with ``operation``.
+    """
+    place = folder.resolve()
+    nearest = next(path for path in (place, *place.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "is not writable" if nearest.is_dir() else "is a file"
+        raise StorageError(f"{operation}: {nearest} {reason}; choose another directory")
 
 
 @contextlib.contextmanager

@@ -540,8 +540,9 @@ def test_read_only_directory(model: Model, tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0] == str([hit.id for hit in expected])
     assert lines[1:4] == [f"locking {index}: Permission denied; the index can be read, not changed"] * 3
-    assert lines[4] == f"building an index in {index}: {index} is not writable"
-    assert lines[5] == f"building an index in {index}/../new: {folder} is not writable"
+    refused = "is not writable; choose another directory"
+    assert lines[4] == f"building an index in {index}: {index} {refused}"
+    assert lines[5] == f"building an index in {index}/../new: {folder} {refused}"
     assert lines[6] == "50 False"
     assert lines.count("exit 0") == 2
     assert {path.name: path.read_bytes() for path in index.iterdir()} == before

@@ -216,7 +216,7 @@ def test_all_recipes_are_checked_before_the_first_run():
         run_study(study_of(), "out", jobs=0)
     assert not Path("out").exists()
     Path("out").touch()
-    with pytest.raises(StorageError, match="making out"):
+    with pytest.raises(StorageError, match="out is a file"):
         run_study(study_of(), "out")
 
 

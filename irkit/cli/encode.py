@@ -12,7 +12,8 @@ import typer
 
 from irkit.bars import bar
 from irkit.cli.output import note
-from irkit.errors import BadValueError, StorageError
+from irkit.cli.search import check_out
+from irkit.errors import BadValueError
 
 if TYPE_CHECKING:
     from irkit.vector_files import Parts
@@ -51,10 +52,7 @@ def encode(
 
     if out.suffix not in SUFFIXES:
         raise BadValueError(f"--out {out}: expected the extension {', '.join(SUFFIXES)}")
-    if not out.resolve().parent.is_dir():
-        raise StorageError(f"--out {out}: there is no such directory")
-    if out.is_dir():
-        raise StorageError(f"--out {out}: it is a directory; name a file")
+    check_out(str(out), None)
     from irkit.data import read_documents, read_queries
     from irkit.lexical.config import is_lexical
     from irkit.model import Model

@@ -11,6 +11,7 @@ import typer
 from irkit.cli.options import ModelOut, PrintConfig, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
+from irkit.files import check_folder
 
 if TYPE_CHECKING:
     from irkit.vocabulary.recipe import VocabularyRecipe
@@ -67,6 +68,7 @@ def transfer_vocab(
         raise BadValueError("irkit transfer-vocab: expected MODEL --target TOKENIZER --out DIR, or a recipe")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise BadValueError(f"irkit transfer-vocab: {out} is not empty; --overwrite replaces a model in it")
+    check_folder(out, f"irkit transfer-vocab: --out {out}")
     from irkit.training.texts import read_texts
     from irkit.vocabulary import transfer_vocabulary, write_report
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from irkit.errors import BadTypeError, LockedError, StorageError
-from irkit.files import explained
+from irkit.files import check_folder, explained
 from irkit.index.files import DATA_FILE, peek
 
 __all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "check_place", "directory_of"]
@@ -71,12 +71,8 @@ def check_place(directory: Path, overwrite: bool) -> None:
             raise StorageError(
                 f"building an index in {directory}: it is inside the index {parent}; choose another directory"
             )
-    nearest = next(path for path in (place, *place.parents) if path.exists())
-    if not nearest.is_dir():
-        raise StorageError(f"building an index in {directory}: {nearest} is a file; choose another directory")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise StorageError(f"building an index in {directory}: {nearest} is not writable")
-    if nearest != place:
+    check_folder(directory, f"building an index in {directory}")
+    if not place.exists():
         return
     with explained(f"reading {directory}"):
         present = {path.name for path in directory.iterdir()}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from irkit.errors import BadValueError, ConfigError, LockedError
-from irkit.files import explained, write_text
+from irkit.files import check_folder, explained, write_text
 from irkit.study.config import StudyConfig
 from irkit.study.report import write_report
 from irkit.study.trial import Trial, trials
@@ -45,12 +45,14 @@ def check_study(study: StudyConfig, out: Path) -> list[Trial]:
 
     Raises:
         ConfigError: The recipe of a variant is wrong, or another one than what was begun there.
+        StorageError: The directory cannot be written to.
     """
     from irkit.training.pretraining.recipe import PretrainRecipe
     from irkit.training.recipe import TrainRecipe
     from irkit.vocabulary.recipe import VocabularyRecipe
 
     kinds = {"train": TrainRecipe, "pretrain": PretrainRecipe, "transfer-vocab": VocabularyRecipe}
+    check_folder(out, f"study: {out}")
     found = trials(study, out)
     for trial in found:
         try:

@@ -11,7 +11,6 @@ DIR/ is a model directory, which ``modules.json`` completes at the end, and besi
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from irkit.bars import bar
 from irkit.config import Config, read_mapping
 from irkit.errors import ConfigError, StorageError
 from irkit.evaluation import Evaluation, evaluate
-from irkit.files import explained, write_text
+from irkit.files import check_folder, explained, write_text
 from irkit.model import Model
 from irkit.scoring import score
 from irkit.training.arguments import TrainingArguments
@@ -220,11 +219,8 @@ def check_place(place: Path, recipe: Config, overwrite: bool) -> None:
     Raises:
         StorageError: It does, or cannot be written to.
     """
-    nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        reason = "is not writable" if nearest.is_dir() else "is a file"
-        raise StorageError(f"training into {place}: {nearest} {reason}; choose another directory")
-    if nearest != place.absolute() or not _holds_files(place):
+    check_folder(place, f"training into {place}")
+    if not _holds_files(place):
         return
     if not (place / _RECIPE).is_file():
         found = ", ".join(sorted(path.name for path in place.iterdir())[:3])
