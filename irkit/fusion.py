@@ -12,9 +12,9 @@ import numpy as np
 
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation import as_run
-from irkit.run import Run
+from irkit.run import Run, check_counts
 
-__all__ = ["Method", "check_counts", "fuse"]
+__all__ = ["Method", "fuse"]
 
 Method: TypeAlias = Literal["rrf", "minmax", "zscore", "sum"]
 """How the documents of a run get points, see `fuse`."""
@@ -102,17 +102,6 @@ def fuse(
         return query, [ids[place] for place in best.tolist()], sums[best]
 
     return Run(map(ranking, dict.fromkeys(query for run, _ in weighed for query in run.query_ids)))
-
-
-def check_counts(operation: str, **counts: object) -> None:
-    """Refuse numbers of results that are not whole numbers of 1 or more.
-
-    Raises:
-        BadValueError: One is not; the message names it.
-    """
-    for name, value in counts.items():
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise BadValueError(f"{operation}: {name} is {value!r}; expected a whole number of 1 or more")
 
 
 def _points(method: Method, scores: Array, rrf_k: float) -> tuple[Array, float]:

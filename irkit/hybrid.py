@@ -8,10 +8,10 @@ from typing import overload
 from irkit.data import Document
 from irkit.data.given import Queries, given_queries
 from irkit.errors import BadTypeError, BadValueError
-from irkit.fusion import Method, check_counts, fuse
+from irkit.fusion import Method, fuse
 from irkit.lookup import Filter, Hit, given_strings
 from irkit.retriever import Retriever
-from irkit.run import Run
+from irkit.run import Run, check_counts
 
 __all__ = ["Hybrid"]
 

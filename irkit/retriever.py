@@ -42,7 +42,7 @@ from irkit.reranking import (
     rerank_run,
     rerank_texts,
 )
-from irkit.run import Run
+from irkit.run import Run, check_counts
 
 __all__ = ["Hit", "Retriever"]
 
@@ -482,8 +482,7 @@ class Retriever:
     def _find(self, texts: list[Any], k: int, filter: Filter | None) -> Iterator[Hits]:
         """Rows and scores of some queries at a time."""
         self._check_build()
-        if not isinstance(k, int | np.integer) or k < 1:
-            raise BadValueError(f"search: k is {k!r}; expected a whole number of 1 or more")
+        check_counts("search", k=k)
         k = min(int(k), max(1, len(self.index)))
         allowed = None if filter is None else allowed_rows(self.documents, filter)
         for start in range(0, len(texts), _QUERIES):

@@ -18,7 +18,7 @@ from irkit.data.files import decode, name_of, parse_json, read_lines
 from irkit.errors import BadTypeError, BadValueError
 from irkit.files import replacing
 
-__all__ = ["Run", "ScoredDoc", "check_trec_words", "is_jsonl"]
+__all__ = ["Run", "ScoredDoc", "check_counts", "check_trec_words", "is_jsonl"]
 
 Ranking: TypeAlias = tuple[str, Sequence[str], "Sequence[float] | np.ndarray[Any, Any]"]
 """Query id, document ids and their scores."""
@@ -141,8 +141,7 @@ class Run:
 
     def cut(self, k: int) -> Run:
         """The best ``k`` results of every query."""
-        if not isinstance(k, int) or k < 1:
-            raise BadValueError(f"Run.cut: expected a whole number k of at least 1, got {k!r}")
+        check_counts("Run.cut", k=k)
         return Run.from_dict({query_id: dict(self[query_id][:k]) for query_id in self._rows})
 
     def without_identical_ids(self) -> Run:
@@ -230,6 +229,17 @@ def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any
         twice = next(doc_id for i, doc_id in enumerate(doc_ids) if doc_id in doc_ids[:i])
         raise BadValueError(f"Run: query {query_id!r} ranks document {twice!r} twice")
     return values
+
+
+def check_counts(operation: str, **counts: object) -> None:
+    """Refuse numbers of results that are not whole numbers of 1 or more.
+
+    Raises:
+        BadValueError: One is not; the message names it.
+    """
+    for name, value in counts.items():
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise BadValueError(f"{operation}: {name} is {value!r}; expected a whole number of 1 or more")
 
 
 def check_trec_words(words: Iterable[str]) -> None:
