@@ -246,6 +246,11 @@ def test_what_cannot_be_carried_out_is_refused_before_the_first_step(
     refused(ConfigError, "gradient_cache_size does nothing", "pretraining.train.gradient_cache_size=2")
     refused(ConfigError, "give `validation`", "pretraining.validation=null")
     refused(ConfigError, "dataloader_drop_last does nothing", "pretraining.train.dataloader_drop_last=true")
+    workers = (
+        "pretraining.train.dataloader_num_workers=1",
+        "pretraining.train.dataloader_persistent_workers=1",
+    )
+    refused(ConfigError, "dataloader_persistent_workers does nothing", *workers)
     refused(ConfigError, "weight: .* greater than 0", "pretraining.objectives.0.weight=0")
     taught = "{kind: distillation, cosine: 0, mse: 0, states: 0}"
     refused(ConfigError, "which teaches nothing", f"pretraining.objectives.1={taught}")

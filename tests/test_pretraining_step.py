@@ -31,6 +31,7 @@ from irkit.training.pretraining.base import BaseObjective
 from irkit.training.pretraining.batches import PretrainCollator
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
 from irkit.training.pretraining.step import PretrainStep, validate
+from irkit.training.text_training import text_trainer
 from irkit.training.texts import _Order, text_loader
 from irkit.training.trainer import Trainer
 
@@ -276,6 +277,17 @@ def trainer(base: Path, out: Path, dropout: float = 0.1, **values: Any) -> Train
         workers=args.dataloader_num_workers,
     )
     return Trainer(step, args, loader)
+
+
+def test_texts_are_read_as_far_ahead_as_was_asked_for(tiny_bert: Path, tmp_path: Path) -> None:
+    corpus, tokenizer = tmp_path / "texts.txt", Tokenizer.from_pretrained(tiny_bert)
+    corpus.write_text("".join(f"{text}\n" for text in TEXTS))
+    step = PretrainStep(make(tokenizer), [MaskedAutoEncoding()])
+    for wished, more in ((5, {"dataloader_prefetch_factor": 5}), (2, {})):  # which is torch's own
+        values = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 1, **more}
+        args = TrainingArguments.parse(values, tmp_path / "out")
+        loader = text_trainer(step, args, [str(corpus)], PretrainCollator(tokenizer)).get_train_dataloader()
+        assert loader.prefetch_factor == wished
 
 
 def history(trained: Trainer, name: str) -> list[float]:

@@ -111,6 +111,11 @@ def test_overrides_go_before_the_file(tmp_path: Path) -> None:
         ("train.per_device_train_batch_size=0", "train.per_device_train_batch_size: expected 1 or more"),
         ("train.learning_rate=-1e-5", "train.learning_rate: expected 0 or more, got -1e-05"),
         ("train.learning_rate=.nan", "train.learning_rate: expected 0 or more, got nan"),
+        ("train.learning_rate=0", "train.learning_rate: expected more than 0, got 0"),
+        ("train={learning_rate: 0, learning_rates: {head: 0}}", "train.learning_rate: expected more than 0"),
+        ("train.lora={lora_alpha: 0}", "train.lora.lora_alpha: expected more than 0, got 0"),
+        ("train.lora={lora_alpha: .nan}", "train.lora.lora_alpha: expected more than 0, got nan"),
+        ("train.dataloader_prefetch_factor=0", "train.dataloader_prefetch_factor: expected 1 or more"),
         ("train.num_train_epochs=0", "train.num_train_epochs: expected more than 0, got 0"),
         ("train.eval_steps=0", "train.eval_steps: expected more than 0"),
         ("train.learning_rates={'(': 1e-3}", r"train.learning_rates: '\(' is no pattern"),
@@ -141,6 +146,11 @@ def test_overrides_go_before_the_file(tmp_path: Path) -> None:
 def test_mistakes_are_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainRecipe.resolve(recipe(), [override])
+
+
+def test_what_has_a_rate_of_its_own_may_be_all_that_is_trained() -> None:
+    resolved = TrainRecipe.resolve(recipe(), ["train={learning_rate: 0, learning_rates: {head: 1e-3}}"])
+    assert resolved.train["learning_rate"] == 0
 
 
 def test_file_is_named(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ _OF_TRANSFORMERS = (
 )
 _AT_LEAST = {
     1: "per_device_train_batch_size gradient_accumulation_steps tokens_per_batch gradient_cache_size "
-    "early_stopping_patience save_total_limit",
+    "early_stopping_patience save_total_limit dataloader_prefetch_factor",
     0: "learning_rate warmup_steps weight_decay max_grad_norm early_stopping_threshold seed "
     "dataloader_num_workers",
 }
@@ -165,10 +165,9 @@ def check_text_arguments(given: Mapping[str, Any], validation: str | None) -> di
         raise ConfigError(f"train.{name} needs texts to evaluate on; give `validation`")
     if values.get("gradient_cache_size") is not None:
         raise ConfigError("train.gradient_cache_size does nothing for texts without queries; leave it out")
-    if values.get("dataloader_drop_last"):
-        raise ConfigError(
-            "train.dataloader_drop_last does nothing for texts, which are read again; leave it out"
-        )
+    for name in ("dataloader_drop_last", "dataloader_persistent_workers"):
+        if values.get(name):
+            raise ConfigError(f"train.{name} does nothing for texts, which have no end; leave it out")
     return values
 
 
@@ -187,13 +186,22 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
         for name in names.split():
             if (number := values.get(name)) is not None and not least <= number < math.inf:
                 raise ConfigError(f"{source}.{name}: expected {least} or more, got {number!r}")
+    if values.get("learning_rate") == 0 and not any(values.get("learning_rates", {}).values()):
+        raise ConfigError(f"{source}.learning_rate: expected more than 0, got 0, by which nothing is trained")
+    alpha = (values.get("lora") or {}).get("lora_alpha")
+    if isinstance(alpha, int | float) and not 0 < alpha < math.inf:
+        raise ConfigError(f"{source}.lora.lora_alpha: expected more than 0, got {alpha!r}")
     steps = values.get("max_steps", -1)
     if steps < 1 and steps != -1:
         raise ConfigError(f"{source}.max_steps: expected 1 or more, or -1 for none, got {steps!r}")
     for name in _MORE_THAN_NOTHING.split():
         if (number := values.get(name)) is not None and not 0 < number < math.inf:
             raise ConfigError(f"{source}.{name}: expected more than 0, got {number!r}")
-    for pattern, rate in values.get("learning_rates", {}).items():
+    _check_rates(values.get("learning_rates", {}), source)
+
+
+def _check_rates(rates: Mapping[str, float], source: str) -> None:
+    for pattern, rate in rates.items():
         try:
             re.compile(pattern)
         except re.error as error:

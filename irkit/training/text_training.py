@@ -50,6 +50,8 @@ def text_trainer(
         share=(arguments.process_index, arguments.world_size),
         workers=arguments.dataloader_num_workers,
     )
+    if arguments.dataloader_prefetch_factor is not None:
+        loader.prefetch_factor = arguments.dataloader_prefetch_factor
     log = Path(str(arguments.output_dir)).parent / "log.jsonl"
     return Trainer(step, arguments, loader, evaluation=evaluation, callbacks=[TrainingLog(log)])
 
