@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from irkit.encoder import Encoder
-from irkit.encoder.attention import attend
+from irkit.encoder.attention import _flash_kernel, attend, pick_backend
 from irkit.encoder.weights import export_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.ragged import Ragged
@@ -354,12 +355,19 @@ def test_unpadded_encoding_needs_no_tokens(bert: Path) -> None:
         assert hidden.values.isfinite().all()
 
 
+def heads_of(name: str, heads: int) -> transformers.PretrainedConfig:
+    config = FAMILIES[name]
+    return type(config)(**{**config.to_dict(), "num_attention_heads": heads})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("partly", [False, True])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-@pytest.mark.parametrize("attention", ["sdpa", "flash"])
-def test_cuda_backends_agree_with_float32(name: str, attention: str, partly: bool, tmp_path: Path) -> None:
-    reference(FAMILIES[name]).save_pretrained(tmp_path)
+@pytest.mark.parametrize(("attention", "heads"), [("sdpa", 4), ("flash", 3), ("flash", 4)])  # 16 or 12 wide
+def test_cuda_backends_agree_with_float32(
+    name: str, attention: str, heads: int, partly: bool, tmp_path: Path
+) -> None:
+    reference(heads_of(name, heads)).save_pretrained(tmp_path)
     tokens = batch(LENGTHS)
     attended = (tokens.lengths - 3).clamp(min=1) if partly else None
     with torch.no_grad():
@@ -371,6 +379,57 @@ def test_cuda_backends_agree_with_float32(name: str, attention: str, partly: boo
             for model in (plain, fused)
         ]
     assert errors[1] <= 2 * errors[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.parametrize(("attention", "heads"), [("sdpa", 4), ("flash", 3), ("flash", 4)])
+def test_gradients_under_autocast_on_cuda(name: str, attention: str, heads: int, tmp_path: Path) -> None:
+    reference(heads_of(name, heads)).save_pretrained(tmp_path)
+    tokens, found = batch(LENGTHS).to("cuda"), []
+    for backend, half in (("eager", False), ("eager", True), (attention, True)):
+        encoder = Encoder.from_pretrained(tmp_path, attention=backend).cuda()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            hidden = encoder(tokens).values
+        upstream = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
+        weights = [encoder.layers[0].qkv.weight, encoder.embeddings.word.weight]
+        found.append(torch.autograd.grad(hidden, weights, upstream.to(hidden)))
+    for exact, plain, fused in zip(*found, strict=True):
+        errors = [(each - exact).square().mean().sqrt() for each in (plain, fused)]
+        assert errors[1] <= 2 * errors[0]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_attention_is_called_as_torch_has_it(window: int | None) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        values = torch.empty(9, 2, 16, dtype=torch.bfloat16, device="cuda")
+        offsets = torch.empty(4, dtype=torch.int32, device="cuda")
+        rows = SimpleNamespace(values=values, offsets=offsets, max_length=5)
+        out = _flash_kernel()(rows, rows, rows, window, 0.0)
+        assert (out.shape, out.dtype, out.device.type) == (values.shape, values.dtype, "cuda")
+
+
+@pytest.mark.parametrize("width", [12, 264])
+def test_heads_that_flash_attention_does_not_know(width: int) -> None:
+    rows = batch([3, 0, 5]).with_values(torch.randn(8, 2, width))
+    expected = attend(rows, rows, rows, backend="eager")
+    torch.testing.assert_close(attend(rows, rows, rows, backend="flash"), expected)
+
+
+def test_backends_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert pick_backend("auto", gpu, torch.bfloat16) == "flash"
+    assert pick_backend("auto", gpu, torch.float32) == "sdpa"
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert pick_backend("flash", gpu, torch.float32) == "flash"
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert pick_backend("auto", gpu, torch.float16) == "sdpa"
 
 
 @pytest.mark.parametrize("lengths", [(3, 3), (2, 4)])

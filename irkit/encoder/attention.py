@@ -17,6 +17,7 @@ from irkit.ragged import Ragged
 __all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rotate"]
 
 _ROWS = 128  # rotated together: in float32 they stay in the cache
+_WIDEST = 256  # heads of flash attention, whose widths are multiples of 8
 
 Backend = Literal["eager", "sdpa", "flash"]
 
@@ -73,19 +74,21 @@ def leading(tokens: Ragged, lengths: Tensor) -> Ragged:
 def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend:
     """The backend for ``wish``, one of auto, eager, sdpa and flash.
 
-    ``auto`` is flash on CUDA in half precision where a kernel is installed, sdpa elsewhere.
+    ``auto`` is flash on CUDA in half precision, be it that of autocast, where a kernel is installed and the
+    GPU is one that it runs on; sdpa elsewhere.
 
     Raises:
         BadValueError: The wish is unknown, or flash was wished for where it cannot run.
         MissingDependencyError: flash was wished for and neither torch nor flash-attn has it.
     """
-    able = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    able = device.type == "cuda" and _cast(dtype) in (torch.float16, torch.bfloat16)
+    able = able and torch.cuda.get_device_capability(device) >= (8, 0)
     if wish == "auto":
         return "flash" if able and _flash_kernel() is not None else "sdpa"
     if wish == "flash":
         if not able:
             raise BadValueError(
-                f"attention='flash' needs float16 or bfloat16 on CUDA, got {dtype} on {device}"
+                f"attention='flash' needs float16 or bfloat16 on CUDA from Ampere on, got {dtype} on {device}"
             )
         if _flash_kernel() is None:
             raise MissingDependencyError(
@@ -203,12 +206,11 @@ def _flash_kernel() -> Callable[..., Tensor] | None:
         function, knows_dropout = varlen.varlen_attn, False
 
     def run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
-        if dropout and not knows_dropout:
+        width = query.values.shape[-1]
+        if width % 8 or width > _WIDEST or (dropout and not knows_dropout):
             return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
         out: Tensor = function(
-            query.values,
-            key.values,
-            value.values,
+            *(x.values.to(_cast(x.values.dtype)) for x in (query, key, value)),
             query.offsets,
             key.offsets,
             query.max_length,
@@ -219,3 +221,8 @@ def _flash_kernel() -> Callable[..., Tensor] | None:
         return out
 
     return run
+
+
+def _cast(dtype: torch.dtype) -> torch.dtype:
+    """To what autocast on CUDA turns numbers; flash attention it does not know."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype

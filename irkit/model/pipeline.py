@@ -57,8 +57,7 @@ class Pipeline(nn.Module):
         """
         super().__init__()
         keep_few_shapes()
-        place = next((weight.device for weight in encoder.parameters()), None)
-        self.tokenizer, self.encoder, self.head = tokenizer, encoder, head.to(place)
+        self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
         self.prompts = {"query": "", "document": "", **(prompts or {})}
         self.default_prompt_name = default_prompt_name
         known = SIMILARITIES[head.kind]
@@ -67,6 +66,7 @@ class Pipeline(nn.Module):
         self._follow_pooling()
         if isinstance(head, MultiVectorHead) and head.skip_ids is None:
             head.skip(tokenizer.ids(head.config.skiplist_words))
+        head.to(next((weight.device for weight in encoder.parameters()), None))
         self.query_model: Pipeline | None = None
         self.tokens_per_step: int | None = None
         self.devices: list[torch.device] = []
