@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
+import subprocess
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -189,11 +190,15 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
         except (AssertionError, NameError, ValueError, TypeError) as error:
             raise BadValueError(f"measure {name!r}: {error or 'not understood'}. {_nearest(name)}") from error
         for key in {"cutoff", "rel"} & measure.params.keys():
-            if isinstance(measure.params[key], bool) or measure.params[key] < 1:  # trec_eval would abort
-                raise BadValueError(f"measure {name!r}: expected {key} of at least 1")
+            value = measure.params[key]
+            if isinstance(value, bool) or not 1 <= value < 1 << 31:  # trec_eval would abort
+                raise BadValueError(f"measure {name!r}: expected {key} of at least 1 and below 2^31")
+        gains = measure.params.get("gains", {})
+        if not all(type(number) is int for pair in gains.items() for number in pair):
+            raise BadValueError(f"measure {name!r}: expected whole numbers as gains, such as {{1: 1, 2: 3}}")
         if not ir_measures.DefaultPipeline.supports(measure):  # type: ignore[no-untyped-call]
             raise BadValueError(
-                f"measure {name!r}: needs a package that is not installed; try "
+                f"measure {name!r}: needs a package that is not installed, or other parameters; try "
                 "pip install 'ir-measures[cwl-eval,pyndeval]'"
             )
         chosen[name] = measure
@@ -239,13 +244,23 @@ def _score(measures: set[Any], qrels: Qrels, run: Run) -> dict[Any, dict[str, fl
     """Measure -> query -> value, the queries in the order of ``qrels``."""
     import ir_measures
 
-    results = {query: dict(run[query]) for query in run.query_ids if query in qrels and run[query]}
+    queries = list(qrels)  # of which gdeval reads numbers only
+    judged = dict(zip(map(str, range(len(queries))), for_library(qrels).values(), strict=True))
+    rankings = [dict(run[query]) if query in run else {} for query in queries]
+    results = {str(number): ranking for number, ranking in enumerate(rankings) if ranking}
     found: dict[Any, dict[str, float]] = {measure: {} for measure in measures}
     # gains apart: ir_measures may score a plain nDCG with those of another one that is asked at once
     gained = [measure for measure in measures if "gains" in measure.params]
     for group in ([*measures - set(gained)], *([measure] for measure in gained)):
-        for metric in ir_measures.iter_calc(group, for_library(qrels), results) if group else ():
-            found[metric.measure][metric.query_id] = metric.value
+        try:
+            for metric in ir_measures.iter_calc(group, judged, results) if group else ():
+                found[metric.measure][queries[int(metric.query_id)]] = metric.value
+        except subprocess.CalledProcessError as error:
+            names = [str(measure) for measure in group if measure.NAME == "ERR" or "dcg" in measure.params]
+            raise BadValueError(
+                f"evaluate: {', '.join(names)}: gdeval, which computes it, refused grades or ids; expected grades "
+                "up to 4 and no spaces. nDCG(gains={1: 1, 2: 3, 3: 7, ...})@10 has the gains of exp-log2, too"
+            ) from error
     for measure in measures:  # what counts the judgments alone must not depend on the run
         if measure.NAME == "NumQ":
             found[measure] = dict.fromkeys(qrels, 1.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -97,6 +98,10 @@ def test_names_are_kept_as_given_and_split_outside_parentheses():
         ("ndcg@10", "Did you mean nDCG"),
         ("nDCG@0", "cutoff of at least 1"),
         ("P(rel=0)@5", "rel of at least 1"),
+        ("R(rel=10000000000)@5", "rel of at least 1 and below 2.31"),
+        ("nDCG(gains={1: 'a'})@10", "expected whole numbers as gains"),
+        ("nDCG(gains={1: 1.5})@10", "expected whole numbers as gains"),
+        ("nDCG(dcg='exp-log2')", "not installed, or other parameters"),
         ("nDCG@-1", "nDCG@-1"),
         ("P(cutoff=True)", "cutoff of at least"),
         ("R", "cutoff"),
@@ -210,3 +215,25 @@ def test_gains_do_not_reach_other_measures(others):
     qrels, run = {"q": {"a": 1, "b": 3}}, {"q": {"a": 2.0, "b": 1.0}}
     values = evaluate(run, qrels, ["nDCG(gains={1:3})", *others]).mean
     assert values == {name: evaluate(run, qrels, name).mean[name] for name in values}
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="gdeval is written in Perl")
+def test_gains_of_powers_of_two_whatever_queries_are_called():
+    """gdeval itself reads numbers only, and of "a-1" and "b-1" the 1."""
+    qrels = {"a-1": {"d1": 1, "d2": 3, "d3": 0}, "b-1": {"d1": 2}, "two words": {"d9": 1}, "none": {"d1": 0}}
+    run = {"b-1": {"d2": 3.0, "d1": 2.0}, "a-1": {"d3": 2.0, "d2": 1.0, "d1": 0.5}, "none": {"d1": 1.0}}
+    found = evaluate(run, qrels, "nDCG(dcg='exp-log2')@10 nDCG(gains={1:1,2:3,3:7})@10 ERR@2").per_query
+    written_out, gdeval = found["nDCG(gains={1:1,2:3,3:7})@10"], found["nDCG(dcg='exp-log2')@10"]
+    assert gdeval == pytest.approx(written_out, abs=1e-5)  # as many digits as it prints
+    assert list(gdeval) == list(qrels)
+    # the second document stops 7 or 3 of 16 readers, see Chapelle et al. 2009
+    assert found["ERR@2"] == pytest.approx(
+        {"a-1": 7 / 32, "b-1": 3 / 32, "two words": 0, "none": 0}, abs=1e-5
+    )
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="gdeval is written in Perl")
+@pytest.mark.parametrize(("doc", "grade"), [("d1", 5), ("d 1", 1)])
+def test_what_gdeval_refuses_is_said(doc, grade):
+    with pytest.raises(BadValueError, match=r"evaluate: ERR@10: gdeval.* up to 4 .*nDCG\(gains="):
+        evaluate({"q": {doc: 1.0}}, {"q": {doc: grade}}, "ERR@10 P@5")
