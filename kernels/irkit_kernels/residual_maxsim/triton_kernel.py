@@ -165,7 +165,8 @@ def _launch(table: Tensor, queries: Tensor, query_offsets: Tensor, *rest: Tensor
             D=queries.shape[1] if nbits else 1,
             NBITS=nbits,
             WIDTH=width,
-            BLOCK_W=min(64, max(16, triton.next_power_of_2(width))),
+            # products of float32 go through registers, which more would overflow
+            BLOCK_W=min(32 if queries.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(width))),
             BLOCK_Q=min(64, max(16, triton.next_power_of_2(average))),
             **_OPTIONS,
         )

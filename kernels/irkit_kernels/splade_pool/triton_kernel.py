@@ -16,16 +16,8 @@ _INTERPRETED = bool(triton.knobs.runtime.interpret)
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
 _GROUP = 16  # sequences that pass over the vocabulary together, so that their tokens stay in the cache
 _CONFIGS = [
-    triton.Config({"BLOCK_V": v, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
-    for v, k, warps, stages in (
-        (64, 32, 4, 3),
-        (64, 64, 4, 4),
-        (128, 32, 4, 4),
-        (128, 64, 4, 3),
-        (128, 64, 8, 3),
-        (256, 32, 8, 3),
-        (256, 64, 8, 3),
-    )
+    triton.Config({"BLOCK_V": block}, num_warps=warps, num_stages=stages)
+    for block, warps, stages in ((64, 4, 4), (128, 4, 3), (128, 8, 3), (128, 8, 4), (256, 8, 3))
 ]
 
 
@@ -123,6 +115,9 @@ def forward(
     out = hidden.new_empty(n, v, dtype=torch.float32)
     argmax = hidden.new_empty(n if with_argmax else 0, v, dtype=torch.int32)
     average = len(hidden) // max(1, n)
+    # products of float32 go through registers, and so do the places of maxima: larger blocks overflow them
+    half = hidden.dtype != torch.float32
+    most = 128 if half and not with_argmax else 64
 
     def grid(config: dict[str, int]) -> tuple[int]:
         return (n * triton.cdiv(v, config["BLOCK_V"]),)
@@ -144,7 +139,8 @@ def forward(
                 WITH_BIAS=bias is not None,
                 WITH_ARGMAX=with_argmax,
                 GROUP=_GROUP,
-                BLOCK_T=min(128, max(16, triton.next_power_of_2(average))),
+                BLOCK_T=min(most, max(16, triton.next_power_of_2(average))),
+                BLOCK_K=min(64, max(16, triton.next_power_of_2(d))) if half else 16,
                 **_OPTIONS,
             )
     return out, argmax
