@@ -258,8 +258,8 @@ def _score(measures: set[Any], qrels: Qrels, run: Run) -> dict[Any, dict[str, fl
         except subprocess.CalledProcessError as error:
             names = [str(measure) for measure in group if measure.NAME == "ERR" or "dcg" in measure.params]
             raise BadValueError(
-                f"evaluate: {', '.join(names)}: gdeval, which computes it, refused grades or ids; expected grades "
-                "up to 4 and no spaces. nDCG(gains={1: 1, 2: 3, 3: 7, ...})@10 has the gains of exp-log2, too"
+                f"evaluate: {', '.join(names)}: gdeval, which computes it, takes grades up to 4; instead of "
+                "nDCG(dcg='exp-log2')@10 take nDCG(gains={1: 1, 2: 3, 3: 7, ...})@10, which takes any"
             ) from error
     for measure in measures:  # what counts the judgments alone must not depend on the run
         if measure.NAME == "NumQ":

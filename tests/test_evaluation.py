@@ -233,7 +233,6 @@ def test_gains_of_powers_of_two_whatever_queries_are_called():
 
 
 @pytest.mark.skipif(shutil.which("perl") is None, reason="gdeval is written in Perl")
-@pytest.mark.parametrize(("doc", "grade"), [("d1", 5), ("d 1", 1)])
-def test_what_gdeval_refuses_is_said(doc, grade):
-    with pytest.raises(BadValueError, match=r"evaluate: ERR@10: gdeval.* up to 4 .*nDCG\(gains="):
-        evaluate({"q": {doc: 1.0}}, {"q": {doc: grade}}, "ERR@10 P@5")
+def test_what_gdeval_refuses_is_said():
+    with pytest.raises(BadValueError, match=r"evaluate: ERR@10: gdeval.* up to 4; .*nDCG\(gains="):
+        evaluate({"q": {"d": 1.0}}, {"q": {"d": 5}}, "ERR@10 P@5")
