@@ -711,7 +711,15 @@ def test_a_baseline_needs_a_run_to_compare(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verb", "key", "taker"),
-    [("train", "pretraining", "pretrain"), ("train", "baseline", "study"), ("study", "losses", "train")],
+    [
+        ("train", "pretraining", "pretrain"),
+        ("train", "baseline", "study"),
+        ("study", "losses", "train"),
+        ("pretrain", "losses", "train"),
+        ("pretrain", "vocabulary", "transfer-vocab"),
+        ("transfer-vocab", "losses", "train"),
+        ("transfer-vocab", "pretraining", "pretrain"),
+    ],
 )
 def test_file_of_another_verb_is_named(call: Call, tmp_path: Path, verb: str, key: str, taker: str) -> None:
     file = tmp_path / "file.yaml"

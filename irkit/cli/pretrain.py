@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, goes_on
+from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, check_verb, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 
@@ -33,6 +33,7 @@ def pretrain(
     """
     from irkit.training.pretraining.recipe import PretrainRecipe
 
+    check_verb(recipe, "pretrain")
     resolved = PretrainRecipe.resolve(recipe, override or ())
     if print_config:
         typer.echo(resolved.to_yaml(), nl=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irkit.cli.options import ModelOut, PrintConfig, goes_on
+from irkit.cli.options import ModelOut, PrintConfig, check_verb, goes_on
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError
 from irkit.files import check_folder
@@ -51,6 +51,7 @@ def transfer_vocab(
             )
         from irkit.vocabulary.recipe import VocabularyRecipe
 
+        check_verb(Path(source), "transfer-vocab")
         recipe = VocabularyRecipe.resolve(source, override or ())
         if print_config:
             typer.echo(recipe.to_yaml(), nl=False)
