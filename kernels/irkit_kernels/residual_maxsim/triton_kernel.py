@@ -39,7 +39,7 @@ def _residual(
     """Products of the levels of tokens with query tokens, plane by plane."""
     total = tl.zeros([BLOCK_D, BLOCK_Q], tl.float32)
     columns = tl.arange(0, BLOCK_W)
-    for plane in tl.static_range(8 // NBITS):
+    for plane in range(8 // NBITS):
         for first in range(0, WIDTH, BLOCK_W):
             place = first + columns
             dims = plane * WIDTH + place
