@@ -92,6 +92,32 @@ def test_what_is_more_than_a_linear_map_is_called():
     torch.testing.assert_close(seen[0], once)
 
 
+def test_hooks_of_all_modules_and_a_forward_put_in_its_place_are_respected():
+    layer, x, seen = nn.Linear(8, 8), torch.randn(64, 8), []
+    with torch.no_grad():
+        once = apply_linear(layer, x)
+        for register in (
+            torch.nn.modules.module.register_module_forward_hook,
+            torch.nn.modules.module.register_module_forward_pre_hook,
+        ):
+            hook = register(lambda module, *_: seen.append(module))
+            torch.testing.assert_close(apply_linear(layer, x), once)
+            hook.remove()
+            apply_linear(layer, x)
+        assert seen == [layer, layer]
+        layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
+        torch.testing.assert_close(apply_linear(layer, x), 2 * once)
+        del layer.forward
+        torch.testing.assert_close(apply_linear(layer, x), once)
+
+
+def test_hooks_of_gradients_are_respected():
+    layer, seen = nn.Linear(8, 8), []
+    layer.register_full_backward_hook(lambda _, inputs, outputs: seen.append(outputs[0]))
+    apply_linear(layer, torch.randn(64, 8, requires_grad=True)).sum().backward()
+    assert torch.equal(seen[0], torch.ones(64, 8))
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from([0, 1, 127, 128, 300]), st.sampled_from([2, 6, 64]), DTYPES, st.booleans())
 def test_rotation_in_place_is_the_one_with_gradients(rows, width, dtype, interleaved):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from irkit.encoder.attention import Backend, attend, leading, rotary_table, rotate
 from irkit.encoder.config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.dropout import Dropout
-from irkit.encoder.linear import ACTIVATIONS, apply_linear, linear
+from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear
 from irkit.ragged import Ragged
 
 __all__ = ["Context", "Embeddings", "Layer", "make_norm"]
@@ -203,7 +203,7 @@ class Layer(nn.Module):
             x = self.attention_norm(x)
         if isinstance(self.qkv, nn.ModuleList):
             split = tuple(part(x) for part in self.qkv[first:last])
-        elif isinstance(self.qkv, nn.Linear) and last - first < 3:
+        elif last - first < 3 and is_plain(self.qkv):
             weight, bias = (
                 None if part is None else part[first * size : last * size]
                 for part in (self.qkv.weight, self.qkv.bias)

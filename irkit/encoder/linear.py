@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
 from irkit.encoder.config import Activation
 
-__all__ = ["ACTIVATIONS", "apply_linear", "linear"]
+__all__ = ["ACTIVATIONS", "apply_linear", "is_plain", "linear"]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -48,11 +50,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
 
 
 def apply_linear(layer: nn.Module, x: Tensor, activation: Activation | None = None) -> Tensor:
-    """``activation(layer(x))`` of a linear map; one that is more (int8, LoRA) is called as it is."""
-    if type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks:
+    """``activation(layer(x))`` of a linear map; one that is more (int8, LoRA, hooks) is called as it is."""
+    if is_plain(layer):
         return linear(x, layer.weight, layer.bias, activation)
     y: Tensor = layer(x)
     return y if activation is None else ACTIVATIONS[activation](y)
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether to call a layer is to multiply by its weight, and nobody is to be told of the call."""
+    return (
+        type(layer) is nn.Linear
+        and "forward" not in layer.__dict__
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (layer._backward_hooks or layer._backward_pre_hooks)
+        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
 
 
 def _fits_onednn(x: Tensor, weight: Tensor) -> bool:
