@@ -204,6 +204,16 @@ def test_every_option_is_explained() -> None:
             assert not option.startswith("--") or option in section[1] or option == "--help", (name, option)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_in_sentences_have_these_options(page: Path) -> None:
+    from irkit.cli import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for verb, rest in re.findall(r"`irkit ([a-z][a-z-]*)([^`]*)`", BLOCK.sub("", page.read_text())):
+        known = {option for parameter in commands[verb].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z][\w-]*", rest)) <= known | {"--help"}, (verb, rest)
+
+
 def test_every_setting_is_explained() -> None:
     page = (ROOT / "docs" / "indexes.md").read_text()
     for name, field in FaissConfig.model_fields.items():
