@@ -356,7 +356,7 @@ def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever goes wrong inside transformers
         raise ConfigError(f"loading the tokenizer of {folder} through transformers: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)

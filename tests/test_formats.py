@@ -16,6 +16,7 @@ from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.formats import sentence_transformers as layout
 from irkit.heads import Normalize, PooledHead, Projection
 from irkit.model import Model, hub
+from irkit.training.teachers import load_teacher
 
 TEXTS = ["", "the search index", "a neural model of text?", "vector " * 90, "x", "'in on' the token - 42"]
 
@@ -195,6 +196,24 @@ def test_classifiers_and_adapters_are_refused(peer, tiny_bert, tmp_path):
         for load in (Model.from_pretrained, Model.multi_vector):
             with pytest.raises(ConfigError, match=r"a PEFT adapter .* merge"):
                 load(tmp_path / folder)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tiny_bert, tmp_path, monkeypatch):
+    shutil.copytree(tiny_bert, tmp_path / "custom")
+    config = json.loads((tiny_bert / "config.json").read_text())
+    code = {
+        "AutoConfig": "own.Config",
+        "AutoModel": "own.Model",
+        "AutoModelForSequenceClassification": "own.Model",
+    }
+    names = {"model_type": "own", "architectures": ["Model"], "auto_map": code}
+    write(tmp_path / "custom" / "config.json", config | names)
+    (tmp_path / "custom" / "own.py").write_text("raise AssertionError")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run it"))
+    with pytest.raises(ConfigError, match="custom code"):
+        Model.from_pretrained(tmp_path / "custom")
+    with pytest.raises(StorageError, match="custom code"):
+        load_teacher(f"cross-encoder:{tmp_path / 'custom'}")
 
 
 def test_passage_and_corpus_are_names_of_the_document_prompt(peer, tiny_bert, tmp_path):

@@ -196,7 +196,11 @@ def _load(kind: str, directory: str | Path, dtype: torch.dtype) -> Any:
 
     try:
         model, report = getattr(transformers, kind).from_pretrained(
-            str(directory), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(directory),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,  # or it asks on the terminal whether it may run what is there
+            output_loading_info=True,
         )
     except (ValueError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines()[0]

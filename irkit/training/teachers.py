@@ -147,8 +147,8 @@ class CrossEncoder:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.activation = activation
         try:
-            config = transformers.AutoConfig.from_pretrained(name)
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise StorageError(f"loading the cross-encoder {name}: {error}") from error
         architectures = config.architectures or []
@@ -160,7 +160,7 @@ class CrossEncoder:
             )
         with _quiet(transformers.utils.logging):
             model = transformers.AutoModelForSequenceClassification.from_pretrained(
-                name, dtype=precisions[dtype]
+                name, dtype=precisions[dtype], trust_remote_code=False
             )
         self.model = model.to(self.device).eval()
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
