@@ -537,7 +537,8 @@ def test_what_is_wrong_is_found_before_training(tmp_path: Path) -> None:
         check(unscored, {"targets"})
     lists = [Record("", "q", (), ("a", "b"), (1.0, 0.0), 0)]
     assert check(mixture(lists), {"targets"})["documents"] == 2
-    assert mixture(lists).has_scores
+    with pytest.raises(BadValueError, match="a loss is for examples with the scores of a teacher, and none"):
+        check(unscored, {"some_targets"})
     with pytest.raises(BadValueError, match="scores: false keeps them out"):
         check(mixture(lists, scores=False), {"targets"})
     with pytest.raises(BadValueError, match="no example has a document that is known to be relevant"):

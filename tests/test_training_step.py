@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 class Seen:
     """A loss that keeps what it is shown."""
 
-    kind, weight, guide = "seen", 1.0, None
+    kind, weight, guide, scored_only = "seen", 1.0, None, False
 
     def __init__(self, *needs: str) -> None:
         self.needs = frozenset(needs)
@@ -136,6 +137,22 @@ def test_losses_are_weighted_and_each_is_reported(tiny_bert: Any) -> None:
     step, batch = TrainStep(model, [KLDivergence(weight=3.0), MarginMSE(weight=0.25)]), make_batch(model)
     total = step(batch)
     assert total.item() == pytest.approx(3 * float(step.parts["kl"]) + float(step.parts["margin_mse"]) / 4)
+
+
+def test_losses_for_scored_examples_pass_over_the_others(tiny_bert: Any) -> None:
+    model = make_model(tiny_bert, "multi_vector")
+    step = TrainStep(model, [InfoNCE(), KLDivergence(scored_only=True)])
+    assert step.needs == {"in_batch", "positives", "some_targets"}
+    scored = make_batch(model)
+    both, pairs = step(scored), step(replace(scored, targets=None))
+    assert set(step.parts) == {"infonce"}
+    torch.testing.assert_close(pairs, TrainStep(model, [InfoNCE()])(scored))
+    torch.testing.assert_close(both, TrainStep(model, [InfoNCE(), KLDivergence()])(scored))
+    with pytest.raises(BadValueError, match=r"every loss is scored_only.* leave it out of one"):
+        TrainStep(model, [KLDivergence(scored_only=True)])
+    with pytest.raises(ValueError, match="'scored_only' is for losses that need the scores"):
+        InfoNCE(scored_only=True)
+    assert InfoNCE(threshold=1.0, scored_only=True).scored_only
 
 
 @pytest.mark.parametrize("kind", KINDS)

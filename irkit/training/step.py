@@ -81,7 +81,7 @@ class TrainStep(ModelStep):
         self.losses, self.regularizers = tuple(losses), tuple(regularizers)
         self.matryoshka, self.interaction = matryoshka, interaction
         self.gradient_cache_size = gradient_cache_size
-        self.needs = frozenset[str]().union(*(loss.needs for loss in losses))
+        self.needs = frozenset[str]().union(*map(_needs, losses))
         names = dict.fromkeys(str(getattr(loss, "guide", "")) for loss in losses if "guide" in loss.needs)
         self._guides = {name: _load_guide(name) for name in names}  # no submodules: they are not trained
         _check_guides(losses, self._guides, {model.dim} if matryoshka is None else {*matryoshka.dims})
@@ -107,10 +107,11 @@ class TrainStep(ModelStep):
             widths: list[tuple[int | None, float]] = [(self.model.truncate_dim, 1.0)]
             if self.matryoshka is not None:
                 widths = list(zip(self.matryoshka.dims, self.matryoshka.weights, strict=True))
+            losses = [loss for loss in self.losses if batch.targets is not None or not loss.scored_only]
             total = torch.zeros((), device=batch.own.device)
             for width, weight in widths:
                 scores = self._scores(joint, width)
-                for loss in self.losses:
+                for loss in losses:
                     guide = guides.get(getattr(loss, "guide", None) or "")
                     value = joint.share * loss(scores if guide is None else replace(scores, guide=guide))
                     self._note(loss.kind, value, width if self.matryoshka else None)
@@ -219,6 +220,11 @@ def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tens
     return scores
 
 
+def _needs(loss: Loss) -> frozenset[str]:
+    """As the loss says; targets of some batches, not of all, where it is for these alone."""
+    return loss.needs ^ {"targets", "some_targets"} if loss.scored_only else loss.needs
+
+
 def _load_guide(name: str) -> Model:
     guide = Model.from_pretrained(name)
     if guide.kind != "dense":
@@ -250,6 +256,10 @@ def _check(
     vectors = [loss.kind for loss in losses if "vectors" in loss.needs]
     if not losses:
         problem = "got no loss, expected at least one"
+    elif all(loss.scored_only for loss in losses):
+        problem = (
+            "every loss is scored_only: examples without scores would train nothing; leave it out of one"
+        )
     elif regularizers and kind != "sparse":
         problem = (
             f"the regulariser {regularizers[0].kind} is for sparse models, this one makes {kind} vectors"

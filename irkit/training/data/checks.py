@@ -18,8 +18,8 @@ def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
 
     Args:
         data: What is to be trained on.
-        needs: What losses need: with ``"targets"`` every document needs a score, with
-            ``"positives"`` some example a relevant document.
+        needs: What losses need: with ``"targets"`` every document needs a score, with ``"some_targets"``
+            those of one dataset at least, with ``"positives"`` some example a relevant document.
 
     Returns:
         How many ``datasets`` and ``examples`` there are (examples without streams), and the most
@@ -29,12 +29,12 @@ def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
         BadValueError: Texts are missing, or scores are.
         ConfigError: Documents with the highest scores are wanted where there are no scores.
     """
-    needed, most = set(needs), 0
+    needed, most, scored = set(needs), 0, False
     for dataset in data.datasets:
         sample = dataset.sample(_SAMPLE)
         _check_texts(dataset, sample)
         _check_ids(dataset, sample)
-        _check_scores(dataset, sample, needed)
+        scored |= _check_scores(dataset, sample, needed)
         if "positives" in needed and sample and not any(_relevant(dataset, record) for record in sample):
             raise BadValueError(
                 f"{dataset.config.source}: no example has a document that is known to be relevant, which a "
@@ -42,6 +42,8 @@ def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
             )
         widest = max(map(len, sample), default=1)
         most = max(most, min(dataset.config.documents or widest, widest))
+    if "some_targets" in needed and not scored:
+        raise BadValueError("data: a loss is for examples with the scores of a teacher, and none has any")
     examples = sum(len(dataset) for dataset in data.datasets if not dataset.streaming)
     return {"datasets": len(data.datasets), "examples": examples, "documents": most}
 
@@ -73,7 +75,8 @@ def _check_ids(dataset: Dataset, sample: list[Record]) -> None:
         )
 
 
-def _check_scores(dataset: Dataset, sample: list[Record], needed: set[str]) -> None:
+def _check_scores(dataset: Dataset, sample: list[Record], needed: set[str]) -> bool:
+    """Whether there are scores."""
     config = dataset.config
     without = sum(record.scores is None for record in sample) if config.scores else len(sample)
     if 0 < without < len(sample):
@@ -90,3 +93,4 @@ def _check_scores(dataset: Dataset, sample: list[Record], needed: set[str]) -> N
         raise BadValueError(
             f"{config.source}: a loss needs the scores of a teacher, and these examples have none; {why}"
         )
+    return not without

@@ -207,14 +207,6 @@ class Mixture:
         """Whether one of the datasets has no length."""
         return any(dataset.streaming for dataset in self.datasets)
 
-    @property
-    def has_scores(self) -> bool:
-        """Whether the first records of all datasets have scores that become targets."""
-        return all(
-            dataset.config.scores and all(record.scores is not None for record in dataset.sample(1))
-            for dataset in self.datasets
-        )
-
     def measure(self, model: Pipeline) -> None:
         """Estimate how many tokens each example has, from the bytes of its texts; reads the records once."""
         for dataset in self.datasets:

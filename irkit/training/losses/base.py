@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, Self, TypeAlias, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,10 +38,19 @@ class BaseLoss(Config):
     Attributes:
         kind: Name of the loss.
         weight: Its factor in the sum of all losses, applied by whoever sums.
+        scored_only: Of a loss that needs targets: batches without them are passed over, by whoever sums,
+            rather than refused; for mixtures of data with and without the scores of a teacher.
     """
 
     kind: str
     weight: float = Field(1.0, gt=0)
+    scored_only: bool = False
+
+    @model_validator(mode="after")
+    def _check_scored_only(self) -> Self:
+        if self.scored_only and "targets" not in self.needs:
+            raise ValueError("'scored_only' is for losses that need the scores of a teacher; leave it out")
+        return self
 
     @property
     def needs(self) -> frozenset[str]:
