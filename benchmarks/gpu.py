@@ -1,23 +1,32 @@
 """Suite ``gpu``: every test marked ``gpu``, every kernel bench and the encoders on CUDA, in under 8 minutes.
 
-Needs no data and no weights: models are random, lengths follow those of MS MARCO passages.
+Needs no data and no weights: models are random, lengths follow those of MS MARCO passages. Each part is a
+process of its own, ``python -m benchmarks.gpu PART FILE``, as an error on a GPU leaves a process of no
+further use. What has been measured is written at once.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks import tite
 from benchmarks.harness import Row, interleave, matmul_peak, ratio, write_results
-from benchmarks.kernels import run_kernels
+from benchmarks.kernels import benches
 
+ROOT = Path(__file__).parents[1]
+SECONDS, TESTS, PART = 470, 200, 120  # of all, at most of the tests, and of any other part
 PASSAGES, TOKENS_PER_STEP, BATCH = 4096, 32_768, 32
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+KERNELS = ("maxsim", "ragged_pool", "splade_pool")
 SHAPES = {
     "MiniLM-L6": (384, 6, 12, 1536),
     "BERT-base": (768, 12, 12, 3072),
@@ -32,19 +41,64 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("gpu: skipped, torch sees no CUDA device")
         raise SystemExit(0)
-    root = Path(__file__).parents[1]
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu"], cwd=root)
-    passed = tests.returncode == 0
-    rows: list[Row] = [{"what": "tests marked gpu", "correct": "passed" if passed else "FAILED"}]
-    for name, shape in SHAPES.items():
-        rows += measure_encoder(name, dict(zip(SIZES, shape, strict=True)), "cuda", PASSAGES)
+    end, rows = time.monotonic() + SECONDS, list[Row]()
+    failed = []
+    for name in ("tests", *parts()):
+        start = time.monotonic()
+        found = run_part(name, min(end - start, TESTS if name == "tests" else PART))
+        failed += [name] * any("error" in row for row in found)
+        rows += found
         write_results("gpu", rows)  # what is measured stays, whatever comes
-    pooling = tite.measure("cuda")
-    rows += [*tite.bars(pooling, "cuda"), *tite.table(pooling)]
-    write_results("gpu", rows)
-    write_results("gpu", [*rows, *run_kernels("cuda")])
-    if not passed:
-        raise SystemExit("gpu: tests failed, see above")
+        print(f"gpu: {name} took {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    if failed:
+        raise SystemExit(f"gpu: failed: {', '.join(failed)}; see above")
+
+
+def parts() -> dict[str, Callable[[], list[Row]]]:
+    """What is measured, by name."""
+    encoders = {
+        name: partial(measure_encoder, name, dict(zip(SIZES, shape, strict=True)), "cuda", PASSAGES)
+        for name, shape in SHAPES.items()
+    }
+    return {
+        **encoders,
+        "tite": measure_pooling,
+        **{f"kernel {name}": partial(bench, name) for name in KERNELS},
+    }
+
+
+def run_part(name: str, limit: float) -> list[Row]:
+    """Rows of a part, or one that says what was wrong; after ``limit`` seconds it is stopped."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "benchmarks.gpu", name, str(file)]
+        if name == "tests":
+            beside = ["-n", "8"] if find_spec("xdist") else []  # most of the time kernels are compiled
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors"]
+            command += [*beside, "--durations=10"]
+        try:
+            code = subprocess.run(command, cwd=ROOT, timeout=max(1.0, limit)).returncode
+        except subprocess.TimeoutExpired:
+            return [{"what": name, "error": f"stopped after {limit:.0f} s"}]
+        if name == "tests":
+            return [
+                {"what": "tests marked gpu", **({"error": f"code {code}"} if code else {"correct": "passed"})}
+            ]
+        if code:
+            return [{"what": name, "error": f"code {code}"}]
+        rows: list[Row] = json.loads(file.read_text())
+        return rows
+
+
+def measure_pooling() -> list[Row]:
+    """Encoders that pool, against those that do not."""
+    rows = tite.measure("cuda")
+    return [*tite.bars(rows, "cuda"), *tite.table(rows)]
+
+
+def bench(name: str) -> list[Row]:
+    """Rows of the bench of a kernel."""
+    return [{"kernel": name, **row} for row in benches("cuda")[name].run("cuda")]
 
 
 def measure_encoder(name: str, shape: dict[str, int], device: str, passages: int) -> list[Row]:
@@ -117,3 +171,7 @@ def measure_encoder(name: str, shape: dict[str, int], device: str, passages: int
         }
         for contender, times in seconds.items()
     ]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(parts()[sys.argv[1]]()))

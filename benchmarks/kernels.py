@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import Row, write_results
 
@@ -21,7 +22,12 @@ def main() -> None:
 
 def run_kernels(device: str) -> list[Row]:
     """Rows of every bench that knows ``device``, cpu or cuda."""
-    rows: list[Row] = []
+    return [{"kernel": name, **row} for name, bench in benches(device).items() for row in bench.run(device)]
+
+
+def benches(device: str) -> dict[str, Any]:
+    """Modules of the benches that know ``device``, by kernel."""
+    found = {}
     for file in sorted(FOLDER.glob("*/bench_*.py")):
         name = file.parent.name
         spec = importlib.util.spec_from_file_location(f"irkit_kernels.{name}.{file.stem}", file)
@@ -30,5 +36,5 @@ def run_kernels(device: str) -> list[Row]:
         bench = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(bench)
         if device in bench.DEVICES:
-            rows += [{"kernel": name, **row} for row in bench.run(device)]
-    return rows
+            found[name] = bench
+    return found

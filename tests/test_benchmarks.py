@@ -61,6 +61,15 @@ def test_gpu_suite_skips_with_a_reason() -> None:
     assert (result.returncode, result.stdout) == (0, "gpu: skipped, torch sees no CUDA device\n")
 
 
+def test_a_part_of_the_gpu_suite_that_fails_leaves_the_others() -> None:
+    from benchmarks.gpu import KERNELS, run_part
+    from benchmarks.kernels import benches
+
+    assert run_part("nothing", 60) == [{"what": "nothing", "error": "code 1"}]
+    assert run_part("tite", 0) == [{"what": "tite", "error": "stopped after 0 s"}]
+    assert tuple(benches("cuda")) == KERNELS
+
+
 @pytest.mark.parametrize("name", ["MiniLM", "ModernBERT"])
 def test_encoder_of_the_gpu_suite(name: str) -> None:
     from benchmarks.gpu import SIZES, measure_encoder

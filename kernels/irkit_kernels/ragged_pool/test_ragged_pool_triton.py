@@ -52,7 +52,7 @@ def problems(draw):
 
 
 @on_device
-@settings(deadline=None, max_examples=20 if INTERPRETED else 60)
+@settings(deadline=None, max_examples=20 if INTERPRETED else 30)
 @given(problems())
 def test_values_and_gradients_are_the_definition(problem):
     lengths, window, d, dtype, seed = problem
@@ -148,7 +148,7 @@ def test_compiled_on_cuda_without_waiting():
 
     expected = pool_forward(values.detach().cpu(), ends[0].cpu(), 3, 2).square().sum()
     for function in (loss, torch.compile(loss, fullgraph=True, dynamic=True)):
-        function(values, *ends, 6)  # compiled and tuned
+        function(values, *ends, 6).backward()  # compiled
         torch.cuda.set_sync_debug_mode("error")
         try:
             got = function(values, *ends, 6)

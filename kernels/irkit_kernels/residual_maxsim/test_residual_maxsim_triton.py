@@ -102,7 +102,7 @@ def test_definition(x):
 
 
 @on_device
-@settings(max_examples=12 if INTERPRETED else 60, deadline=None)
+@settings(max_examples=12 if INTERPRETED else 20, deadline=None)
 @given(problems)
 def test_kernel(x):
     from irkit_kernels.residual_maxsim import triton_kernel
