@@ -23,7 +23,7 @@ def as_tensor(operation: str, given: Any, dtype: torch.dtype | None = None) -> T
         BadTypeError: It is nothing that makes a tensor.
     """
     try:
-        return torch.as_tensor(given, dtype=dtype)
+        return torch.as_tensor(given, dtype=dtype, device=getattr(given, "device", "cpu"))
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadTypeError(f"{operation}: got {given!r:.60}, expected numbers: {error}") from error
 
@@ -69,7 +69,7 @@ class Ragged:
             )
         if total > _MAX_TOTAL:
             raise BadValueError(f"Ragged: {total} elements in one batch exceed 2^31 - 1; split the batch")
-        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32, device="cpu")
         torch.cumsum(lengths, 0, out=offsets[1:])
         self.values = values
         self.lengths = lengths
@@ -93,10 +93,10 @@ class Ragged:
         parts = [as_tensor("Ragged.from_rows: a row", row, dtype) for row in rows]
         if any(part.dim() == 0 for part in parts):
             raise BadTypeError("Ragged.from_rows: got a number, expected rows; wrap one row as [row]")
-        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64, device="cpu")
         filled = [part for part in parts if len(part)] or parts[:1]
         if not filled:
-            return cls(torch.empty(0, dtype=dtype), lengths)
+            return cls(torch.empty(0, dtype=dtype, device="cpu"), lengths)
         shapes = {part.shape[1:] for part in filled}
         if len(shapes) > 1:
             raise BadValueError(f"Ragged.from_rows: trailing shapes differ: {sorted(map(tuple, shapes))}")
@@ -142,7 +142,7 @@ class Ragged:
             raise BadValueError(
                 f"Ragged.to_padded: length {length} is under the longest row {self.max_length}"
             )
-        mask = torch.arange(length)[None, :] < self.lengths[:, None]
+        mask = torch.arange(length, device="cpu")[None, :] < self.lengths[:, None]
         mask = mask.to(self.values.device)
         padded = self.values.new_full((len(self), length, *self.values.shape[1:]), padding)
         padded[mask] = self.values
@@ -222,7 +222,7 @@ class Ragged:
                 lengths = self.lengths[start:stop]
                 return Ragged(self.values[begin : begin + int(lengths.sum())], lengths)
             step = max(-len(self), min(step, len(self))) or 1  # beyond it torch overflows
-            chosen = torch.arange(len(self))[torch.arange(start, stop, step)]
+            chosen = torch.arange(len(self), device="cpu")[torch.arange(start, stop, step, device="cpu")]
         else:
             chosen = torch.as_tensor(rows, device="cpu")
             if chosen.dtype == torch.bool:
@@ -231,11 +231,11 @@ class Ragged:
                 chosen = chosen.long()
             elif chosen.is_floating_point():
                 raise BadTypeError(f"Ragged: rows are chosen by integers or booleans, got {chosen.dtype}")
-            chosen = torch.arange(len(self))[chosen]
+            chosen = torch.arange(len(self), device="cpu")[chosen]
         lengths = self.lengths[chosen]
         starts = (torch.cumsum(self.lengths, 0) - self.lengths)[chosen]
         ends = torch.cumsum(lengths, 0)
-        gather = torch.arange(int(lengths.sum())) + torch.repeat_interleave(
+        gather = torch.arange(int(lengths.sum()), device="cpu") + torch.repeat_interleave(
             starts - (ends - lengths), lengths
         )
         return Ragged(self.values[gather.to(self.device)], lengths)

@@ -75,7 +75,7 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
             return (queries.values.float() * documents.values.float()).sum(1)
         if len(queries) == 1:  # sooner than as a pair
             return score(queries, documents).view(1)
-        rows = torch.arange(len(queries))
+        rows = torch.arange(len(queries), device="cpu")
         pairs = torch.stack([rows, rows], dim=1)
     if isinstance(queries, Dense) and isinstance(documents, Dense):
         left, right = pairs.T
@@ -83,7 +83,7 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
     if isinstance(queries, MultiVector) and isinstance(documents, MultiVector):
         return _maxsim(queries, documents, pairs.to(queries.tokens.device))
     parts = [score(queries[i : i + 1], documents[j : j + 1])[0] for i, j in pairs.tolist()]
-    return torch.cat(parts) if parts else torch.zeros(0)
+    return torch.cat(parts) if parts else torch.zeros(0, device="cpu")
 
 
 def check_comparable(queries: Representation, documents: Representation) -> None:

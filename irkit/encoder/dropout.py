@@ -33,7 +33,7 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         count = x.numel()
-        draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+        draws = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
         bits = draws.view(torch.int16)[:count].view(x.shape)
         kept = bits >= round(p * _VALUES) - _VALUES // 2
         ctx.save_for_backward(kept)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 
 from irkit.errors import BadValueError, ConfigError, StorageError
@@ -54,7 +55,8 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     _refuse_adapter(folder)
     for mark, read in FORMATS:
         if (folder / mark).is_file():
-            return read(folder, load_encoder)
+            with torch.device("cpu"):  # whatever the default of torch is
+                return read(folder, load_encoder)
     if next(folder.glob("*.dnn"), None) is not None:
         raise StorageError(
             f"loading {folder}: a checkpoint of ColBERT's first version (.dnn), which only ColBERT itself "

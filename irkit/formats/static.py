@@ -51,7 +51,7 @@ def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str)
     """
     if not weights:
         raise ConfigError(f"{source}: there are no weights, expected one for each token that counts")
-    result = torch.zeros(tokenizer.vocab_size)
+    result = torch.zeros(tokenizer.vocab_size, device="cpu")
     unknown = []
     for token, weight in weights.items():
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
@@ -93,7 +93,7 @@ def read(place: Path, config: SparseConfig) -> SideParts:
         weight = read_idf(place / Path(path).name, tokenizer)
     else:
         tensors = read_weights(place)
-        weight = tensors.pop("weight", torch.empty(0))
+        weight = tensors.pop("weight", torch.empty(0, device="cpu"))
         if tensors or weight.shape != (tokenizer.vocab_size,) or not bool(weight.isfinite().all()):
             raise CorruptError(
                 f"loading {place}: weights of shape {tuple(weight.shape)} beside {sorted(tensors)}, expected "

@@ -44,7 +44,7 @@ class Encoder:
         signs = rng.integers(0, 2, (dim, config.repetitions * config.projection)) * 2 - 1
         self._planes = torch.from_numpy(planes.reshape(dim, -1).astype(np.float32))
         self._signs = torch.from_numpy((signs / np.sqrt(config.projection)).astype(np.float32))
-        self._repetitions, self._weights = config.repetitions, 2 ** torch.arange(config.bits)
+        self._repetitions, self._weights = config.repetitions, 2 ** torch.arange(config.bits, device="cpu")
         numbers = np.arange(self._cells)
         distance = np.bitwise_count(numbers[:, None] ^ numbers)
         self._nearest = torch.from_numpy(np.argsort(distance, axis=1, kind="stable"))
@@ -69,10 +69,12 @@ class Encoder:
         values, groups = tokens.values.float(), len(tokens) * self._repetitions
         above = (values @ self._planes > 0).view(len(values), self._repetitions, len(self._weights))
         cell = (above * self._weights).sum(2)  # (tokens, repetitions)
-        group = tokens.row_ids()[:, None] * self._repetitions + torch.arange(self._repetitions)
+        group = tokens.row_ids()[:, None] * self._repetitions + torch.arange(self._repetitions, device="cpu")
         place = (group * self._cells + cell).view(-1)
         projected = (values @ self._signs).view(-1, self._projection)
-        sums = torch.zeros(groups * self._cells, self._projection).index_add_(0, place, projected)
+        sums = torch.zeros(groups * self._cells, self._projection, device="cpu").index_add_(
+            0, place, projected
+        )
         counts = torch.bincount(place, minlength=groups * self._cells)
         return sums.view(groups, self._cells, -1), counts.view(groups, self._cells)
 

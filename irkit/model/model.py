@@ -148,7 +148,8 @@ class Model(Pipeline):
             tokenizer.add_marker(marker)
         encoder.grow_(tokenizer.vocab_size)
         size = encoder.hidden_size
-        layers = [] if projection is None else projection_layers(projection_config(projection), size)
+        with torch.device("cpu"):
+            layers = [] if projection is None else projection_layers(projection_config(projection), size)
         if not isinstance(config, MultiVectorConfig):
             config = MultiVectorConfig.parse(config or {}, "multi-vector model")
         parts: Parts = {
@@ -196,7 +197,8 @@ class Model(Pipeline):
         tokenizer, encoder = read_encoder(local_directory(name_or_path), load)
         if not isinstance(config, SparseConfig):
             config = SparseConfig.parse(config or {}, "sparse model")
-        head = sparse.make_head(encoder, tokenizer, config, vocabulary)
+        with torch.device("cpu"):
+            head = sparse.make_head(encoder, tokenizer, config, vocabulary)
         parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": head}
         if queries is not None:
             parts["query"] = query_parts(query_config(queries), tokenizer, head, load)
@@ -476,8 +478,8 @@ class Model(Pipeline):
         """A sparse tensor (COO) on the device of the model, or as the options wish."""
         if options.get("convert_to_sparse_tensor", True):
             places = torch.stack([rows.terms.row_ids(), rows.terms.values.long()])
-            shape = (len(rows), rows.dim)
-            tensor = torch.sparse_coo_tensor(places, rows.weights, shape, check_invariants=False).coalesce()
+            more: dict[str, Any] = {"check_invariants": False, "device": places.device}
+            tensor = torch.sparse_coo_tensor(places, rows.weights, (len(rows), rows.dim), **more).coalesce()
         else:
             tensor = rows.to_dense()
         tensor = tensor.to(self.device)

@@ -126,7 +126,7 @@ def query_parts(
     frozen = isinstance(config, LexicalQueries) or config.frozen
     weights = None if isinstance(config, LexicalQueries) else config.weights
     if weights is None:
-        weight = torch.ones(tokenizer.vocab_size)
+        weight = torch.ones(tokenizer.vocab_size, device="cpu")
         weight[tokenizer.special_tokens()] = 0.0
     elif isinstance(weights, str):
         file = Path(weights)
@@ -163,10 +163,10 @@ def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
     """
     plain = tokenizer.without_special_tokens()
     plain.max_length = None
-    weight = torch.ones(plain.vocab_size)
+    weight = torch.ones(plain.vocab_size, device="cpu")
     weight[plain.special_tokens()] = 0.0
     head = StaticHead(weight, frozen=True)
-    total, frequencies = 0, torch.zeros(plain.vocab_size, dtype=torch.float64)
+    total, frequencies = 0, torch.zeros(plain.vocab_size, dtype=torch.float64, device="cpu")
     for chunk in chunks(strings(texts), _CHUNK):
         terms = head.look_up(plain(chunk)).terms
         total += int((terms.lengths > 0).sum())

@@ -47,7 +47,7 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
     if name in SIMILARITIES["multi_vector"]:
         queries, documents = _texts(a), _texts(b)
         if not len(queries) or not len(documents):
-            return torch.zeros(len(queries), len(documents))
+            return torch.zeros(len(queries), len(documents), device="cpu")
         return score(averaged(queries) if name == "meanmaxsim" else queries, documents)
     if name in _INNER and (_is_sparse(a) or _is_sparse(b)):
         return score(_sparse(a, name == "cosine"), _sparse(b, name == "cosine"))
@@ -109,8 +109,9 @@ def _texts(vectors: Vectors) -> MultiVector:
         raise BadTypeError("similarity: got sparse vectors, expected an array (tokens, dim) a text")
     if isinstance(vectors, Tensor | np.ndarray) and vectors.ndim == 2:
         vectors = [vectors]
+    none = torch.zeros(0, 1, device="cpu")
     try:
-        rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(torch.zeros(0, 1), torch.zeros(0))
+        rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(none, none[:, 0])
     except (TypeError, RuntimeError) as error:
         raise BadTypeError(
             f"similarity: got {vectors!r:.60}, expected an array (tokens, dim) a text"
@@ -138,7 +139,8 @@ def _rows(vectors: Vectors) -> Tensor:
     if isinstance(vectors, Tensor) and vectors.is_sparse:
         vectors = vectors.to_dense()
     try:
-        tensor = torch.as_tensor(np.asarray(vectors) if isinstance(vectors, Sequence) else vectors).float()
+        given = np.asarray(vectors) if isinstance(vectors, Sequence) else vectors
+        tensor = torch.as_tensor(given, device=getattr(given, "device", "cpu")).float()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadTypeError(f"similarity: got {vectors!r:.60}, expected vectors (n, dim)") from error
     if tensor.dim() not in (1, 2):

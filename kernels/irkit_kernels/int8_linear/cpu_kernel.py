@@ -59,7 +59,7 @@ def linear(x: Tensor, packed: Tensor, out: Tensor, *, gelu: bool, threads: int) 
     scratch_size = BLOCK * (-(-k // LANES) * LANES + 8)
 
     def run(start: int, stop: int) -> None:
-        scratch = torch.empty(scratch_size, dtype=torch.uint8)
+        scratch = torch.empty(scratch_size, dtype=torch.uint8, device="cpu")
         rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
         kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), stop - start, k, n)
 

@@ -61,7 +61,7 @@ def ragged_attention(
     if not _has_code(query):
         _check(*arguments, dropout)
         return _by_row(*arguments, dropout)
-    seed = torch.randint(2**62, (1,)) if dropout else None
+    seed = torch.randint(2**62, (1,), device="cpu") if dropout else None
     if wanted or torch.compiler.is_compiling():
         out: Tensor = torch.ops.irkit.ragged_attention(*arguments, dropout, seed)[0]
         return out
@@ -84,8 +84,8 @@ def _forward(
     _check(query, key, value, query_offsets, key_offsets, window, dropout)
     kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
-    out = torch.empty(query.shape, dtype=query.dtype)
-    stats = torch.empty((*query.shape[:2], 2) if with_stats else 0, dtype=torch.float32)
+    out = torch.empty(query.shape, dtype=query.dtype, device="cpu")
+    stats = torch.empty((*query.shape[:2], 2) if with_stats else 0, dtype=torch.float32, device="cpu")
     tensors = (out, stats, query, key, value, query_offsets, key_offsets)
     pointers = [x.data_ptr() for x in tensors]
     run = partial(_call, kernel, pointers, scratch_size, _numbers(query, key, value, window), dropout, seed)
@@ -110,8 +110,8 @@ def _backward(
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     grad = grad.contiguous()
     deltas = (grad.float() * out.float()).sum(-1)
-    d_query = torch.zeros(query.shape, dtype=torch.float32)
-    d_key, d_value = (torch.empty(key.shape, dtype=torch.float32) for _ in range(2))
+    d_query = torch.zeros(query.shape, dtype=torch.float32, device="cpu")
+    d_key, d_value = (torch.empty(key.shape, dtype=torch.float32, device="cpu") for _ in range(2))
     tensors = (d_query, d_key, d_value, stats, deltas, grad, query, key, value, query_offsets, key_offsets)
     pointers = [x.data_ptr() for x in tensors]
     run = partial(_call, kernel, pointers, scratch_size, _numbers(query, key, value, window), dropout, seed)
@@ -244,7 +244,7 @@ def _scratch(size: int) -> int:
     """Address of memory of this thread, which keeps the largest it ever asked for (at most 2 MB)."""
     memory: Tensor | None = getattr(_local, "memory", None)
     if memory is None or memory.shape[0] < size:
-        _local.memory = memory = torch.empty(size, dtype=torch.uint8)
+        _local.memory = memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     return memory.data_ptr()
 
 

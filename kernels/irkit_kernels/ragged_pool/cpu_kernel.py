@@ -45,7 +45,7 @@ def plain(
     sequence = torch.repeat_interleave((offsets if transposed else pooled).diff(), output_size=rows)
     first_token, tokens = offsets[sequence], offsets.diff()[sequence]
     first_window, windows = pooled[sequence], pooled.diff()[sequence]
-    local = torch.arange(rows) - (first_token if transposed else first_window)
+    local = torch.arange(rows, device="cpu") - (first_token if transposed else first_window)
     out = values.new_zeros(rows, values.shape[1], dtype=torch.promote_types(values.dtype, torch.float32))
     for j in range(-(-kernel // stride) if transposed else kernel):
         window = local // stride - j if transposed else local

@@ -40,12 +40,16 @@ def maxima(
     And the number of that token, int32, -1 without tokens, or ``(0, v)``.
     """
     n, (v, d), tokens = len(offsets) - 1, weight.shape, len(hidden)
-    best = torch.full((n, v), -torch.inf, dtype=torch.float32)
-    place = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32)
+    best = torch.full((n, v), -torch.inf, dtype=torch.float32, device="cpu")
+    place = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32, device="cpu")
     packed, words = _pack(hidden, plan)
     pair = 2 * plan.lanes
     block = max(pair, min(BLOCK, _CACHE // (4 * words)) // pair * pair)
-    offsets, kernel, starts = offsets.contiguous(), compile_plan(plan), torch.arange(0, tokens, block)
+    offsets, kernel, starts = (
+        offsets.contiguous(),
+        compile_plan(plan),
+        torch.arange(0, tokens, block, device="cpu"),
+    )
     # the first sequence with a token in each block, and the one after the last
     first = torch.searchsorted(offsets, starts, right=True) - 1
     last = torch.searchsorted(offsets, (starts + block).clamp(max=tokens))
@@ -53,7 +57,7 @@ def maxima(
     outputs = best.data_ptr(), place.data_ptr() if with_argmax else 0
 
     def run(start: int, stop: int) -> None:
-        logits = torch.empty(ROWS * BLOCK + plan.lanes, dtype=torch.float32)
+        logits = torch.empty(ROWS * BLOCK + plan.lanes, dtype=torch.float32, device="cpu")
         step = v if _readable(weight, plan) else _TERMS
         for first in range(start, stop, step):
             last = min(first + step, stop)
