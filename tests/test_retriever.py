@@ -635,3 +635,33 @@ def test_what_is_no_text_is_named(retriever: Retriever, given: Any) -> None:
         with pytest.raises(BadTypeError, match="expected a string or several"):
             method(given)
     assert len(retriever) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*taking the mean of its tokens:UserWarning")
+def test_stored_indexes_are_searched_without_heavy_imports(
+    model: Model, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Starting up is what a search from the command line costs: torch, and of irkit what the index needs."""
+    models = {"multi_vector": Model.multi_vector(tiny_bert, "linear"), "sparse": Model.sparse(tiny_bert)}
+    for name, each in models.items():
+        each.save_pretrained(tmp_path / name)
+    for name, saved in {
+        "bm25": "bm25",
+        "dense": model.name,
+        **{name: tmp_path / name for name in models},
+    }.items():
+        Retriever.build(saved, collection(9), tmp_path / f"{name} index").close()
+    code = """
+import sys
+from pathlib import Path
+from irkit import Retriever
+for place in sorted(Path(sys.argv[1]).glob("* index")):  # that of BM25 comes first
+    assert Retriever.load(place).search("vector")
+    heavy = {"transformers", "faiss", "scipy", "sklearn", "pandas", "numba", "datasets", "torch._dynamo"}
+    heavy |= {"sentence_transformers", "huggingface_hub", "ir_measures", "sympy", "triton", "rich"}
+    print(place.name, sorted(heavy & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [f"{name} index []" for name in sorted(["bm25", "dense", *models])]
