@@ -18,8 +18,9 @@ def check_folder(folder: Path, operation: str) -> None:
     Raises:
         StorageError: It could not; the message begins with ``operation``.
     """
-    place = folder.resolve()
-    nearest = next(path for path in (place, *place.parents) if path.exists())
+    place = folder.absolute()
+    with explained(operation):
+        nearest = next(path for path in (place, *place.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "is not writable" if nearest.is_dir() else "is a file"
         raise StorageError(f"{operation}: {nearest} {reason}; choose another directory")

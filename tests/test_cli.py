@@ -138,6 +138,21 @@ def test_reader_that_has_seen_enough() -> None:
     assert (result.returncode, result.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("streams", "code", "problem"),
+    [
+        (">/dev/full", 2, "irkit: error: writing to standard output: No space left on device\n"),
+        (">&-", 2, "irkit: error: writing to standard output: Bad file descriptor\n"),
+        ("2>&- >/dev/null", 0, ""),  # files must not get the number of stderr
+        ("none 2>/dev/full", 2, ""),
+    ],
+)
+def test_streams_that_are_full_or_closed(place: Path, streams: str, code: int, problem: str) -> None:
+    command = f"exec {sys.executable} -m irkit info {place / 'index'} {streams}"
+    result = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (code, problem)
+
+
 def test_prompt_on_a_terminal(place: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "irkit", "search", str(place / "index"), "--k", "2"]
@@ -234,6 +249,26 @@ def test_corpus_is_checked_before_the_model_is_loaded(
     assert code == 2
     assert message in err
     assert not (tmp_path / "i").exists()
+
+
+def test_corpus_that_changes_while_it_is_read(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one\ntwo\n")
+    check = irkit.data.check_documents
+
+    def checked(documents: object) -> int:
+        count = check(documents)
+        with corpus.open("a") as stream:
+            stream.write("three\n")
+        return count
+
+    monkeypatch.setattr("irkit.data.check_documents", checked)
+    code, _, err = call("index", "bm25", corpus, "--out", tmp_path / "index")
+    assert code == 0
+    assert "changed meanwhile: it held 2 documents" in err
+    assert "indexed 3 documents" in err
 
 
 def test_interrupted_build_goes_on(

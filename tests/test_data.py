@@ -299,6 +299,13 @@ def test_a_table_is_not_taken_for_the_names_of_its_columns():
     assert list(given_documents(zip(table["_id"], table["text"], strict=True))) == [Document("1", "a")]
 
 
+def test_metadata_that_no_index_can_store(tmp_path):
+    path = write(tmp_path / "c.jsonl", '{"_id": "1", "text": "a"}\n{"_id": "2", "text": "b", "x": NaN}')
+    assert len(list(read_documents(path))) == 2
+    with pytest.raises(BadValueError, match=r"c\.jsonl:2: metadata that no index can store"):
+        check_documents(read_documents(path))
+
+
 def test_repeated_ids(tmp_path, monkeypatch):
     path = write(tmp_path / "a.tsv", "1\ta\n2\tb\n\n1\tc\n2\td\n")
     with pytest.raises(BadValueError, match=r"a\.tsv:4: id '1' was used before, at 1"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -241,6 +243,36 @@ def test_the_command(command):
     Path("out/report.md").unlink()
     assert command("study", "--report", "out") == (0, out, "irkit: report: out/report.md\n")
     assert Path("out/report.md").read_text() == report
+
+
+def test_a_study_that_is_ended_ends_its_runs(place):
+    study = {
+        "recipe": RECIPE | {"model": {"name": "wait"}},
+        "variants": VARIANTS,
+        "baseline": "slow",
+        "seeds": [1],
+    }
+    Path("study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    code = """
+import sys
+from irkit.cli import main
+from irkit.study import running
+running.IRKIT = [sys.executable, "trainer.py"]
+main(["study", "study.yaml", "--out", "out"])
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    run = Path("out/runs/slow/seed-1")
+    while not (run / "calls.jsonl").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.terminate()
+    _, problem = process.communicate()
+    assert (process.returncode, problem) == (
+        130,
+        "irkit: interrupted - give the same command again to go on with this study\n",
+    )
+    with run.with_suffix(".log").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the run held
 
 
 def test_the_command_says_what_failed(command):

@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -20,14 +21,14 @@ from irkit.cli.index import index
 from irkit.cli.info import info
 from irkit.cli.label import label
 from irkit.cli.mine import mine
-from irkit.cli.output import note
+from irkit.cli.output import keep_streams, note
 from irkit.cli.pretrain import pretrain
 from irkit.cli.rerank import rerank
 from irkit.cli.search import search
 from irkit.cli.study import study
 from irkit.cli.train import train
 from irkit.cli.transfer_vocab import transfer_vocab
-from irkit.errors import BadValueError, IrkitError
+from irkit.errors import BadValueError, IrkitError, StorageError
 
 __all__ = ["app", "main"]
 
@@ -85,24 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: Words after ``irkit``; by default those of this process.
     """
+    keep_streams()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not take the cores
     warnings.showwarning = lambda message, *_, **__: note(f"warning: {message}")
     words = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = "--traceback" in words
     words = [word for word in words if word != "--traceback"] or ["--help"]
     try:
-        try:
-            if "" in words:
-                raise BadValueError(
-                    f"word {words.index('') + 1} of the command is empty; is a variable in it not set?"
-                )
-            _invoke(words)
-        finally:
-            sys.stdout.flush()
+        if "" in words:
+            raise BadValueError(
+                f"word {words.index('') + 1} of the command is empty; is a variable in it not set?"
+            )
+        _invoke(words)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except BrokenPipeError:  # the reader has seen enough, as in `irkit ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt as stop:
         note(" ".join(["interrupted", *map(str, stop.args)]))
@@ -116,8 +114,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _invoke(words: list[str]) -> None:
     command = typer.main.get_command(app)
-    with command.make_context("irkit", words) as context:
-        command.invoke(context)
+    try:
+        try:
+            with command.make_context("irkit", words) as context:
+                command.invoke(context)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if isinstance(error, IrkitError) or error.filename is not None:
+            raise
+        with suppress(OSError):  # what waits to be written is not tried again at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise StorageError(f"writing to standard output: {error.strerror or error}") from error
 
 
 def _report(error: Exception) -> int:

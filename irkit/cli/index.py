@@ -118,6 +118,8 @@ def index(
         except KeyboardInterrupt:
             raise KeyboardInterrupt("- give the same command again to go on with this build") from None
     write_text(out / "recipe.yaml", recipe.to_yaml())
+    if total not in (None, len(retriever)):
+        note(f"warning: {recipe.corpus} changed meanwhile: it held {total:,} documents when it was checked")
     seconds, size = time.monotonic() - start, retriever.stats()["bytes"] / 1e6
     note(
         f"indexed {len(retriever):,} documents in {seconds:,.1f} s ({size:,.1f} MB). Try: irkit search {out}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,12 +15,24 @@ import typer
 if TYPE_CHECKING:
     from irkit.retriever import Hit
 
-__all__ = ["clean", "note", "show_hits", "show_table"]
+__all__ = ["clean", "keep_streams", "note", "show_hits", "show_table"]
+
+
+def keep_streams() -> None:
+    """Have standard input and output that are closed fail when used, and drop what stderr would show.
+
+    A file opened later would else get the number of one, and what libraries print would go into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_WRONLY), number)
+            setattr(sys, name, open(number, mode))  # noqa: PTH123, SIM115 (until the process ends)
 
 
 def note(message: str) -> None:
-    """Write one line to stderr, whatever the message holds."""
-    typer.echo(f"irkit: {clean(message)}", err=True)
+    """Write one line to stderr, whatever the message holds; nothing happens where that is impossible."""
+    with suppress(OSError):
+        typer.echo(f"irkit: {clean(message)}", err=True)
 
 
 def clean(text: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ __all__ = [
 T = TypeVar("T")
 Record = dict[str, Any]
 
+_STORED = json.JSONEncoder(allow_nan=False)  # how an index keeps metadata
 _VECTORS = ("vector", "weights_x100")  # weights by term: of Anserini's files; the ranking needs no factor
 
 DOCUMENT_FIELDS = Fields(
@@ -141,7 +143,7 @@ def _name(identifier: Any) -> Any:
 
 
 def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
-    """Read everything once, so that a malformed line or a repeated id fails before hours of encoding.
+    """Read everything once, so that what cannot be indexed fails before hours of encoding.
 
     Keeps a 64-bit hash for each document, not the ids.
 
@@ -152,7 +154,8 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
         Their number.
 
     Raises:
-        BadValueError: A record is malformed or an id appears twice; the message names file and lines.
+        BadValueError: A record is malformed, an id appears twice, or metadata has a number that is not
+            finite; the message names file and lines.
         StorageError: The source cannot be read.
 
     Examples:
@@ -168,7 +171,15 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
     def numbered() -> Iterator[tuple[int, Document | Query]]:
         return documents.numbered() if isinstance(documents, Source) else enumerate(documents, 1)
 
-    hashes = array("q", (hash(document.id) for _, document in numbered()))
+    def hashed(number: int, item: Document | Query) -> int:
+        if isinstance(item, Document) and item.metadata:
+            try:
+                _STORED.encode(item.metadata)
+            except (TypeError, ValueError) as error:
+                raise BadValueError(f"{name}:{number}: metadata that no index can store: {error}") from error
+        return hash(item.id)
+
+    hashes = array("q", (hashed(number, item) for number, item in numbered()))
     ordered = np.sort(np.frombuffer(hashes, dtype=np.int64))
     repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     first: dict[str, int] = {}

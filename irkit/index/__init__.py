@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.files import explained
 from irkit.index.base import Index, StageProgress
 from irkit.index.compaction import compact
 from irkit.index.config import (
@@ -79,7 +80,11 @@ def check_index(config: IndexConfig, representation: Representation) -> None:
     """
     if isinstance(config, AutoConfig):
         config = config.choose(representation.kind, config.documents)
-    with tempfile.TemporaryDirectory() as folder, Store.build(folder) as store:
+    with (
+        explained("checking an index", "set TMPDIR to a folder that can be written"),
+        tempfile.TemporaryDirectory() as folder,
+        Store.build(folder) as store,
+    ):
         create_index(store, config).add(representation)
 
 

@@ -125,7 +125,7 @@ def read_manifest(data: bytes, path: Path) -> Manifest:
     """
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"index file {path}: not valid JSON ({error}); {_REMEDY}") from None
     if not isinstance(body, dict) or (body.get("kind") != _KIND and "checksum" not in body):
         raise StorageError(
@@ -138,19 +138,23 @@ def read_manifest(data: bytes, path: Path) -> Manifest:
         )
     if body.pop("checksum", None) != zlib.crc32(_canonical(body)):
         raise CorruptError(f"index file {path}: its checksum differs: it was altered; {_REMEDY}")
-    arrays = {
-        name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in body["arrays"].items()
-    }
+    try:
+        arrays = {
+            name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in body["arrays"].items()
+        }
+        manifest = Manifest(arrays, body["meta"], body["generation"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(f"index file {path}: not of format {_FORMAT} ({error!r}); {_REMEDY}") from None
     if not all(DATA_FILE.fullmatch(entry.file) for entry in arrays.values()):
         raise CorruptError(f"index file {path}: it names files that are not of an index; {_REMEDY}")
-    return Manifest(arrays, body["meta"], body["generation"])
+    return manifest
 
 
 def peek(path: Path) -> Manifest | None:
-    """The manifest, or None where there is none that is whole."""
+    """The manifest, or None where there is none that is whole; an OSError where nobody can tell."""
     try:
         return read_manifest(path.read_bytes(), path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError, StorageError):
+    except (FileNotFoundError, NotADirectoryError, StorageError):
         return None
 
 

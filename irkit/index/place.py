@@ -16,6 +16,7 @@ MANIFEST = "irkit.json"
 BUILDING = "irkit.building.json"  # the manifest of a build that is not published
 ASIDE = "irkit.json.tmp"  # a manifest on its way
 _LOCK = "irkit.lock"
+_RECIPE = "recipe.yaml"  # of the command line
 
 
 class Lock:
@@ -53,9 +54,14 @@ def directory_of(path: str | Path) -> Path:
 
     Raises:
         BadTypeError: It is no name.
+        StorageError: No directory can have that name.
     """
     if not isinstance(path, str | Path):
         raise BadTypeError(f"index: got {path!r:.100} as its directory, expected a path")
+    try:
+        Path(path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a null character
+        raise StorageError(f"index {str(path)!r}: {error}; choose another directory") from None
     return Path(path)
 
 
@@ -67,7 +73,7 @@ def check_place(directory: Path, overwrite: bool) -> None:
     """
     manifest, place = directory / MANIFEST, directory.resolve()
     for parent in place.parents:
-        if peek(parent / MANIFEST) or peek(parent / BUILDING):
+        if _is_index(parent):
             raise StorageError(
                 f"building an index in {directory}: it is inside the index {parent}; choose another directory"
             )
@@ -77,9 +83,11 @@ def check_place(directory: Path, overwrite: bool) -> None:
     with explained(f"reading {directory}"):
         present = {path.name for path in directory.iterdir()}
         whole = peek(manifest) is not None
-        ours = whole or (MANIFEST in present and b'"checksum"' in manifest.read_bytes())
-    known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST} if ours else set())
-    other = sorted(name for name in present if name not in known and not DATA_FILE.fullmatch(name))
+        data = {name for name in present if DATA_FILE.fullmatch(name)}
+        damaged = not whole and MANIFEST in present and (data or b'"checksum"' in manifest.read_bytes())
+    ours = whole or damaged
+    known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST, _RECIPE} if ours else set())
+    other = sorted(present - known - data)
     if other and not whole:
         raise StorageError(
             f"building an index in {directory}: the directory holds other files "
@@ -90,6 +98,13 @@ def check_place(directory: Path, overwrite: bool) -> None:
             f"building an index in {directory}: there is one already; "
             "choose another directory or give overwrite=True"
         )
+
+
+def _is_index(folder: Path) -> bool:
+    try:
+        return any(peek(folder / name) for name in (MANIFEST, BUILDING))
+    except OSError:  # it is closed to us
+        return False
 
 
 def absence(directory: Path) -> StorageError:

@@ -335,7 +335,8 @@ class Store:
 
     def _begin(self) -> None:
         """Adopt an empty state, beside an index that may be there."""
-        manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
+        with explained(f"reading {self.path}"):
+            manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
         self._generation = max((manifest.generation for manifest in manifests if manifest), default=0)
         self._saved, self._entries, self._maps, self.meta = b"", {}, {}, {}
         self._changed()
@@ -357,9 +358,9 @@ class Store:
 
     def _clean(self) -> None:
         """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
-        manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
-        named = {entry.file for manifest in manifests if manifest for entry in manifest.arrays.values()}
         with explained(f"cleaning {self.path}"):
+            manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
+            named = {entry.file for manifest in manifests if manifest for entry in manifest.arrays.values()}
             for path in self.path.iterdir():
                 if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
                     path.unlink()
