@@ -762,3 +762,18 @@ def test_file_of_another_verb_is_named(call: Call, tmp_path: Path, verb: str, ke
     code, _, err = call(verb, file, "--out", tmp_path / "out")
     assert (code, err.count("\n")) == (2, 1)
     assert f"{file}: it is made for irkit {taker}" in err
+
+
+@pytest.mark.parametrize(("rank", "says"), [("0", True), ("1", False)])
+def test_of_several_processes_the_first_says_what_is_wrong_with_a_recipe(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, says: bool
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun sets it
+    file = tmp_path / "recipe.yaml"
+    file.write_text("model: x\ndata: {source: x}\nlosses: {kind: kld}\n")
+    code, _, err = call("train", file, "--out", tmp_path / "out")
+    assert (code, "did you mean 'kl'" in err, bool(err)) == (2, says, says)
+    code, _, err = call(
+        "train", tmp_path / "nothing.yaml", "--out", tmp_path / "out"
+    )  # may be so on one alone
+    assert (code, "nothing.yaml" in err) == (2, True)

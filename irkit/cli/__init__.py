@@ -28,7 +28,7 @@ from irkit.cli.search import search
 from irkit.cli.study import study
 from irkit.cli.train import train
 from irkit.cli.transfer_vocab import transfer_vocab
-from irkit.errors import BadValueError, IrkitError, StorageError
+from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 
 __all__ = ["app", "main"]
 
@@ -137,7 +137,8 @@ def _report(error: Exception) -> int:
         note(f"error: {error.format_message().rstrip('.')}; see {command} --help")
         return 2
     if isinstance(error, IrkitError | OSError):
-        note(f"error: {error}")
+        if not isinstance(error, ConfigError) or os.environ.get("LOCAL_RANK", "0") == "0":
+            note(f"error: {error}")  # what is wrong with a recipe, of several processes the first says
         return 2
     note(
         f"internal error: {type(error).__name__}: {error}. This is a bug of irkit; "
