@@ -261,6 +261,19 @@ def test_asking_for_a_gpu_that_is_not_there(tmp_path: Path, data: Dense) -> None
     assert recall(index, data[::50], data) >= 0.9
 
 
+@pytest.mark.parametrize(("factory", "kind"), [("IVF16,Flat", "IndexIVFFlat"), ("IVF16,PQ8", "IndexIVFPQ")])
+def test_what_a_gpu_does_not_find_is_searched_exactly(
+    tmp_path: Path, data: Dense, factory: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(tmp_path / "index", {"kind": "faiss", "factory": factory, "nprobe": 8}, data)
+    monkeypatch.setattr(faiss, "GpuIndex", getattr(faiss, kind), raising=False)  # which tells no code size
+    monkeypatch.setattr(getattr(faiss, kind), "sa_code_size", None)
+    monkeypatch.setattr(irkit.index.faiss, "_MOST_ON_GPU", 6)
+    exact = np.sort(data.values[:3].numpy() @ data.values.numpy().T, axis=1)[:, ::-1]
+    np.testing.assert_allclose(index.search(data[:3], 20).scores, exact[:, :20], atol=1e-5)
+    assert recall(index, data[::50], data) >= 0.9
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "IVF16,PQ8", "hnsw"])
 def test_on_a_gpu(tmp_path: Path, data: Dense, factory: str) -> None:

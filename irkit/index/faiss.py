@@ -28,6 +28,7 @@ _FILE = "faiss.index"
 _FEW = 2048  # rows that are scanned sooner than looked up
 _PER_HIT = 64  # as many rows for each hit wanted are scanned, too
 _POINTS_PER_CENTROID = 39  # FAISS asks for as many
+_MOST_ON_GPU = 2048  # hits of a query, and lists that it visits
 _ADDED = 2048  # rows added at a time: a second's work for a graph
 
 
@@ -124,6 +125,7 @@ class Faiss(Flat):
         exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
         coarse = _code_bytes(structure) < 2 * self.dim
         wanted = k + min(max(k, 10) * (self._options.refine - 1), 1000) if coarse else k
+        wanted = min(wanted, _MOST_ON_GPU) if _on_gpu(structure) else wanted
         scores, rows = self._look_up(queries.arrays()["values"], wanted, keep, share)
         return (scores if exact else self._score_rows(queries, rows)), rows
 
@@ -155,6 +157,7 @@ class Faiss(Flat):
             usual = self._options.nprobe or math.ceil(3 * math.sqrt(core.nlist))
             needed = math.ceil(4 * wanted / share / structure.ntotal * core.nlist)
             nprobe = min(core.nlist, max(usual, needed))
+            nprobe = min(nprobe, _MOST_ON_GPU) if _on_gpu(core) else nprobe
             if hasattr(faiss.downcast_index(core.quantizer), "hnsw"):
                 options["quantizer_params"] = faiss.SearchParametersHNSW(efSearch=2 * nprobe)
             return faiss.SearchParametersIVF(nprobe=nprobe, **options)
@@ -256,14 +259,20 @@ def _core(structure: Any) -> Any:
     return _core(structure.index) if isinstance(structure, faiss.IndexPreTransform) else structure
 
 
+def _on_gpu(structure: Any) -> bool:
+    return isinstance(structure, getattr(faiss, "GpuIndex", ()))
+
+
 def _code_bytes(structure: Any) -> int:
     """Bytes that the structure keeps of a vector."""
     core = _core(structure)
+    if _on_gpu(core):  # which does not say
+        return 4 * int(core.d) if "Flat" in type(core).__name__ else 0
     return int((faiss.downcast_index(core.storage) if hasattr(core, "storage") else core).sa_code_size())
 
 
 def _write(structure: Any, path: Path) -> None:
-    if isinstance(structure, getattr(faiss, "GpuIndex", ())):
+    if _on_gpu(structure):
         structure = faiss.index_gpu_to_cpu(structure)
     try:  # through a file of Python: FAISS closes its own without noticing that the disk is full
         with path.open("wb") as stream:
