@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from irkit.data import Document
+from irkit.data import Document, Query
 from irkit.data.given import Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Hits
@@ -22,6 +22,7 @@ from irkit.scoring import score
 if TYPE_CHECKING:
     from irkit.model import Model
     from irkit.retriever import Retriever
+    from irkit.training.teachers import Teacher
 
 __all__ = [
     "Candidates",
@@ -30,7 +31,9 @@ __all__ = [
     "given_candidates",
     "rerank_ids",
     "rerank_run",
+    "rerank_taught",
     "rerank_texts",
+    "stored_documents",
 ]
 
 Candidates: TypeAlias = Iterable[str] | Iterable[Hit] | Mapping[str, Any] | Iterable[Document]
@@ -41,12 +44,14 @@ Interaction: TypeAlias = Callable[[Any, Any], Tensor]
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _QUERIES = 64  # encoded together
+_ADVICE = "give documents that are not in it as id -> text"
 
 
 class RerankOptions(TypedDict, total=False):
     """The options of `Retriever.rerank`, described there."""
 
     interaction: Interaction | None
+    teacher: Teacher | None
     progress: Callable[[int], object] | None
 
 
@@ -92,12 +97,13 @@ def rerank_run(
     run: Run,
     k: int | None = None,
     interaction: Interaction | None = None,
+    teacher: Teacher | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Run:
-    """See `Retriever.rerank`: documents of a run, by the scores of the model."""
-    texts = {query.id: retriever.content(query) for query in given_queries(queries)}
+    """See `Retriever.rerank`: documents of a run, by the scores of the model or of a teacher."""
+    asked = {query.id: query for query in given_queries(queries)}
     names = run.query_ids
-    missing = [name for name in names if name not in texts]
+    missing = [name for name in names if name not in asked]
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise BadValueError(
@@ -109,9 +115,16 @@ def rerank_run(
         for start in range(0, len(names), _QUERIES):
             some = names[start : start + _QUERIES]
             ids = [[document for document, _ in run[name]] for name in some]
-            found = rerank_ids(retriever, [texts[name] for name in some], ids, k, interaction)
-            for name, rows, scores in zip(some, found.rows, found.scores, strict=True):
-                yield name, retriever.documents.ids(rows[rows >= 0]), scores[rows >= 0]
+            if teacher is not None:
+                documents = [stored_documents(retriever, each) for each in ids]
+                ranked = rerank_taught(teacher, [asked[name] for name in some], documents, k)
+                for name, line in zip(some, ranked, strict=True):
+                    yield name, [document.id for document, _ in line], np.array([value for _, value in line])
+            else:
+                contents = [retriever.content(asked[name]) for name in some]
+                found = rerank_ids(retriever, contents, ids, k, interaction)
+                for name, rows, scores in zip(some, found.rows, found.scores, strict=True):
+                    yield name, retriever.documents.ids(rows[rows >= 0]), scores[rows >= 0]
             if progress is not None:
                 progress(len(some))
 
@@ -141,10 +154,7 @@ def rerank_ids(
         BadValueError: There is no document of an id, or ``k`` is below 1.
     """
     _check_k(k)
-    advice = "give documents that are not in it as id -> text"
-    lines = [
-        find_rows(retriever.documents, list(dict.fromkeys(ids)), "reranking", advice) for ids in candidates
-    ]
+    lines = [_rows(retriever, ids) for ids in candidates]
     rows = np.full((len(lines), max(map(len, lines), default=0)), -1, np.int64)
     for place, line in enumerate(lines):
         rows[place, : len(line)] = line
@@ -162,6 +172,40 @@ def rerank_ids(
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
     return Hits(np.where(scores > -np.inf, rows, -1), scores)
+
+
+def stored_documents(retriever: Retriever, ids: Sequence[str]) -> list[Document]:
+    """Documents of the index, each once.
+
+    Raises:
+        BadValueError: There is no document of an id.
+    """
+    return retriever.documents.fetch(_rows(retriever, ids))
+
+
+def _rows(retriever: Retriever, ids: Sequence[str]) -> Array:
+    return find_rows(retriever.documents, list(dict.fromkeys(ids)), "reranking", _ADVICE)
+
+
+def rerank_taught(
+    teacher: Teacher,
+    queries: Sequence[Query],
+    candidates: Sequence[Sequence[Document]],
+    k: int | None = None,
+) -> list[list[tuple[Document, float]]]:
+    """Score documents by a teacher, such as a cross-encoder; otherwise as `rerank_texts`.
+
+    Raises:
+        BadValueError: ``k`` is below 1, or the teacher gives numbers that do not match or are not finite.
+    """
+    from irkit.training.teachers import score_all
+
+    _check_k(k)
+    scores = score_all(teacher, queries, candidates) if queries else []
+    return [
+        [(some[i], float(line[i])) for i in np.argsort(-line, kind="stable")[:k]]
+        for some, line in zip(candidates, scores, strict=True)
+    ]
 
 
 def rerank_texts(

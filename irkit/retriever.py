@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 import numpy as np
 
@@ -40,9 +40,14 @@ from irkit.reranking import (
     given_candidates,
     rerank_ids,
     rerank_run,
+    rerank_taught,
     rerank_texts,
+    stored_documents,
 )
 from irkit.run import Run, check_counts
+
+if TYPE_CHECKING:
+    from irkit.training.teachers import Teacher
 
 __all__ = ["Hit", "Retriever"]
 
@@ -323,19 +328,23 @@ class Retriever:
         k: int | None = None,
         *,
         interaction: Interaction | None = None,
+        teacher: Teacher | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> list[Hit] | list[list[Hit]] | Run:
-        """Rank candidates by the exact scores of the model, whatever kind it is.
+        """Rank candidates by the exact scores of the model, whatever kind it is, or by those of a teacher.
 
         What is in the index is scored as it is stored there; only queries and other texts are encoded.
 
         Args:
             queries: A text or several; for a run, as for `run`.
-            candidates: Ids of documents of the index, or documents: id -> text, or an iterable of `Document`,
-                records or pairs. Of several queries a list of these. Or the `Run` of a first stage.
+            candidates: Ids of documents of the index, or hits, whose ids count; or documents: id -> text, or
+                an iterable of `Document`, records or pairs. Of several queries a list of these. Or the `Run`
+                of a first stage.
             k: Results of each query, at most; None is all.
             interaction: Scores representations instead of `irkit.score`, such as a
                 `irkit.late_interaction.MultiVectorAttention`.
+            teacher: Reads the texts and scores them, such as the cross-encoder that
+                `irkit.training.teachers.load_teacher` loads; the model is not used.
             progress: Called with the number of queries of a run finished since its last call.
 
         Returns:
@@ -343,20 +352,25 @@ class Retriever:
 
         Raises:
             BadValueError: The index has no document of an id, the text of a query of the run is not given,
-                or ``k`` is below 1.
+                ``k`` is below 1, or there are both an interaction and a teacher.
         """
+        if interaction is not None and teacher is not None:
+            raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
         if isinstance(candidates, Run):
-            return rerank_run(self, queries, candidates, k, interaction, progress)
+            return rerank_run(self, queries, candidates, k, interaction, teacher, progress)
         texts, single = self._given("reranking", queries)
         given = given_candidates([candidates] if single else candidates, len(texts))
-        if all(isinstance(item, str) for some in given for item in some):
-            found = rerank_ids(self, texts, cast(list[list[str]], given), k, interaction)
-            hits = read_hits(self.documents, found)
+        by_id = all(isinstance(item, str) for some in given for item in some)
+        if by_id and teacher is None:
+            hits = read_hits(self.documents, rerank_ids(self, texts, cast(Any, given), k, interaction))
+            return hits[0] if single else hits
+        documents = [stored_documents(self, some) for some in cast(Any, given)] if by_id else cast(Any, given)
+        if teacher is None:
+            ranked = rerank_texts(cast(Model, self.model), texts, documents, k, interaction)
         else:
-            ranked = rerank_texts(
-                cast(Model, self.model), texts, cast(list[list[Document]], given), k, interaction
-            )
-            hits = [[Hit.of(document, value) for document, value in some] for some in ranked]
+            asked = [Query(str(number), text) for number, text in enumerate(texts)]
+            ranked = rerank_taught(teacher, asked, documents, k)
+        hits = [[Hit.of(document, value) for document, value in some] for some in ranked]
         return hits[0] if single else hits
 
     def explain(

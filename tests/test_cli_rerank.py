@@ -78,6 +78,18 @@ def test_by_the_attention_that_a_model_was_trained_with(call: Call, place: Path)
     assert Run.read("mva.jsonl").to_dict() == expected.to_dict()
 
 
+def test_by_a_teacher(call: Call) -> None:
+    with Retriever.load("dense") as retriever:
+        expected = retriever.rerank(QUERIES, Run.from_dict(RUN))
+    for teacher in ("dense", "dense-model"):  # of the other index only the texts count
+        code, out, err = call("rerank", "index", "beir", "run.trec", "--out", "t.jsonl", "--teacher", teacher)
+        assert (code, out, err) == (0, "", "")
+        again = Run.read("t.jsonl")
+        assert {query: dict(again[query]) for query in again.query_ids} == {
+            query: pytest.approx(dict(expected[query]), abs=1e-5) for query in expected.query_ids
+        }
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -90,6 +102,7 @@ def test_by_the_attention_that_a_model_was_trained_with(call: Call, place: Path)
         (("index", "beir", "run.trec", "--qrels", "beir", "--out", "-"), "both write to standard output"),
         (("index", "beir", "run.trec", "--qrels", "beir", "--measures", "nDGC@10"), "nDGC@10"),
         (("nowhere", "beir", "run.trec"), "nowhere"),
+        (("index", "beir", "run.trec", "--teacher", "nowhere/x"), "loading nowhere/x"),
         (("index", "beir", "run.trec", "--interaction", "model"), "was not trained with attention"),
         (("index", "beir", "run.trec", "--interaction", "wider"), "vectors of width 8, expected 16"),
         (("dense", "beir", "run.trec", "--interaction", "wider"), "attention: got dense representations"),

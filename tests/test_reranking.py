@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,6 +141,34 @@ def test_other_interactions(retriever: Retriever, model: Model) -> None:
     assert values(retriever.rerank("gnu", ids, interaction=attention)) == pytest.approx(wanted, abs=1e-6)
     texts = {document.id: document.full_text for document in CORPUS[1:4]}
     assert values(retriever.rerank("gnu", texts, interaction=attention)) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_teacher_reads_the_texts(retriever: Retriever, tmp_path: Path) -> None:
+    def longest(queries: list[Query], documents: list[list[Document]]) -> list[np.ndarray]:
+        return [
+            np.array([len(query.text) + len(doc.full_text) for doc in some], np.float32)
+            for query, some in zip(queries, documents, strict=True)
+        ]
+
+    ids, words = ["d4", "d2", "d3", "d2"], Retriever.build("bm25", CORPUS, tmp_path / "words")
+    wanted = [("d3", 3.0 + len("An a text of the gnu")), ("d2", 3.0 + len(TEXTS[2])), ("d4", 6.0)]
+    for index in (retriever, words):
+        assert [(hit.id, hit.score) for hit in index.rerank("gnu", ids, teacher=longest)] == wanted
+        assert index.rerank("gnu", CORPUS[2:5], teacher=longest) == index.rerank("gnu", ids, teacher=longest)
+        run = Run.from_dict({"q2": {"d4": 3.0, "d2": 2.0, "d3": 1.0}, "q1": {"d0": 1.0}})
+        again = index.rerank(QUERIES, run, k=2, teacher=longest)
+        assert (again.query_ids, again["q2"]) == (["q2", "q1"], wanted[:2])
+    [first, none] = retriever.rerank(["gnu", "cab"], [words.search("gnu"), []], teacher=longest)
+    assert sorted(values(first)) == sorted(hit.id for hit in words.search("gnu"))
+    assert none == retriever.rerank([], [], teacher=longest) == []
+    with pytest.raises(BadValueError, match="an interaction and a teacher"):
+        retriever.rerank("gnu", ids, teacher=longest, interaction=mean_maxsim)
+    with pytest.raises(BadValueError, match="the index has no document 'x'"):
+        retriever.rerank("gnu", ["x"], teacher=longest)
+    with pytest.raises(BadValueError, match="k is 0"):
+        retriever.rerank("gnu", ids, 0, teacher=longest)
+    with pytest.raises(BadValueError, match="gave nan for query"):
+        retriever.rerank("gnu", ids, teacher=lambda _, some: [np.full(len(each), np.nan) for each in some])
 
 
 @pytest.mark.parametrize(

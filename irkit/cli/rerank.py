@@ -29,13 +29,16 @@ def rerank(
     interaction: Annotated[
         Path | None, typer.Option(help="Directory of a model trained with attention: score by that.")
     ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Score by cross-encoder:NAME, or another model or index.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
     """Rank the documents of a run by exact scores of a model.
 
-    Model and documents are those of an index. The result is written to standard output unless --out or
-    --qrels says otherwise.
+    Model and documents are those of an index, whose texts a cross-encoder may read instead (--teacher). The
+    result is written to standard output unless --out or --qrels says otherwise.
     """
     if queries == run == "-":
         raise BadValueError("QUERIES and RUN would both be read from standard input")
@@ -44,14 +47,18 @@ def rerank(
     from irkit.run import Run
 
     items, judgments = read_judged(queries, qrels, split, measures)
-    first, compare = Run.read(run), None
+    first, compare, judge = Run.read(run), None, None
     if interaction is not None:
         from irkit.training.interaction import load_interaction
 
         compare = load_interaction(interaction)
+    if teacher is not None:
+        from irkit.training.teachers import load_teacher
+
+        judge = load_teacher(teacher, device=device)
     with (
         Retriever.load(directory, model, device=device) as retriever,
         bar("reranking", "queries", len(first)) as update,
     ):
-        result = retriever.rerank(items, first, k, interaction=compare, progress=update)
+        result = retriever.rerank(items, first, k, interaction=compare, teacher=judge, progress=update)
     write_judged(result, out, judgments, measures)
