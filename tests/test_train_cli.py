@@ -140,7 +140,14 @@ def test_interrupted_training_goes_on(
     monkeypatch.setattr(irkit.training.running.TrainingLog, "on_log", log)
     with Path("halves/log.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # as a kill may leave it
+    for left in (
+        ".model.part-x",
+        "checkpoints/.checkpoint-4.partial",
+        "checkpoints/..checkpoint-4.partial-x",
+    ):
+        Path("halves", left, "new").mkdir(parents=True)
     train(settings, "halves")
+    assert not [path for path in Path("halves").rglob("*") if ".part" in path.name]
     assert weights(Path("halves")).keys() == whole.state_dict().keys()
     assert all(
         torch.equal(value, weights(Path("whole"))[name]) for name, value in weights(Path("halves")).items()

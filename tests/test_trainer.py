@@ -28,7 +28,14 @@ from irkit.errors import (
 )
 from irkit.model.hardware import has_bfloat16
 from irkit.training.arguments import TrainingArguments
-from irkit.training.checkpoints import all_checkpoints, load_weights, newest_checkpoint, rotate, save_weights
+from irkit.training.checkpoints import (
+    all_checkpoints,
+    load_weights,
+    newest_checkpoint,
+    rotate,
+    save_weights,
+    saving,
+)
 from irkit.training.data import Collator, DataConfig, Record, open_data, write_examples
 from irkit.training.losses import InfoNCE, KLDivergence
 from irkit.training.regularizers import Flops
@@ -461,8 +468,9 @@ def test_old_checkpoints_are_deleted_but_for_the_best_and_the_newest(tmp_path: P
 
 
 def test_weights_that_cannot_be_written_are_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"saving .*checkpoint-2"):
-        save_weights(tmp_path / "checkpoint-2" / "training", {"weight": torch.zeros(2)})
+    checkpoint = tmp_path / "checkpoint-2"
+    with pytest.raises(StorageError, match=r"saving .*checkpoint-2"), saving(checkpoint):
+        save_weights(checkpoint / "training", {"weight": torch.zeros(2)})
 
 
 @pytest.mark.skipif(not has_bfloat16(torch.device("cpu")), reason="needs a CPU that multiplies bfloat16")

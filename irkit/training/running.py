@@ -303,8 +303,8 @@ def publish_model(step: ModelStep, place: Path) -> None:
     """
     aside = place / "model.part"
     with explained(f"saving the model to {place}"):
-        if aside.exists():
-            shutil.rmtree(aside)
+        for left in (aside, *place.glob(f".{aside.name}-*")):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         step.save_pretrained(aside)
         for part in sorted(aside.iterdir(), key=lambda path: path.name == _DONE):
             target = place / part.name

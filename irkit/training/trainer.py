@@ -344,7 +344,7 @@ class Trainer(transformers.Trainer):
         if bad is not None:
             self._stop(f"the weight {_plain(bad)} is no number", self.state.global_step)
         if self.args.should_save:
-            for left in folder.glob(".checkpoint-*"):
+            for left in folder.glob(".*checkpoint-*"):  # by a kill, also while a model was saved into it
                 shutil.rmtree(left)
             save: Any = getattr(self._whole(weights), "save_pretrained", None)
             if save is not None:
