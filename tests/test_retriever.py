@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -626,6 +627,18 @@ def test_what_it_says_of_itself(retriever: Retriever, model: Model) -> None:
     assert "49 documents" in repr(retriever)
     with retriever as same:
         assert same is retriever
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw", "words"])
+def test_threads_search_at_once(model: Model, tmp_path: Path, index: str) -> None:
+    chosen: Any = ("bm25", None) if index == "words" else (model, index)
+    documents = list(collection(50))
+    retriever = Retriever.build(chosen[0], documents, tmp_path / "index", index=chosen[1])
+    queries = [document.text for document in documents]
+    expected = [retriever.search(query, k=3) for query in queries]
+    opened = Retriever.load(tmp_path / "index", retriever.model)  # nothing of it was read before
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda query: opened.search(query, k=3), queries)) == expected
 
 
 @pytest.mark.parametrize("given", [None, 5, ["a", None], [1], {"q1": "what"}, b"what"])
