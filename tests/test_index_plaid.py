@@ -325,6 +325,16 @@ def test_what_does_not_fit_together_is_noticed_when_searched(tmp_path: Path) -> 
         index.search(texts(1, 1), 3)
 
 
+@pytest.mark.gpu
+def test_a_gpu_finds_what_the_cpu_finds(tmp_path: Path) -> None:
+    index, queries = build(tmp_path / "index", [texts(3000, 0)], device="gpu"), texts(20, 1)
+    found = index.search(queries, 10)
+    index.config = PlaidConfig(device="cpu")
+    expected = index.search(queries, 10)
+    np.testing.assert_allclose(found.scores[:, 0], expected.scores[:, 0], rtol=1e-4)
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(found.rows, expected.rows, strict=True)]) >= 0.95
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     index = build(tmp_path / "index", [texts(300, 0)], device="gpu")
