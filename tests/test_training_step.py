@@ -59,11 +59,12 @@ KINDS = ("dense", "multi_vector", "sparse")
 def make_model(tiny_bert: Any, kind: str) -> Model:
     torch.manual_seed(3)
     if kind == "multi_vector":
-        return Model.multi_vector(tiny_bert, {"depth": 1, "dim": 16}, {"query_expansion": {"length": 12}})
+        expansion = {"query_expansion": {"length": 12}}
+        return Model.multi_vector(tiny_bert, {"depth": 1, "dim": 16}, expansion, device="cpu")
     if kind == "sparse":
-        return Model.sparse(tiny_bert)
+        return Model.sparse(tiny_bert, device="cpu")
     with pytest.warns(UserWarning, match="does not say how"):
-        return Model.from_pretrained(tiny_bert)
+        return Model.from_pretrained(tiny_bert, device="cpu")
 
 
 def gradients(step: TrainStep, batch: Batch, progress: float = 1.0) -> dict[str, torch.Tensor]:
@@ -112,6 +113,22 @@ def test_the_scores_are_those_that_the_model_gives_texts(tiny_bert: Any, kind: s
         assert torch.equal(loss.scores.all.gather(1, loss.scores.columns)[mask], loss.scores.own[mask])
     else:
         assert loss.scores.all is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [None, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_on_a_gpu_are_those_on_the_cpu(tiny_bert: Any, kind: str, size: int | None) -> None:
+    model, losses = make_model(tiny_bert, kind), [KLDivergence(), InfoNCE()]
+    batch = make_batch(model)
+    expected = gradients(TrainStep(model, losses), batch)
+    step = TrainStep(model.to("cuda"), losses, gradient_cache_size=size)
+    found = gradients(step, batch.to("cuda"))
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (found[name].cpu() - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
+    with torch.autocast("cuda", torch.bfloat16):
+        assert all(gradient.isfinite().all() for gradient in gradients(step, batch.to("cuda")).values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
