@@ -6,14 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from irkit.errors import BadValueError
 from irkit.index import IndexConfig, index_config
 from irkit.lexical import LexicalModel, is_lexical, lexical_index, lexical_model
 from irkit.model import Model
 
-__all__ = ["AnyModel", "default_index", "describe_model", "load_model", "name_model"]
+__all__ = [
+    "AnyModel",
+    "changed_settings",
+    "default_index",
+    "describe_model",
+    "load_model",
+    "name_model",
+    "same_documents",
+]
 
 AnyModel: TypeAlias = Model | LexicalModel
 """What represents queries and documents of a retriever."""
+
+_WHEN_OPENED = ("k1", "b")  # of BM25: an index keeps counts, which they make weights of
 
 
 def default_index(model: AnyModel) -> IndexConfig:
@@ -56,6 +67,7 @@ def describe_model(model: AnyModel) -> dict[str, Any]:
         "name": str(local.resolve()) if model.name and local.is_dir() else model.name,
         "fingerprint": model.fingerprint,
         **({"queries": queries} if queries else {}),
+        **({"document_prompt": model.prompts["document"]} if model.kind == "dense" else {}),
         "kind": model.kind,
         "dim": model.dim,
         "similarity": model.similarity_name,
@@ -68,4 +80,34 @@ def name_model(about: Mapping[str, Any]) -> str:
         settings = [f"{key} {value}" for key, value in about["settings"].items() if key != "kind"]
         return f"{about['name']} ({', '.join(settings)})"
     name = about["name"] or "a model without name"
-    return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]})"
+    prompt = f", documents after {about['document_prompt']!r}" if about.get("document_prompt") else ""
+    return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]}{prompt})"
+
+
+def same_documents(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether two models that `describe_model` said this of make the same of documents.
+
+    An index of a dense model that was built before prompts were noted goes with any.
+    """
+    if saved["name"] == given["name"] == "bm25":
+        first, second = ({**about["settings"], **dict.fromkeys(_WHEN_OPENED)} for about in (saved, given))
+        return first == second
+    if "document_prompt" in saved and saved["document_prompt"] != given.get("document_prompt"):
+        return False
+    return all(given[key] == saved[key] for key in ("fingerprint", "kind", "dim"))
+
+
+def changed_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> LexicalModel:
+    """The BM25 that `describe_model` said this of, with other settings.
+
+    Raises:
+        BadValueError: It was another model.
+        ConfigError: A key or a value is unknown.
+    """
+    if saved["name"] != "bm25":
+        some = ", ".join(map(str, changes))
+        raise BadValueError(
+            f"opening an index: got settings of BM25 ({some}), but it was built with {name_model(saved)}; "
+            "leave them out"
+        )
+    return lexical_model({**saved["settings"], **changes})

@@ -19,6 +19,7 @@ from irkit.explanation import Explanation, TermWeights, explain, match_terms
 from irkit.index import (
     AutoConfig,
     Documents,
+    Flat,
     Hits,
     IndexConfig,
     StageProgress,
@@ -28,10 +29,18 @@ from irkit.index import (
     index_config,
     open_index,
 )
-from irkit.lexical import Impacts, LexicalModel
+from irkit.lexical import BM25, Impacts, LexicalModel
 from irkit.lookup import Filter, Hit, allowed_rows, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
-from irkit.model_choice import AnyModel, default_index, describe_model, load_model, name_model
+from irkit.model_choice import (
+    AnyModel,
+    changed_settings,
+    default_index,
+    describe_model,
+    load_model,
+    name_model,
+    same_documents,
+)
 from irkit.representation import Representation, Sparse
 from irkit.reranking import (
     Candidates,
@@ -166,7 +175,7 @@ class Retriever:
     def load(
         cls,
         path: str | Path,
-        model: AnyModel | str | Path | None = None,
+        model: AnyModel | Mapping[str, Any] | str | Path | None = None,
         *,
         device: Device | None = None,
         dtype: str = "float32",
@@ -176,7 +185,9 @@ class Retriever:
 
         Args:
             path: Its directory.
-            model: The model it was built with; by default the one it names, loaded when first needed.
+            model: The model it was built with; by default the one it names, loaded when first needed. A BM25
+                may have another ``k1`` and ``b``, of which ``{"k1": 1.2, "b": 0.75}`` will do: weights are
+                then made in memory at the first search, and what is stored stays as it is.
             device: Where a model that is loaded here runs; one device or several, as in
                 `Model.from_pretrained`.
             dtype: See `Model.from_pretrained`.
@@ -194,6 +205,8 @@ class Retriever:
             )
         saved = store.meta["model"]
         chosen = saved.get("settings", saved["name"]) if model is None else model
+        if isinstance(model, Mapping):
+            chosen = changed_settings(saved, model)
         retriever = cls(store, partial(load_model, chosen, device=device, dtype=dtype))
         if model is not None:
             retriever.model  # noqa: B018 (is checked)
@@ -204,7 +217,7 @@ class Retriever:
         """The model, loaded when first asked for; warns if only its query side is another one."""
         saved, model = self.store.meta["model"], self._load_model()
         given = describe_model(model)
-        if any(given[key] != saved[key] for key in ("fingerprint", "kind", "dim")):
+        if not same_documents(saved, given):
             raise BadValueError(
                 f"index {self.store.path}: it was built with {name_model(saved)}, not with "
                 f"{name_model(given)}; use that model or build the index again"
@@ -215,6 +228,8 @@ class Retriever:
                 "model it was built with, of documents the same; results are those of the model given now",
                 stacklevel=3,  # whoever needed the model
             )
+        if isinstance(model, BM25) and given["fingerprint"] != saved["fingerprint"]:
+            cast(Flat, self.index).formula = model.config.k1, model.config.b
         return model.open(self.store) if isinstance(model, LexicalModel) else model
 
     def save(self, path: str | Path) -> None:

@@ -213,6 +213,42 @@ def test_another_analyzer_or_formula_is_refused(other: Any, tmp_path: Path) -> N
         Retriever.load(tmp_path, other)
 
 
+@pytest.mark.parametrize("index", [None, "flat", {"kind": "inverted", "dtype": "uint8", "mode": "exact"}])
+def test_k1_and_b_are_chosen_when_an_index_is_opened(index: Any, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    texts = {str(i): " ".join(random.choice(WORDS, random.integers(1, 40))) for i in range(1500)}
+    more = {f"new{i}": "a red den of copper" for i in range(1100)}
+    queries = {word: f"{word} copper" for word in WORDS}
+
+    def build(name: str, *formula: float) -> Retriever:
+        return Retriever.build(BM25(*formula, stop_words=["the"]), texts, tmp_path / name, index=index)
+
+    before = build("index").run(queries).to_dict()
+    tuned, other = Retriever.load(tmp_path / "index", {"k1": 2.0, "b": 0.75}), build("other", 2, 0.75)
+    assert tuned.run(queries).to_dict() == other.run(queries).to_dict() != before
+    assert tuned.rerank("red copper", ["3", "77"]) == other.rerank("red copper", ["3", "77"])
+    assert Retriever.load(tmp_path / "index").run(queries).to_dict() == before
+    tuned.add(more)  # is stored as the index was built
+    other.add(more)
+    assert tuned.run(queries).to_dict() == other.run(queries).to_dict()
+    again, same = Retriever.load(tmp_path / "index"), build("same")
+    same.add(more)
+    assert again.run(queries).to_dict() == same.run(queries).to_dict()
+
+
+def test_settings_that_no_opened_index_can_have(tmp_path: Path) -> None:
+    Retriever.build("bm25", ANIMALS, tmp_path / "words").close()
+    Retriever.build("impacts", {"a": {"vector": {"x": 1.0}}}, tmp_path / "impacts").close()
+    with pytest.raises(ConfigError, match=r"k1.*greater than or equal to 0"):
+        Retriever.load(tmp_path / "words", {"k1": -1})
+    with pytest.raises(ConfigError, match="k2"):
+        Retriever.load(tmp_path / "words", {"k2": 1})
+    with pytest.raises(BadValueError, match=r"it was built with bm25 .*stemming True.*stemming False"):
+        Retriever.load(tmp_path / "words", {"stemming": False})
+    with pytest.raises(BadValueError, match=r"got settings of BM25 \(k1\), but it was built with impacts"):
+        Retriever.load(tmp_path / "impacts", {"k1": 1})
+
+
 def test_a_killed_build_goes_on(tmp_path: Path) -> None:
     texts = {str(number): f"bear number{number} of {number % 7}" for number in range(50)}
 
@@ -440,7 +476,15 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert dict(Run.read(tmp_path / "run.trec")["q1"]) == pytest.approx(expected, rel=1e-5)
     assert irkit("rerank", index, queries, tmp_path / "run.trec", "--out", tmp_path / "again.trec") == 0
     assert (tmp_path / "again.trec").read_text() == (tmp_path / "run.trec").read_text()
-    capsys.readouterr()
+    assert (
+        irkit("search", index, queries, "--out", tmp_path / "run.trec", "--set", "k1=2", "--set", "b=0.1")
+        == 0
+    )
+    other = oracle("winter bears", ANIMALS, 2, 0.1)
+    assert dict(Run.read(tmp_path / "run.trec")["q1"]) == pytest.approx(other, rel=1e-5)
+    assert irkit("search", index, "--text", "bear", "--set", "k1=2", "--model", "bm25") == 2
+    assert irkit("search", index, "--text", "bear", "--set", "k1") == 2
+    assert "got --model and --set" in capsys.readouterr().err
     assert irkit("explain", index, "winter bears", "cub") == 0
     assert {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()} == {
         "query",

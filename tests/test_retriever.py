@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -343,6 +344,20 @@ def test_another_model_is_refused(model: Model, retriever: Retriever, tmp_path: 
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(BadValueError, match=r"not with .*/other"):
         Retriever.load(tmp_path / "index", tmp_path / "other")
+
+
+def test_a_document_prompt_is_part_of_the_model_of_an_index(
+    model: Model, retriever: Retriever, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(model)
+    other.prompts["query"] = "another "
+    assert len(Retriever.load(tmp_path / "index", other)) == 50
+    other.prompts["document"] = "passage "
+    with pytest.raises(BadValueError, match=r"after 'text '\), not with .*after 'passage '\)"):
+        Retriever.load(tmp_path / "index", other)
+    with retriever.store.update():  # as it was before prompts were noted
+        del retriever.store.meta["model"]["document_prompt"]
+    assert len(Retriever.load(tmp_path / "index", other).search("text", 3)) == 3
 
 
 def test_moved_model(model: Model, tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def search(
         bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
     ] = False,
     model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of BM25: k1 or b, as k1=1.2."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
     """Search an index.
@@ -67,14 +71,19 @@ def search(
         raise BadValueError("--out, --qrels, --split and --ignore-identical-ids need QUERIES: a file or -")
     if queries is not None and text is not None:
         raise BadValueError("got QUERIES and --text; give one of them")
+    if override and model is not None:
+        raise BadValueError("got --model and --set, which BM25 has; give one of them")
     check_out(out, qrels)
+    from irkit.config import with_overrides
     from irkit.retriever import Retriever
     from irkit.run import is_jsonl
+
+    chosen = with_overrides({}, override) if override else model
 
     if queries is None:
         from irkit.data import Query
 
-        with Retriever.load(directory, model, device=device) as retriever:
+        with Retriever.load(directory, chosen, device=device) as retriever:
             if text is not None:
                 Query("query", text)  # is checked
                 hits = retriever.search(text, k or 10, wanted)
@@ -87,7 +96,7 @@ def search(
 
     with _hinted(queries):
         items, judgments = read_judged(queries, qrels, split, measures)
-    with Retriever.load(directory, model, device=device) as retriever:
+    with Retriever.load(directory, chosen, device=device) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):
             _check_ids(retriever, items)
         run = _run(retriever, items, k or 1000, wanted, ignore_identical_ids)

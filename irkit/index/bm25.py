@@ -51,12 +51,15 @@ def saturate(counts: Array, lengths: Array, k1: float, b: float, mean: float) ->
     return weights
 
 
-def weigh(store: Store, arrays: dict[str, Array]) -> dict[str, Array]:
+def weigh(
+    store: Store, arrays: dict[str, Array], formula: tuple[float, float] | None = None
+) -> dict[str, Array]:
     """Of an index of BM25 the arrays of some rows with weights in the place of counts; others unchanged.
 
     Args:
         store: That of the index.
         arrays: As ``Sparse.arrays`` gives them; counts may be of any dtype.
+        formula: k1 and b; None is those that the index was built with.
     """
     settings = store.meta["index"].get("bm25")
     if settings is None:
@@ -65,7 +68,8 @@ def weigh(store: Store, arrays: dict[str, Array]) -> dict[str, Array]:
     sums = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     ends = np.cumsum(rows)
     lengths = np.repeat(sums[ends] - sums[ends - rows], rows)
-    weights = saturate(counts, lengths, settings["k1"], settings["b"], mean_length(store))
+    k1, b = formula or (settings["k1"], settings["b"])
+    weights = saturate(counts, lengths, k1, b, mean_length(store))
     return arrays | {"weights": weights}
 
 

@@ -27,7 +27,13 @@ class Flat(Index):
     """Keeps representations as they are, an array for each component, and scores all of them.
 
     Memory is bounded: documents come from mapped files and are scored in blocks.
+
+    Attributes:
+        formula: k1 and b of BM25 for what this object gives back, chosen before the first search; None is
+            those that the index was built with.
     """
+
+    formula: tuple[float, float] | None = None
 
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
@@ -99,7 +105,7 @@ class Flat(Index):
 
     def _take(self, rows: Array | slice) -> dict[str, Array]:
         """The arrays of some rows; those of a slice are not copied."""
-        return bm25.weigh(self.store, self._raw(rows))
+        return bm25.weigh(self.store, self._raw(rows), self.formula)
 
     def _raw(self, rows: Array | slice) -> dict[str, Array]:
         """The same as they are stored."""

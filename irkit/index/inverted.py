@@ -144,15 +144,15 @@ class Inverted(Flat):
             arrays["scales"] = self.store.read("scales.bin")[rows]
         return arrays
 
-    def _weighed(self, raw: dict[str, Array]) -> dict[str, Array]:
+    def _weighed(self, raw: dict[str, Array], formula: tuple[float, float] | None) -> dict[str, Array]:
         """Stored arrays with weights, as the configuration has them, where there were counts."""
         if "bm25" not in self.store.meta["index"]:
             return raw
-        arrays = bm25.weigh(self.store, raw)
+        arrays = bm25.weigh(self.store, raw, formula)
         return arrays | quantized(arrays["weights"], arrays["lengths"], self.config.dtype)
 
     def _take(self, rows: Array | slice) -> dict[str, Array]:
-        arrays = self._weighed(self._raw(rows))
+        arrays = self._weighed(self._raw(rows), self.formula)
         weights = arrays["weights"].astype(np.float32)
         if "scales" in arrays:
             weights *= np.repeat(arrays.pop("scales"), arrays["lengths"])
@@ -160,19 +160,24 @@ class Inverted(Flat):
 
     # ---- segments ----
 
-    def _build(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
+    def _build(
+        self, start: int, stop: int, allocate: Allocate, formula: tuple[float, float] | None = None
+    ) -> dict[str, Array]:
         """Lists of rows ``start`` to ``stop``, and their weights where counts are stored."""
-        made = self._write_weights(start, stop, allocate) if "bm25" in self.store.meta["index"] else {}
+        counts = "bm25" in self.store.meta["index"]
+        made = self._write_weights(start, stop, allocate, formula) if counts else {}
         return build(self._rows(start, stop, made), self.dim, allocate=allocate) | made
 
-    def _write_weights(self, start: int, stop: int, allocate: Allocate) -> dict[str, Array]:
+    def _write_weights(
+        self, start: int, stop: int, allocate: Allocate, formula: tuple[float, float] | None
+    ) -> dict[str, Array]:
         total, place = int(self.store.read("lengths.bin")[start:stop].sum()), 0
         made = {_WEIGHTS: allocate(_WEIGHTS, (total,), self.config.dtype)}
         if self.config.dtype in LARGEST:
             made[_SCALES] = allocate(_SCALES, (stop - start,), np.float32)
         for begin in range(start, stop, _BLOCK):
             end = min(begin + _BLOCK, stop)
-            arrays = self._weighed(self._raw(slice(begin, end)))
+            arrays = self._weighed(self._raw(slice(begin, end)), formula)
             made[_WEIGHTS][place : place + len(arrays["weights"])] = arrays["weights"]
             place += len(arrays["weights"])
             if _SCALES in made:
@@ -189,9 +194,11 @@ class Inverted(Flat):
 
     def _open(self) -> list[tuple[int, int, Searcher]]:
         """First row, the one after the last, and what searches them: of each segment, and of the rest."""
-        segments, covered, n = read_segments(self.store), self._covered, len(self)
-        if covered < n:
-            segments.append(Segment(covered, n, self._build(covered, n, _in_memory)))
+        covered, n = 0 if self.formula else self._covered, len(self)  # those stored have other weights
+        segments = [] if self.formula else read_segments(self.store)
+        for start in range(covered, n, _MOST):
+            stop = min(start + _MOST, n)
+            segments.append(Segment(start, stop, self._build(start, stop, _in_memory, self.formula)))
         return [
             (start, stop, Searcher(arrays, self._rows(start, stop, arrays)))
             for start, stop, arrays in segments
