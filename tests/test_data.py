@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import gzip
 import io
 import json
@@ -275,9 +276,6 @@ def test_files_that_cannot_be_read(tmp_path):
     for name in ("table.csv", "table.parquet"):
         with pytest.raises(BadValueError, match="hf:FOLDER"):
             list(read_documents(write(tmp_path / name, b"PAR1\xfa")))
-    for name, line in [("topics.txt", "<top>"), ("topics", " <TOP>"), ("ap.txt", "<DOC>")]:
-        with pytest.raises(BadValueError, match=f"{name}:1: the markup of TREC"):
-            list(read_queries(write(tmp_path / name, f"{line}\n<num> 1\n")))
     with pytest.raises(BadValueError, match=r"unknown extension '\.pdf'"):
         list(read_documents(write(tmp_path / "a.pdf", "x")))
     packed = gzip.compress(b'{"id": "1", "text": "a"}\n' * 100)
@@ -289,6 +287,110 @@ def test_files_that_cannot_be_read(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(StorageError, match=name):
             list(read_documents(tmp_path / name))
+
+
+TOPICS = """
+ <top>
+
+<num> Number: 051
+<title> Topic: International
+Organized   Crime &amp; caf\xe9s
+
+<desc> Description:
+Which <b>groups</b>?
+
+<narr> Narrative:
+A relevant document names one.
+</top>
+
+<top>
+<num> Number: MB02 </num>
+<title> Owls </title>
+<desc>
+Owls at night
+</desc></top><TOP>
+<num>3<title>Bears
+"""
+
+
+@pytest.mark.parametrize("name", ["topics.txt", "topics", "topics.51-100", "t.51-100.gz"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_topics_in_the_markup_of_trec(tmp_path, name, encoding):
+    path = write(tmp_path / name, TOPICS.encode(encoding))
+    queries = read_queries(path)
+    titles = [
+        Query("51", "International Organized Crime & caf\xe9s"),
+        Query("MB02", "Owls"),
+        Query("3", "Bears"),
+    ]
+    assert list(queries) == titles
+    assert [number for number, _ in queries.numbered()] == [2, 15, 20]
+    wanted = read_queries(path, field="narr")
+    assert next(iter(wanted)) == Query("51", "A relevant document names one.")
+    with pytest.raises(BadValueError, match=r":15: missing key 'narr'; other keys: title, desc, text"):
+        list(wanted)
+
+
+def test_topics_without_a_number_or_title(tmp_path):
+    with pytest.raises(BadValueError, match=r"topics:4: expected <num> and a number"):
+        list(
+            read_queries(
+                write(tmp_path / "topics", "<top>\n<num> 1 <title> a\n</top>\n<top>\n<title> b\n</top>")
+            )
+        )
+    with pytest.raises(BadValueError, match=r"topics:1: missing key 'text' .*; other keys: desc"):
+        list(read_queries(write(tmp_path / "topics", "<top>\n<num> 1\n<title>\n<desc> b\n</top>")))
+    with pytest.raises(BadValueError, match=r"ap:1: expected <DOCNO>"):
+        list(read_documents(write(tmp_path / "ap", "<DOC>\n<TEXT> b\n</TEXT></DOC>")))
+
+
+def test_documents_in_the_markup_of_trec(tmp_path):
+    path = write(
+        tmp_path / "la010189.gz",
+        b"""<DOC>
+<DOCNO> LA010189-0001 </DOCNO>
+<DOCID> 1 </DOCID>
+<DATE><P>January 1</P></DATE>
+<HEADLINE>
+<P>
+ZOOS IN MALM\xd6
+</P>
+</HEADLINE>
+<TEXT>
+<P>
+Bears &amp; <!-- PJG <x> -->cubs: 3 < 4
+</P>
+</TEXT>
+<GRAPHIC>Photo</GRAPHIC>
+<TEXT>More</TEXT>
+</DOC>
+<DOC><DOCNO>GX000-00</DOCNO>
+<DOCHDR>
+http://example.org
+</DOCHDR>
+<html><title>A page</title><script>x = 1</script><body>Owls<br>hunt</body></html>
+</DOC>
+<DOC>
+<DOCNO>AP-3</DOCNO>
+<HEAD>First</HEAD><HEAD>Second</HEAD>
+<TEXT>
+Cut off
+""",
+    )
+    assert list(read_documents(path)) == [
+        Document("LA010189-0001", "Bears & cubs: 3 < 4 More", "ZOOS IN MALM\xd6"),
+        Document("GX000-00", "Owls hunt", "A page"),
+        Document("AP-3", "Cut off", "First Second"),
+    ]
+    assert check_documents(read_documents(path)) == 3
+
+
+@given(st.text(alphabet="<>/!-abctopdTEXnum &;\n\xe9", max_size=80), st.sampled_from(["<top>", "<DOC>"]))
+def test_any_markup_is_read_or_refused(tmp_path_factory, content, start):
+    path = write(tmp_path_factory.mktemp("markup") / "file", f"{start}{content}")
+    for read in (read_documents, read_queries):
+        with contextlib.suppress(BadValueError):
+            list(read(path))
 
 
 def test_a_table_is_not_taken_for_the_names_of_its_columns():

@@ -29,7 +29,8 @@ def index(
         str | None,
         typer.Argument(
             metavar="CORPUS",
-            help="BEIR folder, .jsonl, .tsv, .txt, also .gz; - (standard input), ir_datasets:ID, hf:NAME.",
+            help="BEIR folder, .jsonl, .tsv, .txt, <DOC>, also .gz; - (standard input), "
+            "ir_datasets:ID, hf:NAME.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the index.")] = None,

@@ -32,7 +32,7 @@ def search(
         str | None,
         typer.Argument(
             metavar="QUERIES",
-            help="BEIR folder, .jsonl, .tsv, .txt, also .gz; - (standard input); none: a prompt.",
+            help="BEIR folder, .jsonl, .tsv, .txt, <top>, also .gz; - (standard input); none: a prompt.",
         ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="One query.")] = None,
@@ -43,6 +43,9 @@ def search(
     qrels: Judgments = None,
     measures: Measures = "nDCG@10",
     split: Split = None,
+    field: Annotated[
+        str | None, typer.Option(help="Key of the text of QUERIES, such as desc of TREC topics.")
+    ] = None,
     condition: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,8 +70,10 @@ def search(
     make a run, which is written to standard output unless --out or --qrels says otherwise.
     """
     wanted = parse_filters(condition or ())
-    if queries is None and (out or qrels or split or ignore_identical_ids):
-        raise BadValueError("--out, --qrels, --split and --ignore-identical-ids need QUERIES: a file or -")
+    if queries is None and (out or qrels or split or field or ignore_identical_ids):
+        raise BadValueError(
+            "--out, --qrels, --split, --field and --ignore-identical-ids need QUERIES: a file or -"
+        )
     if queries is not None and text is not None:
         raise BadValueError("got QUERIES and --text; give one of them")
     if override and model is not None:
@@ -95,7 +100,7 @@ def search(
         return
 
     with _hinted(queries):
-        items, judgments = read_judged(queries, qrels, split, measures)
+        items, judgments = read_judged(queries, qrels, split, measures, field)
     with Retriever.load(directory, chosen, device=device) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):
             _check_ids(retriever, items)
@@ -136,7 +141,7 @@ def check_out(out: str | None, qrels: str | None) -> None:
 
 
 def read_judged(
-    queries: str, qrels: str | None, split: str | None, measures: str
+    queries: str, qrels: str | None, split: str | None, measures: str, field: str | None = None
 ) -> tuple[list[Query], Qrels | None]:
     """Queries, and their judgments if there are any.
 
@@ -148,7 +153,7 @@ def read_judged(
     folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
     if split is not None and not folders:
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
-    items = list(read_queries(queries, split if queries in folders else None))
+    items = list(read_queries(queries, split if queries in folders else None, field))
     if not items:
         note(f"warning: {queries} holds no queries")
     if qrels is None:

@@ -4,6 +4,7 @@ A *source* is
 
 * a folder in the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/SPLIT.tsv``,
 * a file: ``.jsonl``, ``.tsv`` (as MS MARCO's) or ``.txt`` (one text a line), each also with ``.gz``,
+* a file of topics or documents in the markup of TREC (``<top>``, ``<DOC>``), of any name,
 * ``-``, standard input in any of these formats,
 * ``ir_datasets:ID`` of https://ir-datasets.com, or
 * ``hf:NAME[:CONFIG][:SPLIT]`` of the Hugging Face hub.
@@ -17,6 +18,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
@@ -68,7 +70,7 @@ def read_documents(source: str | Path) -> Source[Document]:
     return file_source(path, DOCUMENT_FIELDS, to_document)
 
 
-def read_queries(source: str | Path, split: str | None = None) -> Source[Query]:
+def read_queries(source: str | Path, split: str | None = None, field: str | None = None) -> Source[Query]:
     """Read the queries of a source.
 
     A record needs an id (``_id``, ``id``, ``qid``, ``query_id``) and a text (``text``, ``query``,
@@ -78,19 +80,21 @@ def read_queries(source: str | Path, split: str | None = None) -> Source[Query]:
     Args:
         source: See `irkit.data`.
         split: Only the queries that this split of a BEIR folder judges, such as ``"test"``.
+        field: Key of the text instead of those above, such as ``"desc"`` of topics of TREC, whose text is
+            the title otherwise.
 
     Raises:
         StorageError: There is no such file, or a folder lacks ``queries.jsonl``.
         BadValueError: ``split`` with anything but a folder. While iterating: a line is malformed, or a
             judged query is missing.
     """
-    name = name_of(source)
+    name, build = name_of(source), partial(to_query, field=field)
     if not _is_folder(name):
         _reject_split(name, split)
         if name.startswith(PREFIXES):
-            return remote_source(name, "queries", QUERY_FIELDS, to_query)
-        return file_source(name, QUERY_FIELDS, to_query)
-    queries = file_source(_member(name, "queries.jsonl"), QUERY_FIELDS, to_query)
+            return remote_source(name, "queries", QUERY_FIELDS, build)
+        return file_source(name, QUERY_FIELDS, build)
+    queries = file_source(_member(name, "queries.jsonl"), QUERY_FIELDS, build)
     return queries if split is None else _only(queries, read_qrels(name, split))
 
 

@@ -1,4 +1,4 @@
-"""Files of records: JSON lines, tab-separated columns or lines of text, also compressed or standard input."""
+"""Files of records: JSON lines, columns, lines of text, TREC's markup; also compressed or standard input."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from irkit.data.markup import is_markup, read_markup
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
 __all__ = ["TABLES", "Fields", "decode", "name_of", "parse_json", "read_lines", "read_records", "tsv_columns"]
@@ -79,7 +80,8 @@ def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
     """Read a file record by record.
 
     The extension tells the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.tsv`` or ``.txt``, each also
-    with ``.gz``. Without an extension, as for standard input, the first line tells it.
+    with ``.gz``. Without an extension, as for standard input, the first line tells it, and under any name
+    whether it is `irkit.data.markup`.
 
     Returns:
         Pairs of line number and record. The record of a plain line has its line number as ``id``.
@@ -88,8 +90,14 @@ def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
         StorageError: The file cannot be read.
         BadValueError: The format is unknown, or a line is not in it; the message names file and line.
     """
+    raw = read_lines(path)
+    start = next(raw, None)
+    raw = itertools.chain([] if start is None else [start], raw)
+    if start is not None and is_markup(start[1]):  # under any name: those of topics end in their numbers
+        yield from read_markup(path, raw)
+        return
     kind = _format(path)
-    decoded = ((number, decode(line, f"{path}:{number}")) for number, line in read_lines(path))
+    decoded = ((number, decode(line, f"{path}:{number}")) for number, line in raw)
     first = next(decoded, None)
     if first is None:
         return
@@ -99,10 +107,6 @@ def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
             yield number, parse_json(line, f"{path}:{number}")
     elif kind == "tsv":
         yield from _read_tsv(path, lines, fields)
-    elif first[1].lstrip().lower().startswith(("<top>", "<doc>")):
-        raise BadValueError(
-            f"{path}:{first[0]}: the markup of TREC; write .tsv (id, tab, text) or .jsonl from it"
-        )
     else:
         for number, line in lines:
             yield number, {"id": str(number), "text": line}

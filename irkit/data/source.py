@@ -112,10 +112,11 @@ def to_document(record: Record) -> Document:
     return Document(_name(identifier), text, title, record | (metadata or {}), vector)
 
 
-def to_query(record: Record) -> Query:
-    """Make a query; other keys are ignored."""
+def to_query(record: Record, field: str | None = None) -> Query:
+    """Make a query; other keys are ignored. ``field`` is the key of its text if not one of the usual."""
     identifier, vector = _pop(record, QUERY_FIELDS.ids), _pop_vector(record)
-    return Query(_name(identifier), _pop_text(record, QUERY_FIELDS.texts, vector), vector)
+    texts = QUERY_FIELDS.texts if field is None else (field,)
+    return Query(_name(identifier), _pop_text(record, texts, vector), vector)
 
 
 def _pop_vector(record: Record) -> Any:
@@ -132,9 +133,8 @@ def _pop(record: Record, names: tuple[str, ...]) -> Any:
     for name in names:
         if name in record:
             return record.pop(name)
-    raise BadValueError(
-        f"missing key {names[0]!r} (or {', '.join(names[1:])}); other keys: {', '.join(record) or 'none'}"
-    )
+    others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+    raise BadValueError(f"missing key {names[0]!r}{others}; other keys: {', '.join(record) or 'none'}")
 
 
 def _name(identifier: Any) -> Any:
