@@ -14,7 +14,7 @@ import numpy as np
 
 from irkit.data import Document, Query, Vector
 from irkit.data.given import Collection, Queries, given_documents, given_queries
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, TermWeights, explain, match_terms
 from irkit.index import (
     AutoConfig,
@@ -88,6 +88,7 @@ class Retriever:
         """Use `Retriever.build` or `Retriever.load`."""
         self.store, self.index, self.documents = store, open_index(store), Documents(store)
         self._load_model, self._build = load_model, store.meta["build"]
+        self._again: Callable[[], Self] | None = None  # opens the same, in another process
 
     # ---- making and opening ----
 
@@ -208,6 +209,10 @@ class Retriever:
         if isinstance(model, Mapping):
             chosen = changed_settings(saved, model)
         retriever = cls(store, partial(load_model, chosen, device=device, dtype=dtype))
+        if not isinstance(model, Model):
+            retriever._again = partial(
+                cls.load, store.path.absolute(), model, device=device, dtype=dtype, verify=verify
+            )
         if model is not None:
             retriever.model  # noqa: B018 (is checked)
         return retriever
@@ -489,6 +494,15 @@ class Retriever:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For other processes, which open the directory themselves; they see its newest state."""
+        if self._again is None:
+            raise BadTypeError(
+                f"pickling a Retriever: the model of {self.store.path} was given as an object, not by name; "
+                "pickle Retriever.load(path), or Retriever.load(path, name)"
+            )
+        return self._again, ()
+
     def __repr__(self) -> str:
         kind, model = self.index.config.kind, self.store.meta["model"]["name"]
         return f"Retriever({str(self.store.path)!r}, {len(self)} documents, {kind}, {model!r})"
@@ -506,6 +520,13 @@ class Retriever:
         if isinstance(self.model, Impacts):
             single = isinstance(queries, Mapping | str) or not isinstance(queries, Iterable)
             return [queries] if single else list(queries), single
+        some = queries[:1] if isinstance(queries, list | tuple) else [queries]
+        if shapes := [tuple(item.shape) for item in some if hasattr(item, "shape")]:
+            raise BadTypeError(
+                f"{operation}: got a {type(some[0]).__name__} of shape {shapes[0]}, expected texts, which "
+                "the model encodes; vectors (n, dim) go to retriever.index.search(Dense(vectors), k), whose "
+                "rows go to retriever.documents.fetch"
+            )
         return given_strings(operation, queries), isinstance(queries, str)
 
     def _find(self, texts: list[Any], k: int, filter: Filter | None) -> Iterator[Hits]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.formats import sentence_transformers as layout
 from irkit.heads import Normalize, PooledHead, Projection
 from irkit.model import Model, hub
@@ -486,9 +486,11 @@ def test_hub_names_are_fetched(saved, monkeypatch):
     import huggingface_hub
 
     asked: list[tuple[str, list[str]]] = []
+    revisions: list[str | None] = []
 
-    def snapshot(name: str, *, allow_patterns: list[str], **_: Any) -> str:
+    def snapshot(name: str, *, allow_patterns: list[str], revision: str | None, **_: Any) -> str:
         asked.append((name, allow_patterns))
+        revisions.append(revision)
         return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
@@ -496,6 +498,11 @@ def test_hub_names_are_fetched(saved, monkeypatch):
     assert model.name == "someone/model"
     assert [name for name, _ in asked] == ["someone/model"]
     assert "*.bin" not in asked[0][1]
+    pinned = Model.from_pretrained("someone/model", revision="refs/pr/1", device="cpu")
+    assert pinned.name == "someone/model@refs/pr/1"  # what an index would name
+    Model.from_pretrained(pinned.name, device="cpu")
+    assert revisions == [None, "refs/pr/1", "refs/pr/1"]
+    assert {name for name, _ in asked} == {"someone/model"}
     for weights in list(saved.rglob("*.safetensors")):
         weights.unlink()
     with pytest.raises(StorageError, match="found neither"):
@@ -503,6 +510,15 @@ def test_hub_names_are_fetched(saved, monkeypatch):
     assert "*.bin" in asked[-1][1]
 
 
+def test_a_name_is_not_what_a_model_is_made_of():
+    with pytest.raises(BadTypeError, match=r"loaded by Model\.from_pretrained\('someone/model'\)"):
+        Model("someone/model")
+
+
 def test_hub_out_of_reach():
+    with pytest.raises(StorageError, match="someone/model@v1: no such directory here"):
+        hub.local_directory("someone/model@v1")
+    with pytest.raises(StorageError, match=r"/nowhere/model@v1: no such directory$"):
+        hub.local_directory("/nowhere/model@v1")
     with pytest.raises(StorageError, match="someone/model: no such directory here, and the Hugging Face hub"):
         hub.local_directory("someone/model")

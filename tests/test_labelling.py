@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from irkit import Model, Retriever
 from irkit.data import Document, Query
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.heads import MultiVectorHead, Normalize, Projection
 from irkit.training.data import Record
 from irkit.training.labels import label
@@ -114,6 +114,14 @@ def test_steps_of_a_cross_encoder_change_nothing(cross_encoder: str, monkeypatch
         monkeypatch.setattr("irkit.training.teachers._TOKENS", tokens)
         assert_equal(teacher(ASKED, DOCUMENTS), whole)
     assert [len(line) for line in teacher(ASKED[:2], [[], []])] == [0, 0]
+    for queries, documents, error, message in (
+        (ASKED[:1], [["a text"]], BadTypeError, r"got 'a text', expected a Document, such as irkit\.data"),
+        (ASKED[:1], ["a text"], BadTypeError, "got 'a text', expected a Document"),
+        (["a question"], [[]], BadTypeError, "got 'a question', expected a Query"),
+        (ASKED[:2], [[]], BadValueError, "got 2 queries and documents of 1"),
+    ):
+        with pytest.raises(error, match=message):
+            teacher(queries, documents)
 
 
 def test_two_labels_give_log_odds(tiny_bert: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from irkit import Model, Retriever, score
+from irkit import Hybrid, Model, Retriever, score
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError, CorruptError, LockedError, StorageError
 from irkit.retriever import Hit
@@ -654,6 +655,47 @@ def test_threads_search_at_once(model: Model, tmp_path: Path, index: str) -> Non
     opened = Retriever.load(tmp_path / "index", retriever.model)  # nothing of it was read before
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda query: opened.search(query, k=3), queries)) == expected
+
+
+@pytest.mark.parametrize("given", [np.ones(4), torch.ones(2, 4), [np.ones(4)]])
+def test_vectors_in_place_of_texts(retriever: Retriever, given: Any) -> None:
+    with pytest.raises(BadTypeError, match=r"of shape \((2, )?4,?\), expected texts.*index\.search"):
+        retriever.search(given)
+    with pytest.raises(BadTypeError, match="expected texts"):
+        retriever.rerank(given, [["d1"]])
+
+
+def test_documents_by_id_and_in_order(retriever: Retriever) -> None:
+    retriever.remove("d3")
+    retriever.update({"d1": "another text"})
+    expected = [item for item in collection(50) if item.id not in ("d1", "d3")]
+    assert list(retriever.documents) == [*expected, Document("d1", "another text")]
+    assert retriever.documents["d1"].text == "another text"
+    assert ["d1" in retriever.documents, "d3" in retriever.documents, 1 in retriever.documents] == [1, 0, 0]
+    with pytest.raises(BadValueError, match="none of id 'd3'"):
+        retriever.documents["d3"]
+    with pytest.raises(BadTypeError, match="got 0, expected the id"):
+        retriever.documents[0]  # type: ignore[index]
+
+
+def test_retrievers_go_to_other_processes(model: Model, retriever: Retriever, tmp_path: Path) -> None:
+    for held in (retriever, Retriever.load(tmp_path / "index", model)):
+        with pytest.raises(BadTypeError, match=r"given as an object.*pickle Retriever\.load"):
+            pickle.dumps(held)
+    opened = Retriever.load(tmp_path / "index")
+    expected = opened.search(["text", "vector index"], 5)
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).search(['text', 'vector index'], 5))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(opened), capture_output=True, check=True, cwd="/"
+    )
+    assert done.stdout.decode().strip() == repr(expected)
+    Retriever.build("bm25", collection(50), tmp_path / "words").close()
+    words = Retriever.load(tmp_path / "words", {"k1": 2, "b": 0})
+    both = Hybrid([words, opened])
+    again = pickle.loads(pickle.dumps(both))
+    assert again.search("text", 5) == both.search("text", 5)
+    assert again.retrievers[0].search("text", 5) == words.search("text", 5)
+    assert again.retrievers[0].model.config.k1 == 2
 
 
 @pytest.mark.parametrize("given", [None, 5, ["a", None], [1], {"q1": "what"}, b"what"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from irkit.data.document import Document
-from irkit.errors import BadValueError
+from irkit.errors import BadTypeError, BadValueError
 from irkit.index.base import live_rows
 from irkit.index.files import Array
 from irkit.index.filters import parse_filter
@@ -21,6 +21,7 @@ __all__ = ["Documents"]
 
 _BLOBS = ("ids.bin", "documents.jsonl", "metadata.jsonl")
 _BLOCK_ROWS = 1 << 14
+_READ = 1 << 10  # documents, while they are iterated
 
 
 class Documents:
@@ -34,6 +35,8 @@ class Documents:
         ...     store.publish()
         >>> documents.find(["b", "c"]).tolist(), documents.filter({"year": {">=": 2000}}).tolist()
         ([1, -1], [False, True])
+        >>> documents["b"].text, "c" in documents, [document.id for document in documents]
+        ('two', False, ['a', 'b'])
     """
 
     def __init__(self, store: Store) -> None:
@@ -44,6 +47,32 @@ class Documents:
     def __len__(self) -> int:
         """Rows ever added, removed ones included."""
         return self.store.rows("hashes.bin")
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents in the order they came in, without those that were removed."""
+        rows = np.flatnonzero(live_rows(self.store, len(self)))
+        for start in range(0, len(rows), _READ):
+            yield from self.fetch(rows[start : start + _READ])
+
+    def __contains__(self, id: object) -> bool:
+        """Whether there is a document of this id."""
+        return isinstance(id, str) and bool(self.find([id])[0] >= 0)
+
+    def __getitem__(self, id: str) -> Document:
+        """The document of an id.
+
+        Raises:
+            BadTypeError: It is no string.
+            BadValueError: There is none.
+        """
+        if not isinstance(id, str):
+            raise BadTypeError(
+                f"documents: got {id!r:.60}, expected the id of one, a string; rows are fetched"
+            )
+        rows = self.find([id])
+        if rows[0] < 0:
+            raise BadValueError(f"documents: the index has none of id {id!r}; `in` says whether it has")
+        return self.fetch(rows)[0]
 
     def add(self, documents: Iterable[Document]) -> range:
         """Add documents, all at once: give large collections in chunks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ scores = model.similarity(model.encode_query("a question"), model.encode_documen
 
 
 def local_directory(name_or_path: str | Path) -> Path:
-    """The directory ``name_or_path``, or the local copy of the hub repository of that name.
+    """The directory ``name_or_path``, or a copy of the hub repository of that name, or ``name@revision``.
 
     Raises:
         StorageError: There is neither.
@@ -49,22 +50,22 @@ def local_directory(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_dir():
         return path
-    name = str(name_or_path)
+    whole = str(name_or_path)
+    name, _, revision = whole.partition("@")
     if path.exists():
-        raise StorageError(f"loading {name}: it is a file; expected the directory of a model")
+        raise StorageError(f"loading {whole}: it is a file; expected the directory of a model")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise StorageError(f"loading {name}: no such directory")
+        raise StorageError(f"loading {whole}: no such directory")
     from huggingface_hub import snapshot_download
 
-    problem = f"loading {name}: no such directory here, and the Hugging Face hub does not give it"
+    problem = f"loading {whole}: no such directory here, and the Hugging Face hub does not give it"
     if name.lower().endswith("all-minilm-l6-v2"):
         problem += f" ({_ELSEWHERE})"
     with _explained(problem):
-        folder = Path(
-            snapshot_download(name, allow_patterns=list(_FORMATS), ignore_patterns=["onnx/*", "openvino/*"])
-        )
+        download = partial(snapshot_download, name, revision=revision or None)
+        folder = Path(download(allow_patterns=list(_FORMATS), ignore_patterns=["onnx/*", "openvino/*"]))
         if not any(folder.rglob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*_FORMATS, _PICKLED]))
+            folder = Path(download(allow_patterns=[*_FORMATS, _PICKLED]))
     return folder
 
 

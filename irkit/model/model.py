@@ -67,11 +67,21 @@ class Model(Pipeline):
     query_model: Model | None
     _int8_fingerprint: str | None = None
 
+    def __new__(cls, *parts: Any, **settings: Any) -> Self:
+        """Refuse a name, which other libraries take here."""
+        if parts and isinstance(parts[0], str | Path):
+            raise BadTypeError(
+                f"Model: got {str(parts[0])!r:.100}, expected tokenizer, encoder and head; a name is "
+                f"loaded by Model.from_pretrained({str(parts[0])!r:.100})"
+            )
+        return super().__new__(cls)
+
     @classmethod
     def from_pretrained(
         cls,
         name_or_path: str | Path,
         *,
+        revision: str | None = None,
         device: Device | None = None,
         dtype: str = "float32",
         attention: str = "auto",
@@ -82,7 +92,9 @@ class Model(Pipeline):
         language model is taken for a sparse model with max pooling and log(1 + relu).
 
         Args:
-            name_or_path: A directory, or the name of a repository of the Hugging Face hub.
+            name_or_path: A directory, or the name of a repository of the Hugging Face hub, where
+                ``"name@revision"`` is one of its states; this can be written wherever a model is named.
+            revision: The same: a branch, a tag or a commit of the hub.
             device: Where it runs; by default a GPU if there is one. Of several, such as
                 ``["cuda:0", "cuda:1"]``, all encode documents for an index, the first does the rest.
             dtype: Of the encoder: float32, bfloat16, int8 (CPU), or auto, which is bfloat16 where the
@@ -99,6 +111,8 @@ class Model(Pipeline):
             raise BadTypeError(
                 f"Model.from_pretrained: got {name_or_path!r:.60}, expected a directory or a name of the hub"
             )
+        if revision is not None:
+            name_or_path = f"{name_or_path}@{revision}"
         places = find_devices(device)
         load = partial(Encoder.from_pretrained, attention=attention)
         model = cls._ready(read_model(local_directory(name_or_path), load), places, dtype)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from irkit.data import Document, Query
-from irkit.errors import BadValueError, StorageError, require
+from irkit.errors import BadTypeError, BadValueError, StorageError, require
 from irkit.index.place import MANIFEST
 from irkit.lookup import find_rows
 from irkit.model import Model
@@ -66,6 +66,7 @@ class IndexTeacher:
         Raises:
             BadValueError: The index has no document of an id.
         """
+        _check(queries, documents)
         advice = "index the collection that the examples are of, or take a model as teacher"
         ids = [document.id for document in chain.from_iterable(documents)]
         found = find_rows(self.retriever.documents, ids, "scoring", advice)
@@ -85,6 +86,7 @@ class ModelTeacher:
 
     def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
         """See `Teacher`."""
+        _check(queries, documents)
         parts = range(0, len(queries), _QUERIES)
         return [
             line
@@ -169,6 +171,7 @@ class CrossEncoder:
     @torch.inference_mode()
     def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
         """See `Teacher`."""
+        _check(queries, documents)
         pairs = [
             (query.text, doc.full_text)
             for query, some in zip(queries, documents, strict=True)
@@ -190,6 +193,23 @@ class CrossEncoder:
                 scores[step] = (values.sigmoid() if self.activation == "sigmoid" else values).cpu().numpy()
         ends = np.cumsum([len(some) for some in documents])
         return np.split(scores, ends[:-1])
+
+
+def _check(queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> None:
+    """Raise unless there are queries, and documents of each of them."""
+    some = list(documents)
+    if len(queries) != len(some):
+        raise BadValueError(
+            f"scoring: got {len(queries)} queries and documents of {len(some)}; expected those of each query"
+        )
+    flat = chain.from_iterable([each] if isinstance(each, str | Document) else each for each in some)
+    for kind, items in ((Query, queries), (Document, flat)):
+        wrong = next((item for item in items if not isinstance(item, kind)), None)
+        if wrong is not None:
+            name = kind.__name__
+            raise BadTypeError(
+                f"scoring: got {wrong!r:.60}, expected a {name}, such as irkit.data.{name}('1', 'a text')"
+            )
 
 
 @contextmanager
