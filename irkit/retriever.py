@@ -56,6 +56,7 @@ from irkit.reranking import (
 from irkit.run import Run, check_counts
 
 if TYPE_CHECKING:
+    from irkit.feedback import RM3
     from irkit.training.teachers import Teacher
 
 __all__ = ["Hit", "Retriever"]
@@ -259,14 +260,29 @@ class Retriever:
 
     @overload
     def search(  # type: ignore[overload-overlap]
-        self, queries: str | Vector, k: int = 10, filter: Filter | None = None
+        self,
+        queries: str | Vector,
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
     ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str | Vector], k: int = 10, filter: Filter | None = None
+        self,
+        queries: Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
     ) -> list[list[Hit]]: ...
     def search(
-        self, queries: str | Vector | Sequence[str | Vector], k: int = 10, filter: Filter | None = None
+        self,
+        queries: str | Vector | Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` best documents of every query.
 
@@ -277,6 +293,7 @@ class Retriever:
             filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
                 ``{"year": {">=": 2000}, "lang": ["de", "en"]}``, where ``"_id": [...]`` stands for ids.
                 Ids that are not there match nothing.
+            feedback: Of an index of BM25: expands the queries and searches again, see `irkit.feedback`.
 
         Returns:
             Hits of the text, or of each of several; best first, ties in the order the documents came in.
@@ -286,7 +303,9 @@ class Retriever:
         """
         items, single = self._given("searching", queries)
         results = [
-            hits for found in self._find(items, k, filter) for hits in read_hits(self.documents, found)
+            hits
+            for found in self._find(items, k, filter, feedback)
+            for hits in read_hits(self.documents, found)
         ]
         return results[0] if single else results
 
@@ -296,6 +315,7 @@ class Retriever:
         k: int = 1000,
         filter: Filter | None = None,
         *,
+        feedback: RM3 | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> Run:
         """Rank documents for many queries: as `search`, but ids and scores only.
@@ -304,6 +324,7 @@ class Retriever:
             queries: A source (see `irkit.data`); id -> text; or an iterable of `Query` or of pairs.
             k: Results of each query, at most.
             filter: As for `search`.
+            feedback: As for `search`.
             progress: Called with the number of queries finished since its last call.
 
         Raises:
@@ -313,7 +334,7 @@ class Retriever:
         names = iter([query.id for query in named])
 
         def rankings() -> Iterator[tuple[str, list[str], Any]]:
-            for found in self._find(list(map(self.content, named)), k, filter):
+            for found in self._find(list(map(self.content, named)), k, filter, feedback):
                 rows, place = np.unique(found.rows, return_inverse=True)  # each id is read once
                 none = int(np.searchsorted(rows, 0))  # 1 if -1, no hit, is among them
                 ids = np.array([""] * none + self.documents.ids(rows[none:]), dtype=object)
@@ -529,7 +550,7 @@ class Retriever:
             )
         return given_strings(operation, queries), isinstance(queries, str)
 
-    def _find(self, texts: list[Any], k: int, filter: Filter | None) -> Iterator[Hits]:
+    def _find(self, texts: list[Any], k: int, filter: Filter | None, feedback: RM3 | None) -> Iterator[Hits]:
         """Rows and scores of some queries at a time."""
         self._check_build()
         check_counts("search", k=k)
@@ -537,6 +558,8 @@ class Retriever:
         allowed = None if filter is None else allowed_rows(self.documents, filter)
         for start in range(0, len(texts), _QUERIES):
             queries = self.model.represent(texts[start : start + _QUERIES], "query")
+            if feedback is not None:
+                queries = feedback.expand(self.index, queries, allowed)
             hits = self.index.search(queries, k, allowed)
             if self.model.kind == "sparse":  # who shares no term with a query is no answer to it
                 nothing = hits.scores == 0

@@ -34,6 +34,7 @@ LAYERS = {
     "run": {"data"},
     "evaluation": {"run", "data", "trec_measures"},
     "fusion": {"run", "evaluation"},
+    "feedback": BASE | {"index", "run"},
     "trec_measures": {"run", "data"},
     "preferences": {"run", "data", "trec_measures", "evaluation"},
     "standardization": {"data", "trec_measures", "evaluation"},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from irkit.errors import BadValueError, StorageError
 
 if TYPE_CHECKING:
     from irkit.data import Qrels, Query
+    from irkit.feedback import RM3
     from irkit.retriever import Retriever
     from irkit.run import Run
 
@@ -62,6 +64,9 @@ def search(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Of BM25: k1 or b, as k1=1.2."),
     ] = None,
+    rm3: Annotated[
+        bool, typer.Option("--rm3", help="Of BM25: expand queries by terms of what they find first.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
 ) -> None:
     """Search an index.
@@ -80,10 +85,12 @@ def search(
         raise BadValueError("got --model and --set, which BM25 has; give one of them")
     check_out(out, qrels)
     from irkit.config import with_overrides
+    from irkit.feedback import RM3
     from irkit.retriever import Retriever
     from irkit.run import is_jsonl
 
     chosen = with_overrides({}, override) if override else model
+    feedback = RM3() if rm3 else None
 
     if queries is None:
         from irkit.data import Query
@@ -91,12 +98,12 @@ def search(
         with Retriever.load(directory, chosen, device=device) as retriever:
             if text is not None:
                 Query("query", text)  # is checked
-                hits = retriever.search(text, k or 10, wanted)
+                hits = retriever.search(text, k or 10, wanted, feedback=feedback)
                 show_hits(hits)
                 if not hits:
                     _note_nothing(retriever, wanted)
             else:
-                _answer(retriever, k or 10, wanted)
+                _answer(retriever, k or 10, wanted, feedback)
         return
 
     with _hinted(queries):
@@ -104,7 +111,8 @@ def search(
     with Retriever.load(directory, chosen, device=device) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):
             _check_ids(retriever, items)
-        run = _run(retriever, items, k or 1000, wanted, ignore_identical_ids)
+        search_all = partial(retriever.run, filter=wanted, feedback=feedback)
+        run = _run(search_all, items, k or 1000, ignore_identical_ids)
         if items and next(iter(run), None) is None:
             _note_nothing(retriever, wanted)
     write_judged(run, out, judgments, measures)
@@ -174,11 +182,9 @@ def write_judged(run: Run, out: str | None, judgments: Qrels | None, measures: s
         show_table(["measure", "value"], evaluate(run, judgments, measures).mean.items())
 
 
-def _run(
-    retriever: Retriever, queries: list[Query], k: int, wanted: dict[str, Any] | None, drop_identical: bool
-) -> Run:
+def _run(search_all: Callable[..., Run], queries: list[Query], k: int, drop_identical: bool) -> Run:
     with bar("searching", "queries", len(queries)) as update:
-        run = retriever.run(queries, k + drop_identical, wanted, progress=update)
+        run = search_all(queries, k + drop_identical, progress=update)
     return run.without_identical_ids().cut(k) if drop_identical else run
 
 
@@ -197,13 +203,15 @@ def _note_nothing(retriever: Retriever, wanted: dict[str, Any] | None) -> None:
     note("nothing found: " + (reason if len(retriever) else "the index has no documents"))
 
 
-def _answer(retriever: Retriever, k: int, wanted: dict[str, Any] | None) -> None:
+def _answer(retriever: Retriever, k: int, wanted: dict[str, Any] | None, feedback: RM3 | None) -> None:
     """Answer query after query from standard input."""
-    retriever.search("", 1, wanted)  # what is slow the first time is done before the first question
+    retriever.search(
+        "", 1, wanted, feedback=feedback
+    )  # what is slow the first time is done before the first question
     asked = _prompted(len(retriever)) if sys.stdin.isatty() else _piped()
     for query in asked:
         start = time.perf_counter()
-        hits = retriever.search(query, k, wanted)
+        hits = retriever.search(query, k, wanted, feedback=feedback)
         milliseconds = 1000 * (time.perf_counter() - start)
         show_hits(hits)
         typer.echo()
