@@ -82,7 +82,7 @@ class RM3:
 
     def _relevance(self, index: Index, queries: Sparse, allowed: Array | None) -> tuple[Array, Array]:
         """Keys, query * dim + term, in order, and the weight that the documents found give to each."""
-        found = index.search(queries, min(self.documents, max(1, len(index))), allowed)
+        found = index.search(queries, min(self.documents, len(index)), allowed)
         places, ranks = np.nonzero(found.scores > 0)
         raw = cast(Flat, index)._raw(found.rows[places, ranks])  # counts: several queries may share a row
         counts, lengths = raw["weights"].astype(np.float64), raw["lengths"]
