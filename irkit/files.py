@@ -18,7 +18,7 @@ def check_folder(folder: Path, operation: str) -> None:
     Raises:
         StorageError: It could not; the message begins with ``operation``.
     """
-    place = folder.absolute()
+    place = Path(os.path.normpath(folder.absolute()))
     with explained(operation):
         nearest = next(path for path in (place, *place.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
