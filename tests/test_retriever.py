@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -651,10 +652,11 @@ def test_threads_search_at_once(model: Model, tmp_path: Path, index: str) -> Non
     documents = list(collection(50))
     retriever = Retriever.build(chosen[0], documents, tmp_path / "index", index=chosen[1])
     queries = [document.text for document in documents]
-    expected = [retriever.search(query, k=3) for query in queries]
+    expected = [retriever.search(query, k=50) for query in queries]
     opened = Retriever.load(tmp_path / "index", retriever.model)  # nothing of it was read before
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda query: opened.search(query, k=3), queries)) == expected
+        for found, hits in zip(pool.map(partial(opened.search, k=50), queries), expected, strict=True):
+            assert_close(found, hits)
 
 
 @pytest.mark.parametrize("given", [np.ones(4), torch.ones(2, 4), [np.ones(4)]])
