@@ -205,9 +205,8 @@ def _note_nothing(retriever: Retriever, wanted: dict[str, Any] | None) -> None:
 
 def _answer(retriever: Retriever, k: int, wanted: dict[str, Any] | None, feedback: RM3 | None) -> None:
     """Answer query after query from standard input."""
-    retriever.search(
-        "", 1, wanted, feedback=feedback
-    )  # what is slow the first time is done before the first question
+    # what is slow the first time is done before the first question
+    retriever.search("", 1, wanted, feedback=feedback)
     asked = _prompted(len(retriever)) if sys.stdin.isatty() else _piped()
     for query in asked:
         start = time.perf_counter()
