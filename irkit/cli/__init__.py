@@ -7,7 +7,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -21,7 +20,7 @@ from irkit.cli.index import index
 from irkit.cli.info import info
 from irkit.cli.label import label
 from irkit.cli.mine import mine
-from irkit.cli.output import keep_streams, note
+from irkit.cli.output import drop_output, keep_streams, note
 from irkit.cli.pretrain import pretrain
 from irkit.cli.rerank import rerank
 from irkit.cli.search import search
@@ -123,8 +122,7 @@ def _invoke(words: list[str]) -> None:
     except OSError as error:
         if isinstance(error, IrkitError) or error.filename is not None:
             raise
-        with suppress(OSError):  # what waits to be written is not tried again at the exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise
         raise StorageError(f"writing to standard output: {error.strerror or error}") from error

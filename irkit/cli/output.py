@@ -8,14 +8,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 if TYPE_CHECKING:
     from irkit.retriever import Hit
 
-__all__ = ["clean", "keep_streams", "note", "show_hits", "show_table"]
+__all__ = ["clean", "drop_output", "keep_streams", "note", "show_hits", "show_table"]
 
 
 def keep_streams() -> None:
@@ -31,8 +31,16 @@ def keep_streams() -> None:
 
 def note(message: str) -> None:
     """Write one line to stderr, whatever the message holds; nothing happens where that is impossible."""
-    with suppress(OSError):
+    try:
         typer.echo(f"irkit: {clean(message)}", err=True)
+    except OSError:
+        drop_output(sys.stderr)
+
+
+def drop_output(stream: TextIO) -> None:
+    """Let what a stream could not write go nowhere: Python would try again at its end, and fail."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def clean(text: object) -> str:
