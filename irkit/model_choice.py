@@ -57,7 +57,7 @@ def describe_model(model: AnyModel) -> dict[str, Any]:
             "name": model.name,
             "fingerprint": model.fingerprint,
             "kind": model.kind,
-            "dim": None,  # as many terms as the documents have
+            "dim": settings.get("dim"),  # of terms as many as the documents have
             "similarity": model.similarity_name,
             "settings": settings,
         }
@@ -92,6 +92,8 @@ def same_documents(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     if saved["name"] == given["name"] == "bm25":
         first, second = ({**about["settings"], **dict.fromkeys(_WHEN_OPENED)} for about in (saved, given))
         return first == second
+    if saved["name"] == given["name"] == "vectors":  # kind and width may be left out
+        return all(value in (None, saved["settings"][key]) for key, value in given["settings"].items())
     if "document_prompt" in saved and saved["document_prompt"] != given.get("document_prompt"):
         return False
     return all(given[key] == saved[key] for key in ("fingerprint", "kind", "dim"))

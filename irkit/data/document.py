@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["JSON", "Document", "Qrels", "Query", "Vector", "check_vector"]
+__all__ = ["JSON", "Document", "Qrels", "Query", "Vector", "as_vector", "check_vector"]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 """What a JSON file can hold."""
 
-Vector: TypeAlias = Mapping[str, float]
-"""Weights of terms, computed elsewhere."""
+Vector: TypeAlias = Mapping[str, float] | Sequence[float] | Sequence[Sequence[float]] | np.ndarray[Any, Any]
+"""Computed elsewhere: weights by term; numbers; or a row of numbers for each token."""
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """Relevance judgments: query id -> document id -> grade, where 1 and more is relevant."""
@@ -30,7 +32,8 @@ class Document:
         text: The body; may be empty.
         title: Empty where there is none.
         metadata: Anything JSON can hold, for filters and for display.
-        vector: Weights of terms, for `irkit.lexical.Impacts`; only an index of these keeps them.
+        vector: Computed elsewhere, for `irkit.lexical.Vectors` and `irkit.lexical.Impacts`; only an index of
+            these keeps it. Numbers become an array of float32.
     """
 
     id: str
@@ -41,7 +44,7 @@ class Document:
 
     def __post_init__(self) -> None:
         _check(self.id, text=self.text, title=self.title)
-        check_vector(self.vector)
+        object.__setattr__(self, "vector", as_vector(self.vector))
 
     @property
     def full_text(self) -> str:
@@ -56,7 +59,7 @@ class Query:
     Args:
         id: Unique in its collection, never empty.
         text: What is asked; may be empty.
-        vector: Weights of terms, for `irkit.lexical.Impacts`.
+        vector: As of a `Document`.
     """
 
     id: str
@@ -65,7 +68,15 @@ class Query:
 
     def __post_init__(self) -> None:
         _check(self.id, text=self.text)
-        check_vector(self.vector)
+        object.__setattr__(self, "vector", as_vector(self.vector))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Query) or (self.id, self.text) != (other.id, other.text):
+            return False
+        first, second = self.vector, other.vector
+        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+            return np.array_equal(first, second)
+        return type(first) is type(second) and first == second
 
 
 def _check(identifier: str, **texts: str) -> None:
@@ -81,6 +92,41 @@ def _check(identifier: str, **texts: str) -> None:
             ) from error
     if not identifier:
         raise BadValueError("id: expected a name that is not empty")
+
+
+def as_vector(vector: Any) -> Any:
+    """Weights by term as they are, numbers as an array of float32, ``(dim,)`` or ``(tokens, dim)``; or None.
+
+    Raises:
+        BadTypeError: It is something else.
+        BadValueError: There are more axes, or none, or a number is NaN or infinite.
+    """
+    if vector is None or isinstance(vector, Mapping):
+        check_vector(vector)
+        return vector
+    if hasattr(vector, "detach"):  # of torch
+        vector = vector.detach().cpu().float()
+    try:
+        given = np.asarray(vector)
+    except ValueError:  # rows of different lengths
+        given = np.empty(0, object)
+    if given.dtype.kind not in "fiu":
+        raise BadTypeError(
+            f"vector: expected weights by term, numbers, or rows of as many numbers, got {vector!r:.60}"
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is told below
+        numbers = given.astype(np.float32, copy=False)
+    if numbers.ndim not in (1, 2) or not numbers.shape[-1]:
+        raise BadValueError(
+            f"vector: expected numbers (dim,), or of tokens (tokens, dim), got shape {numbers.shape}"
+        )
+    if not np.isfinite(numbers).all():
+        place = tuple(map(int, np.argwhere(~np.isfinite(numbers))[0]))
+        raise BadValueError(
+            f"vector: the number at {', '.join(map(str, place))} is {numbers[place]} in float32; expected "
+            "finite ones"
+        )
+    return numbers
 
 
 def check_vector(vector: object) -> None:

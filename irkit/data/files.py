@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from irkit.data.markup import is_markup, read_markup
+from irkit.data.vectors import SUFFIXES, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
 __all__ = ["TABLES", "Fields", "decode", "name_of", "parse_json", "read_lines", "read_records", "tsv_columns"]
@@ -81,7 +82,7 @@ def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
 
     The extension tells the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.tsv`` or ``.txt``, each also
     with ``.gz``. Without an extension, as for standard input, the first line tells it, and under any name
-    whether it is `irkit.data.markup`.
+    whether it is `irkit.data.markup`. ``.npy`` and ``.safetensors`` hold vectors, see `irkit.data.vectors`.
 
     Returns:
         Pairs of line number and record. The record of a plain line has its line number as ``id``.
@@ -90,6 +91,9 @@ def read_records(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
         StorageError: The file cannot be read.
         BadValueError: The format is unknown, or a line is not in it; the message names file and line.
     """
+    if path.endswith(SUFFIXES):
+        yield from read_vectors(path)
+        return
     raw = read_lines(path)
     start = next(raw, None)
     raw = itertools.chain([] if start is None else [start], raw)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from irkit.data.document import Document, Query
-from irkit.data.source import to_document
+from irkit.data.source import as_name, to_document
 from irkit.errors import BadTypeError, BadValueError
 
 __all__ = ["Collection", "Queries", "given_documents", "given_queries"]
@@ -15,10 +15,10 @@ __all__ = ["Collection", "Queries", "given_documents", "given_queries"]
 Collection: TypeAlias = (
     str | Path | Mapping[str, Any] | Iterable[Document | Mapping[str, Any] | tuple[str, Any] | str]
 )
-"""A source; id -> text or record; or an iterable of documents, records, pairs of id and text, or texts."""
+"""A source; id -> text, vector or record; or an iterable of documents, records, texts, vectors or pairs."""
 
 Queries: TypeAlias = str | Path | Mapping[str, Any] | Iterable[Query | tuple[str, Any]]
-"""A source; id -> text or weights by term; or an iterable of queries, or of pairs of id and either."""
+"""A source; id -> text or vector; or an iterable of queries, or of pairs of id and either."""
 
 
 def given_documents(given: Collection, start: int = 0) -> Iterator[Document]:
@@ -27,7 +27,7 @@ def given_documents(given: Collection, start: int = 0) -> Iterator[Document]:
     Args:
         given: A source (see `irkit.data`); id -> text, or id -> record as BEIR holds a corpus; or an
             iterable of `Document`, records such as ``{"_id": "1", "text": "..."}``, pairs of id and text,
-            or texts, whose ids are their positions.
+            or texts, whose ids are their positions; vectors (lists of numbers, arrays) may stand for texts.
         start: Position of the first.
 
     Raises:
@@ -63,7 +63,8 @@ def given_queries(given: Queries) -> Iterator[Query]:
         if not isinstance(item, Query) and not (isinstance(item, tuple) and len(item) == 2):
             raise BadTypeError(f"queries: expected a Query or (id, text), got {item!r:.60}")
         if isinstance(item, tuple):
-            item = Query(item[0], "", item[1]) if isinstance(item[1], Mapping) else Query(*item)
+            name, content = as_name(item[0]), item[1]
+            item = Query(name, "", content) if _is_vector(content) else Query(name, content)
         yield item
 
 
@@ -80,12 +81,23 @@ def _items(given: Any, read: Callable[[str | Path], Iterable[Any]]) -> Iterable[
     return given.items() if isinstance(given, Mapping) else given
 
 
+def _is_vector(content: Any) -> bool:
+    return isinstance(content, Mapping | list | tuple) or hasattr(content, "shape")
+
+
 def _document(item: Any, position: int) -> Document:
     if isinstance(item, str):
         return Document(str(position), item)
+    if isinstance(item, list) or hasattr(item, "shape"):
+        return Document(str(position), "", vector=item)
     if isinstance(item, tuple) and len(item) == 2:
-        record = item[1] if isinstance(item[1], Mapping) else {"text": item[1]}
-        item = {**record, "_id": item[0]}
+        name, content = item
+        record = (
+            content
+            if isinstance(content, Mapping)
+            else {"vector" if _is_vector(content) else "text": content}
+        )
+        item = {**record, "_id": name}
     if not isinstance(item, Mapping):
         raise BadTypeError(f"expected a Document, a record, (id, text) or a text, got {item!r:.60}")
     return to_document(dict(item))

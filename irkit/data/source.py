@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ __all__ = [
     "DOCUMENT_FIELDS",
     "QUERY_FIELDS",
     "Source",
+    "as_name",
     "check_documents",
     "file_source",
     "to_document",
@@ -29,7 +30,7 @@ T = TypeVar("T")
 Record = dict[str, Any]
 
 _STORED = json.JSONEncoder(allow_nan=False)  # how an index keeps metadata
-_VECTORS = ("vector", "weights_x100")  # weights by term: of Anserini's files; the ranking needs no factor
+_VECTORS = ("vector", "weights_x100")  # the latter of Anserini's files; the ranking needs no factor
 
 DOCUMENT_FIELDS = Fields(
     ids=("_id", "id", "docid", "doc_id", "document_id"),
@@ -109,19 +110,25 @@ def to_document(record: Record) -> Document:
     if not isinstance(metadata, dict | None):
         raise BadValueError(f"metadata: expected keys and values, got {metadata!r:.60}")
     title = "" if title is None else title
-    return Document(_name(identifier), text, title, record | (metadata or {}), vector)
+    return Document(as_name(identifier), text, title, record | (metadata or {}), vector)
 
 
 def to_query(record: Record, field: str | None = None) -> Query:
     """Make a query; other keys are ignored. ``field`` is the key of its text if not one of the usual."""
     identifier, vector = _pop(record, QUERY_FIELDS.ids), _pop_vector(record)
     texts = QUERY_FIELDS.texts if field is None else (field,)
-    return Query(_name(identifier), _pop_text(record, texts, vector), vector)
+    return Query(as_name(identifier), _pop_text(record, texts, vector), vector)
 
 
 def _pop_vector(record: Record) -> Any:
-    """Weights by term; numbers in a list, a dense vector, are left where they are."""
-    return next((record.pop(name) for name in _VECTORS if isinstance(record.get(name), dict)), None)
+    """Weights by term, or numbers; what else a key of the name holds is left where it is."""
+    return next((record.pop(name) for name in _VECTORS if _is_vector(record.get(name))), None)
+
+
+def _is_vector(value: Any) -> bool:
+    if isinstance(value, list | tuple) and len(value):
+        return type(value[0]) in (int, float) or _is_vector(value[0])
+    return isinstance(value, Mapping) or hasattr(value, "shape")
 
 
 def _pop_text(record: Record, names: tuple[str, ...], vector: Any) -> Any:
@@ -137,9 +144,9 @@ def _pop(record: Record, names: tuple[str, ...]) -> Any:
     raise BadValueError(f"missing key {names[0]!r}{others}; other keys: {', '.join(record) or 'none'}")
 
 
-def _name(identifier: Any) -> Any:
+def as_name(identifier: Any) -> Any:
     """Numbers, but not truth values, are fine as ids."""
-    return str(identifier) if type(identifier) is int else identifier
+    return str(identifier) if type(identifier) is int or isinstance(identifier, np.integer) else identifier
 
 
 def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:

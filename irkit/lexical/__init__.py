@@ -1,7 +1,7 @@
-"""Retrieval without a neural network: BM25, and weights of terms that were computed elsewhere.
+"""Retrieval without a neural network: BM25, and weights of terms or vectors that were computed elsewhere.
 
-Such a model takes the place of a `irkit.Model` in a `irkit.Retriever`, by name (``"bm25"``, ``"impacts"``) or
-as an object. The index holds all it needs, so that it is opened without it.
+Such a model takes the place of a `irkit.Model` in a `irkit.Retriever`, by name (``"bm25"``, ``"impacts"``,
+``"vectors"``) or as an object. The index holds all it needs, so that it is opened without it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from irkit.lexical.config import (
     BM25Config,
     ImpactsConfig,
     LexicalConfig,
+    VectorsConfig,
     is_lexical,
     lexical_config,
     lexical_index,
 )
 from irkit.lexical.impacts import Impacts
 from irkit.lexical.model import LexicalModel
+from irkit.lexical.vectors import Vectors
 
 __all__ = [
     "BM25",
@@ -31,6 +33,8 @@ __all__ = [
     "ImpactsConfig",
     "LexicalConfig",
     "LexicalModel",
+    "Vectors",
+    "VectorsConfig",
     "is_lexical",
     "languages",
     "lexical_index",
@@ -42,7 +46,7 @@ def lexical_model(choice: str | Mapping[str, Any]) -> LexicalModel:
     """A model by its name or its configuration.
 
     Args:
-        choice: ``"bm25"``, ``"impacts"``, or keys and values with ``kind``.
+        choice: ``"bm25"``, ``"impacts"``, ``"vectors"``, or keys and values with ``kind``.
 
     Raises:
         ConfigError: There is no such model, key or value.
@@ -53,4 +57,6 @@ def lexical_model(choice: str | Mapping[str, Any]) -> LexicalModel:
     """
     config = lexical_config({"kind": choice} if isinstance(choice, str) else choice)
     settings = config.model_dump(exclude={"kind"})
-    return BM25(**settings) if isinstance(config, BM25Config) else Impacts()
+    if isinstance(config, BM25Config):
+        return BM25(**settings)
+    return Vectors(**settings) if isinstance(config, VectorsConfig) else Impacts()

@@ -10,7 +10,15 @@ from pydantic import Field, field_validator
 from irkit.config import Config
 from irkit.errors import ConfigError
 
-__all__ = ["BM25Config", "ImpactsConfig", "LexicalConfig", "is_lexical", "lexical_config", "lexical_index"]
+__all__ = [
+    "BM25Config",
+    "ImpactsConfig",
+    "LexicalConfig",
+    "VectorsConfig",
+    "is_lexical",
+    "lexical_config",
+    "lexical_index",
+]
 
 
 class BM25Config(Config):
@@ -47,10 +55,29 @@ class ImpactsConfig(Config):
     kind: Literal["impacts"] = "impacts"
 
 
-LexicalConfig: TypeAlias = Annotated[BM25Config | ImpactsConfig, Field(discriminator="kind")]
+class VectorsConfig(Config):
+    """Vectors computed elsewhere.
+
+    Attributes:
+        similarity: ``"dot"``, or ``"cosine"`` of vectors that are made as long as each other.
+        representation: What a document has: one vector, or one a token; None is not known yet.
+        dim: Numbers of a vector; None is not known yet.
+    """
+
+    kind: Literal["vectors"] = "vectors"
+    similarity: Literal["dot", "cosine"] = "dot"
+    representation: Literal["dense", "multi_vector"] | None = None
+    dim: int | None = Field(None, ge=1)
+
+
+LexicalConfig: TypeAlias = Annotated[BM25Config | ImpactsConfig | VectorsConfig, Field(discriminator="kind")]
 """Configuration of any such model; the field ``kind`` tells which."""
 
-_KINDS: dict[str, type[BM25Config] | type[ImpactsConfig]] = {"bm25": BM25Config, "impacts": ImpactsConfig}
+_KINDS: dict[str, type[BM25Config | ImpactsConfig | VectorsConfig]] = {
+    "bm25": BM25Config,
+    "impacts": ImpactsConfig,
+    "vectors": VectorsConfig,
+}
 
 
 def is_lexical(name: object) -> bool:
@@ -59,10 +86,12 @@ def is_lexical(name: object) -> bool:
 
 
 def lexical_index(name: str) -> dict[str, Any]:
-    """The index for such a model unless another one is asked for: it keeps weights as they are.
+    """The index for such a model unless another one is asked for: it keeps weights and vectors as they are.
 
-    It is exact for BM25, whose queries are short.
+    It is exact for BM25, whose queries are short, and for vectors.
     """
+    if name == "vectors":
+        return {"kind": "flat"}
     return {"kind": "inverted", "dtype": "float32", "mode": "exact" if name == "bm25" else "auto"}
 
 

@@ -34,7 +34,7 @@ class Impacts(LexicalModel):
 
     def content(self, item: Document | Query) -> Mapping[str, float]:
         """The weights by term."""
-        if item.vector is None:
+        if not isinstance(item.vector, Mapping):
             kind = type(item).__name__.lower()
             raise BadValueError(
                 f"impacts: {kind} {item.id!r} has no weights; expected vector: {{term: weight}}"

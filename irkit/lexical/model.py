@@ -1,4 +1,4 @@
-"""What models without weights have in common: their terms are those of the documents of an index."""
+"""What models without weights have in common: their terms, if any, are those of the documents of an index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from irkit.index import Store
 from irkit.index.vocabulary import Vocabulary
 from irkit.lexical.config import LexicalConfig
 from irkit.ragged import Ragged
-from irkit.representation import Sparse
+from irkit.representation import Representation, Sparse
 from irkit.tokenizer import Piece
 
 __all__ = ["LexicalModel", "Side", "check_side", "sparse_rows"]
@@ -33,11 +33,11 @@ class LexicalModel(ABC):
         config: All that decides about representations, beside the documents of the index.
     """
 
-    kind: ClassVar[str] = "sparse"
-    similarity_name: ClassVar[str] = "dot"
+    kind: str = "sparse"
+    similarity_name: str = "dot"
 
     def __init__(self, config: LexicalConfig) -> None:
-        """Use `BM25` or `Impacts`."""
+        """Use `BM25`, `Impacts` or `Vectors`."""
         self.config = config
         self._vocabulary: Vocabulary | None = None
 
@@ -50,7 +50,7 @@ class LexicalModel(ABC):
 
     @property
     def name(self) -> str:
-        """``"bm25"`` or ``"impacts"``."""
+        """``"bm25"``, ``"impacts"`` or ``"vectors"``."""
         return self.config.kind
 
     @property
@@ -86,8 +86,8 @@ class LexicalModel(ABC):
         """
 
     @abstractmethod
-    def represent(self, items: Iterable[Any], side: Side) -> Sparse:
-        """Weights of terms, whose inner products are the scores of the index.
+    def represent(self, items: Iterable[Any], side: Side) -> Representation:
+        """Weights of terms, or vectors, which the index compares.
 
         Terms that the index does not have are left out. Without items it needs no index.
 
@@ -102,7 +102,7 @@ class LexicalModel(ABC):
 
     def stored(
         self, items: Iterable[Any], *, chunk_size: int, progress: Callable[[int], object] | None = None
-    ) -> Iterator[Sparse]:
+    ) -> Iterator[Representation]:
         """What an index keeps of documents.
 
         Args:
@@ -133,7 +133,7 @@ class LexicalModel(ABC):
         return self._vocabulary
 
     @abstractmethod
-    def _rows(self, items: Sequence[Any]) -> Sparse:
+    def _rows(self, items: Sequence[Any]) -> Representation:
         """What is kept of documents, with numbers for new terms."""
 
 
