@@ -29,7 +29,7 @@ from irkit.index import (
     index_config,
     open_index,
 )
-from irkit.lexical import BM25, Impacts, LexicalModel
+from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
 from irkit.lookup import Filter, Hit, allowed_rows, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
 from irkit.model_choice import (
@@ -110,10 +110,11 @@ class Retriever:
         A build that was killed goes on after its last finished chunk when the same call is made again.
 
         Args:
-            model: A model; what `Model.from_pretrained` takes; or ``"bm25"``, see `irkit.lexical`.
+            model: A model; what `Model.from_pretrained` takes; or ``"bm25"``, or ``"vectors"`` that were
+                computed elsewhere, see `irkit.lexical`.
             documents: A source (see `irkit.data`); id -> text; or an iterable of `Document`, records
                 such as ``{"_id": "1", "text": "..."}``, pairs of id and text, or texts, whose ids are
-                their positions: "0", "1", ...
+                their positions: "0", "1", ... Of the model ``"vectors"``, vectors where texts may be.
             path: A new or empty directory, or that of an index to replace.
             index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (by the number of documents, whose
                 first 20,000 are read ahead) or any other choice of `irkit.index.index_config`. By default
@@ -128,16 +129,20 @@ class Retriever:
                 is there (``overwrite`` discards it).
             LockedError: Another process is writing there.
         """
-        model = load_model(model)
+        model, stream = load_model(model), given_documents(documents)
+        if isinstance(model, Vectors):
+            model, stream = model.fit(stream)
         config = default_index(model) if index is None else index_config(index)
-        about, stream = describe_model(model), given_documents(documents)
+        about = describe_model(model)
         if isinstance(config, AutoConfig):
             first = list(islice(stream, config.documents))
             stream = chain(first, stream)
-            lexical = isinstance(model, LexicalModel)
+            lexical = isinstance(model, LexicalModel) and model.kind == "sparse"
             config = default_index(model) if lexical else config.choose(model.kind, len(first))
         check_index(config, model.represent([], "document"))
         key = {**about, "name": None, "index": config.model_dump(mode="json")}
+        if isinstance(model, Vectors):
+            key["first"] = model.first
         store = Store.build(path, key=key, overwrite=overwrite)
         try:
             create_index(store, config)
@@ -270,7 +275,7 @@ class Retriever:
     @overload
     def search(
         self,
-        queries: Sequence[str | Vector],
+        queries: Sequence[str | Vector] | Representation,
         k: int = 10,
         filter: Filter | None = None,
         *,
@@ -278,7 +283,7 @@ class Retriever:
     ) -> list[list[Hit]]: ...
     def search(
         self,
-        queries: str | Vector | Sequence[str | Vector],
+        queries: str | Vector | Sequence[str | Vector] | Representation,
         k: int = 10,
         filter: Filter | None = None,
         *,
@@ -287,7 +292,8 @@ class Retriever:
         """The ``k`` best documents of every query.
 
         Args:
-            queries: A text or several; of `irkit.lexical.Impacts` weights by term, or several.
+            queries: A text or several; of `irkit.lexical.Impacts` weights by term, or several; of
+                `irkit.lexical.Vectors` a vector, several, or a `Representation`.
             k: At least 1; there are fewer results where fewer documents qualify. For sparse models and BM25
                 these share a term with the query.
             filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
@@ -433,13 +439,15 @@ class Retriever:
             [found] = self.documents.fetch(row)
         else:
             [found] = given_documents([document])
+        if isinstance(self.model, Vectors):
+            raise BadValueError("explaining a score: vectors that were computed elsewhere belong to no words")
         if not isinstance(self.model, Impacts):
             return explain(cast(Model, self.model), cast(str, query), found.full_text)
         if isinstance(document, str):
             weights = cast(Sparse, self.index.representations(row))
         else:
             weights = self.model.represent([self.content(found)], "document")
-        names, asked = self.model.vocabulary, self.model.represent([cast(Vector, query)], "query")
+        names, asked = self.model.vocabulary, self.model.represent([cast(Any, query)], "query")
         return match_terms(
             TermWeights("", asked, names, ()), TermWeights(found.full_text, weights, names, ())
         )
@@ -531,13 +539,19 @@ class Retriever:
     # ---- inside ----
 
     def content(self, item: Document | Query) -> Any:
-        """What the model takes of a document or a query: its text, or its weights by term."""
-        if isinstance(self.model, LexicalModel):
-            return self.model.content(item)
-        return item.text if isinstance(item, Query) else item.full_text
+        """What the model takes of a document or a query: its text, or its vector."""
+        text = item.text if isinstance(item, Query) else item.full_text
+        if item.vector is not None and not text and not isinstance(self.model, Impacts | Vectors):
+            raise BadValueError(
+                f"{type(item).__name__.lower()} {item.id!r}: it has a vector and no text, but this model "
+                "takes texts; vectors are indexed with the model 'vectors' and searched by vectors"
+            )
+        return self.model.content(item) if isinstance(self.model, LexicalModel) else text
 
     def _given(self, operation: str, queries: Any) -> tuple[list[Any], bool]:
         """Queries, and whether it is only one."""
+        if isinstance(self.model, Vectors):
+            return self.model.given(queries)
         if isinstance(self.model, Impacts):
             single = isinstance(queries, Mapping | str) or not isinstance(queries, Iterable)
             return [queries] if single else list(queries), single
