@@ -23,14 +23,14 @@ __all__ = ["index"]
 def index(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Directory or hub name of a model; or bm25, or impacts."),
+        typer.Argument(metavar="MODEL", help="Directory or hub name of a model; or bm25, impacts, vectors."),
     ] = None,
     corpus: Annotated[
         str | None,
         typer.Argument(
             metavar="CORPUS",
             help="BEIR folder, .jsonl, .tsv, .txt, <DOC>, also .gz; - (standard input), "
-            "ir_datasets:ID, hf:NAME.",
+            "ir_datasets:ID, hf:NAME; of vectors .jsonl, .npy or .safetensors.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the index.")] = None,
@@ -81,7 +81,7 @@ def index(
     from irkit.data import check_documents, read_documents
     from irkit.index import check_index
     from irkit.index.place import check_place
-    from irkit.lexical.config import is_lexical
+    from irkit.lexical import Vectors, is_lexical
     from irkit.model_choice import default_index, load_model
     from irkit.retriever import Retriever
 
@@ -96,6 +96,8 @@ def index(
     devices = recipe.device.split(",") if recipe.device else None
     settings = recipe.bm25.model_dump() if recipe.bm25 else recipe.model
     encoder = load_model(settings, device=devices, dtype=recipe.dtype)
+    if isinstance(encoder, Vectors) and not documents.once:
+        encoder, _ = encoder.fit(iter(documents))
     config = recipe.index or default_index(encoder)
     recipe = recipe.model_copy(update={"index": config})
     if dry_run:

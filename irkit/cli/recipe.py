@@ -21,7 +21,7 @@ class IndexRecipe(Config):
     """What to index, and how.
 
     Attributes:
-        model: Directory, or name on the Hugging Face hub; or bm25, or impacts.
+        model: Directory, or name on the Hugging Face hub; or bm25, impacts or vectors.
         corpus: Source of the documents, see `irkit.data`.
         index: Kind of index and its settings; by default what suits the model.
         bm25: Settings of the model bm25.
@@ -57,7 +57,7 @@ class IndexRecipe(Config):
         if "kind" in data:
             data = {"index": data}
         data |= {key: value for key, value in given.items() if value is not None}
-        if data.get("index") is None and is_lexical(data.get("model")):
+        if data.get("index") is None and is_lexical(data.get("model")) and data["model"] != "vectors":
             data["index"] = lexical_index(str(data["model"]))
         full = [_whole_key(item, data.get("model") == "bm25") for item in overrides]
         if data.get("index") is not None or any(item.startswith("index.") for item in full):
