@@ -63,10 +63,10 @@ def test_records_have_weights_beside_or_instead_of_a_text(tmp_path: Path) -> Non
     [query] = read_queries(write_lines(tmp_path / "queries.jsonl", [{"qid": "q", "vector": {"bear": 1}}]))
     assert query == Query("q", "", {"bear": 1})
     assert query != Query("q", "", {"bear": 2})
-    dense = {"id": "d", "text": "", "vector": [0.5, 1.0]}  # a dense one, which is metadata as ever
-    [document] = read_documents(write_lines(tmp_path / "dense.jsonl", [dense]))
+    other = {"id": "d", "text": "", "vector": ["plasmid"]}  # is no vector, but metadata
+    [document] = read_documents(write_lines(tmp_path / "other.jsonl", [other]))
     assert document.vector is None
-    assert document.metadata == {"vector": [0.5, 1.0]}
+    assert document.metadata == {"vector": ["plasmid"]}
 
 
 @pytest.mark.parametrize("index", [None, "flat"])
