@@ -1,4 +1,4 @@
-"""Documents on their way into the index of a `irkit.Retriever`: a build begun or gone on with, and encoding."""
+"""Documents on their way into the index of a `irkit.Retriever`: builds begun or gone on with, encoding."""
 
 from __future__ import annotations
 
