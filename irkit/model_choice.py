@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -14,6 +15,7 @@ from irkit.model import Model
 __all__ = [
     "AnyModel",
     "changed_settings",
+    "check_model",
     "default_index",
     "describe_model",
     "load_model",
@@ -97,6 +99,26 @@ def same_documents(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     if "document_prompt" in saved and saved["document_prompt"] != given.get("document_prompt"):
         return False
     return all(given[key] == saved[key] for key in ("fingerprint", "kind", "dim"))
+
+
+def check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
+    """Refuse another model than `describe_model` said this of; warn if only its query side is another one.
+
+    Raises:
+        BadValueError: It makes something else of documents.
+    """
+    given = describe_model(model)
+    if not same_documents(saved, given):
+        raise BadValueError(
+            f"index {path}: it was built with {name_model(saved)}, not with {name_model(given)}; use that "
+            "model or build the index again"
+        )
+    if given.get("queries") != saved.get("queries"):
+        warnings.warn(
+            f"index {path}: {name_model(given)} makes something else of queries than the model it was built "
+            "with, of documents the same; results are those of the model given now",
+            stacklevel=4,  # whoever needed the model of a Retriever
+        )
 
 
 def changed_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> LexicalModel:

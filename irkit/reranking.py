@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from irkit.data import Document, Query
 from irkit.data.given import Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Hits
-from irkit.lookup import Hit, find_rows
+from irkit.lookup import Hit, find_rows, read_hits
 from irkit.representation import Representation
 from irkit.run import Run
 from irkit.scoring import score
+from irkit.searching import given_contents
 
 if TYPE_CHECKING:
     from irkit.model import Model
@@ -29,6 +30,7 @@ __all__ = [
     "Interaction",
     "RerankOptions",
     "given_candidates",
+    "rerank",
     "rerank_ids",
     "rerank_run",
     "rerank_taught",
@@ -53,6 +55,39 @@ class RerankOptions(TypedDict, total=False):
     interaction: Interaction | None
     teacher: Teacher | None
     progress: Callable[[int], object] | None
+
+
+def rerank(
+    retriever: Retriever,
+    queries: Any,
+    candidates: Any,
+    k: int | None = None,
+    interaction: Interaction | None = None,
+    teacher: Teacher | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> list[Hit] | list[list[Hit]] | Run:
+    """See `Retriever.rerank`: candidates of whatever form, by the scores of the model or of a teacher."""
+    if interaction is not None and teacher is not None:
+        raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
+    if isinstance(candidates, Run):
+        return rerank_run(retriever, queries, candidates, k, interaction, teacher, progress)
+    texts, single = given_contents("reranking", retriever.model, queries)
+    given = given_candidates([candidates] if single else candidates, len(texts))
+    by_id = all(isinstance(item, str) for some in given for item in some)
+    if by_id and teacher is None:
+        found = rerank_ids(retriever, texts, cast(Any, given), k, interaction)
+        hits = read_hits(retriever.documents, found)
+        return hits[0] if single else hits
+    documents = (
+        [stored_documents(retriever, some) for some in cast(Any, given)] if by_id else cast(Any, given)
+    )
+    if teacher is None:
+        ranked = rerank_texts(cast("Model", retriever.model), texts, documents, k, interaction)
+    else:
+        asked = [Query(str(number), text) for number, text in enumerate(texts)]
+        ranked = rerank_taught(teacher, asked, documents, k)
+    hits = [[Hit.of(document, value) for document, value in some] for some in ranked]
+    return hits[0] if single else hits
 
 
 def given_candidates(

@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
-import numpy as np
-
+from irkit.building import CHUNK, add_documents, begin_build
 from irkit.data import Document, Query, Vector
 from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, TermWeights, explain, match_terms
-from irkit.index import (
-    AutoConfig,
-    Documents,
-    Flat,
-    Hits,
-    IndexConfig,
-    StageProgress,
-    Store,
-    check_index,
-    create_index,
-    index_config,
-    open_index,
-)
+from irkit.index import Documents, Flat, Hits, IndexConfig, StageProgress, Store, open_index
 from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
-from irkit.lookup import Filter, Hit, allowed_rows, find_rows, given_strings, read_hits
+from irkit.lookup import Filter, Hit, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
-from irkit.model_choice import (
-    AnyModel,
-    changed_settings,
-    default_index,
-    describe_model,
-    load_model,
-    name_model,
-    same_documents,
-)
+from irkit.model_choice import AnyModel, changed_settings, check_model, load_model
 from irkit.representation import Representation, Sparse
-from irkit.reranking import (
-    Candidates,
-    Interaction,
-    RerankOptions,
-    given_candidates,
-    rerank_ids,
-    rerank_run,
-    rerank_taught,
-    rerank_texts,
-    stored_documents,
-)
-from irkit.run import Run, check_counts
+from irkit.reranking import Candidates, Interaction, RerankOptions, rerank
+from irkit.run import Run
+from irkit.searching import find_hits, given_contents, read_run
 
 if TYPE_CHECKING:
     from irkit.feedback import RM3
@@ -61,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hit", "Retriever"]
 
-_CHUNK = 1024  # documents encoded and stored together
-_QUERIES = 256  # encoded and searched together
 _UNCHANGED = "nothing was changed"
 
 
@@ -101,7 +66,7 @@ class Retriever:
         path: str | Path,
         *,
         index: str | Mapping[str, Any] | IndexConfig | None = None,
-        chunk_size: int = _CHUNK,
+        chunk_size: int = CHUNK,
         overwrite: bool = False,
         progress: StageProgress | None = None,
     ) -> Self:
@@ -129,49 +94,10 @@ class Retriever:
                 is there (``overwrite`` discards it).
             LockedError: Another process is writing there.
         """
-        model, stream = load_model(model), given_documents(documents)
-        if isinstance(model, Vectors):
-            model, stream = model.fit(stream)
-        config = default_index(model) if index is None else index_config(index)
-        about = describe_model(model)
-        if isinstance(config, AutoConfig):
-            first = list(islice(stream, config.documents))
-            stream = chain(first, stream)
-            lexical = isinstance(model, LexicalModel) and model.kind == "sparse"
-            config = default_index(model) if lexical else config.choose(model.kind, len(first))
-        check_index(config, model.represent([], "document"))
-        key = {**about, "name": None, "index": config.model_dump(mode="json")}
-        if isinstance(model, Vectors):
-            key["first"] = model.first
-        store = Store.build(path, key=key, overwrite=overwrite)
+        model, store, remaining = begin_build(load_model(model), documents, path, index, overwrite, progress)
         try:
-            create_index(store, config)
-            with store.update():
-                store.meta["model"] = about
-                if isinstance(model, LexicalModel):
-                    model.begin(store)
             retriever = cls(store, lambda: model)
-            if not retriever._resumes(stream, progress):
-                if not overwrite or isinstance(documents, Iterator):
-                    raise BadValueError(
-                        f"building {path}: a build of other documents was begun there; to discard it, ask "
-                        "to overwrite, with documents that can be read again"
-                    )
-                store.close()
-                Store.build(path, overwrite=True).close()  # another key: what was begun is discarded
-                return cls.build(
-                    model,
-                    documents,
-                    path,
-                    index=config,
-                    chunk_size=chunk_size,
-                    overwrite=True,
-                    progress=progress,
-                )
-            for chunk, part in retriever._encode(stream, chunk_size, progress):
-                with store.update():
-                    retriever._append(chunk, part)
-            retriever.index.finish(progress)
+            add_documents(retriever, remaining, chunk_size, progress)
             store.publish()
         except BaseException:
             store.close()
@@ -227,19 +153,8 @@ class Retriever:
     def model(self) -> AnyModel:
         """The model, loaded when first asked for; warns if only its query side is another one."""
         saved, model = self.store.meta["model"], self._load_model()
-        given = describe_model(model)
-        if not same_documents(saved, given):
-            raise BadValueError(
-                f"index {self.store.path}: it was built with {name_model(saved)}, not with "
-                f"{name_model(given)}; use that model or build the index again"
-            )
-        if given.get("queries") != saved.get("queries"):
-            warnings.warn(
-                f"index {self.store.path}: {name_model(given)} makes something else of queries than the "
-                "model it was built with, of documents the same; results are those of the model given now",
-                stacklevel=3,  # whoever needed the model
-            )
-        if isinstance(model, BM25) and given["fingerprint"] != saved["fingerprint"]:
+        check_model(self.store.path, saved, model)
+        if isinstance(model, BM25) and model.fingerprint != saved["fingerprint"]:
             cast(Flat, self.index).formula = model.config.k1, model.config.b
         return model.open(self.store) if isinstance(model, LexicalModel) else model
 
@@ -307,12 +222,9 @@ class Retriever:
         Raises:
             BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
         """
-        items, single = self._given("searching", queries)
-        results = [
-            hits
-            for found in self._find(items, k, filter, feedback)
-            for hits in read_hits(self.documents, found)
-        ]
+        contents, single = given_contents("searching", self.model, queries)
+        found = self._find(contents, k, filter, feedback)
+        results = [hits for some in found for hits in read_hits(self.documents, some)]
         return results[0] if single else results
 
     def run(
@@ -337,20 +249,8 @@ class Retriever:
             BadValueError: As for `search`; or a query id comes twice.
         """
         named = list(given_queries(queries))
-        names = iter([query.id for query in named])
-
-        def rankings() -> Iterator[tuple[str, list[str], Any]]:
-            for found in self._find(list(map(self.content, named)), k, filter, feedback):
-                rows, place = np.unique(found.rows, return_inverse=True)  # each id is read once
-                none = int(np.searchsorted(rows, 0))  # 1 if -1, no hit, is among them
-                ids = np.array([""] * none + self.documents.ids(rows[none:]), dtype=object)
-                hits = (found.rows >= 0).sum(1)  # come first
-                for line, scores, count in zip(place, found.scores, hits, strict=True):
-                    yield next(names), ids[line[:count]].tolist(), scores[:count]
-                if progress is not None:
-                    progress(len(hits))
-
-        return Run(rankings())
+        found = self._find([self.content(query) for query in named], k, filter, feedback)
+        return read_run(self.documents, [query.id for query in named], found, progress)
 
     @overload
     def rerank(  # type: ignore[overload-overlap]
@@ -401,24 +301,7 @@ class Retriever:
             BadValueError: The index has no document of an id, the text of a query of the run is not given,
                 ``k`` is below 1, or there are both an interaction and a teacher.
         """
-        if interaction is not None and teacher is not None:
-            raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
-        if isinstance(candidates, Run):
-            return rerank_run(self, queries, candidates, k, interaction, teacher, progress)
-        texts, single = self._given("reranking", queries)
-        given = given_candidates([candidates] if single else candidates, len(texts))
-        by_id = all(isinstance(item, str) for some in given for item in some)
-        if by_id and teacher is None:
-            hits = read_hits(self.documents, rerank_ids(self, texts, cast(Any, given), k, interaction))
-            return hits[0] if single else hits
-        documents = [stored_documents(self, some) for some in cast(Any, given)] if by_id else cast(Any, given)
-        if teacher is None:
-            ranked = rerank_texts(cast(Model, self.model), texts, documents, k, interaction)
-        else:
-            asked = [Query(str(number), text) for number, text in enumerate(texts)]
-            ranked = rerank_taught(teacher, asked, documents, k)
-        hits = [[Hit.of(document, value) for document, value in some] for some in ranked]
-        return hits[0] if single else hits
+        return rerank(self, queries, candidates, k, interaction, teacher, progress)
 
     def explain(
         self, query: str | Vector, document: str | Document | Mapping[str, Any] | tuple[str, Any]
@@ -468,7 +351,7 @@ class Retriever:
         """
         with self.store.update():
             self._check_build()
-            self._add(given_documents(documents, len(self.documents)), progress)
+            add_documents(self, given_documents(documents, len(self.documents)), progress=progress)
 
     def remove(self, ids: str | Iterable[str]) -> None:
         """Remove documents; their bytes stay on disk until the index is built again.
@@ -497,7 +380,7 @@ class Retriever:
             self._check_build()
             names = [item.id for item in items]
             self.index.remove(find_rows(self.documents, names, "updating documents", _UNCHANGED))
-            self._add(items, progress)
+            add_documents(self, items, progress=progress)
 
     def refresh(self) -> bool:
         """Move to the newest state that is stored; whether there was a newer one."""
@@ -548,86 +431,14 @@ class Retriever:
             )
         return self.model.content(item) if isinstance(self.model, LexicalModel) else text
 
-    def _given(self, operation: str, queries: Any) -> tuple[list[Any], bool]:
-        """Queries, and whether it is only one."""
-        if isinstance(self.model, Vectors):
-            return self.model.given(queries)
-        if isinstance(self.model, Impacts):
-            single = isinstance(queries, Mapping | str) or not isinstance(queries, Iterable)
-            return [queries] if single else list(queries), single
-        some = queries[:1] if isinstance(queries, list | tuple) else [queries]
-        if shapes := [tuple(item.shape) for item in some if hasattr(item, "shape")]:
-            raise BadTypeError(
-                f"{operation}: got a {type(some[0]).__name__} of shape {shapes[0]}, expected texts, which "
-                "the model encodes; vectors (n, dim) go to retriever.index.search(Dense(vectors), k), whose "
-                "rows go to retriever.documents.fetch"
-            )
-        return given_strings(operation, queries), isinstance(queries, str)
-
-    def _find(self, texts: list[Any], k: int, filter: Filter | None, feedback: RM3 | None) -> Iterator[Hits]:
-        """Rows and scores of some queries at a time."""
+    def _find(
+        self, contents: list[Any], k: int, filter: Filter | None, feedback: RM3 | None
+    ) -> Iterator[Hits]:
         self._check_build()
-        check_counts("search", k=k)
-        k = min(int(k), max(1, len(self.index)))
-        allowed = None if filter is None else allowed_rows(self.documents, filter)
-        for start in range(0, len(texts), _QUERIES):
-            queries = self.model.represent(texts[start : start + _QUERIES], "query")
-            if feedback is not None:
-                queries = feedback.expand(self.index, queries, allowed)
-            hits = self.index.search(queries, k, allowed)
-            if self.model.kind == "sparse":  # who shares no term with a query is no answer to it
-                nothing = hits.scores == 0
-                hits.rows[nothing], hits.scores[nothing] = -1, -np.inf
-                order = np.argsort(-hits.scores, axis=1, kind="stable")  # scores below 0 come before them
-                hits = Hits(
-                    np.take_along_axis(hits.rows, order, axis=1),
-                    np.take_along_axis(hits.scores, order, axis=1),
-                )
-            yield hits
+        return find_hits(self, contents, k, filter, feedback)
 
     def _check_build(self) -> None:
         if self.store.meta["build"] != self._build:
             raise StorageError(
                 f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
             )
-
-    def _resumes(self, stream: Iterator[Document], progress: StageProgress | None) -> bool:
-        """Whether ``stream`` starts with what is stored, all of which it is moved past."""
-        for start in range(0, len(self.documents), _CHUNK):
-            rows = np.arange(start, min(start + _CHUNK, len(self.documents)))
-            if self.documents.fetch(rows) != list(islice(stream, len(rows))):
-                return False
-        if progress is not None:
-            progress("encoding", len(self.documents), None)
-        return True
-
-    def _encode(
-        self, documents: Iterable[Document], chunk_size: int, progress: StageProgress | None
-    ) -> Iterator[tuple[list[Document], Representation]]:
-        waiting: deque[Document] = deque()
-
-        def contents() -> Iterator[Any]:
-            for document in documents:
-                waiting.append(document)
-                yield self.content(document)
-
-        told = None if progress is None else lambda count: progress("encoding", count, None)
-        options: dict[str, Any] = {"chunk_size": chunk_size, "progress": told}
-        stream: Iterator[Representation]
-        if isinstance(self.model, LexicalModel):
-            stream = self.model.stored(contents(), **options)
-        else:
-            stream = self.model.represent_stream(contents(), "document", **options)
-        for part in stream:
-            yield [waiting.popleft() for _ in range(len(part))], part
-
-    def _add(self, documents: Iterable[Document], progress: StageProgress | None) -> None:
-        for chunk, part in self._encode(documents, _CHUNK, progress):
-            self._append(chunk, part)
-        self.index.finish(progress)
-
-    def _append(self, documents: list[Document], part: Representation) -> None:
-        self.documents.add(documents)
-        if isinstance(self.model, LexicalModel):
-            self.model.keep(part.dim)
-        self.index.add(part)

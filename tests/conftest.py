@@ -90,6 +90,32 @@ def peer() -> Any:
 
 
 @pytest.fixture(scope="session")
+def both_ways() -> Callable[..., Any]:
+    """What the peer saved opens here; what is then saved here opens there and here, and is returned."""
+    from irkit.model import Model
+
+    def save_and_open(theirs: Any, path: Path, agree: Callable[[Any, Any], None]) -> Model:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs.save_pretrained(str(path / "theirs"), create_model_card=False)
+        model = Model.from_pretrained(path / "theirs", device="cpu")
+        agree(model, theirs)
+        model.save_pretrained(path / "ours")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opened = type(theirs)(str(path / "ours"), device="cpu")
+        agree(model, opened)
+        again = Model.from_pretrained(path / "ours", device="cpu")
+        agree(again, theirs)
+        assert again.fingerprint == model.fingerprint
+        assert repr(again.head) == repr(model.head)
+        assert (again.prompts, again.similarity_name) == (model.prompts, model.similarity_name)
+        return again
+
+    return save_and_open
+
+
+@pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of random weights, 2 layers x 32, and a WordPiece tokenizer of a few words and all letters."""
     import torch

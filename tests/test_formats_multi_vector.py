@@ -52,20 +52,6 @@ def agree(model: Model, other: Any) -> None:
     other.float()
 
 
-def both_ways(peer: Any, theirs: Any, path: Path) -> Model:
-    """What the peer saved opens here, and what is then saved here opens there and here."""
-    theirs.save_pretrained(str(path / "theirs"), create_model_card=False)
-    model = Model.from_pretrained(path / "theirs", device="cpu")
-    agree(model, theirs)
-    model.save_pretrained(path / "ours")
-    agree(model, open_peer(peer, path / "ours"))
-    again = Model.from_pretrained(path / "ours", device="cpu")
-    assert again.fingerprint == model.fingerprint
-    assert repr(again.head) == repr(model.head)
-    assert (again.prompts, again.similarity_name) == (model.prompts, model.similarity_name)
-    return model
-
-
 PLAIN: dict[str, Any] = {}
 EXPANDED = {"query_length": 32, "document_length": 40}
 SIDES: dict[str, dict[str, Any]] = {
@@ -80,7 +66,7 @@ SIDES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SIDES)
-def test_lengths_and_expansions_both_ways(peer, tiny_bert, tmp_path, name):
+def test_lengths_and_expansions_both_ways(both_ways, peer, tiny_bert, tmp_path, name):
     torch.manual_seed(1)
     base, own = peer.base.modules, peer.multi_vector_encoder.modules
     theirs = peer.MultiVectorEncoder(
@@ -93,12 +79,12 @@ def test_lengths_and_expansions_both_ways(peer, tiny_bert, tmp_path, name):
         prompts={"query": "search the ", "document": "text: "},
         device="cpu",
     )
-    model = both_ways(peer, theirs, tmp_path)
+    model = both_ways(theirs, tmp_path, agree)
     assert model.dim == 8
     assert model.prompts == {"query": "search the ", "document": "text: "}
 
 
-def test_projections_skip_lists_and_pooling_both_ways(peer, tiny_bert, tmp_path):
+def test_projections_skip_lists_and_pooling_both_ways(both_ways, peer, tiny_bert, tmp_path):
     torch.manual_seed(1)
     base, own = peer.base.modules, peer.multi_vector_encoder.modules
     theirs = peer.MultiVectorEncoder(
@@ -114,7 +100,7 @@ def test_projections_skip_lists_and_pooling_both_ways(peer, tiny_bert, tmp_path)
         similarity_fn_name="meanmaxsim",
         device="cpu",
     )
-    model = both_ways(peer, theirs, tmp_path)
+    model = both_ways(theirs, tmp_path, agree)
     queries, documents = model.encode_query(TEXTS), model.encode_document(TEXTS)
     assert len(documents[3]) == 2 + int(28 / 2.5) != len(queries[3])
     chosen = [0, 1, 2, 3]  # the peer has no score of a text without vectors
@@ -125,7 +111,7 @@ def test_projections_skip_lists_and_pooling_both_ways(peer, tiny_bert, tmp_path)
     torch.testing.assert_close(ours, scores, rtol=1e-5, atol=1e-6)
 
 
-def test_no_projection_no_mask_no_norm_both_ways(peer, tiny_bert, tmp_path):
+def test_no_projection_no_mask_no_norm_both_ways(both_ways, peer, tiny_bert, tmp_path):
     base = peer.base.modules
     expansion = {"strategy": "fixed", "length": 12}
     with warnings.catch_warnings():
@@ -134,9 +120,7 @@ def test_no_projection_no_mask_no_norm_both_ways(peer, tiny_bert, tmp_path):
             modules=[base.Transformer(str(tiny_bert), query_expansion=expansion, query_length=12)],
             device="cpu",
         )
-    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    model = Model.from_pretrained(tmp_path / "theirs", device="cpu")
-    agree(model, theirs)
+    model = both_ways(theirs, tmp_path, agree)
     assert model.head.config.query_expansion is None  # nobody sees the added tokens
     assert model.dim == 32
 

@@ -121,24 +121,9 @@ def agree(model: Model, other: Any) -> None:
         assert (ours.to_dense() - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.max()))
 
 
-def both_ways(peer: Any, theirs: Any, path: Path) -> Model:
-    """What the peer saved opens here, and what is then saved here opens there and here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs.save_pretrained(str(path / "theirs"), create_model_card=False)
-    model = Model.from_pretrained(path / "theirs", device="cpu")
-    agree(model, theirs)
-    model.save_pretrained(path / "ours")
-    agree(model, open_peer(peer, path / "ours"))
-    again = Model.from_pretrained(path / "ours", device="cpu")
-    agree(again, theirs)
-    assert again.fingerprint == model.fingerprint
-    return again
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_both_ways(
-    name: str, masked_lm: Callable[[str], Path], peer: Any, tmp_path: Path
+    name: str, masked_lm: Callable[[str], Path], both_ways: Callable[..., Any], peer: Any, tmp_path: Path
 ) -> None:
     folder = masked_lm(name)
     theirs = open_peer(peer, folder)
@@ -148,7 +133,7 @@ def test_every_family_both_ways(
     assert not plain.encoder.head_weights
     tied = plain.head.weight is plain.encoder.word_embeddings
     assert tied is not name.endswith("untied")
-    again = both_ways(peer, theirs, tmp_path)
+    again = both_ways(theirs, tmp_path, agree)
     assert (again.head.weight is again.encoder.word_embeddings) is tied
     assert again.vocabulary[-3:] == ["[101]", "[102]", "[103]"]
 
@@ -217,19 +202,21 @@ def test_a_new_head_on_a_bare_encoder_opens_in_the_peer(
 @pytest.mark.parametrize("pooling", ["max", "sum"])
 @pytest.mark.parametrize(("theirs", "ours"), [("relu", "log1p_relu"), ("log1p_relu", "log1p_log1p_relu")])
 def test_poolings_and_activations(
-    theirs: str, ours: str, pooling: str, bert: Path, peer: Any, tmp_path: Path
+    theirs: str, ours: str, pooling: str, both_ways: Callable[..., Any], bert: Path, peer: Any, tmp_path: Path
 ) -> None:
     other = open_peer(peer, bert)
     other[1].pooling_strategy, other[1].activation_function = pooling, theirs
-    model = both_ways(peer, other, tmp_path)
+    model = both_ways(other, tmp_path, agree)
     assert (model.head.config.pooling, model.head.config.activation) == (pooling, ours)
 
 
-def test_limits_prompts_and_similarity(bert: Path, peer: Any, tmp_path: Path) -> None:
+def test_limits_prompts_and_similarity(
+    both_ways: Callable[..., Any], bert: Path, peer: Any, tmp_path: Path
+) -> None:
     other = open_peer(peer, bert)
     other.max_active_dims, other.similarity_fn_name = 7, "cosine"
     other.prompts = {"query": "search ", "document": "text of "}
-    model = both_ways(peer, other, tmp_path)
+    model = both_ways(other, tmp_path, agree)
     assert model.head.config.query_max_active_dims == model.head.config.document_max_active_dims == 7
     assert model.similarity_name == "cosine"
     a, b = (other.encode(TEXTS, max_active_dims=most) for most in (3, 50))
@@ -242,10 +229,10 @@ def test_limits_prompts_and_similarity(bert: Path, peer: Any, tmp_path: Path) ->
     torch.testing.assert_close(model.similarity_pairwise(a, b), pairs, rtol=1e-4, atol=1e-5)
 
 
-def test_lengths_of_either_side(bert: Path, peer: Any, tmp_path: Path) -> None:
+def test_lengths_of_either_side(both_ways: Callable[..., Any], bert: Path, peer: Any, tmp_path: Path) -> None:
     other = open_peer(peer, bert)
     other[0].query_length, other[0].document_length = 4, 7
-    model = both_ways(peer, other, tmp_path)
+    model = both_ways(other, tmp_path, agree)
     assert (model.max_length("query"), model.max_length("document")) == (4, 7)
     before = model.fingerprint, model.query_fingerprint
     model.set_length("query", 5)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import irkit.index.clustering
 import irkit.index.plaid
 from irkit import Model, MultiVector, Ragged, Retriever, score
 from irkit.errors import BadValueError, ConfigError, CorruptError
@@ -18,6 +17,7 @@ from irkit.index import (
     AutoConfig,
     FaissConfig,
     FlatConfig,
+    Hits,
     Index,
     InvertedConfig,
     MuveraConfig,
@@ -77,22 +77,20 @@ def test_a_token_is_closer_the_more_bits_it_has(tmp_path: Path) -> None:
         errors.append(float((kept - data.tokens.values).square().sum(1).mean()))
         assert index.stats()["nbits"] == nbits
     residual = (data.tokens.values - nearest(index, data)).square().sum(1).mean()
-    # distortion of Lloyd-Max quantisers of a normal variable (Max 1960, table I): .3634, .1175, .00955
-    for found, bound in zip(errors, (0.3634, 0.1175, 0.00955, 0.0004), strict=True):
+    # levels of each number alone leave .3634, .1175, .0095 of a normal variable (Max 1960, table I)
+    for found, bound in zip(errors, (0.3, 0.08, 0.0065, 0.0004), strict=True):
         assert found < bound * residual
 
 
-@pytest.mark.parametrize("nbits", [1, 2, 4])
-def test_a_mean_of_what_codes_leave_open_brings_tokens_closer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbits: int
-) -> None:
-    data, errors = texts(300, 0), []
-    for turns in (1, 2):
-        monkeypatch.setattr(irkit.index.clustering, "_TURNS", turns)
-        index = build(tmp_path / str(turns), [data], nbits=nbits)
-        kept = index.representations(np.arange(300)).tokens.values
-        errors.append(float((kept - data.tokens.values).square().sum()))
-    assert errors[1] < errors[0]
+def test_residuals_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [texts(300, 0)])
+    with index.store.update():
+        index.store.drop("codebook.bin")
+        index.store.append("codebook.bin", np.zeros(16, np.int8))
+    opened = open_index(Store.open(tmp_path / "index"))
+    for use in (lambda: opened.search(texts(1, 1), 3), lambda: opened.representations(np.arange(3))):
+        with pytest.raises(CorruptError, match="earlier version coded its residuals; rebuild"):
+            use()
 
 
 def nearest(index: Index, data: MultiVector) -> torch.Tensor:
@@ -236,6 +234,12 @@ def test_both_passes_of_a_build_go_on_where_they_stopped(
     np.testing.assert_array_equal(hits.scores, whole.scores)
 
 
+def ranked(hits: Hits) -> list[dict[int, float]]:
+    return [
+        dict(zip(*pair, strict=True)) for pair in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
+    ]
+
+
 @pytest.mark.parametrize("nbits", [1, 4])
 def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int) -> None:
     data, queries = texts(300, 0), texts(6, 1)
@@ -255,7 +259,8 @@ def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int) -> None:
                 hits = index.search(queries, k, keep)
                 index.store._derived.pop(("search", "auto"), None)
             np.testing.assert_allclose(hits.scores, kernels.scores, atol=1e-4)
-            np.testing.assert_array_equal(hits.rows, kernels.rows)
+            for one, other in zip(ranked(hits), ranked(kernels), strict=True):
+                assert one == pytest.approx(other, abs=1e-4)  # equal scores may come in either order
 
 
 def test_queries_without_tokens_score_nothing_with_everything(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ LAYERS = {
     "explanation": BASE | {"tokenizer", "model"},
     "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
 }
-TOP = {"hybrid", "reranking", "retriever", "study", "training", "vocabulary"}
+TOP = {"building", "hybrid", "reranking", "retriever", "searching", "study", "training", "vocabulary"}
 
 
 def parts_imported(file: Path) -> set[str]:

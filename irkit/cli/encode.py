@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.bars import bar
+from irkit.cli.options import Devices
 from irkit.cli.output import note
 from irkit.cli.search import check_out
 from irkit.errors import BadValueError
@@ -38,9 +39,7 @@ def encode(
     out: Annotated[Path, typer.Option(help="File to write: .npy, .safetensors or .jsonl.")],
     side: Annotated[Side, typer.Option(help="Which prompt the texts get.")] = Side.document,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; cuda:0,cuda:1 share the work.")
-    ] = None,
+    device: Devices = None,
 ) -> None:
     """Encode texts into a file.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from irkit.bars import bar
-from irkit.cli.options import Measures, Split
+from irkit.cli.options import IgnoreIdenticalIds, Measures, Split
 from irkit.cli.output import show_table
 from irkit.errors import BadValueError
 
@@ -39,9 +39,7 @@ def evaluate(
     test: Annotated[Test, typer.Option(help="Paired, two-sided, over the queries.")] = Test.ttest,
     correction: Annotated[Correction, typer.Option(help="For testing several runs.")] = Correction.holm,
     per_query: Annotated[bool, typer.Option("--per-query", help="Show every query, too.")] = False,
-    ignore_identical_ids: Annotated[
-        bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
-    ] = False,
+    ignore_identical_ids: IgnoreIdenticalIds = False,
 ) -> None:
     """Score runs, and test them against a baseline.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from irkit.cli.options import Device, IndexDir, MovedModel
 from irkit.cli.output import note, show_table
 from irkit.errors import StorageError
 
@@ -15,13 +16,13 @@ __all__ = ["explain"]
 
 
 def explain(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    directory: IndexDir,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A text.")],
     document: Annotated[str, typer.Argument(metavar="DOCID", help="Id of a document of the index.")],
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens, not whole words.")] = False,
-    model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    model: MovedModel = None,
+    device: Device = None,
 ) -> None:
     """Show what the score of a document is made of.
 

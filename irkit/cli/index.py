@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from irkit.bars import bar, stage_bar
+from irkit.cli.options import Devices
 from irkit.cli.output import note
 from irkit.errors import BadValueError, StorageError
 from irkit.files import write_text
@@ -51,9 +52,7 @@ def index(
         ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto (default), float32, bfloat16 or int8.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; cuda:0,cuda:1 share the work.")
-    ] = None,
+    device: Devices = None,
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace the index that is there, once the new one is complete."),

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.cli.label import check_target, name_files, write_shown
-from irkit.cli.options import Activation, Device, MaxLength, OverwriteFile, TeacherDtype, TrainingFile
+from irkit.cli.options import (
+    Activation,
+    Device,
+    IndexDir,
+    MaxLength,
+    OverwriteFile,
+    TeacherDtype,
+    TrainingFile,
+)
 from irkit.cli.output import note
 from irkit.errors import BadValueError
 
@@ -22,7 +30,7 @@ __all__ = ["mine"]
 
 
 def mine(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    directory: IndexDir,
     queries: Annotated[
         str, typer.Argument(metavar="QUERIES", help="Of the training set: BEIR folder, .jsonl, .tsv, ...")
     ],

@@ -14,11 +14,15 @@ from irkit.errors import ConfigError
 __all__ = [
     "Activation",
     "Device",
+    "Devices",
     "DryRun",
+    "IgnoreIdenticalIds",
+    "IndexDir",
     "Judgments",
     "MaxLength",
     "Measures",
     "ModelOut",
+    "MovedModel",
     "Overwrite",
     "OverwriteFile",
     "PrintConfig",
@@ -31,12 +35,22 @@ __all__ = [
     "goes_on",
 ]
 
+# of verbs that run models, or open an index
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Devices = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; cuda:0,cuda:1 share the work.")]
+IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")]
+MovedModel = Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")]
+
 # of verbs that make or measure runs
 
 RunOut = Annotated[str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz, or -.")]
 Judgments = Annotated[str | None, typer.Option(help="Judgments, a file or BEIR folder: print measures.")]
 Measures = Annotated[str, typer.Option(help="As ir-measures names them.")]
 Split = Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")]
+IgnoreIdenticalIds = Annotated[
+    bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
+]
 
 # of verbs that train
 
@@ -55,7 +69,6 @@ OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace the fi
 MaxLength = Annotated[int | None, typer.Option(min=8, help="Tokens a pair of a cross-encoder.")]
 Activation = Annotated[str, typer.Option(help="Of a cross-encoder: none or sigmoid.")]
 TeacherDtype = Annotated[str, typer.Option(help="Of the teacher: float32, bfloat16, ...")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 
 
 # keys by which files are told apart, the first that is there

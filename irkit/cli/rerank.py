@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from irkit.bars import bar
-from irkit.cli.options import Judgments, Measures, RunOut, Split
+from irkit.cli.options import Device, IndexDir, Judgments, Measures, MovedModel, RunOut, Split
 from irkit.cli.search import check_out, read_judged, write_judged
 from irkit.errors import BadValueError
 
@@ -16,7 +16,7 @@ __all__ = ["rerank"]
 
 
 def rerank(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    directory: IndexDir,
     queries: Annotated[
         str, typer.Argument(metavar="QUERIES", help="Those of the run: BEIR folder, .jsonl, .tsv, ..., or -.")
     ],
@@ -32,8 +32,8 @@ def rerank(
     teacher: Annotated[
         str | None, typer.Option(help="Score by cross-encoder:NAME, or another model or index.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    model: MovedModel = None,
+    device: Device = None,
 ) -> None:
     """Rank the documents of a run by exact scores of a model.
 

@@ -15,7 +15,16 @@ import typer
 
 from irkit.bars import bar
 from irkit.cli.filters import parse_filters
-from irkit.cli.options import Judgments, Measures, RunOut, Split
+from irkit.cli.options import (
+    Device,
+    IgnoreIdenticalIds,
+    IndexDir,
+    Judgments,
+    Measures,
+    MovedModel,
+    RunOut,
+    Split,
+)
 from irkit.cli.output import note, show_hits, show_table
 from irkit.errors import BadValueError, StorageError
 
@@ -29,7 +38,7 @@ __all__ = ["check_out", "read_judged", "search", "write_judged"]
 
 
 def search(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")],
+    directory: IndexDir,
     queries: Annotated[
         str | None,
         typer.Argument(
@@ -56,10 +65,8 @@ def search(
             help="On metadata: year>=2000, lang=de or JSON; may be repeated, and all must hold.",
         ),
     ] = None,
-    ignore_identical_ids: Annotated[
-        bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="Where the model is, if it was moved.")] = None,
+    ignore_identical_ids: IgnoreIdenticalIds = False,
+    model: MovedModel = None,
     override: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Of BM25: k1 or b, as k1=1.2."),
@@ -67,7 +74,7 @@ def search(
     rm3: Annotated[
         bool, typer.Option("--rm3", help="Of BM25: expand queries by terms of what they find first.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    device: Device = None,
 ) -> None:
     """Search an index.
 

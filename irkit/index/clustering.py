@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from irkit_kernels.residual_maxsim import Tokens, assign, decode, encode
+from irkit_kernels.residual_maxsim import Tokens, assign, encode
 
 from irkit.index.files import Array, allocate
 
@@ -28,7 +28,6 @@ _REFINED = 3
 _PART = 1 << 17  # tokens assigned at a time
 _POINTS = 8  # tokens for each centroid, at least
 _STEP = 64  # centroids come in multiples of it
-_TURNS = 2  # times that a document's mean is taken, again of what its tokens' codes leave open
 _BLOCK = 1 << 20  # tokens listed at a time
 
 
@@ -117,18 +116,14 @@ def fit_tokens(
         lengths: ``(n,)`` tokens of each.
         centroids: ``(K, dim)`` float32.
         codes: ``(total,)`` uint16 or int32, the centroid of each token.
-        codebook: Levels of a residual.
+        codebook: Levels of residuals.
 
     Returns:
         The tokens; and the means, ``(n, dim)`` int8 with a factor for each, ``(n,)`` float32.
     """
-    coded: Array = centroids[codes]
-    for _ in range(_TURNS):
-        means, scales = _means(values - coded, lengths)
-        rest = values - np.repeat(means * scales[:, None], lengths, axis=0)
-        tokens = encode(rest, centroids, codes, codebook)
-        coded = decode(tokens, centroids, codebook)
-    return tokens, means, scales
+    means, scales = _means(values - centroids[codes], lengths)
+    rest = values - np.repeat(means * scales[:, None], lengths, axis=0)
+    return encode(rest, centroids, codes, codebook), means, scales
 
 
 def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:

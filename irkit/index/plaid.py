@@ -47,8 +47,8 @@ class Plaid(Flat):
     """Compressed tokens of the first rows; those of the rows added since are kept whole until ``finish``.
 
     A token is ``a * centroid + b * residual``: the number of the nearest centroid, two float16 factors (a
-    least-squares fit), and a residual of a few bits a dimension. Scores are exact for these tokens; with
-    ``keep_tokens``, for those that were added.
+    least-squares fit), and a residual of a few bits a dimension (a trellis code). Scores are exact for these
+    tokens; with ``keep_tokens``, for those that were added.
 
     A search visits the centroids nearest to the query's tokens, ranks the documents listed there by their
     centroids alone, scores the residuals of the best in whole numbers, and the best of these exactly.
@@ -85,7 +85,7 @@ class Plaid(Flat):
         if compressed.any():
             row = np.repeat(rows, lengths)[compressed]
             tokens = select_tokens(self._encoded(), places[compressed])
-            values[compressed] = decode(tokens, self._centroids(), read("codebook.bin"))
+            values[compressed] = decode(tokens, self._centroids(), self._codebook())
             values[compressed] += read("means.bin")[row] * read("scales.bin")[row, None]
         if not compressed.all():
             values[~compressed] = read("values.bin")[places[~compressed] - kept]
@@ -166,7 +166,7 @@ class Plaid(Flat):
 
     def _compress(self, report: StageProgress) -> None:
         """Encode the tokens of further rows, and let go of them unless they are to be kept."""
-        store, centroids, codebook = self.store, self._centroids(), self.store.read("codebook.bin")
+        store, centroids, codebook = self.store, self._centroids(), self._codebook()
         covered, row, ends, kept = self._state("covered"), store.rows("means.bin"), self._ends(), self._kept()
         wide = len(centroids) > _NARROW
         if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
@@ -234,6 +234,14 @@ class Plaid(Flat):
     def _centroids(self) -> Array:
         return self.store.derived("centroids", lambda: self.store.read("centroids.bin").astype(np.float32))
 
+    def _codebook(self) -> Array:
+        codebook = self.store.read("codebook.bin")
+        if codebook.ndim != 2:
+            raise CorruptError(
+                f"index {self.store.path}: an earlier version coded its residuals; rebuild the index"
+            )
+        return codebook
+
     def _ends(self) -> Array:
         return self.store.derived("ends", lambda: np.cumsum(self.store.read("lengths.bin")))
 
@@ -272,7 +280,7 @@ class Plaid(Flat):
                 "or rebuild the index"
             )
         starts = np.pad(starts, (0, count + 1 - len(starts)), mode="edge")  # new centroids have no lists yet
-        codebook, listed = self.store.read("codebook.bin"), self._state("listed")
+        codebook, listed = self._codebook(), self._state("listed")
         means, scales = (self.store.read(name)[:covered] for name in ("means.bin", "scales.bin"))
         return Structure(self._centroids(), codebook, tokens, means, scales, offsets, starts, lists, listed)
 

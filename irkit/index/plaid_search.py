@@ -37,7 +37,7 @@ class Structure:
 
     Attributes:
         centroids: ``(K, dim)`` float32.
-        codebook: ``(2**nbits,)`` int8.
+        codebook: ``(2**(8 - nbits), 2**nbits)`` int8.
         tokens: Of all documents, less their documents' means.
         means: ``(n, dim)`` int8, what the tokens of a document have in common beyond their centroids.
         scales: ``(n,)`` float32, of the means.

@@ -46,7 +46,7 @@ def residual(nbits: int, dtype: torch.dtype, query: int) -> tuple[str, str, tupl
     codes = torch.from_numpy(generator.integers(0, 64, n).astype(np.uint16))
     coefficients = torch.from_numpy(generator.random((n, 2)).astype(np.float16))
     packed = torch.from_numpy(generator.integers(0, 256, (n, d * nbits // 8)).astype(np.uint8))
-    codebook = torch.arange(2**nbits, dtype=torch.int8) - 2 ** (nbits - 1)
+    codebook = (torch.arange(256) - 128).to(torch.int8).view(-1, 2**nbits)
     queries, table = randn(2 * query, d, dtype=dtype), randn(64, 2 * query, dtype=dtype)
     pairs = torch.cartesian_prod(torch.arange(2), torch.arange(3))
     documents = ends(90, 40, 131, dtype=torch.int64)

@@ -79,8 +79,9 @@ def test_matches_float64(problem, dtype):
     drawn = int(torch.randint(2**62, (1,)))  # what the operator draws
     expected = exact(arguments, grad, window, dropout, drawn)
     assert all(x.dtype == dtype for x in got)
-    # bfloat16 rounds inputs of products of unit variance, and each result once
-    assert_close(got, expected, 2**-6 if dtype == torch.bfloat16 else 1e-5)
+    # bfloat16 rounds inputs of products of unit variance, and each result once; the output as well, whose
+    # products with its gradient cancel others
+    assert_close(got, expected, 2**-5 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -98,21 +98,34 @@ class Corpus:
 
     def decode(self, tokens: Tokens) -> Tensor:
         """Levels looked up byte by byte, and both products."""
-        packed, mask = torch.from_numpy(tokens.packed), 2**self.nbits - 1
-        planes = [packed >> shift & mask for shift in range(0, 8, self.nbits)]
-        levels = torch.from_numpy(self.codebook.astype(np.float32))[torch.cat(planes, 1).int()]
+        packed = torch.from_numpy(tokens.packed).int()
+        both = F.pad(packed[:, :-1], (1, 0)) << 8 | packed
+        planes = [both >> shift & 255 for shift in range(8 - self.nbits, -1, -self.nbits)]
+        levels = torch.from_numpy(self.codebook.ravel().astype(np.float32))[torch.cat(planes, 1)]
         coefficients = torch.from_numpy(tokens.coefficients).float()
         a, b = coefficients[:, :1], coefficients[:, 1:]
         return a * self.centroids[torch.from_numpy(tokens.codes.astype(np.int64))] + b * levels
 
     def encode(self, values: Tensor, codes: NDArray[np.uint16]) -> Tensor:
-        """Nearest levels of the residual of length 1, which take one turn less and no fit."""
+        """The best ways of levels for residuals of length 1, once and without a fit."""
         residuals = values - self.centroids[torch.from_numpy(codes.astype(np.int64))]
-        norms = residuals.norm(dim=1, keepdim=True)
-        middles = torch.from_numpy((self.codebook[1:].astype(np.float32) + self.codebook[:-1]) / 2)
-        levels = torch.bucketize(residuals * (32 * DIM**0.5 / norms), middles, out_int32=True).byte()
-        planes = levels.view(len(values), 8 // self.nbits, -1)
-        return sum(planes[:, i] << (i * self.nbits) for i in range(8 // self.nbits))
+        steps = residuals * (32 * DIM**0.5 / residuals.norm(dim=1, keepdim=True))
+        planes, states = 8 // self.nbits, 2 ** (8 - self.nbits)
+        numbers = steps.view(len(values), planes, -1).transpose(1, 2).reshape(len(values), -1)
+        levels = torch.from_numpy(self.codebook.ravel().astype(np.float32))
+        costs, chosen = torch.full((len(values), states), 1e9), []
+        costs[:, 0] = 0
+        for number in numbers.T:
+            ways = costs.repeat_interleave(2**self.nbits, 1) + (number[:, None] - levels).square()
+            costs, first = ways.view(len(values), -1, states).min(1)
+            chosen.append(first)
+        state, packed = costs.argmin(1, keepdim=True), []
+        for i in range(DIM - 1, -1, -1):
+            window = chosen[i].gather(1, state) * states + state
+            if i % planes == planes - 1:
+                packed.append(window)
+            state = window >> self.nbits
+        return torch.cat(packed[::-1], 1).byte()
 
     def best(self, scores: Tensor, owners: Tensor, count: int) -> Tensor:
         """MaxSim of scores of tokens of documents."""

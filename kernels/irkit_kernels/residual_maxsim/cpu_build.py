@@ -12,15 +12,18 @@ from numpy.typing import NDArray
 
 from .._jit import compile_ir
 from .._threads import share
-from .cpu_assign import BLOCK, PANEL, scratch_size, write_assign
+from . import cpu_assign
+from .cpu_assign import BLOCK, PANEL, write_assign
 from .cpu_kernel import Codes, addresses, code_type, has_vnni, shifted
 from .cpu_tile import Plan
+from .cpu_trellis import scale_of, scratch_size
 from .cpu_vectors import write_decode, write_encode
-from .reference import STEPS, Tokens, packed_width
+from .reference import STEPS, Tokens, bits_of, packed_width
 
 __all__ = ["assign", "decode", "encode"]
 
 _MIN_WORK = 1 << 25  # multiply-adds worth a thread
+_WAYS = 512  # multiply-adds that a number takes
 _MOST = np.finfo(np.float16).max
 
 
@@ -32,7 +35,7 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
     out = np.empty(n, np.int32)
 
     def run(start: int, stop: int) -> None:
-        scratch = np.empty(scratch_size(dim), np.uint8)
+        scratch = np.empty(cpu_assign.scratch_size(dim), np.uint8)
         arrays = (values[start:stop], panels, centroids, out[start:stop], scratch)
         kernel(*addresses(*arrays), square, stop - start, count)
 
@@ -47,36 +50,27 @@ def encode(
     codebook: NDArray[np.int8],
 ) -> Tokens:
     """Levels and coefficients of ``values (n, d)``."""
-    (n, dim), nbits = values.shape, len(codebook).bit_length() - 1
+    (n, dim), nbits, vnni = values.shape, bits_of(codebook), has_vnni()
     width = packed_width(dim, nbits)
-    kernel = _encode(dim, code_type(codes), nbits, width, has_vnni())
+    kernel = _encode(dim, code_type(codes), nbits, width, vnni)
     coefficients, packed = np.empty((n, 2), np.float32), np.empty((n, width), np.uint8)
-    levels = codebook.astype(np.float32)
-    middles = np.concatenate([[0], (codebook[1:].astype(np.int32) + codebook[:-1]) >> 1]).astype(np.int32)
+    levels, numbers = shifted(codebook), codebook.astype(np.float32) * scale_of(nbits)
 
     def run(start: int, stop: int) -> None:
-        scratch = np.zeros(8 // nbits * width + 64, np.uint8)
-        part = slice(start, stop)
-        arrays = (
-            values[part],
-            centroids,
-            codes[part],
-            levels,
-            middles,
-            coefficients[part],
-            packed[part],
-            scratch,
-        )
+        size = scratch_size(dim, nbits, width) + Plan(dim, 1, vnni).stride(nbits, width)
+        part, scratch = slice(start, stop), np.zeros(size, np.uint8)
+        given = (values[part], centroids, codes[part], levels, numbers)
+        arrays = (*given, coefficients[part], packed[part], scratch)
         kernel(*addresses(*arrays), STEPS * dim**0.5, stop - start, len(centroids) - 1)
 
-    share(run, n, min(torch.get_num_threads(), n * dim * 64 // _MIN_WORK))
+    share(run, n, min(torch.get_num_threads(), n * dim * _WAYS // _MIN_WORK))
     np.clip(coefficients, -_MOST, _MOST, out=coefficients)
     return Tokens(codes, coefficients.astype(np.float16), packed)
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
     """``a * centroid + b * levels``, ``(n, d)``."""
-    (n, width), dim, nbits = tokens.packed.shape, centroids.shape[1], len(codebook).bit_length() - 1
+    (n, width), dim, nbits = tokens.packed.shape, centroids.shape[1], bits_of(codebook)
     vnni = has_vnni()
     kernel, levels = _decode(dim, code_type(tokens.codes), nbits, width, vnni), shifted(codebook)
     out = np.empty((n, dim), np.float32)

@@ -156,9 +156,8 @@ def code_type(codes: Codes) -> str:
 
 
 def shifted(codebook: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Levels + 128, at least 16 of them, as the code looks them up."""
-    levels = codebook.view(np.uint8) ^ np.uint8(128)
-    return np.concatenate([levels, np.zeros(max(0, 16 - len(levels)), np.uint8)])
+    """The 256 levels + 128, as the code looks them up."""
+    return codebook.view(np.uint8).ravel() ^ np.uint8(128)
 
 
 def _compile(ir: str, name: str, pointers: int, numbers: int) -> Callable[..., None]:

@@ -119,7 +119,7 @@ class _MaxSim(Writer):
         self.code, self.nbits, self.width = code, nbits, width
         self.row, self.stride = 4 * plan.lanes, plan.stride(nbits, width)
         self.best = self.at("%scratch", TILE * self.stride)
-        self.levels = self.lookup_table(nbits)
+        self.levels = self.lookup_table()
 
     def document(self, i: str, _: Values) -> None:
         start, stop = self.tokens(i)

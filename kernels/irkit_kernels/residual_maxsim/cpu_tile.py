@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .._jit import DOT4, Code, Values, splat
+from .._jit import DOT4, Code, Values, cpu_features, splat
 
 __all__ = [
     "BYTES",
@@ -27,6 +27,7 @@ __all__ = [
     "Header",
     "Plan",
     "Writer",
+    "has_permutes",
     "module",
     "size_of",
 ]
@@ -38,6 +39,7 @@ LOWEST = -3e38  # below all scores
 TABLE = "ptr %query, ptr %header, ptr %scores, ptr %bytes, ptr %maxima"  # first arguments of all functions
 INTS, FLOATS, BYTES = f"<{LANES} x i32>", f"<{LANES} x float>", "<64 x i8>"
 MASK = f"<{LANES} x i1>"
+_PERMUTE = "@llvm.x86.avx512.vpermi2var.qi.512"
 _HALF = -0x80000000 | 0x0FFFE000  # sign, and the exponent and fraction of a float16 moved up by 13 bits
 
 
@@ -59,7 +61,7 @@ class Plan:
     Attributes:
         dim: Numbers of a vector, padded to a multiple of 4.
         vectors: Registers of 16 query tokens in a block: 1 or 2.
-        vnni: Multiply with AVX512-VNNI, and look up with AVX512-BW.
+        vnni: Multiply with AVX512-VNNI, and look up with AVX512-VBMI where there is that, too.
     """
 
     dim: int
@@ -184,45 +186,60 @@ class Writer(Code):
         sums = step(self.at(base, whole), self.at(query, whole * plan.lanes), sums, (plan.dim - whole) // 4)
         return [list(sums[r * plan.vectors : (r + 1) * plan.vectors]) for r in range(TILE)]
 
-    def lookup_table(self, nbits: int) -> list[str]:
-        """The bytes ``%levels``, ready for `unpack`."""
-        if nbits == 8:
-            return []
-        if self.plan.vnni:
-            table = self.load("<16 x i8>", "%levels")
-            return [self.shuffle("i8", 16, table, "poison", [i % 16 for i in range(64)])]
-        return [self.broadcast(64, "i8", self.load("i8", "%levels", i)) for i in range(2**nbits)]
+    def lookup_table(self) -> list[str]:
+        """The 256 bytes ``%levels``, ready for `unpack`."""
+        return [self.load(BYTES, "%levels", at) for at in range(0, 256, 64)] if self._permutes else []
 
     def unpack(self, source: str, target: str, nbits: int, width: int, table: list[str]) -> None:
         """Write the levels of a token of ``width`` bytes, a byte each; what follows in ``target`` is lost."""
-        planes = 8 // nbits
-        copies = min(planes, 64 // width) if 64 % width == 0 else 1  # planes that fit a register
-        for plane in range(0, planes, copies):
-            for at in range(0, width, 64):
-                count = min(64, width - at)
-                x = self.load(f"<{count} x i8>", source, at)
-                if count < 64:
-                    x = self.shuffle("i8", count, x, "poison", [i % count for i in range(64)])
-                if nbits < 8:
-                    x = self._select_plane(x, [nbits * (plane + i // width) % 8 for i in range(0, 64, 2)])
-                    x = self._look_up(self.op(f"and {BYTES} {x}, {splat(64, 'i8', 2**nbits - 1)}"), table)
-                self.store(BYTES, x, target, plane * width + at)
+        parts = [(at, *self._packed(source, at, min(64, width - at))) for at in range(0, width, 64)]
+        for plane in range(8 // nbits):
+            after = 8 - nbits * (plane + 1)  # bits of the byte after those of this plane
+            for at, x, before in parts:
+                if after:
+                    high = self.op(f"shl {BYTES} {before}, {splat(64, 'i8', 8 - after)}")
+                    low = self.op(f"lshr {BYTES} {x}, {splat(64, 'i8', after)}")
+                    x = self.op(f"or {BYTES} {high}, {low}")
+                self._look_up(x, self.at(target, plane * width + at), min(64, width - at), table)
 
-    def _select_plane(self, x: str, shifts: list[int]) -> str:
-        if not any(shifts):
-            return x
-        words = self.op(f"bitcast {BYTES} {x} to <32 x i16>")
-        words = self.op(f"lshr <32 x i16> {words}, <{', '.join(f'i16 {shift}' for shift in shifts)}>")
-        return self.op(f"bitcast <32 x i16> {words} to {BYTES}")
+    def _packed(self, source: str, at: int, count: int) -> tuple[str, str]:
+        """``count`` bytes, and the one before each."""
+        kind, pad = f"<{count} x i8>", [*range(count)] + [0] * (64 - count)
+        x = self.load(kind, source, at)
+        if at:
+            before = self.load(kind, source, at - 1)
+        else:
+            before = self.shuffle("i8", count, x, "zeroinitializer", [count, *range(count - 1)])
+        return self.shuffle("i8", count, x, "poison", pad), self.shuffle("i8", count, before, "poison", pad)
 
-    def _look_up(self, x: str, table: list[str]) -> str:
-        if self.plan.vnni:
-            return self.op(f"call {BYTES} @llvm.x86.avx512.pshuf.b.512({BYTES} {table[0]}, {BYTES} {x})")
-        result = table[0]
-        for level, value in enumerate(table[1:], 1):
-            same = self.op(f"icmp eq {BYTES} {x}, {splat(64, 'i8', level)}")
-            result = self.op(f"select <64 x i1> {same}, {BYTES} {value}, {BYTES} {result}")
-        return result
+    def _look_up(self, x: str, target: str, count: int, table: list[str]) -> None:
+        """Write the levels of 64 windows, ``count`` of which matter."""
+        if table:
+            halves = [
+                self.op(f"call {BYTES} {_PERMUTE}({BYTES} {low}, {BYTES} {x}, {BYTES} {high})")
+                for low, high in (table[:2], table[2:])
+            ]
+            upper = self.op(f"icmp slt {BYTES} {x}, zeroinitializer")
+            x = self.op(f"select <64 x i1> {upper}, {BYTES} {halves[1]}, {BYTES} {halves[0]}")
+        self.store(BYTES, x, target)
+
+        def four(i: str, _: Values) -> None:
+            for at in range(4):
+                place = self.at(target, self.add(i, at))
+                window = self.op(f"zext i8 {self.load('i8', place)} to i64")
+                self.store("i8", self.load("i8", "%levels", window), place)
+
+        if not table:
+            self.loop(0, count, 4, four)
+
+    @property
+    def _permutes(self) -> bool:
+        return self.plan.vnni and has_permutes()
+
+
+def has_permutes() -> bool:
+    """Whether this CPU looks up bytes in registers."""
+    return "avx512vbmi" in cpu_features()
 
 
 def module(plan: Plan, *parts: str) -> str:
@@ -233,7 +250,9 @@ def module(plan: Plan, *parts: str) -> str:
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
     if plan.vnni:
-        declared += [DOT4, f"declare {BYTES} @llvm.x86.avx512.pshuf.b.512({BYTES}, {BYTES})"]
+        declared.append(DOT4)
+        if has_permutes():
+            declared.append(f"declare {BYTES} {_PERMUTE}({BYTES}, {BYTES}, {BYTES})")
     return "\n".join([*declared, *parts])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._jit import Values, array, number, splat
 from .cpu_tile import FLOATS, INTS, LANES, MASK, Plan, Writer, module, size_of
+from .cpu_trellis import Trellis
 from .reference import NOTHING, TURNS
 
 __all__ = ["Vectors", "write_decode", "write_encode"]
@@ -53,39 +54,41 @@ class Vectors(Writer):
             f"fptosi {FLOATS} {self.op(f'call {FLOATS} @llvm.rint.v16f32({FLOATS} {x})')} to {INTS}"
         )
 
+    def levels(self, unpacked: str, chunk: int) -> str:
+        """16 levels of a token that `unpack` wrote."""
+        level = self.op(f"zext {_SMALL} {self.load(_SMALL, unpacked, LANES * chunk)} to {INTS}")
+        return self.op(f"sitofp {INTS} {self.ints('sub', level, 128)} to {FLOATS}")
+
 
 def write_encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str:
-    """The module of ``encode``: ``width`` bytes a token, codes of LLVM type ``code``.
-
-    Scratch memory holds a level a byte, in planes of ``width``, and zeros after them.
-    """
-    c = _Encode(Plan(dim, 1, vnni))
-    steps = [
-        (
-            c.broadcast(LANES, "float", c.load("float", "%levels", 4 * i)),
-            c.broadcast(LANES, "i32", c.load("i32", "%middles", 4 * i)),
-        )
-        for i in range(2**nbits if nbits < 8 else 0)
-    ]
+    """The module of ``encode``: ``width`` bytes a token, codes of LLVM type ``code``."""
+    c = _Encode(Plan(dim, 1, vnni), nbits, width)
 
     def token(i: str, _: Values) -> None:
         number = c.centroid(code, "%codes", c.mul(i, size_of(code)))
-        a, b = c.fit(c.vector("%values", i), c.vector("%centroids", number), steps)
+        place = c.at("%packed", c.mul(i, width))
+        a, b = c.fit(c.vector("%values", i), c.vector("%centroids", number), place)
         for at, x in ((0, a), (4, b)):
             c.store("float", x, "%coefficients", c.add(c.mul(i, 8), at))
-        c.pack(c.at("%packed", c.mul(i, width)), nbits, width)
 
     c.loop(0, "%n", 1, token)
     body = c.function(
-        "define void @encode(ptr %values, ptr %centroids, ptr %codes, ptr %levels, ptr %middles, "
+        "define void @encode(ptr %values, ptr %centroids, ptr %codes, ptr %levels, ptr %numbers, "
         "ptr %coefficients, ptr %packed, ptr %scratch, float %steps, i64 %n, i64 %last)"
     )
     return module(c.plan, *Vectors.DECLARE, body)
 
 
 class _Encode(Vectors):
-    def fit(self, x: list[str], centroid: list[str], steps: list[tuple[str, str]]) -> tuple[str, str]:
-        """Write the levels of a vector to scratch memory; their coefficients."""
+    """Scratch memory is that of `cpu_trellis.Trellis`, then a byte a level."""
+
+    def __init__(self, plan: Plan, nbits: int, width: int) -> None:
+        super().__init__(plan)
+        self.trellis = Trellis(self, nbits, width)
+        self.bytes, self.table = self.at("%scratch", self.trellis.size), self.lookup_table()
+
+    def fit(self, x: list[str], centroid: list[str], packed: str) -> tuple[str, str]:
+        """Write the packed levels of a vector; their coefficients."""
         zero, square, total = splat(LANES, "float", 0), splat(LANES, "float", 0), splat(LANES, "float", 0)
         for v, c in zip(x, centroid, strict=True):
             residual = self.floats("fsub", v, c)
@@ -97,14 +100,16 @@ class _Encode(Vectors):
 
         def turn(_: str, state: Values) -> Values:
             factor, a, _b = (self.broadcast(LANES, "float", value) for value in state)
-            sums = [zero] * len(_PRODUCTS)
             for i, (v, c) in enumerate(zip(x, centroid, strict=True)):
                 rest = self.floats("fsub", v, self.floats("fmul", a, c))
-                level, u = self._level(self.floats("fmul", rest, factor), steps)
+                self.trellis.give(i, self._steps(self.floats("fmul", rest, factor)))
+            self.trellis.write(packed)
+            self.unpack(packed, self.bytes, self.trellis.nbits, self.trellis.width, self.table)
+            sums = [zero] * len(_PRODUCTS)
+            for i, (v, c) in enumerate(zip(x, centroid, strict=True)):
+                u = self.levels(self.bytes, i)
                 if i == self.chunks - 1:
                     u = self.select(self.mask, u, zero)
-                    level = self.op(f"select {MASK} {self.mask}, {INTS} {level}, {INTS} zeroinitializer")
-                self.store(_SMALL, self.op(f"trunc {INTS} {level} to {_SMALL}"), "%scratch", LANES * i)
                 of = {"x": v, "c": c, "u": u}
                 sums = [self.fma(of[p], of[q], sum_) for (p, q), sum_ in zip(_PRODUCTS, sums, strict=True)]
             return self._solve(some, *map(self.total, sums))
@@ -112,21 +117,11 @@ class _Encode(Vectors):
         _, a, b = self.loop(0, TURNS, 1, turn, (factor, number(1), "0.0"), "float")
         return a, b
 
-    def _level(self, x: str, steps: list[tuple[str, str]]) -> tuple[str, str]:
-        """The level next to 16 numbers, and what it stands for."""
-        x = self.fmax(x, splat(LANES, "float", -128))
-        x = self.select(
-            self.op(f"fcmp olt {FLOATS} {x}, {splat(LANES, 'float', 127)}"), x, splat(LANES, "float", 127)
-        )
-        step = self.rounded(x)
-        if not steps:
-            return self.ints("add", step, 128), self.op(f"sitofp {INTS} {step} to {FLOATS}")
-        level, value = splat(LANES, "i32", 0), steps[0][0]
-        for i, (stands, middle) in enumerate(steps[1:], 1):
-            above = self.op(f"icmp sgt {INTS} {step}, {middle}")
-            value = self.select(above, stands, value)
-            level = self.op(f"select {MASK} {above}, {INTS} {splat(LANES, 'i32', i)}, {INTS} {level}")
-        return level, value
+    def _steps(self, x: str) -> str:
+        """16 numbers as the nearest whole ones from -128 to 127."""
+        x, most = self.fmax(x, splat(LANES, "float", -128)), splat(LANES, "float", 127)
+        x = self.select(self.op(f"fcmp olt {FLOATS} {x}, {most}"), x, most)
+        return self.op(f"call {FLOATS} @llvm.rint.v16f32({FLOATS} {x})")
 
     def _solve(self, some: str, cc: str, cu: str, uu: str, xc: str, xu: str) -> Values:
         """``1 / b``, a and b of least ``|x - a c - b u|``; one is 0 without residual or without centroid."""
@@ -149,22 +144,11 @@ class _Encode(Vectors):
     def _ratio(self, a: str, b: str, valid: str) -> str:
         return self.op(f"select i1 {valid}, float {self.op(f'fdiv float {a}, {b}')}, float 0.0")
 
-    def pack(self, target: str, nbits: int, width: int) -> None:
-        """Join the planes of levels."""
-        for at in range(0, width, 64):
-            kind = f"<{min(64, width - at)} x i8>"
-            result = self.load(kind, "%scratch", at)
-            for plane in range(1, 8 // nbits):
-                x = self.load(kind, "%scratch", plane * width + at)
-                x = self.op(f"shl {kind} {x}, {splat(min(64, width - at), 'i8', plane * nbits)}")
-                result = self.op(f"or {kind} {result}, {x}")
-            self.store(kind, result, target, at)
-
 
 def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str:
     """The module of ``decode``, the inverse of ``encode``."""
     c = Vectors(Plan(dim, 1, vnni))
-    table, masked_store = c.lookup_table(nbits), "@llvm.masked.store.v16f32.p0"
+    table, masked_store = c.lookup_table(), "@llvm.masked.store.v16f32.p0"
 
     def token(i: str, _: Values) -> None:
         c.unpack(c.at("%packed", c.mul(i, width)), "%scratch", nbits, width, table)
@@ -172,9 +156,8 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
         centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, size_of(code))))
         out = c.at("%out", c.mul(i, 4 * dim))
         for chunk, x in enumerate(centroid):
-            level = c.op(f"zext {_SMALL} {c.load(_SMALL, '%scratch', LANES * chunk)} to {INTS}")
-            level = c.op(f"sitofp {INTS} {c.ints('sub', level, 128)} to {FLOATS}")
-            y, place = c.fma(b, level, c.floats("fmul", a, x)), c.at(out, 4 * LANES * chunk)
+            y = c.fma(b, c.levels("%scratch", chunk), c.floats("fmul", a, x))
+            place = c.at(out, 4 * LANES * chunk)
             if chunk < c.chunks - 1:
                 c.store(FLOATS, y, place)
             else:

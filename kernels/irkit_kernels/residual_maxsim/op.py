@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import codebook as codebook_
 from . import cpu_build as build
 from . import cpu_kernel as cpu
-from . import reference as ref
 from .cpu_kernel import Codes, PackedCentroids, QueryTable
 from .cpu_tile import TILE
-from .reference import NBITS, Tokens, packed_width
+from .reference import NBITS, WINDOW, Tokens, bits_of, packed_width
 
 __all__ = [
     "PackedCentroids",
@@ -46,22 +46,27 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
-    """Find the ``2**nbits`` levels of least squared error for a sample of residuals.
+    """Find 256 levels of small squared error for a sample of residuals.
+
+    A level belongs to the last 8 bits of the numbers so far: what a number stands for depends on its own
+    ``nbits`` and on those before, so that few bits choose among many levels (a trellis code).
 
     Args:
         residuals: ``(n, d)``, vectors less their centroids.
         nbits: 1, 2, 4 or 8.
 
     Returns:
-        ``(2**nbits,)`` int8, strictly rising, in steps of 1/32 of the root mean square of a
-        residual's numbers. With 8 bits always -128 to 127.
+        ``(2**(8 - nbits), 2**nbits)`` int8, levels by the bits before and those of the number, in steps of
+        1/32 of the root mean square of a residual's numbers. With 8 bits always -128 to 127.
 
-    Source: Lloyd 1982 (Least squares quantization in PCM); on 256 steps the optimum is found exactly.
+    Source: Marcellin and Fischer 1990 (Trellis coded quantization of memoryless and Gauss-Markov sources);
+    that windows of the bits index the levels: Tseng et al., QTIP, arXiv 2406.11235, section 3. Levels are
+    found as by Lloyd 1982, by turns with the best ways through the trellis.
     """
     if nbits not in NBITS:
         raise ValueError(f"train_codebook: got nbits {nbits}, expected one of {NBITS}")
     _vectors("train_codebook", residuals=residuals)
-    return ref.train_codebook(residuals, nbits)
+    return codebook_.train(np.ascontiguousarray(residuals), nbits)
 
 
 def encode(
@@ -72,7 +77,8 @@ def encode(
 ) -> Tokens:
     """Encode vectors, given the centroid of each.
 
-    The residual is rounded to the nearest levels; ``a`` and ``b`` are then fitted by least squares.
+    The levels nearest to the residual are found by Viterbi's algorithm; ``a`` and ``b`` are then fitted by
+    least squares; twice.
 
     Args:
         values: ``(n, d)``.
@@ -254,10 +260,13 @@ def _codes(operation: str, codes: Codes, count: int | None = None) -> None:
 
 
 def _codebook(operation: str, codebook: NDArray[np.int8]) -> int:
-    _check(operation, "codebook", codebook, 1, np.int8)
-    nbits = len(codebook).bit_length() - 1
-    if nbits not in NBITS or len(codebook) != 2**nbits:
-        raise ValueError(f"{operation}: got a codebook of {len(codebook)} levels, expected 2, 4, 16 or 256")
+    _check(operation, "codebook", codebook, 2, np.int8)
+    nbits = bits_of(codebook)
+    if nbits not in NBITS or codebook.shape != (2 ** (WINDOW - nbits), 2**nbits):
+        raise ValueError(
+            f"{operation}: got a codebook of shape {codebook.shape}, expected (128, 2), (64, 4), (16, 16) or "
+            "(1, 256), as train_codebook makes it"
+        )
     return nbits
 
 

@@ -12,26 +12,27 @@ __all__ = [
     "NOTHING",
     "STEPS",
     "TURNS",
+    "WINDOW",
     "CentroidTable",
     "Tokens",
     "assign_reference",
+    "best_way",
+    "bits_of",
     "centroid_table_reference",
     "decode_reference",
     "encode_reference",
     "interaction_reference",
-    "pack_levels",
     "packed_width",
     "probe_reference",
     "quantize_signed",
     "residual_maxsim_reference",
-    "steps_of",
-    "train_codebook",
-    "unpack_levels",
+    "windows",
 ]
 
 NBITS = (1, 2, 4, 8)
+WINDOW = 8  # bits that choose a level: those of the number, and the last ones before
 STEPS = 32  # a codebook counts in steps of 1 / 32 of a residual's root mean square
-TURNS = 3  # times that levels are rounded and coefficients fitted; each lowers the error
+TURNS = 2  # times that levels are chosen and coefficients fitted; each lowers the error
 NOTHING = 1e-6  # a smaller share of a sum of squares is rounding error
 FLOOR, CEILING = (
     -0.25,
@@ -47,7 +48,7 @@ class Tokens(NamedTuple):
     Attributes:
         codes: ``(n,)`` uint16 or int32, the centroid of each token.
         coefficients: ``(n, 2)`` float16, ``a`` and ``b`` of ``token = a * centroid + b * levels``.
-        packed: ``(n, bytes)`` uint8, the levels as `pack_levels` packs them.
+        packed: ``(n, bytes)`` uint8, which levels, as `windows` reads them.
     """
 
     codes: NDArray[np.uint16] | NDArray[np.int32]
@@ -79,58 +80,25 @@ def packed_width(dim: int, nbits: int) -> int:
     return -(-dim * nbits // 32) * 4
 
 
-def pack_levels(levels: NDArray[np.uint8], nbits: int) -> NDArray[np.uint8]:
-    """Pack ``(n, d)`` levels below ``2**nbits``.
+def bits_of(codebook: Any) -> int:
+    """The bits of a number that a codebook ``(2**(8 - nbits), 2**nbits)``, array or tensor, is for."""
+    return int(codebook.shape[1]).bit_length() - 1
+
+
+def windows(packed: NDArray[np.uint8], dim: int, nbits: int) -> NDArray[np.uint8]:
+    """Which of the 256 levels stands for each number of ``packed (n, width)``.
+
+    The bytes of a token are one row of bits, high ones first. The number ``plane * width + i`` is the
+    ``plane``-th of byte ``i``, and its level is chosen by the 8 bits that end there: its own and those
+    before, zeros before the first byte.
 
     Returns:
-        ``(n, width)`` uint8: byte ``j`` holds the levels ``j``, ``j + width``, ..., from low bits up.
+        ``(n, dim)`` uint8.
     """
-    n, dim = levels.shape
-    width = packed_width(dim, nbits)
-    planes = np.zeros((n, 8 // nbits * width), np.uint8)
-    planes[:, :dim] = levels
-    packed = np.zeros((n, width), np.uint8)
-    for i, plane in enumerate(np.split(planes, 8 // nbits, axis=1)):
-        packed |= plane << np.uint8(i * nbits)
-    return packed
-
-
-def unpack_levels(packed: NDArray[np.uint8], dim: int, nbits: int) -> NDArray[np.uint8]:
-    """Undo `pack_levels`: ``(n, dim)`` uint8."""
-    mask = np.uint8(2**nbits - 1)
-    planes = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, nbits)]
-    return np.concatenate(planes, axis=1)[:, :dim]
-
-
-def steps_of(residuals: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Residuals ``(n, d)``, row by row in steps: 32 are the root mean square of the row's numbers."""
-    norm = np.sqrt(np.square(residuals).sum(1, keepdims=True))
-    factor = np.where(norm > 0, STEPS * np.float32(residuals.shape[1]) ** 0.5 / np.maximum(norm, 1e-30), 0)
-    return np.rint(np.clip(residuals * factor, -128, 127)).astype(np.int8)
-
-
-def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
-    """The ``2**nbits`` levels of least squared error for residuals ``(n, d)``, by dynamic programming."""
-    if nbits == 8:
-        return np.arange(-128, 128, dtype=np.int8)
-    weight = np.bincount(steps_of(residuals).ravel().astype(np.int64) + 128, minlength=256).astype(np.float64)
-    weight += 1e-9 * max(1.0, weight.sum())  # an interval without data still has a middle
-    value = np.arange(-128.0, 128.0)
-    sums = [np.concatenate([[0], np.cumsum(weight * value**power)]) for power in range(3)]
-    count, first, second = (s[None, :] - s[:, None] for s in sums)  # of the interval [i, j) at [i, j]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        cost = np.where(count > 0, second - first**2 / count, np.inf)
-    error, cuts = cost[0], []
-    for _ in range(2**nbits - 1):
-        total = error[:, None] + cost
-        cuts.append(total.argmin(0))
-        error = total.min(0)
-    ends = [256]
-    for cut in reversed(cuts):
-        ends.append(int(cut[ends[-1]]))
-    start, stop = np.array([0, *ends[:0:-1]]), np.array(ends[::-1])
-    levels: NDArray[np.int8] = np.rint(first[start, stop] / count[start, stop]).astype(np.int8)
-    return levels
+    both = packed.astype(np.uint16)
+    both[:, 1:] |= both[:, :-1] << 8
+    shifts = range(WINDOW - nbits, -1, -nbits)
+    return np.concatenate([both >> shift & 255 for shift in shifts], axis=1)[:, :dim].astype(np.uint8)
 
 
 def assign_reference(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
@@ -143,17 +111,16 @@ def assign_reference(values: NDArray[np.float32], centroids: NDArray[np.float32]
 def encode_reference(
     values: NDArray[np.float32], centroids: NDArray[np.float32], codes: Array, codebook: NDArray[np.int8]
 ) -> Tokens:
-    """Round to the nearest levels and fit both coefficients by least squares, in turns, in float64."""
-    nbits, (x, c) = len(codebook).bit_length() - 1, (v.astype(np.float64) for v in (values, centroids[codes]))
-    middles = (codebook[1:].astype(np.int16) + codebook[:-1]) >> 1
+    """Choose the best way of levels and fit both coefficients by least squares, in turns, in float64."""
+    nbits, (x, c) = bits_of(codebook), (v.astype(np.float64) for v in (values, centroids[codes]))
     square, cc, xc = ((p * q).sum(1) for p, q in ((x - c, x - c), (c, c), (x, c)))
     some = square > NOTHING * (x * x).sum(1)
     factor = STEPS * _ratio(x.shape[1], square, some) ** 0.5
     a, b = np.ones(len(x)), np.zeros(len(x))
     for _ in range(TURNS):
         steps = np.rint(np.clip(factor[:, None] * (x - a[:, None] * c), -128, 127))
-        levels = np.searchsorted(middles, steps, side="left").astype(np.uint8)
-        u = codebook[levels].astype(np.float64)
+        packed = best_way(steps, codebook)
+        u = codebook.ravel()[windows(packed, x.shape[1], nbits)].astype(np.float64)
         cu, uu, xu = ((p * q).sum(1) for p, q in ((c, u), (u, u), (x, u)))
         det = cc * uu - cu * cu
         fits = some & (det > NOTHING * cc * uu)
@@ -162,7 +129,31 @@ def encode_reference(
         factor = _ratio(1, b, b != 0)
     most = np.finfo(np.float16).max
     coefficients = np.clip(np.stack([a, b], 1), -most, most).astype(np.float16)
-    return Tokens(codes, coefficients, pack_levels(levels, nbits))  # type: ignore[arg-type]
+    return Tokens(codes, coefficients, packed)  # type: ignore[arg-type]
+
+
+def best_way(steps: NDArray[np.float64], codebook: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """The bytes ``(n, width)`` whose levels are nearest to ``steps (n, d)``: Viterbi's algorithm."""
+    (n, dim), nbits = steps.shape, bits_of(codebook)
+    width, planes, states = packed_width(dim, nbits), WINDOW // nbits, 2 ** (WINDOW - nbits)
+    order = np.arange(planes * width).reshape(planes, width).T.ravel()  # of numbers, as their bits follow
+    costs = np.full((n, states), np.inf)
+    costs[:, 0] = 0
+    first = np.empty((len(order), n, states), np.uint8)  # bits that leave the window
+    for i, number in enumerate(order):
+        all_costs = np.repeat(costs, 2**nbits, axis=1)
+        if number < dim:
+            all_costs += np.square(steps[:, number, None] - codebook.ravel())
+        each = all_costs.reshape(n, 2**nbits, states)
+        first[i], costs = each.argmin(1), each.min(1)
+    state = costs.argmin(1)
+    packed = np.empty((n, width), np.uint8)
+    for i in range(len(first) - 1, -1, -1):
+        window = first[i, np.arange(n), state].astype(np.int64) * states + state
+        if i % planes == planes - 1:
+            packed[:, i // planes] = window
+        state = window >> nbits
+    return packed
 
 
 def _ratio(a: Any, b: NDArray[np.float64], valid: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -173,8 +164,9 @@ def decode_reference(
     tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]
 ) -> NDArray[np.float32]:
     """``a * centroid + b * levels``, ``(n, d)``."""
-    nbits = len(codebook).bit_length() - 1
-    levels = codebook.astype(np.float32)[unpack_levels(tokens.packed, centroids.shape[1], nbits)]
+    levels = codebook.ravel().astype(np.float32)[
+        windows(tokens.packed, centroids.shape[1], bits_of(codebook))
+    ]
     a, b = tokens.coefficients.astype(np.float32).T
     values: NDArray[np.float32] = a[:, None] * centroids[tokens.codes] + b[:, None] * levels
     return values
@@ -223,12 +215,12 @@ def residual_maxsim_reference(
     rows: NDArray[np.int32],
 ) -> NDArray[np.float64]:
     """MaxSim of each document ``rows[i]``, the query rounded to 8 bits, in float64; -inf without tokens."""
-    nbits, (q, scale) = len(codebook).bit_length() - 1, quantize_signed(query)
+    nbits, (q, scale) = bits_of(codebook), quantize_signed(query)
     out = np.full(len(rows), -np.inf)
     for i, row in enumerate(rows):
         part = slice(offsets[row], offsets[row + 1])
         codes = tokens.codes[part]
-        levels = codebook.astype(np.float64)[unpack_levels(tokens.packed[part], query.shape[1], nbits)]
+        levels = codebook.ravel().astype(np.float64)[windows(tokens.packed[part], query.shape[1], nbits)]
         a, b = tokens.coefficients[part].astype(np.float64).T
         scores = a[:, None] * table.scores[codes] + b[:, None] * (levels @ q.T * scale)
         if len(codes):

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .reference import NBITS, packed_width
+from .reference import NBITS, WINDOW, bits_of, packed_width
 
 __all__ = ["TensorTokens", "tensor_interaction", "tensor_maxsim"]
+
+_CODEBOOKS = [(2 ** (WINDOW - nbits), 2**nbits) for nbits in NBITS]
 
 
 class TensorTokens(NamedTuple):
@@ -66,16 +68,16 @@ def tensor_maxsim(
         query_offsets: ``(n_q + 1,)`` int32; trusted, as are the other offsets and the pairs.
         tokens: Of all documents.
         document_offsets: ``(n_d + 1,)`` int64.
-        codebook: ``(2**nbits,)`` int8, that of `encode`.
+        codebook: ``(2**(8 - nbits), 2**nbits)`` int8, that of `encode`.
         pairs: ``(p, 2)`` int64 rows of queries and of documents.
 
     Returns:
         ``(p,)`` float32, as `tensor_interaction`.
     """
     _check("tensor_maxsim", table, query_offsets, tokens.codes, document_offsets, pairs)
-    nbits, n = len(codebook).bit_length() - 1, len(tokens.codes)
-    if codebook.dtype != torch.int8 or nbits not in NBITS or len(codebook) != 2**nbits:
-        raise ValueError(f"tensor_maxsim: got a codebook {codebook.dtype} of {len(codebook)} levels")
+    if codebook.dtype != torch.int8 or tuple(codebook.shape) not in _CODEBOOKS:
+        raise ValueError(f"tensor_maxsim: got a codebook {codebook.dtype} of shape {tuple(codebook.shape)}")
+    nbits, n = bits_of(codebook), len(tokens.codes)
     shapes = [tuple(x.shape) for x in (queries, *tokens[1:])]
     expected = [(table.shape[1], queries.shape[-1]), (n, 2), (n, packed_width(queries.shape[-1], nbits))]
     if shapes != expected:
@@ -85,7 +87,7 @@ def tensor_maxsim(
 
         parts = (queries, table, query_offsets, tokens, document_offsets, codebook, pairs)
         return triton_kernel.residual_maxsim(*parts)
-    levels = codebook[_unpack(tokens.packed, queries.shape[1], nbits)].float()
+    levels = codebook.flatten()[_windows(tokens.packed, queries.shape[1], nbits)].float()
     a, b = tokens.coefficients[:, :1].float(), tokens.coefficients[:, 1:].float()
     return _by_pair(
         table, query_offsets, tokens.codes, document_offsets, pairs, (queries.float(), a, b * levels)
@@ -115,9 +117,11 @@ def _by_pair(
     return out
 
 
-def _unpack(packed: Tensor, dim: int, nbits: int) -> Tensor:
-    planes = [packed >> shift & (2**nbits - 1) for shift in range(0, 8, nbits)]
-    return torch.cat(planes, dim=1)[:, :dim].long()
+def _windows(packed: Tensor, dim: int, nbits: int) -> Tensor:
+    both = packed.long()
+    both = both | torch.nn.functional.pad(both[:, :-1], (1, 0)) << WINDOW
+    planes = [both >> shift & 255 for shift in range(WINDOW - nbits, -1, -nbits)]
+    return torch.cat(planes, dim=1)[:, :dim]
 
 
 def _check(

@@ -19,6 +19,7 @@ from irkit_kernels.residual_maxsim import (
     assign,
     cpu_build,
     cpu_kernel,
+    cpu_tile,
     decode,
     encode,
     interaction,
@@ -38,13 +39,17 @@ COMPILED = [cpu_kernel._table, cpu_kernel.probe, cpu_kernel.interaction]
 COMPILED += [cpu_kernel.residual_maxsim, cpu_build._assign, cpu_build._encode, cpu_build._decode]
 
 
-@pytest.fixture(params=["vnni", "portable"], scope="module", autouse=True)
+@pytest.fixture(params=["vnni", "no permutes", "portable"], scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "vnni" and not cpu_kernel.has_vnni():
+    if request.param != "portable" and not cpu_kernel.has_vnni():
         pytest.skip("this CPU lacks AVX512-VNNI")
     with pytest.MonkeyPatch.context() as patch:
         for module in (cpu_kernel, cpu_build):
-            patch.setattr(module, "has_vnni", lambda: request.param == "vnni")
+            patch.setattr(module, "has_vnni", lambda: request.param != "portable")
+        if request.param == "no permutes":
+            patch.setattr(cpu_tile, "has_permutes", lambda: False)
+        for compiled in COMPILED:
+            compiled.cache_clear()
         yield request.param
 
 
@@ -89,8 +94,8 @@ corpora = st.builds(
 
 def sizes(x: Corpus) -> list[np.ndarray]:
     """Magnitudes of a and b, and of the levels of all tokens, in float64."""
-    nbits = len(x.codebook).bit_length() - 1
-    levels = x.codebook.astype(np.float64)[reference.unpack_levels(x.tokens.packed, x.query.shape[1], nbits)]
+    windows = reference.windows(x.tokens.packed, x.query.shape[1], reference.bits_of(x.codebook))
+    levels = x.codebook.ravel().astype(np.float64)[windows]
     return [np.abs(part) for part in (*x.tokens.coefficients.astype(np.float64).T, levels)]
 
 
@@ -232,7 +237,7 @@ def test_queries_in_parallel():
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell", "skylake-avx512"])
 def test_other_processors(cpu, path):
     """Code for other processors, as far as this one runs it, gives the same numbers up to fused products."""
-    if platform.machine() != "x86_64" or path == "vnni":
+    if platform.machine() != "x86_64" or path != "portable":
         pytest.skip("is for processors without the instruction")
     wanted = {"avx512bw", "avx512dq", "avx512vl", "avx512cd"} if cpu == "skylake-avx512" else set()
     if not wanted <= _jit.cpu_features():
@@ -293,7 +298,7 @@ def test_errors():
     v, c, book = x.values, x.centroids, x.codebook
     far, before, high = np.array([0, 2], np.int32), np.array([0, -1], np.int32), np.array([9] * 8, np.uint16)
     flat, wide = x.tokens._replace(coefficients=v), x.tokens._replace(packed=x.tokens.packed[:, ::2])
-    book16 = np.arange(16, dtype=np.int8)
+    book16 = np.zeros((16, 16), np.int8)
     types = {
         "assign: values .* float32 .* got float64": lambda: assign(v.astype(float), c),
         "pack_centroids: centroids .* 2 dimension": lambda: pack_centroids(c[0]),
@@ -310,7 +315,7 @@ def test_errors():
         "train_codebook: got residuals": lambda: train_codebook(none, 4),
         "encode: got codes 9 to 9 of 6": lambda: encode(v, c, high, book),
         "encode: got 8 vectors but 3 codes": lambda: encode(v, c, codes[:3], book),
-        "encode: got a codebook of 3 levels": lambda: encode(v, c, codes, book[:3]),
+        r"encode: got a codebook of shape \(3, 4\)": lambda: encode(v, c, codes, book[:3]),
         r"decode: .* packed \(8, 8\), expected .* \(8, 12\)": lambda: decode(x.tokens, c, book16),
         "query_table: got a query without tokens": lambda: query_table(none, packed),
         "query_table: .* NaN": lambda: query_table(x.query * np.float32(np.nan), packed),

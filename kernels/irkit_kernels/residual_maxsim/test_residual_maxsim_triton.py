@@ -42,8 +42,8 @@ def problem(q_lengths, d_lengths, k: int, dim: int, nbits: int, seed: int, wide:
     """Small integers, which every dtype and order of addition represents exactly."""
     rng = np.random.default_rng(seed)
     tq, td = sum(q_lengths), sum(d_lengths)
-    codebook = np.sort(rng.choice(np.arange(-128, 128), 2**nbits, replace=False)).astype(np.int8)
-    packed = reference.pack_levels(rng.integers(0, 2**nbits, (td, dim)).astype(np.uint8), nbits)
+    codebook = rng.permutation(np.arange(-128, 128)).astype(np.int8).reshape(-1, 2**nbits)
+    packed = rng.integers(0, 256, (td, reference.packed_width(dim, nbits))).astype(np.uint8)
     codes = rng.integers(0, k + 2 * wide, td).astype(np.int32 if wide else np.uint16)  # some are no centroid
     coefficients = rng.integers(-2, 3, (td, 2)).astype(np.float16)
     queries, table = rng.integers(-2, 3, (tq, dim)), rng.integers(-9, 10, (k, tq))
@@ -162,5 +162,5 @@ def test_errors():
         tensor_maxsim(*x._replace(tokens=x.tokens._replace(codes=x.tokens.codes.long())))
     with pytest.raises(ValueError, match=r"expected \[\(3, 8\), \(4, 2\), \(4, 4\)\]"):
         tensor_maxsim(*x._replace(tokens=x.tokens._replace(packed=x.tokens.packed[:, :2])))
-    with pytest.raises(ValueError, match=r"codebook torch\.int8 of 3 levels"):
+    with pytest.raises(ValueError, match=r"codebook torch\.int8 of shape \(3, 16\)"):
         tensor_maxsim(*x._replace(codebook=x.codebook[:3]))

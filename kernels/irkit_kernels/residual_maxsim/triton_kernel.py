@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .reference import bits_of
+
 __all__ = ["interaction", "residual_maxsim", "score"]
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -44,12 +46,13 @@ def _residual(
             place = first + columns
             dims = plane * WIDTH + place
             there = (place < WIDTH) & (dims < D)
-            bytes_ = tl.load(
-                packed + tokens.to(tl.int64)[:, None] * WIDTH + place[None, :],
-                mask=(tokens < d_stop)[:, None] & there[None, :],
-                other=0,
-            )
-            levels = tl.load(codebook + ((bytes_.to(tl.int32) >> (plane * NBITS)) & ((1 << NBITS) - 1)))
+            at = packed + tokens.to(tl.int64)[:, None] * WIDTH + place[None, :]
+            inside = (tokens < d_stop)[:, None] & there[None, :]
+            windows = tl.load(at, mask=inside, other=0).to(tl.int32)
+            if NBITS < 8:
+                before = tl.load(at - 1, mask=inside & (place > 0)[None, :], other=0).to(tl.int32)
+                windows = (((before << 8) | windows) >> (8 - NBITS * (plane + 1))) & 255
+            levels = tl.load(codebook + windows)
             q = tl.load(
                 queries + rows.to(tl.int64)[None, :] * D + dims[:, None],
                 mask=(rows < q_stop)[None, :] & there[:, None],
@@ -145,7 +148,7 @@ def residual_maxsim(
 ) -> Tensor:
     """As `tensor_op.tensor_maxsim`."""
     parts = (table, queries, query_offsets, *tokens, document_offsets, codebook, pairs)
-    return _launch(*parts, nbits=len(codebook).bit_length() - 1)
+    return _launch(*parts, nbits=bits_of(codebook))
 
 
 def _launch(table: Tensor, queries: Tensor, query_offsets: Tensor, *rest: Tensor, nbits: int) -> Tensor:
