@@ -92,12 +92,9 @@ def _document(item: Any, position: int) -> Document:
         return Document(str(position), "", vector=item)
     if isinstance(item, tuple) and len(item) == 2:
         name, content = item
-        record = (
-            content
-            if isinstance(content, Mapping)
-            else {"vector" if _is_vector(content) else "text": content}
-        )
-        item = {**record, "_id": name}
+        if not isinstance(content, Mapping):
+            content = {"vector" if _is_vector(content) else "text": content}
+        item = {**content, "_id": name}
     if not isinstance(item, Mapping):
         raise BadTypeError(f"expected a Document, a record, (id, text) or a text, got {item!r:.60}")
     return to_document(dict(item))

@@ -57,9 +57,7 @@ class Vectors(LexicalModel):
     ) -> None:
         settings = {"similarity": similarity, "representation": representation, "dim": dim}
         super().__init__(VectorsConfig.parse(settings, "vectors"))
-        self.first = (
-            ""  # stands for the first vector: a killed build does not go on with those of another model
-        )
+        self.first = ""  # a hash of the first vector: a killed build goes on with those of the same model only
 
     @property
     def kind(self) -> str:  # type: ignore[override]
