@@ -57,7 +57,7 @@ class Vectors(LexicalModel):
     ) -> None:
         settings = {"similarity": similarity, "representation": representation, "dim": dim}
         super().__init__(VectorsConfig.parse(settings, "vectors"))
-        self.first = ""  # a hash of the first vector: a killed build goes on with those of the same model only
+        self.first = ""  # hash of the first vector, so that a killed build goes on with the same ones only
 
     @property
     def kind(self) -> str:  # type: ignore[override]
