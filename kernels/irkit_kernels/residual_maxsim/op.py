@@ -92,7 +92,9 @@ def encode(
     _vectors("encode", centroids=centroids)
     _vectors("encode", width=centroids.shape[1], values=values)
     _codes("encode", codes, len(centroids))
-    _codebook("encode", codebook)
+    nbits = _codebook("encode", codebook)
+    if nbits == WINDOW and (codebook != np.arange(-128, 128)).any():
+        raise ValueError("encode: got a codebook of 8 bits other than train_codebook's, -128 to 127")
     if len(codes) != len(values):
         raise ValueError(f"encode: got {len(values)} vectors but {len(codes)} codes")
     return build.encode(np.ascontiguousarray(values), np.ascontiguousarray(centroids), codes, codebook)

@@ -315,6 +315,7 @@ def test_errors():
         "train_codebook: got residuals": lambda: train_codebook(none, 4),
         "encode: got codes 9 to 9 of 6": lambda: encode(v, c, high, book),
         "encode: got 8 vectors but 3 codes": lambda: encode(v, c, codes[:3], book),
+        "encode: got a codebook of 8 bits": lambda: encode(v, c, codes, np.zeros((1, 256), np.int8)),
         r"encode: got a codebook of shape \(3, 4\)": lambda: encode(v, c, codes, book[:3]),
         r"decode: .* packed \(8, 8\), expected .* \(8, 12\)": lambda: decode(x.tokens, c, book16),
         "query_table: got a query without tokens": lambda: query_table(none, packed),
