@@ -136,7 +136,7 @@ def build(backend: Backend, pieces: list[Representation]) -> Path:
 
 def truth_of(backend: Backend, index: Index, queries: Representation, data: Representation) -> np.ndarray:
     """Scores of what the index keeps; only a lossy one may keep something else than ``data``."""
-    if backend.lossy:
+    if backend.lossy and len(index):
         data = index.representations(np.arange(len(index)))
     return score(queries, data).numpy()
 

@@ -89,20 +89,23 @@ class _Encode(Vectors):
 
     def fit(self, x: list[str], centroid: list[str], packed: str) -> tuple[str, str]:
         """Write the packed levels of a vector; their coefficients."""
-        zero, square, total = splat(LANES, "float", 0), splat(LANES, "float", 0), splat(LANES, "float", 0)
+        zero = splat(LANES, "float", 0)
+        xx, xc, cc, square = [zero] * 4
         for v, c in zip(x, centroid, strict=True):
-            residual = self.floats("fsub", v, c)
-            square, total = self.fma(residual, residual, square), self.fma(v, v, total)
+            xx, xc, cc = self.fma(v, v, xx), self.fma(v, c, xc), self.fma(c, c, cc)
+        total, norm = self.total(xx), self.total(cc)
+        a = self._ratio(self.total(xc), norm, self.op(f"fcmp ogt float {norm}, 0.0"))  # the least residual
+        for v, c in zip(x, centroid, strict=True):
+            rest = self._rest(v, c, self.broadcast(LANES, "float", a))
+            square = self.fma(rest, rest, square)
         norm = self.total(square)
-        least = self.op(f"fmul float {self.total(total)}, {number(NOTHING)}")
-        some = self.op(f"fcmp ogt float {norm}, {least}")
+        some = self.op(f"fcmp ogt float {norm}, {self.op(f'fmul float {total}, {number(NOTHING)}')}")
         factor = self._ratio("%steps", self.op(f"call float @llvm.sqrt.f32(float {norm})"), some)
 
         def turn(_: str, state: Values) -> Values:
             factor, a, _b = (self.broadcast(LANES, "float", value) for value in state)
             for i, (v, c) in enumerate(zip(x, centroid, strict=True)):
-                rest = self.floats("fsub", v, self.floats("fmul", a, c))
-                self.trellis.give(i, self._steps(self.floats("fmul", rest, factor)))
+                self.trellis.give(i, self._steps(self.floats("fmul", self._rest(v, c, a), factor)))
             self.trellis.write(packed)
             self.unpack(packed, self.bytes, self.trellis.nbits, self.trellis.width, self.table)
             sums = [zero] * len(_PRODUCTS)
@@ -114,8 +117,11 @@ class _Encode(Vectors):
                 sums = [self.fma(of[p], of[q], sum_) for (p, q), sum_ in zip(_PRODUCTS, sums, strict=True)]
             return self._solve(some, *map(self.total, sums))
 
-        _, a, b = self.loop(0, TURNS, 1, turn, (factor, number(1), "0.0"), "float")
+        _, a, b = self.loop(0, TURNS, 1, turn, (factor, a, "0.0"), "float")
         return a, b
+
+    def _rest(self, x: str, c: str, a: str) -> str:
+        return self.floats("fsub", x, self.floats("fmul", a, c))
 
     def _steps(self, x: str) -> str:
         """16 numbers as the nearest whole ones from -128 to 127."""

@@ -113,10 +113,11 @@ def encode_reference(
 ) -> Tokens:
     """Choose the best way of levels and fit both coefficients by least squares, in turns, in float64."""
     nbits, (x, c) = bits_of(codebook), (v.astype(np.float64) for v in (values, centroids[codes]))
-    square, cc, xc = ((p * q).sum(1) for p, q in ((x - c, x - c), (c, c), (x, c)))
-    some = square > NOTHING * (x * x).sum(1)
+    xx, cc, xc = ((p * q).sum(1) for p, q in ((x, x), (c, c), (x, c)))
+    a, b = _ratio(xc, cc, cc > 0), np.zeros(len(x))  # the least residual
+    square = np.square(x - a[:, None] * c).sum(1)
+    some = square > NOTHING * xx
     factor = STEPS * _ratio(x.shape[1], square, some) ** 0.5
-    a, b = np.ones(len(x)), np.zeros(len(x))
     for _ in range(TURNS):
         steps = np.rint(np.clip(factor[:, None] * (x - a[:, None] * c), -128, 127))
         packed = best_way(steps, codebook)

@@ -116,13 +116,27 @@ def test_encode_finds_what_can_be_expressed(nbits):
     u = u[np.abs(size - np.median(size)) < 0.05][:50]  # so that steps are those of the codebook
     u *= 1 if nbits == 8 else 32 / np.sqrt(np.square(u).mean())
     assert len(u) == 50
-    centroids = rng.standard_normal((3, 64)).astype(np.float32)
-    centroids -= centroids.mean(1, keepdims=True)
-    codes = rng.integers(0, 3, 50).astype(np.int32)
-    values = (centroids[codes] + 0.01 * u).astype(np.float32)
+    centroids = rng.standard_normal((50, 64))
+    centroids -= (centroids * u).sum(1, keepdims=True) / np.square(u).sum(1, keepdims=True) * u
+    centroids, codes = centroids.astype(np.float32), np.arange(50, dtype=np.int32)
+    values = (rng.uniform(0.5, 2, (50, 1)) * centroids + 0.01 * u).astype(np.float32)
     decoded = decode(encode(values, centroids, codes, codebook), centroids, codebook)
     step = 0.01 * np.sqrt(np.square(u).mean(1)) / 32 if nbits == 8 else 0.01  # what 8 bits round to
     assert (np.abs(decoded - values).max(1) <= step + 2**-10 * np.abs(values).max(1)).all()
+
+
+def test_what_a_vector_has_of_its_centroid_takes_no_bits():
+    rng = np.random.default_rng(0)
+    centroids, rest = (rng.standard_normal((400, 128)).astype(np.float32) for _ in range(2))
+    rest -= (rest * centroids).sum(1, keepdims=True) / np.square(centroids).sum(1, keepdims=True) * centroids
+    codes, codebook = np.arange(400, dtype=np.uint16), train_codebook(rest, 2)
+    errors = []
+    for share in (1, 0.2, -3):
+        values = share * centroids + rest
+        errors.append(
+            np.square(values - decode(encode(values, centroids, codes, codebook), centroids, codebook)).mean()
+        )
+    assert errors == pytest.approx([errors[0]] * 3, rel=0.02)
 
 
 def test_encode_of_nothing_and_of_the_centroid_itself():
