@@ -122,20 +122,20 @@ def work_folder() -> Iterator[Path]:
 
 
 def measure(
-    known: Mapping[str, Contender], source: Path, queries: int, rounds: int, limit: float
+    known: Mapping[str, Contender], source: Path, queries: Mapping[str, int], rounds: int, limit: float
 ) -> tuple[dict[str, Row], dict[Key, Hits], dict[Key, Times]]:
     """Build with every contender, search once for the hits, then in turns for the time.
 
     Args:
         known: Contenders by name.
         source: Folder of the vectors; indexes are beside it, named after it and the contender.
-        queries: How many there are.
+        queries: How many each searches for, the first ones.
         rounds: Turns of each setting.
         limit: Seconds that a setting may take in a round, if five queries take no more; where all take less,
             they are asked up to 20 times.
 
     Returns:
-        What each build took, or ``{"skipped": reason}``; hits of all queries; and, a round, seconds of the
+        What each build took, or ``{"skipped": reason}``; hits of its queries; and, a round, seconds of the
         processor and of the clock a query.
     """
     with ExitStack() as stack:
@@ -169,19 +169,20 @@ def build_row(name: str, label: str, built: Row, unit: str, count: int) -> Row:
 def _take_turns(
     servers: Mapping[str, Server],
     settings: Mapping[str, tuple[Options, ...]],
-    queries: int,
+    queries: Mapping[str, int],
     rounds: int,
     limit: float,
 ) -> tuple[dict[Key, Hits], dict[Key, Times]]:
     plan, hits = {}, {}
     for label, server in servers.items():
+        total = queries[label]
         for chosen in settings[label]:
             server.ask(chosen, 1)  # what is compiled is compiled now
-            answer = server.ask(chosen, queries)
+            answer = server.ask(chosen, total)
             key = label, json.dumps(chosen)
             hits[key] = answer["hits"]
             affordable = limit / answer["cpu"]
-            count = min(queries, max(5, int(affordable * queries)))
+            count = min(total, max(5, int(affordable * total)))
             plan[key] = server, chosen, count, min(20, max(1, int(affordable)))
     times: dict[Key, Times] = {key: [] for key in plan}
     for number in range(rounds):

@@ -16,7 +16,8 @@ __all__ = ["QUERIES", "TokenVectors", "exact_scores", "generate", "passages", "r
 
 Array = np.ndarray[Any, Any]
 
-QUERIES = 100
+QUERIES = 1000
+_FIRST = 200  # of them: what other scripts drew
 _HITS = 100  # kept of the exact ranking
 _BLOCK = 4000  # documents scored at a time
 _PROTOTYPES, _POPULAR, _OFTEN = 16384, 300, 20.0
@@ -64,7 +65,7 @@ def read(folder: Path) -> TokenVectors:
 
 
 def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
-    """The first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and 100 queries.
+    """The first ``keep`` of ``documents`` made-up documents of 40 to 100 tokens, and 1000 queries.
 
     A token is one of 16k prototypes (of Zipfian popularity, 300 to a topic) moved towards its topic, its
     document and at random. A query has 12 noisy copies of the tokens of one document and 20 further tokens
@@ -94,14 +95,15 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
         moved = prototypes[token_ids[part]] + 0.45 * topics[topic[rows]] + 0.35 * own[rows]
         tokens[part] = _unit(moved + noise(len(rows), 0.75))
     queries = []
-    for row in rng.integers(0, documents, 2 * QUERIES):  # twice as many: what other scripts drew, too
-        copied = tokens[rng.integers(offsets[row], offsets[row + 1], 12)].astype(np.float32)
-        copied = copied + noise(12, 0.55)
-        drawn = prototypes[of_topic[topic[row], rng.integers(0, _POPULAR, 20)]]
-        drawn = drawn + 0.45 * topics[topic[row]] + 0.15 * own[row] + noise(20, 0.6)
-        queries.append(_unit(np.concatenate([copied, drawn])).astype(np.float32))
+    for count in (_FIRST, QUERIES - _FIRST):
+        for row in rng.integers(0, documents, count):
+            copied = tokens[rng.integers(offsets[row], offsets[row + 1], 12)].astype(np.float32)
+            copied = copied + noise(12, 0.55)
+            drawn = prototypes[of_topic[topic[row], rng.integers(0, _POPULAR, 20)]]
+            drawn = drawn + 0.45 * topics[topic[row]] + 0.15 * own[row] + noise(20, 0.6)
+            queries.append(_unit(np.concatenate([copied, drawn])).astype(np.float32))
     end = offsets[keep]
-    return _complete(tokens[:end], offsets[: keep + 1], token_ids[:end], queries[:QUERIES])
+    return _complete(tokens[:end], offsets[: keep + 1], token_ids[:end], queries)
 
 
 def passages() -> TokenVectors:

@@ -77,8 +77,8 @@ def encode(
 ) -> Tokens:
     """Encode vectors, given the centroid of each.
 
-    The levels nearest to the residual are found by Viterbi's algorithm; ``a`` and ``b`` are then fitted by
-    least squares; twice.
+    The levels nearest to what the best multiple of the centroid leaves open are found by Viterbi's algorithm;
+    ``a`` and ``b`` are then fitted by least squares; twice.
 
     Args:
         values: ``(n, d)``.
