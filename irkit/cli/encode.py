@@ -13,7 +13,7 @@ import typer
 from irkit.bars import bar
 from irkit.cli.options import Devices
 from irkit.cli.output import note
-from irkit.cli.search import check_out
+from irkit.cli.runs import check_out
 from irkit.errors import BadValueError
 
 if TYPE_CHECKING:

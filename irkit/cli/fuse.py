@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from irkit.cli.options import Judgments, Measures, RunOut, Split
-from irkit.cli.search import check_out, write_judged
+from irkit.cli.runs import check_out, write_judged
 from irkit.errors import BadValueError
 
 if TYPE_CHECKING:

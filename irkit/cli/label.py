@@ -21,7 +21,7 @@ from irkit.cli.options import (
     goes_on,
 )
 from irkit.cli.output import note
-from irkit.cli.search import check_out
+from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from irkit.bars import bar
 from irkit.cli.options import Device, IndexDir, Judgments, Measures, MovedModel, RunOut, Split
-from irkit.cli.search import check_out, read_judged, write_judged
+from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError
 
 __all__ = ["rerank"]

@@ -235,10 +235,11 @@ class Plaid(Flat):
         return self.store.derived("centroids", lambda: self.store.read("centroids.bin").astype(np.float32))
 
     def _codebook(self) -> Array:
-        codebook = self.store.read("codebook.bin")
-        if codebook.ndim != 2:
+        codebook, bits = self.store.read("codebook.bin"), self.config.nbits
+        if codebook.shape != (2 ** (8 - bits), 2**bits):
             raise CorruptError(
-                f"index {self.store.path}: an earlier version coded its residuals; rebuild the index"
+                f"index {self.store.path}: an earlier version coded its residuals, or its codebook is damaged; "
+                "rebuild the index"
             )
         return codebook
 
