@@ -90,7 +90,7 @@ def test_residuals_of_an_earlier_version_are_refused(tmp_path: Path, shape: tupl
         index.store.append("codebook.bin", np.zeros(shape, np.int8))
     opened = open_index(Store.open(tmp_path / "index"))
     for use in (lambda: opened.search(texts(1, 1), 3), lambda: opened.representations(np.arange(3))):
-        with pytest.raises(CorruptError, match="earlier version coded its residuals, or .* rebuild"):
+        with pytest.raises(CorruptError, match=r"earlier version coded its residuals, or .* rebuild"):
             use()
 
 

@@ -237,6 +237,7 @@ def test_what_is_there_is_kept_unless_told_otherwise(tiny_bert: Path, collection
     assert TrainRecipe.resolve("out/recipe.yaml").train["seed"] == 5
     second = weights(Path("out"))
     assert any(not torch.equal(first[name], second[name]) for name in first)
+    assert not Path("out/replaced").exists()
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
     for overwrite in (False, True):
@@ -244,6 +245,31 @@ def test_what_is_there_is_kept_unless_told_otherwise(tiny_bert: Path, collection
             train(settings, "mine", overwrite=overwrite)
     with pytest.raises(StorageError, match=r"thesis.txt is a file"):
         train(settings, "mine/thesis.txt/deep")
+
+
+def test_a_model_that_is_replaced_is_kept_until_the_new_one_is_complete(
+    tiny_bert: Path, collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(tiny_bert, collection, "sparse")
+    settings["train"]["max_steps"] = 2
+    train(settings, "out")
+    first = weights(Path("out"))
+    with monkeypatch.context() as patch:
+        patch.setattr("irkit.training.running.Trainer.train", fail)
+        for seed in (5, 6):  # the second replaces what the first did not finish
+            with pytest.raises(KeyboardInterrupt):
+                train(settings, "out", overrides=[f"train.seed={seed}"], overwrite=True)
+            assert not Path("out/modules.json").exists()
+            kept = weights(Path("out/replaced"))
+            assert all(torch.equal(value, kept[name]) for name, value in first.items())
+            Model.from_pretrained("out/replaced").encode_query("bears")
+    train(settings, "out", overrides=["train.seed=6"])
+    assert not Path("out/replaced").exists()
+    assert any(not torch.equal(value, first[name]) for name, value in weights(Path("out")).items())
+
+
+def fail(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 REFUSALS = [

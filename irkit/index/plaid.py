@@ -238,8 +238,8 @@ class Plaid(Flat):
         codebook, bits = self.store.read("codebook.bin"), self.config.nbits
         if codebook.shape != (2 ** (8 - bits), 2**bits):
             raise CorruptError(
-                f"index {self.store.path}: an earlier version coded its residuals, or its codebook is damaged; "
-                "rebuild the index"
+                f"index {self.store.path}: an earlier version coded its residuals, or its codebook is "
+                "damaged; rebuild the index"
             )
         return codebook
 

@@ -6,6 +6,7 @@ DIR/ is a model directory, which ``modules.json`` completes at the end, and besi
     checkpoints/       the newest checkpoints, from which the same call goes on after a kill
     log.jsonl          losses, learning rates and measures, an object for each logged step
     evaluation.jsonl   measures of the finished model, an object for each collection, measure and query
+    replaced/          the model that was there before, until the new one is complete
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ __all__ = [
     "begin_place",
     "carry_out",
     "check_place",
+    "end_place",
     "prepare",
     "publish_model",
     "train",
 ]
 
-_RECIPE, _DONE = "recipe.yaml", "modules.json"
+_RECIPE, _DONE, _REPLACED = "recipe.yaml", "modules.json", "replaced"
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def carry_out(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -
             results = _measure(model, prepared.step, prepared.collections)
             write_results(results, place / "evaluation.jsonl")
         publish_model(prepared.step, place)
+        end_place(place)
         model.name = str(place)
     return model
 
@@ -280,19 +283,39 @@ def _check_metric(arguments: TrainingArguments, collections: list[JudgedCollecti
 
 
 def begin_place(place: Path, recipe: Config, overwrite: bool) -> None:
-    """Leave nothing in a directory but the recipe and what the same one has begun.
+    """Leave nothing in a directory but the recipe, what the same one has begun, and a model that it replaces.
 
     Raises:
         StorageError: It cannot be written to.
     """
     with explained(f"training into {place}"):
         if overwrite and place.exists() and not _is_begun(place, recipe):
-            shutil.rmtree(place)
+            _clear(place)
         place.mkdir(parents=True, exist_ok=True)
         for left in place.glob(".*.part"):  # by a kill
             left.unlink()
         if not (place / _RECIPE).exists():
             write_text(place / _RECIPE, recipe.to_yaml())
+
+
+def _clear(place: Path) -> None:
+    """Put a model aside until `end_place`; delete what is unfinished."""
+    aside, finished = place / _REPLACED, (place / _DONE).is_file()
+    if finished and (aside / _DONE).is_file():
+        shutil.rmtree(aside)
+    for path in sorted(place.iterdir(), key=lambda path: path.name == _DONE):  # what makes it a model last
+        if path != aside and finished:
+            aside.mkdir(exist_ok=True)
+            path.replace(aside / path.name)
+        elif path != aside:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def end_place(place: Path) -> None:
+    """Delete the model that the one in a directory replaces."""
+    with explained(f"training into {place}"):
+        if (place / _REPLACED).is_dir():
+            shutil.rmtree(place / _REPLACED)
 
 
 def publish_model(step: ModelStep, place: Path) -> None:

@@ -26,7 +26,7 @@ from irkit.model import Model
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
 from irkit.training.model_recipe import SparseModel, make_model
-from irkit.training.running import begin_place, check_place, prepare, train
+from irkit.training.running import begin_place, check_place, end_place, prepare, train
 from irkit.training.stages import DONE, publish_stage, stage, stage_model
 from irkit.training.texts import first_texts, read_corpora
 from irkit.vocabulary.adaptation import adapt
@@ -116,6 +116,7 @@ def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -
         if not (last / DONE).is_file():
             train(recipe.fine_tuning(start), last)
     publish_stage(last, place, (FACTS, _CALIBRATION))
+    end_place(place)
     return Model.from_pretrained(place)
 
 

@@ -27,7 +27,7 @@ from irkit.training.new_model import NewModel
 from irkit.training.pretraining.batches import PretrainCollator
 from irkit.training.pretraining.recipe import PretrainingConfig, PretrainRecipe
 from irkit.training.pretraining.step import PretrainStep, validate
-from irkit.training.running import begin_place, check_place, prepare, train
+from irkit.training.running import begin_place, check_place, end_place, prepare, train
 from irkit.training.stages import DONE, publish_stage, stage, stage_model
 from irkit.training.text_training import text_trainer, train_on_texts
 from irkit.training.texts import first_texts, read_corpora
@@ -124,6 +124,7 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
             if plan is not None:
                 _copy_log(stages / "pretrained" / "log.jsonl", place / "pretraining.jsonl")
             publish_stage(last, place)
+            end_place(place)
     return Model.from_pretrained(place)
 
 
