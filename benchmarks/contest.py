@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from benchmarks.harness import Row
@@ -122,20 +123,26 @@ def work_folder() -> Iterator[Path]:
 
 
 def measure(
-    known: Mapping[str, Contender], source: Path, queries: Mapping[str, int], rounds: int, limit: float
+    known: Mapping[str, Contender],
+    source: Path,
+    queries: int,
+    rounds: int,
+    limit: float,
+    more: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[dict[str, Row], dict[Key, Hits], dict[Key, Times]]:
     """Build with every contender, search once for the hits, then in turns for the time.
 
     Args:
         known: Contenders by name.
         source: Folder of the vectors; indexes are beside it, named after it and the contender.
-        queries: How many each searches for, the first ones.
+        queries: How many are searched for, the first ones.
         rounds: Turns of each setting.
         limit: Seconds that a setting may take in a round, if five queries take no more; where all take less,
             they are asked up to 20 times.
+        more: Queries that some contenders search for once, for their hits alone.
 
     Returns:
-        What each build took, or ``{"skipped": reason}``; hits of its queries; and, a round, seconds of the
+        What each build took, or ``{"skipped": reason}``; hits of all queries; and, a round, seconds of the
         processor and of the clock a query.
     """
     with ExitStack() as stack:
@@ -150,7 +157,7 @@ def measure(
                 builds[label]["version"] = servers[label].version
             print(source.name, label, builds[label], file=sys.stderr, flush=True)
         settings = {label: known[label].settings for label in servers}
-        return builds, *_take_turns(servers, settings, queries, rounds, limit)
+        return builds, *_take_turns(servers, settings, queries, rounds, limit, more)
 
 
 def build_row(name: str, label: str, built: Row, unit: str, count: int) -> Row:
@@ -169,20 +176,20 @@ def build_row(name: str, label: str, built: Row, unit: str, count: int) -> Row:
 def _take_turns(
     servers: Mapping[str, Server],
     settings: Mapping[str, tuple[Options, ...]],
-    queries: Mapping[str, int],
+    queries: int,
     rounds: int,
     limit: float,
+    more: Mapping[str, int],
 ) -> tuple[dict[Key, Hits], dict[Key, Times]]:
     plan, hits = {}, {}
     for label, server in servers.items():
-        total = queries[label]
         for chosen in settings[label]:
             server.ask(chosen, 1)  # what is compiled is compiled now
-            answer = server.ask(chosen, total)
+            answer = server.ask(chosen, queries)
             key = label, json.dumps(chosen)
-            hits[key] = answer["hits"]
+            hits[key] = (server.ask(chosen, more[label]) if label in more else answer)["hits"]
             affordable = limit / answer["cpu"]
-            count = min(total, max(5, int(affordable * total)))
+            count = min(queries, max(5, int(affordable * queries)))
             plan[key] = server, chosen, count, min(20, max(1, int(affordable)))
     times: dict[Key, Times] = {key: [] for key in plan}
     for number in range(rounds):

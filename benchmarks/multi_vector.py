@@ -29,8 +29,8 @@ COLLECTIONS = ("generated 10k", "generated 50k", "passages")
 ROUNDS = 5
 _ROUND = 1.0  # seconds that a setting may take in a round, if five queries take no more
 _ALL = 10**9
-_FEW = 100  # queries of most contenders
-_PRECISE = ("irkit plaid", "TACHIOM")  # search for all: 100 leave the third digit of their recall to chance
+_QUERIES = 100
+_PRECISE = ("irkit plaid", "TACHIOM")  # of all queries, as 100 leave the third digit of a recall to chance
 # recall that proves them right; of passages that are there twice, rounding decides which comes first
 EXACT = {"exact float32": 0.99, "exact bfloat16": 0.9, "irkit flat": 0.99}
 _PLOT = Path(__file__).parents[1] / "docs" / "multi_vector.svg"
@@ -106,8 +106,8 @@ def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[l
     known = contenders()
     some = {label: each for label, each in known.items() if _takes_part(each, label, folder)}
     every = len(vectors.exact)
-    queries = {label: every if label in _PRECISE else min(every, _FEW) for label in some}
-    builds, hits, times = measure(some, folder, queries, rounds, _ROUND)
+    more = dict.fromkeys(_PRECISE, every)
+    builds, hits, times = measure(some, folder, min(every, _QUERIES), rounds, _ROUND, more)
     curves = []
     for (label, settings), taken in times.items():
         pairs = zip(times["exact bfloat16", "{}"], taken, strict=True)

@@ -101,8 +101,7 @@ def prepared(name: str, work: Path) -> Path:
 def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[list[Row], list[Row]]:
     """Build and search with every contender: rows of the curves, and of the builds."""
     vectors, known = read(folder), contenders(name)
-    queries = dict.fromkeys(known, len(vectors.best))
-    builds, hits, times = measure(known, folder, queries, rounds, _ROUND)
+    builds, hits, times = measure(known, folder, len(vectors.best), rounds, _ROUND)
     curves = []
     for (label, chosen), taken in times.items():
         settings = known[label].options | json.loads(chosen)

@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.harness import data_dir
 
-__all__ = ["QUERIES", "TokenVectors", "exact_scores", "generate", "passages", "read"]
+__all__ = ["TokenVectors", "exact_scores", "generate", "passages", "read"]
 
 Array = np.ndarray[Any, Any]
 
-QUERIES = 1000
+_QUERIES = 1000
 _FIRST = 200  # of them: what other scripts drew
 _HITS = 100  # kept of the exact ranking
 _BLOCK = 4000  # documents scored at a time
@@ -95,7 +95,7 @@ def generate(documents: int, keep: int, dim: int = 128) -> TokenVectors:
         moved = prototypes[token_ids[part]] + 0.45 * topics[topic[rows]] + 0.35 * own[rows]
         tokens[part] = _unit(moved + noise(len(rows), 0.75))
     queries = []
-    for count in (_FIRST, QUERIES - _FIRST):
+    for count in (_FIRST, _QUERIES - _FIRST):
         for row in rng.integers(0, documents, count):
             copied = tokens[rng.integers(offsets[row], offsets[row + 1], 12)].astype(np.float32)
             copied = copied + noise(12, 0.55)

@@ -279,8 +279,7 @@ def test_engines_take_turns_in_processes_of_their_own(
         "numpy scan": Contender("benchmarks.sparse_engines", "numpy", {}, ({}, {"again": True})),
         "bm25s": Contender("benchmarks.sparse_engines", "bm25s", {}, peer="bm25s"),
     }
-    queries = dict.fromkeys(known, 12)
-    builds, hits, times = measure(known, tmp_path / "vectors", queries, rounds=2, limit=0.01)
+    builds, hits, times = measure(known, tmp_path / "vectors", queries=12, rounds=2, limit=0.01)
     assert builds["bm25s"] == {"skipped": "IRKIT_PEERS is not set"}
     assert list(hits) == list(times) == [("numpy scan", "{}"), ("numpy scan", '{"again": true}')]
     assert [len(each) for each in times.values()] == [2, 2]
