@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable
@@ -232,6 +233,14 @@ def test_a_model_in_memory_is_not_changed(make: Callable[..., Path]) -> None:
     assert model.encode(TEXTS).shape[1] == moved.model.dim - len(NEW)
     assert moved.facts["source"] == "a model in memory"
     assert moved.model.max_length("query") == 9
+
+
+def test_what_was_moved_can_be_copied_and_moved_again(make: Callable[..., Path]) -> None:
+    source, target = make("roberta"), make(None, lambda tokens: [*shifted_padding(tokens), *NEW])
+    moved = transfer_vocabulary(source, target).model
+    for again in (pickle.loads(pickle.dumps(moved)), transfer_vocabulary(moved, target).model):
+        one, other = (each.represent(TEXTS, "document").weights for each in (again, moved))
+        torch.testing.assert_close(one, other)
 
 
 def test_what_cannot_be_moved_says_why(make: Callable[..., Path], minilm: str, tmp_path: Path) -> None:

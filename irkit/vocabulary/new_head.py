@@ -50,5 +50,5 @@ def head_only(source: Model, transferred: Model) -> Model:
         ours.config,
         vocabulary=terms,
     )
-    head.lengths = ours.lengths
+    head.lengths = {**ours.lengths}
     return Model(source.tokenizer, source.encoder, head, prompts=source.prompts).to(source.device).eval()

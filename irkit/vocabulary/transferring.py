@@ -153,7 +153,7 @@ def transfer_vocabulary(
         head.bias = nn.Parameter(bias.to(head.weight.device))
     head.bias.data = bias.to(head.bias)
     model.head = SparseHead(head.layers, head.weight, head.bias, head.config)
-    model.head.lengths = head.lengths
+    model.head.lengths = {**head.lengths}
     model.head.exclude_(alignment.special.nonzero()[:, 0].tolist())
     theirs.tokenizer.max_length = ours.max_length
     theirs.tokenizer.move()
