@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,24 @@ def test_a_model_that_is_replaced_is_kept_until_the_new_one_is_complete(
             Model.from_pretrained("out/replaced").encode_query("bears")
     train(settings, "out", overrides=["train.seed=6"])
     assert not Path("out/replaced").exists()
-    assert any(not torch.equal(value, first[name]) for name, value in weights(Path("out")).items())
+    rename = Path.replace
+    second = weights(Path("out"))
+    with monkeypatch.context() as patch:  # killed before each of what is put aside
+
+        def killed(path: Path, target: Path) -> Path:
+            if target.parent.name == "replaced" and next(calls) == 1:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        patch.setattr(Path, "replace", killed)
+        patch.setattr("irkit.training.running.Trainer.train", fail)
+        for _ in range(12):
+            calls = count()
+            with pytest.raises(KeyboardInterrupt):
+                train(settings, "out", overrides=["train.seed=7"], overwrite=True)
+    kept = weights(Path("out/replaced"))
+    assert all(torch.equal(value, kept[name]) for name, value in second.items())
+    assert any(not torch.equal(value, first[name]) for name, value in second.items())
 
 
 def fail(*_: object, **__: object) -> None:

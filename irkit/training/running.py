@@ -303,7 +303,8 @@ def _clear(place: Path) -> None:
     aside, finished = place / _REPLACED, (place / _DONE).is_file()
     if finished and (aside / _DONE).is_file():
         shutil.rmtree(aside)
-    for path in sorted(place.iterdir(), key=lambda path: path.name == _DONE):  # what makes it a model last
+    last = [_DONE, _RECIPE]  # so that, killed between two, the same call goes on
+    for path in sorted(place.iterdir(), key=lambda path: path.name in last and last.index(path.name) + 1):
         if path != aside and finished:
             aside.mkdir(exist_ok=True)
             path.replace(aside / path.name)
