@@ -29,6 +29,7 @@ from irkit.index import (
 )
 from irkit.index.clustering import build_lists, centroid_count, sample_places, train_centroids, write_lists
 from irkit.index.muvera import Encoder
+from irkit.index.plaid import Plaid
 from irkit.index.plaid_search import TensorSearch
 
 DIM = 32
@@ -242,15 +243,19 @@ def ranked(hits: Hits) -> list[dict[int, float]]:
 
 
 @pytest.mark.parametrize("nbits", [1, 4])
-def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int) -> None:
+@pytest.mark.parametrize("more", [9, 400])
+def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int, more: int) -> None:
     data, queries = texts(300, 0), texts(6, 1)
     index = build(tmp_path / "index", [data], nbits=nbits)
     index.add(texts(20, 2))
     index.remove([3, 5, 8])
     allowed = np.random.default_rng(0).random(320) < 0.5
+    assert isinstance(index, Plaid)
+    effort = index._effort
+    index._effort = lambda k, kept: effort(k, kept)._replace(ranked=k + more)  # type: ignore[method-assign]
     structure, _ = index.store.derived(("search", "auto"), index._searcher)
     tensors = TensorSearch(structure, torch.device("cpu"))
-    for options, k in itertools.product(({}, {"candidates": 400, "nprobe": 3}), (1, 10, 400)):
+    for options, k in itertools.product(({"candidates": 20}, {"candidates": 400, "nprobe": 3}), (1, 10, 400)):
         index.config = index.config.model_copy(update=options)
         for keep in (None, allowed):
             kernels = index.search(queries, k, keep)

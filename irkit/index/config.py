@@ -75,8 +75,8 @@ class PlaidConfig(Config):
         nbits: Bits of each dimension of a residual; fewer are smaller and find less.
         centroids: Their number; by default some 10 times the root of the number of tokens.
         nprobe: Centroids visited for each token of a query; by default some 32 for all of them.
-        candidates: Documents looked at beyond their centroids; by default 256, or 8 for each hit wanted. An
-            eighth of them has its residuals scored.
+        candidates: Documents looked at beyond their centroids, at least twice the hits wanted; by default
+            256, or 8 for each hit. Four times as many are ranked by their centroids, an eighth by residuals.
         keep_tokens: Keep the tokens as well, at two bytes a dimension, and score the best documents by them:
             scores are then those of `irkit.score`, and codes only choose the documents.
         train_size: Tokens sampled to train the centroids, at most.

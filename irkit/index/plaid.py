@@ -39,6 +39,7 @@ _MISFIT = 1.02  # times as much as the first tokens is another kind of tokens
 _SCAN = 2048  # documents that are ranked by their centroids sooner than looked up
 _BLOCK = 1 << 16  # tokens compressed at a time
 _CANDIDATES = 256  # at least
+_RANKED = 4  # times as many documents of visited centroids are ranked by their centroids
 _VISITED = 32  # centroids a query, at least
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
 
@@ -50,8 +51,8 @@ class Plaid(Flat):
     least-squares fit), and a residual of a few bits a dimension (a trellis code). Scores are exact for these
     tokens; with ``keep_tokens``, for those that were added.
 
-    A search visits the centroids nearest to the query's tokens, ranks the documents listed there by their
-    centroids alone, scores the residuals of the best in whole numbers, and the best of these exactly.
+    A search visits the centroids nearest to the query's tokens, ranks the documents listed there most often
+    by their centroids alone, scores the residuals of the best in whole numbers, and the best of these exactly.
 
     Source: Santhanam et al., PLAID, arXiv 2205.09707.
     """
@@ -316,13 +317,14 @@ class Plaid(Flat):
         """How far to go for ``k`` hits where a filter leaves ``kept``."""
         wanted = k * (2 if self.config.keep_tokens else 1) + _MARGIN
         listed, count = self._state("listed"), int(np.count_nonzero(kept))
-        candidates = max(wanted, self.config.candidates or max(_CANDIDATES, 8 * wanted))
-        refined = max(2 * wanted, candidates // 8)
+        candidates = max(2 * wanted, self.config.candidates or max(_CANDIDATES, 8 * wanted))
+        ranked, refined = _RANKED * candidates, max(2 * wanted, candidates // 8)
         if count <= max(_SCAN, 2 * candidates):
-            return Effort(0, 0, candidates, refined, wanted)
+            return Effort(0, 0, ranked, candidates, refined, wanted)
         share = max(np.count_nonzero(kept[:listed]) / listed, 1 / 64)  # what a filter hides is made up for
         nprobe, visited = (self.config.nprobe, 0) if self.config.nprobe else (1, max(_VISITED, 2 * wanted))
-        return Effort(math.ceil(nprobe / share), math.ceil(visited / share), candidates, refined, wanted)
+        nprobe, visited = math.ceil(nprobe / share), math.ceil(visited / share)
+        return Effort(nprobe, visited, ranked, candidates, refined, wanted)
 
     def _searcher(self) -> tuple[Structure, CpuSearch | TensorSearch]:
         structure, device = self._structure(), self.config.device

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from irkit_kernels._threads import share
+from irkit_kernels.maxsim import maxsim
 from irkit_kernels.residual_maxsim import (
     TensorTokens,
     Tokens,
@@ -75,13 +76,15 @@ class Effort(NamedTuple):
         nprobe: Centroids visited for each token of a query, at least; 0 goes to no lists, but ranks all
             documents.
         visited: Centroids visited for a query, at least: one of few tokens visits more for each.
-        candidates: Documents whose means are scored, the best by their centroids alone.
+        ranked: Documents that are scored by their centroids alone: those that have most of the visited ones.
+        candidates: Documents whose means are scored, the best of these.
         refined: Documents whose residuals are scored.
         wanted: Documents that are scored exactly.
     """
 
     nprobe: int
     visited: int
+    ranked: int
     candidates: int
     refined: int
     wanted: int
@@ -116,42 +119,54 @@ class CpuSearch:
         def rank(start: int, stop: int) -> None:
             for number in range(start, stop):
                 query = values[offsets[number] : offsets[number + 1]]
-                found = self._candidates(query, effort, kept)
+                found, added = self._candidates(query, effort, kept)
                 rows[number, : len(found)] = found
-                scores[number, : len(found)] = self._exact(query, found)
+                scores[number, : len(found)] = self._exact(query, found) + added
 
         share(rank, len(queries), torch.get_num_threads())
         return scores, rows
 
-    def _candidates(self, query: Array, effort: Effort, kept: Array) -> Array:
-        """The best rows of one query ``(m, dim)``, by scores in whole numbers: ``wanted``, if there are."""
+    def _candidates(self, query: Array, effort: Effort, kept: Array) -> tuple[Array, Array]:
+        """The best rows of one query ``(m, dim)``, by scores in whole numbers, and what their means add.
+
+        They are ``wanted``, if there are so many.
+        """
         structure, table, rows = self._structure, query_table(query, self._packed), np.empty(0, np.int32)
         if effort.nprobe:
             n, nprobe = structure.listed, effort.probes(len(query), len(structure.centroids))
-            rows = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:n])
+            rows = probe(table, nprobe, structure.list_offsets, structure.lists, kept[:n], effort.ranked)
             if n < len(kept):
                 rows = np.concatenate([rows, np.flatnonzero(kept[n:]).astype(np.int32) + np.int32(n)])
         if len(rows) < effort.wanted:
             rows = np.flatnonzero(kept).astype(np.int32)
         if len(rows) > effort.refined:
             rough = interaction(table, structure.tokens.codes, structure.offsets, rows)
-            rows, rough = _best(rows, rough, effort.candidates)
-            rows, _ = _best(rows, rough * table.step + structure.common(query, rows), effort.refined)
+            best = _best(rough, effort.candidates)
+            rows, rough = rows[best], rough[best]
+            added = structure.common(query, rows)
+            best = _best(rough * table.step + added, effort.refined)
+            rows, added = rows[best], added[best]
+        else:
+            added = structure.common(query, rows)
         fine = residual_maxsim(table, structure.tokens, structure.offsets, structure.codebook, rows)
-        return _best(rows, fine + structure.common(query, rows), effort.wanted)[0]
+        best = _best(fine + added, effort.wanted)
+        return rows[best], added[best]
 
     def _exact(self, query: Array, rows: Array) -> Array:
-        """MaxSim of a query ``(m, dim)`` and documents ``rows (n,)``: ``(n,)``."""
+        """MaxSim of a query ``(m, dim)`` and documents ``rows (n,)``, less their means: ``(n,)``."""
         scores, offsets = np.empty(len(rows), np.float32), self._structure.offsets
+        asked = torch.from_numpy(query), torch.from_numpy(np.array([0, len(query)], np.int32))
         for start in range(0, len(rows), _EXACT):
             some = rows[start : start + _EXACT]
             lengths = offsets[some + 1] - offsets[some]
-            starts = np.cumsum(lengths) - lengths
-            places = np.repeat(offsets[some] - starts, lengths) + np.arange(lengths.sum())
+            ends = np.zeros(len(some) + 1, np.int64)
+            np.cumsum(lengths, out=ends[1:])
+            places = np.repeat(offsets[some] - ends[:-1], lengths) + np.arange(ends[-1])
             tokens = select_tokens(self._structure.tokens, places)
             values = decode(tokens, self._structure.centroids, self._structure.codebook)
-            scores[start : start + _EXACT] = np.maximum.reduceat(values @ query.T, starts).sum(1)
-        return scores + self._structure.common(query, rows)
+            there = torch.from_numpy(values), torch.from_numpy(ends.astype(np.int32))
+            scores[start : start + _EXACT] = maxsim(*asked, *there)[0].numpy()
+        return scores
 
 
 class TensorSearch:
@@ -176,8 +191,7 @@ class TensorSearch:
         rounded = self._rounded @ _rounded(queries.values).T  # as kernels have it, so that ranks agree
         chosen = wanted.expand(len(queries), -1)
         if effort.nprobe:
-            nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
-            found = self._probe(queries, rounded, torch.tensor(nprobe, device=self._device)) & wanted
+            found = self._probe(queries, rounded, effort, wanted)
             enough = found.sum(1, keepdim=True) >= effort.wanted
             chosen = torch.where(enough, found, chosen)
         pairs = chosen.nonzero()
@@ -201,21 +215,27 @@ class TensorSearch:
         query, row = pairs.T
         return (self._means[row].float() * sums[query]).sum(1) * self._scales[row]
 
-    def _probe(self, queries: Ragged, table: Tensor, nprobe: Tensor) -> Tensor:
-        """``(n_q, n)`` bool: documents of the centroids nearest to a token of the query, or of none."""
-        found = torch.zeros(len(queries), len(self._offsets) - 1, dtype=torch.bool, device=self._device)
-        found[:, self._listed :] = True
-        near = torch.zeros(len(queries), len(self._centroids), dtype=torch.bool, device=self._device)
-        row, most = queries.row_ids(), int(nprobe.max())
-        best = table.topk(most, dim=0).indices  # (most, total_q)
-        used = torch.arange(most, device=self._device)[:, None] < nprobe[row]
-        near[row.expand(most, -1)[used], best[used]] = True
+    def _probe(self, queries: Ragged, table: Tensor, effort: Effort, wanted: Tensor) -> Tensor:
+        """``(n_q, n)`` bool: wanted documents that `probe` finds, and those in no list."""
+        n, device, row = self._listed, self._device, queries.row_ids()
+        nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
+        best = table.topk(max(nprobe), dim=0).indices  # (most, total_q)
+        used = torch.arange(len(best), device=device)[:, None] < torch.tensor(nprobe, device=device)[row]
+        near = torch.zeros(len(queries), len(self._centroids), dtype=torch.int32, device=device)
+        places = (row * len(self._centroids) + best)[used]
+        near.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
         query, centroid = near.nonzero(as_tuple=True)
         starts, sizes = self._list_offsets[centroid], self._list_offsets.diff()[centroid]
-        places = torch.arange(int(sizes.sum()), device=self._device)
+        places = torch.arange(int(sizes.sum()), device=device)
         places += torch.repeat_interleave(starts - sizes.cumsum(0) + sizes, sizes)
-        found[torch.repeat_interleave(query, sizes), self._lists[places]] = True
-        return found
+        places = self._lists[places] + torch.repeat_interleave(query * n, sizes)
+        counts = torch.zeros(len(queries), n, dtype=torch.int32, device=device)
+        counts.view(-1).scatter_add_(0, places, torch.repeat_interleave(near[query, centroid], sizes))
+        counts = counts.clamp(max=255) * wanted[:n]
+        found = counts > 0
+        if n > effort.ranked:
+            found &= counts >= counts.kthvalue(n - effort.ranked + 1, dim=1, keepdim=True).values
+        return torch.cat([found, wanted[n:].expand(len(queries), -1)], dim=1)
 
 
 def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
@@ -225,15 +245,15 @@ def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
     return Tokens(tokens.codes.take(at), tokens.coefficients.take(at, 0), tokens.packed.take(at, 0))
 
 
-def _best(rows: Array, scores: Array, count: int) -> tuple[Array, Array]:
-    """The ``count`` rows of highest score, rising as ``rows`` are, and their scores; of equals the first."""
-    if len(rows) <= count:
-        return rows, scores
-    cut = np.partition(scores, len(rows) - count)[len(rows) - count]
-    above, equal = scores > cut, np.flatnonzero(scores == cut)
-    above[equal[: count - np.count_nonzero(above)]] = True
-    best = np.flatnonzero(above)
-    return rows.take(best), scores.take(best)
+def _best(scores: Array, count: int) -> Array:
+    """Where the ``count`` highest scores are, in order; of equals the first."""
+    if len(scores) <= count:
+        return np.arange(len(scores))
+    cut = np.partition(scores, -count)[-count]
+    best = np.flatnonzero(scores >= cut)
+    if len(best) > count:
+        best = np.delete(best, np.flatnonzero(scores[best] == cut)[count - len(best) :])
+    return best
 
 
 def _rounded(values: Tensor) -> Tensor:

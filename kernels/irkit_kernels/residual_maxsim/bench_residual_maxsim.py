@@ -33,7 +33,7 @@ __all__ = ["DEVICES", "run"]
 
 DEVICES = ("cpu",)
 DOCUMENTS, CENTROIDS, DIM, QUERY, LENGTHS = 5000, 8192, 128, 32, (40, 101)
-VECTORS, SCORED, NPROBE, ROUNDS = 4000, 256, 2, 15
+VECTORS, SCORED, NPROBE, FOUND, ROUNDS = 4000, 256, 2, 1024, 15
 
 
 class Step(NamedTuple):
@@ -139,17 +139,19 @@ class Corpus:
         return self.best(self.decode(tokens) @ self.query.T, owners, len(self.rows))
 
     def probe(self) -> Tensor:
-        """The best centroids of each token, their lists, and a flag for each document."""
-        found = torch.zeros(DOCUMENTS, dtype=torch.bool)
+        """The best centroids of each token, their lists, a count for each document, and the highest."""
+        counts = torch.zeros(DOCUMENTS, dtype=torch.int32)
         offsets, documents = self.lists
-        for centroid in self.scores.topk(NPROBE, dim=0).indices.unique().tolist():
-            found[documents[offsets[centroid] : offsets[centroid + 1]]] = True
-        return found.nonzero()[:, 0]
+        centroids, tokens = self.scores.topk(NPROBE, dim=0).indices.unique(return_counts=True)
+        for centroid, number in zip(centroids.tolist(), tokens.tolist(), strict=True):
+            counts[documents[offsets[centroid] : offsets[centroid + 1]]] += number
+        least = counts.kthvalue(DOCUMENTS - FOUND + 1).values
+        return ((counts > 0) & (counts >= least)).nonzero()[:, 0]
 
 
 def _common(x: Corpus) -> list[Step]:
     keep, packed = np.ones(DOCUMENTS, bool), pack_centroids(x.c)
-    found = probe(x.table, NPROBE, *x.lists, keep)
+    found = probe(x.table, NPROBE, *x.lists, keep, DOCUMENTS)
     places, owners = x.places(found)
     codes = torch.from_numpy(x.codes[places].astype(np.int64))
     some, half = x.values[:VECTORS], x.centroids.bfloat16().T
@@ -181,7 +183,7 @@ def _common(x: Corpus) -> list[Step]:
             "probe",
             "query",
             1,
-            lambda: len(probe(x.table, NPROBE, *x.lists, keep)),
+            lambda: len(probe(x.table, NPROBE, *x.lists, keep, FOUND)),
             lambda: len(x.probe()),
             50,
         ),

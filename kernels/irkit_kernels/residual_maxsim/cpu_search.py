@@ -8,7 +8,7 @@ from .cpu_tile import FLOATS, GROUP, INTS, LANES, LOWEST, TABLE, TILE, Header, P
 __all__ = ["write_interaction", "write_maxsim", "write_table"]
 
 _AHEAD = 4 * TILE  # tokens: the processor does not foresee where documents begin
-_NEXT = 4  # documents ahead, of which `interaction` fetches that many bytes of codes:
+_NEXT = 4  # documents ahead, of which `interaction` fetches so many bytes of codes, once it knows where:
 _CODES = 256
 
 
@@ -61,7 +61,9 @@ def write_interaction(plan: Plan, code: str) -> str:
 
     def document(i: str, _: Values) -> None:
         start, stop = c.tokens(i)
-        following, _end = c.tokens(c.minimum(c.add(i, _NEXT), c.sub("%items", 1)))
+        final = c.sub("%items", 1)
+        c.prefetch(c.tokens_at(c.minimum(c.add(i, 4 * _NEXT), final)), 16)
+        following, _end = c.tokens(c.minimum(c.add(i, _NEXT), final))
         c.prefetch(c.at("%codes", c.mul(following, size)), _CODES)
         tail, last = c.maximum(start, c.sub(stop, TILE)), c.sub(stop, 1)  # a maximum may see tokens twice
 

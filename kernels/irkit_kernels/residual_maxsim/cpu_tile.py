@@ -142,9 +142,13 @@ class Writer(Code):
 
     def tokens(self, i: str) -> tuple[str, str]:
         """First token of the document ``%documents[i]``, and the one after its last."""
-        number = self.op(f"sext i32 {self.load('i32', '%documents', self.mul(i, 4))} to i64")
-        place = self.at("%offsets", self.mul(number, 8))
+        place = self.tokens_at(i)
         return self.load("i64", place), self.load("i64", place, 8)
+
+    def tokens_at(self, i: str) -> str:
+        """Where `tokens` finds them."""
+        number = self.op(f"sext i32 {self.load('i32', '%documents', self.mul(i, 4))} to i64")
+        return self.at("%offsets", self.mul(number, 8))
 
     def prefetch(self, pointer: str, size: int) -> None:
         """Fetch ``size`` bytes that are read soon."""

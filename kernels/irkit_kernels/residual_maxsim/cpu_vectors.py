@@ -10,6 +10,7 @@ from .reference import NOTHING, TURNS
 __all__ = ["Vectors", "write_decode", "write_encode"]
 
 _SMALL = "<16 x i8>"
+_AHEAD = 6  # tokens, whose centroids `decode` fetches
 _PRODUCTS = [
     ("c", "c"),
     ("c", "u"),
@@ -155,8 +156,11 @@ def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str
     """The module of ``decode``, the inverse of ``encode``."""
     c = Vectors(Plan(dim, 1, vnni))
     table, masked_store = c.lookup_table(), "@llvm.masked.store.v16f32.p0"
+    final = c.sub("%n", 1)
 
     def token(i: str, _: Values) -> None:
+        later = c.centroid(code, "%codes", c.mul(c.minimum(c.add(i, _AHEAD), final), size_of(code)))
+        c.prefetch(c.at("%centroids", c.mul(later, 4 * dim)), 4 * dim)
         c.unpack(c.at("%packed", c.mul(i, width)), "%scratch", nbits, width, table)
         a, b = (c.half("%coefficients", c.add(c.mul(i, 4), at)) for at in (0, 2))
         centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, size_of(code))))

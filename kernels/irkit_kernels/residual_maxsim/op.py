@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -147,8 +148,11 @@ def probe(
     list_offsets: NDArray[np.int64],
     list_documents: NDArray[np.int32],
     keep: NDArray[np.bool_],
+    count: int,
 ) -> NDArray[np.int32]:
-    """Find the documents with a token at one of the best centroids of a query token.
+    """Find the documents whose centroids are most often one of a query token's best.
+
+    A document counts, for each token of the query, which of its best centroids are the document's.
 
     Args:
         table: Of the query. A token of zeros finds nothing.
@@ -156,9 +160,11 @@ def probe(
         list_offsets: ``(K + 1,)``; documents of centroid ``c`` lie from ``list_offsets[c]`` on.
         list_documents: Documents of all centroids, below ``len(keep)``.
         keep: ``(documents,)``, which of them may be found.
+        count: Documents that are enough, at least 1: those that count less are not found. Those that count as
+            much as the last one all are; so are those of 255 and more.
 
     Returns:
-        Documents, rising.
+        Documents, rising; none that has no such centroid.
     """
     _row("probe", np.int64, list_offsets=list_offsets)
     _row("probe", np.int32, list_documents=list_documents)
@@ -167,13 +173,18 @@ def probe(
         raise ValueError(f"probe: got nprobe {nprobe}, expected at least 1")
     if len(list_offsets) != table.count + 1:
         raise ValueError(f"probe: got {len(list_offsets)} list_offsets for {table.count} centroids")
-    marks = np.zeros(len(keep), np.bool_)
+    if count < 1:
+        raise ValueError(f"probe: got count {count}, expected at least 1")
+    counts = np.zeros(len(keep), np.uint8)
     if len(keep):
         nprobe = min(nprobe, table.count)
         best = np.empty((nprobe, table.plan.lanes), np.float32)
         numbers = (nprobe, table.count, len(list_documents), len(keep) - 1)
-        table.call(cpu.probe(table.plan), (best, list_offsets, list_documents, marks), *numbers)
-    return np.flatnonzero(marks & keep).astype(np.int32)
+        table.call(cpu.probe(table.plan), (best, list_offsets, list_documents, counts), *numbers)
+    counts *= keep
+    levels = range(2, int(counts.max(initial=0)) + 1)
+    least = 1 + bisect_right(levels, -count, key=lambda level: -int(np.count_nonzero(counts >= level)))
+    return np.flatnonzero(counts >= least).astype(np.int32)
 
 
 def interaction(
@@ -290,7 +301,7 @@ def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]
 def _documents(operation: str, offsets: NDArray[np.int64], documents: NDArray[np.int32]) -> None:
     _row(operation, np.int64, offsets=offsets)
     _row(operation, np.int32, documents=documents)
-    if len(documents) and not 0 <= documents.min() <= documents.max() < len(offsets) - 1:
+    if len(documents) and documents.view(np.uint32).max() >= len(offsets) - 1:  # negative ones are large
         raise ValueError(
             f"{operation}: got documents {documents.min()} to {documents.max()} of {len(offsets) - 1}"
         )

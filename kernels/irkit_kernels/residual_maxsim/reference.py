@@ -189,14 +189,16 @@ def probe_reference(
     list_offsets: NDArray[np.int64],
     list_documents: NDArray[np.int32],
     keep: NDArray[np.bool_],
+    count: int,
 ) -> NDArray[np.int32]:
-    """The documents, in order, with a token at one of the ``nprobe`` best centroids of a query token."""
-    found = np.zeros(len(keep), bool)
-    for scores in table.scores.T:
-        bound = np.sort(scores)[-nprobe:][0]
-        for centroid in np.flatnonzero(scores >= bound):
-            found[list_documents[list_offsets[centroid] : list_offsets[centroid + 1]]] = True
-    return np.flatnonzero(found & keep).astype(np.int32)
+    """The documents, in order, whose centroids are most often of a query token's ``nprobe`` best."""
+    near = (table.scores >= np.sort(table.scores, 0)[-nprobe:][0]).sum(1)
+    counts = np.zeros(len(keep), np.int64)
+    for centroid in np.flatnonzero(near):
+        counts[list_documents[list_offsets[centroid] : list_offsets[centroid + 1]]] += near[centroid]
+    counts = np.minimum(counts, 255) * keep
+    least = max(1, np.sort(counts)[::-1][:count][-1]) if len(counts) >= count else 1
+    return np.flatnonzero(counts >= least).astype(np.int32)
 
 
 def interaction_reference(

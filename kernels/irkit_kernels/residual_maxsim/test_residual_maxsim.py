@@ -128,12 +128,12 @@ def test_query_table(x):
 
 
 @settings(max_examples=40, deadline=None)
-@given(corpora, st.integers(1, 130), seeds)
-def test_probe(x, nprobe, seed):
+@given(corpora, st.integers(1, 130), st.one_of(st.integers(1, 9), st.just(10**9)), seeds)
+def test_probe(x, nprobe, count, seed):
     table, flat = tables(x)
     keep = np.random.default_rng(seed).random(len(x.offsets) - 1) < 0.8
-    got = probe(table, nprobe, x.list_offsets, x.list_documents, keep)
-    expected = reference.probe_reference(flat, nprobe, x.list_offsets, x.list_documents, keep)
+    got = probe(table, nprobe, x.list_offsets, x.list_documents, keep, count)
+    expected = reference.probe_reference(flat, nprobe, x.list_offsets, x.list_documents, keep, count)
     assert np.array_equal(got, expected)
     assert got.dtype == np.int32
 
@@ -142,10 +142,10 @@ def test_probe_of_zeros_finds_nothing():
     x = corpus([3, 4], 2, 5, 8, 4, 0, False)
     keep = np.ones(2, bool)
     zeros = query_table(np.zeros((3, 8), np.float32), pack_centroids(x.centroids))
-    assert len(probe(zeros, 5, x.list_offsets, x.list_documents, keep)) == 0
+    assert len(probe(zeros, 5, x.list_offsets, x.list_documents, keep, 9)) == 0
     some = np.concatenate([x.query, np.zeros((1, 8), np.float32)])
     found = [
-        probe(query_table(q, pack_centroids(x.centroids)), 1, x.list_offsets, x.list_documents, keep)
+        probe(query_table(q, pack_centroids(x.centroids)), 1, x.list_offsets, x.list_documents, keep, 9)
         for q in (x.query, some)
     ]
     assert np.array_equal(*found)
@@ -157,8 +157,8 @@ def test_damaged_lists_stay_within_their_memory():
     listed = np.where(x.list_documents == 1, -(2**31), x.list_documents).astype(np.int32)
     offsets = x.list_offsets.copy()
     offsets[0], offsets[-1] = -(2**40), 2**40
-    assert probe(table, 5, offsets, listed, keep).tolist() == [0, 1]
-    assert len(probe(table, 5, x.list_offsets, x.list_documents, keep[:0])) == 0
+    assert probe(table, 5, offsets, listed, keep, 9).tolist() == [0, 1]
+    assert len(probe(table, 5, x.list_offsets, x.list_documents, keep[:0], 9)) == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -251,7 +251,7 @@ def test_other_processors(cpu, path):
         return [
             table.scores,
             table.bytes.astype(np.float32),
-            probe(table, 2, x.list_offsets, x.list_documents, np.ones(4, bool)),
+            probe(table, 2, x.list_offsets, x.list_documents, np.ones(4, bool), 3),
             interaction(table, x.tokens.codes, x.offsets, rows),
             residual_maxsim(table, x.tokens, x.offsets, x.codebook, rows),
             codes,
@@ -303,7 +303,7 @@ def test_errors():
         "assign: values .* float32 .* got float64": lambda: assign(v.astype(float), c),
         "pack_centroids: centroids .* 2 dimension": lambda: pack_centroids(c[0]),
         "encode: codes .* int64": lambda: encode(v, c, codes.astype(int), book),
-        "probe: list_documents .* int64": lambda: probe(table, 1, listed[0], listed[0], keep),
+        "probe: list_documents .* int64": lambda: probe(table, 1, listed[0], listed[0], keep, 9),
         "interaction: offsets .* int32": lambda: interaction(table, codes, offsets.astype(np.int32), rows),
         "residual.*: coefficients .* float32": lambda: residual_maxsim(table, flat, offsets, book, rows),
         "residual_maxsim: packed .* strides": lambda: residual_maxsim(table, wide, offsets, book, rows),
@@ -322,8 +322,9 @@ def test_errors():
         "query_table: .* NaN": lambda: query_table(x.query * np.float32(np.nan), packed),
         "query_table: .* of width 24": lambda: query_table(x.query[:, :3], packed),
         "pack_centroids: .* NaN": lambda: pack_centroids(c * np.float32(np.inf)),
-        "probe: got nprobe 0": lambda: probe(table, 0, *listed, keep),
-        "probe: got 6 list_offsets for 6": lambda: probe(table, 1, listed[0][1:], listed[1], keep),
+        "probe: got nprobe 0": lambda: probe(table, 0, *listed, keep, 9),
+        "probe: got count 0": lambda: probe(table, 1, *listed, keep, 0),
+        "probe: got 6 list_offsets for 6": lambda: probe(table, 1, listed[0][1:], listed[1], keep, 9),
         "interaction: got documents 0 to 2 of 2": lambda: interaction(table, codes, offsets, far),
         "residual.*: got documents -1 to 0": lambda: residual_maxsim(table, x.tokens, offsets, book, before),
     }
