@@ -51,8 +51,9 @@ class Plaid(Flat):
     least-squares fit), and a residual of a few bits a dimension (a trellis code). Scores are exact for these
     tokens; with ``keep_tokens``, for those that were added.
 
-    A search visits the centroids nearest to the query's tokens, ranks the documents listed there most often
-    by their centroids alone, scores the residuals of the best in whole numbers, and the best of these exactly.
+    A search visits the centroids nearest to the query's tokens and ranks the documents listed there most
+    often by their centroids alone. It scores the residuals of the best in whole numbers, and the best of
+    these exactly.
 
     Source: Santhanam et al., PLAID, arXiv 2205.09707.
     """

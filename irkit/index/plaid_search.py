@@ -221,6 +221,7 @@ class TensorSearch:
         nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
         best = table.topk(max(nprobe), dim=0).indices  # (most, total_q)
         used = torch.arange(len(best), device=device)[:, None] < torch.tensor(nprobe, device=device)[row]
+        used &= (queries.values != 0).any(1)
         near = torch.zeros(len(queries), len(self._centroids), dtype=torch.int32, device=device)
         places = (row * len(self._centroids) + best)[used]
         near.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
@@ -234,7 +235,7 @@ class TensorSearch:
         counts = counts.clamp(max=255) * wanted[:n]
         found = counts > 0
         if n > effort.ranked:
-            found &= counts >= counts.kthvalue(n - effort.ranked + 1, dim=1, keepdim=True).values
+            found &= counts >= counts.topk(effort.ranked, sorted=False).values.amin(1, keepdim=True)
         return torch.cat([found, wanted[n:].expand(len(queries), -1)], dim=1)
 
 
