@@ -160,8 +160,8 @@ def probe(
         list_offsets: ``(K + 1,)``; documents of centroid ``c`` lie from ``list_offsets[c]`` on.
         list_documents: Documents of all centroids, below ``len(keep)``.
         keep: ``(documents,)``, which of them may be found.
-        count: Documents that are enough, at least 1: those that count less are not found. Those that count as
-            much as the last one all are; so are those of 255 and more.
+        count: How many documents are enough, at least 1. Where there are more, those that count less than the
+            ``count``-th are left out; its equals are not, and 255 is the most that is counted.
 
     Returns:
         Documents, rising; none that has no such centroid.
