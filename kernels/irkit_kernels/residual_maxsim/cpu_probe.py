@@ -65,7 +65,7 @@ class _Probe(Writer):
     def _each(self, part: Block, bound: list[str], found: Callable[[str, list[str], str], None]) -> None:
         """Call ``found(row, scores, number)`` for each centroid that reaches the bound of a query token.
 
-        Of how many tokens it does, is a byte.
+        ``number``, an i8, is how many tokens of the block have their bound reached.
         """
 
         def row(k: str, _: Values) -> None:
