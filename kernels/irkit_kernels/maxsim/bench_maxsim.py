@@ -31,7 +31,7 @@ Ways = dict[str, Callable[[], Any]]
 
 
 def run(device: str = "cpu") -> list[dict[str, Any]]:
-    """Time a query against 1000 documents, and the scores of a training batch with their gradients.
+    """Time a query against 10 and 1000 documents, and the scores of a training batch with their gradients.
 
     All ways in turn in each round; on the CPU with one core and with all of them.
 
@@ -46,7 +46,8 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
     rows = []
     for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
         with on_cores(cores):
-            rows += _measure("1 query x 1000 documents", 1, 1000, device, cores, _search_ways)
+            for n in (10, 1000):
+                rows += _measure(f"1 query x {n} documents", 1, n, device, cores, _search_ways)
             rows += _measure("32 x 128 and gradients", 32, 128, device, cores, _training_ways)
     return rows
 
