@@ -59,6 +59,17 @@ class Config(BaseModel, metaclass=_Meta):
         """Read a YAML or JSON file, changed by ``overrides`` such as ``"index.ef_search=200"``."""
         return cls.parse(with_overrides(read_mapping(path), overrides), str(path))
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some values changed, which are checked as those of a constructor are.
+
+        Raises:
+            ConfigError: A key is unknown, or a value is impossible.
+        """
+        if not update:
+            return super().model_copy(deep=deep)
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return self.parse({**values, **update}, type(self).__name__)
+
     def to_yaml(self) -> str:
         """As a file that `read` reads back."""
         settings = self.model_dump(mode="json")

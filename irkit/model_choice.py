@@ -70,6 +70,7 @@ def describe_model(model: AnyModel) -> dict[str, Any]:
         "fingerprint": model.fingerprint,
         **({"queries": queries} if queries else {}),
         **({"document_prompt": model.prompts["document"]} if model.kind == "dense" else {}),
+        "document_length": model.max_length("document"),
         "kind": model.kind,
         "dim": model.dim,
         "similarity": model.similarity_name,
@@ -83,20 +84,24 @@ def name_model(about: Mapping[str, Any]) -> str:
         return f"{about['name']} ({', '.join(settings)})"
     name = about["name"] or "a model without name"
     prompt = f", documents after {about['document_prompt']!r}" if about.get("document_prompt") else ""
-    return f"{name} ({about['kind']} {about['dim']}, fingerprint {about['fingerprint'][:8]}{prompt})"
+    length = f", {about['document_length']} tokens of a document" if about.get("document_length") else ""
+    what = f"{about['kind']} {about['dim']}, {about['similarity']}{length}{prompt}"
+    return f"{name} ({what}, fingerprint {about['fingerprint'][:8]})"
 
 
 def same_documents(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether two models that `describe_model` said this of make the same of documents.
 
-    An index of a dense model that was built before prompts were noted goes with any.
+    An index that was built before prompts of dense models, or lengths, were noted goes with any.
     """
     if saved["name"] == given["name"] == "bm25":
         first, second = ({**about["settings"], **dict.fromkeys(_WHEN_OPENED)} for about in (saved, given))
         return first == second
     if saved["name"] == given["name"] == "vectors":  # kind and width may be left out
         return all(value in (None, saved["settings"][key]) for key, value in given["settings"].items())
-    if "document_prompt" in saved and saved["document_prompt"] != given.get("document_prompt"):
+    if any(key in saved and saved[key] != given.get(key) for key in ("document_prompt", "document_length")):
+        return False
+    if saved["similarity"] != given["similarity"] and "cosine" in (saved["similarity"], given["similarity"]):
         return False
     return all(given[key] == saved[key] for key in ("fingerprint", "kind", "dim"))
 
@@ -113,7 +118,7 @@ def check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
             f"index {path}: it was built with {name_model(saved)}, not with {name_model(given)}; use that "
             "model or build the index again"
         )
-    if given.get("queries") != saved.get("queries"):
+    if any(given.get(key) != saved.get(key) for key in ("queries", "similarity")):
         warnings.warn(
             f"index {path}: {name_model(given)} makes something else of queries than the model it was built "
             "with, of documents the same; results are those of the model given now",

@@ -44,6 +44,16 @@ def test_yaml_numbers_and_overrides(tmp_path: Path) -> None:
         Recipe(modell="x")
 
 
+def test_a_changed_copy_is_checked() -> None:
+    recipe = Recipe(model="m")
+    assert recipe.model_copy(update={"train": {"epochs": 3}}) == Recipe(model="m", train=Train(epochs=3))
+    assert recipe.model_copy(update={"model": "n"}).model_fields_set == {"model"}
+    with pytest.raises(ConfigError, match=r"Train: unknown key 'epoch'; did you mean 'epochs'"):
+        recipe.train.model_copy(update={"epoch": 3})
+    with pytest.raises(ConfigError, match=r"Train: epochs: .*integer"):
+        recipe.train.model_copy(update={"epochs": "many"})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -394,11 +394,37 @@ def test_saving_over_a_model_keeps_its_readme(saved):
     assert Model.from_pretrained(saved).fingerprint == model.fingerprint
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch_model-00001-of-00002.bin",
+        "model.safetensors.index.json",
+        "sentencepiece.bpe.model",
+        "spiece.model",
+        "generation_config.json",
+        "sentence_roberta_config.json",
+        ".gitattributes",
+    ],
+)
+def test_saving_replaces_what_other_libraries_write(saved, name):
+    model = Model.from_pretrained(saved, device="cpu")
+    (saved / name).write_text("{}")
+    model.save_pretrained(saved)
+    assert Model.from_pretrained(saved, device="cpu").fingerprint == model.fingerprint
+
+
 def test_saving_destroys_nothing_else(saved, tmp_path):
     model = Model.from_pretrained(saved, device="cpu")
     (saved / "checkpoint-500").mkdir()
     with pytest.raises(StorageError, match="would delete checkpoint-500"):
         model.save_pretrained(saved)
+    (saved / "checkpoint-500").rmdir()
+    for name in ("notes.txt", "results.json", "thesis.md", "optimizer.bin"):
+        (saved / name).write_text("mine")
+        with pytest.raises(StorageError, match=f"would delete {name}; move that away"):
+            model.save_pretrained(saved)
+        assert (saved / name).read_text() == "mine"
+        (saved / name).unlink()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/data.json").write_text("{}")
     with pytest.raises(StorageError, match="neither empty nor a model's"):

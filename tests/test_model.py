@@ -301,6 +301,9 @@ def test_parts_that_do_not_exist(model):
     parts = (model.tokenizer, model.encoder, model.head)
     with pytest.raises(BadValueError, match="similarity 'maxsim', expected one of cosine"):
         Model(*parts, similarity_name="maxsim")
+    with pytest.raises(BadValueError, match="similarity 'maxsim', expected one of cosine"):
+        model.similarity_name = "maxsim"
+    assert model.similarity_name == "cosine"
     with pytest.raises(BadValueError, match="no prompt is named 'odd'"):
         Model(*parts, default_prompt_name="odd")
     with pytest.raises(BadValueError, match="device 'tpu9': expected cpu"):

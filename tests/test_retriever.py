@@ -355,11 +355,40 @@ def test_a_document_prompt_is_part_of_the_model_of_an_index(
     other.prompts["query"] = "another "
     assert len(Retriever.load(tmp_path / "index", other)) == 50
     other.prompts["document"] = "passage "
-    with pytest.raises(BadValueError, match=r"after 'text '\), not with .*after 'passage '\)"):
+    with pytest.raises(BadValueError, match=r"after 'text ', .*, not with .*after 'passage ', "):
         Retriever.load(tmp_path / "index", other)
     with retriever.store.update():  # as it was before prompts were noted
         del retriever.store.meta["model"]["document_prompt"]
     assert len(Retriever.load(tmp_path / "index", other).search("text", 3)) == 3
+
+
+def test_a_length_of_documents_is_part_of_the_model_of_an_index(
+    model: Model, retriever: Retriever, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(model)
+    other.tokenizer.max_length = 8
+    with pytest.raises(BadValueError, match=r"not with .*, 8 tokens of a document, "):
+        Retriever.load(tmp_path / "index", other)
+    with retriever.store.update():  # as it was before lengths were noted
+        del retriever.store.meta["model"]["document_length"]
+    assert len(Retriever.load(tmp_path / "index", other)) == 50
+
+
+def test_a_similarity_is_part_of_the_model_of_an_index(
+    model: Model, retriever: Retriever, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(model)
+    other.similarity_name = "dot"
+    with pytest.raises(BadValueError, match=r"dense 32, cosine, .*, not with .*dense 32, dot, "):
+        Retriever.load(tmp_path / "index", other)
+
+
+def test_a_mean_is_another_matter_of_queries_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    model = Model.multi_vector(tiny_bert, device="cpu")
+    Retriever.build(model, ["a gnu", "a bear"], tmp_path / "index")
+    model.similarity_name = "meanmaxsim"
+    with pytest.warns(UserWarning, match="meanmaxsim.* makes something else of queries"):
+        Retriever.load(tmp_path / "index", model)
 
 
 def test_moved_model(model: Model, tmp_path: Path) -> None:

@@ -33,7 +33,14 @@ FORMATS = (  # file that marks a directory, reader; the first that fits is taken
     ("config.json", huggingface.read),
 )
 WRITERS = {"sentence-transformers": sentence_transformers.write, "stanford": stanford.write}
-_SUFFIXES = (".json", ".metadata", ".txt", ".md", ".model", ".safetensors", ".bin")
+_FOLDERS = re.compile(r"(query_|document_)?\d+_\w+|query")
+_FILES = re.compile(  # what this and other libraries write beside each other in a model directory
+    r"(modules|config|config_sentence_transformers|sentence_\w+_config|router_config|generation_config"
+    r"|data_config|idf|vocab|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocabulary_transfer"
+    r"|(model|pytorch_model).*\.index)\.json"
+    r"|(model|pytorch_model)[\w-]*\.(safetensors|bin)"
+    r"|(vocab|merges)\.txt|\w+(\.bpe)?\.model|artifact\.metadata|README\.md|\.gitattributes"
+)
 
 
 def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
@@ -143,9 +150,7 @@ def _check_replaceable(target: Path) -> None:
 
 def _is_part(entry: Path) -> bool:
     """Whether a file or folder can belong to a model directory."""
-    if entry.is_dir():
-        return re.fullmatch(r"((query_|document_)?\d+_\w+)|query", entry.name) is not None
-    return entry.suffix in _SUFFIXES or entry.name == ".gitattributes"
+    return (_FOLDERS if entry.is_dir() else _FILES).fullmatch(entry.name) is not None
 
 
 def flush(folder: Path) -> None:

@@ -257,7 +257,7 @@ class Index(ABC):
                 f"{operation}: the index holds {self.representation} of dimension {self.dim}, "
                 f"got {given.kind} of dimension {given.dim}; use the model it was built with"
             )
-        values = _numbers(given).detach()
+        values = _numbers(given).detach().float()  # what is stored and searched: 1e200 is infinite in it
         if not math.isfinite(values.sum().item()) and not values.isfinite().all():  # a sum may be too large
             raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
 

@@ -45,7 +45,7 @@ def sample_places(total: int, size: int, seed: int) -> Array:
     return np.minimum((parts * (total / size)).astype(np.int64), total - 1)
 
 
-def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
+def train_centroids(values: Array, count: int, length: float, seed: int, gpu: bool) -> Array:
     """Spherical k-means.
 
     FAISS makes few clusters first, then more within each, which takes a moment; some rounds over all of them
@@ -54,11 +54,12 @@ def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
     Args:
         values: ``(n, dim)`` float32, at least ``count``.
         count: Of centroids.
+        length: That they get, all the same, so that the largest inner product is that of the nearest.
         seed: Of the choice of the first ones.
         gpu: Whether to use one, if FAISS can.
 
     Returns:
-        ``(count, dim)`` float16 of length 1 (or 0, where all values are).
+        ``(count, dim)`` float16 of that length (or 0, where all values are).
     """
     faiss: Any = importlib.import_module("faiss")  # a second, where it is not needed
     gpu = gpu and faiss.get_num_gpus() > 0
@@ -79,7 +80,7 @@ def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
         return centroids
 
     if gpu or count <= _DIRECT:
-        return cluster(values, count).astype(np.float16)
+        return (length * cluster(values, count)).astype(np.float16)
     groups = cluster(values[sample_places(len(values), _POINTS * count, seed)], math.isqrt(count))
     order, starts = _grouped(assign(values, groups), len(groups))
     parts = []
@@ -97,7 +98,7 @@ def train_centroids(values: Array, count: int, seed: int, gpu: bool) -> Array:
             sums[filled] += np.add.reduceat(part[order], starts[:-1][filled])
         sizes = np.linalg.norm(sums, axis=1, keepdims=True)
         centroids = np.where(sizes > 0, sums / np.where(sizes > 0, sizes, 1), centroids)
-    return centroids.astype(np.float16)
+    return (length * centroids).astype(np.float16)
 
 
 def _grouped(codes: Array, count: int) -> tuple[Array, Array]:

@@ -41,6 +41,7 @@ _BLOCK = 1 << 16  # tokens compressed at a time
 _CANDIDATES = 256  # at least
 _RANKED = 4  # times as many documents of visited centroids are ranked by their centroids
 _VISITED = 32  # centroids a query, at least
+_LONGEST = 1 << 15  # centroids, which float16 has to hold
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
 
 
@@ -141,13 +142,14 @@ class Plaid(Flat):
         if have:
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
             values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
-        centroids = train_centroids(values, new, seed, self.config.device != "cpu")
+        length = float(store.meta["index"].get("length", 1)) if have else _typical_length(values)
+        centroids = train_centroids(values, new, length, seed, self.config.device != "cpu")
         with store.update():
             store.append("centroids.bin", centroids)
             if not have:
                 some = values[sample_places(len(values), _UNITS, seed)]
                 store.append("codebook.bin", train_codebook(some - self._nearest(some), self.config.nbits))
-                store.meta["index"]["misfit"] = self._misfit()
+                store.meta["index"] |= {"misfit": self._misfit(), "length": length}
 
     def _misfit(self) -> float:
         """Share of the tokens to be compressed, by their squared lengths, that their centroids leave open."""
@@ -320,7 +322,7 @@ class Plaid(Flat):
         listed, count = self._state("listed"), int(np.count_nonzero(kept))
         candidates = max(2 * wanted, self.config.candidates or max(_CANDIDATES, 8 * wanted))
         ranked, refined = _RANKED * candidates, max(2 * wanted, candidates // 8)
-        if count <= max(_SCAN, 2 * candidates):
+        if not listed or count <= max(_SCAN, 2 * candidates):
             return Effort(0, 0, ranked, candidates, refined, wanted)
         share = max(np.count_nonzero(kept[:listed]) / listed, 1 / 64)  # what a filter hides is made up for
         nprobe, visited = (self.config.nprobe, 0) if self.config.nprobe else (1, max(_VISITED, 2 * wanted))
@@ -334,3 +336,8 @@ class Plaid(Flat):
         if device != "cpu" and torch.cuda.is_available():
             return structure, TensorSearch(structure, torch.device("cuda"))
         return structure, CpuSearch(structure)
+
+
+def _typical_length(values: Array) -> float:
+    """How long centroids of tokens ``(n, dim)`` are to be: as long as these, so that little is left."""
+    return min(float(np.sqrt(np.square(values, dtype=np.float64).sum(1).mean())), _LONGEST) or 1.0

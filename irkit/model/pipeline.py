@@ -60,8 +60,7 @@ class Pipeline(nn.Module):
         self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
         self.prompts = {"query": "", "document": "", **(prompts or {})}
         self.default_prompt_name = default_prompt_name
-        known = SIMILARITIES[head.kind]
-        self.similarity_name = known[0] if similarity_name is None else similarity_name
+        self.similarity_name = similarity_name or SIMILARITIES[head.kind][0]
         self.truncate_dim = truncate_dim
         self._follow_pooling()
         if isinstance(head, MultiVectorHead) and head.skip_ids is None:
@@ -76,8 +75,6 @@ class Pipeline(nn.Module):
             raise BadValueError(
                 f"Model: truncate_dim {truncate_dim} of a sparse model, expected max_active_dims"
             )
-        if self.similarity_name not in known:
-            raise BadValueError(f"Model: similarity {similarity_name!r}, expected one of {', '.join(known)}")
         queries, _ = head.expand(Ragged.from_rows([[0]]), "query")
         if encoder.max_positions is not None and queries.max_length > encoder.max_positions:
             raise BadValueError(
@@ -102,6 +99,18 @@ class Pipeline(nn.Module):
     def kind(self) -> str:
         """Kind of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
         return self.head.kind
+
+    @property
+    def similarity_name(self) -> str:
+        """How its vectors are compared; to be set to one of its kind."""
+        return self._similarity_name
+
+    @similarity_name.setter
+    def similarity_name(self, name: str) -> None:
+        known = SIMILARITIES[self.kind]
+        if name not in known:
+            raise BadValueError(f"Model: similarity {name!r}, expected one of {', '.join(known)}")
+        self._similarity_name = name
 
     def join_queries(self, parts: SideParts | None) -> None:
         """Let queries go through parts of their own; None lets them go the way of documents.
