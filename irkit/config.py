@@ -79,10 +79,13 @@ class Config(BaseModel, metaclass=_Meta):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers: ``1e-5`` is a float, not a string."""
+    """YAML 1.2: ``1e-5`` is a float, not a string; ``2024-05-01`` is a string, not a date."""
 
 
-_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"),
@@ -134,14 +137,16 @@ def listed(given: Any) -> Any:
     return [given] if isinstance(given, str | Mapping | Config) else given
 
 
-def with_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> dict[str, Any]:
     """A copy of ``data`` changed by ``"a.b=value"`` strings; values are YAML, numbers choose from lists.
+
+    A single string is one override.
 
     Raises:
         ConfigError: A string has no ``=``, or its path runs through a value that has no keys.
     """
     result = json.loads(json.dumps(data))
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         path, equals, value = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"override {override!r}: expected key=value, such as index.ef_search=128")
@@ -193,7 +198,23 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
         return f"{key}: unknown kind {problem['ctx']['tag']!r}; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
+        message = f"expected keys and values{_such_as(problem, model)}"
     return f"{key}: {message}, got {problem['input']!r:.100}"
+
+
+def _such_as(problem: Any, model: type[BaseModel]) -> str:
+    """How to write the string that was given in place of keys and values: as the kind, or the one key."""
+    given, parts = problem["input"], model.model_json_schema().get("$defs", {})
+    if not isinstance(given, str):
+        return ""
+    kinds = {
+        part["properties"].get("kind", {}).get("const") for part in parts.values() if "properties" in part
+    }
+    required = parts.get(problem.get("ctx", {}).get("class_name"), {}).get("required", [])
+    key = "kind" if problem["type"] == "model_attributes_type" and given in kinds else None
+    key = required[0] if len(required) == 1 else key
+    return f" such as {{{key}: {given}}}" if key else ""
 
 
 def _known_keys(model: type[BaseModel]) -> set[str]:

@@ -218,6 +218,9 @@ def test_recipe(call: Call, tmp_path: Path) -> None:
     (tmp_path / "kind.yaml").write_text("kind: faiss\nfactory: IVF4,Flat\n")
     code, out, _ = call("index", "model", "beir", "--index", tmp_path / "kind.yaml", "--print-config")
     assert yaml.safe_load(out)["index"]["factory"] == "IVF4,Flat"
+    (tmp_path / "plain.yaml").write_text("model: model\ncorpus: beir\n")
+    assert call("index", "--index", tmp_path / "plain.yaml", "--out", tmp_path / "plain")[0] == 0
+    assert json.loads(call("info", tmp_path / "plain", "--json")[1])["kind"] == "flat"
 
 
 def test_dry_run_builds_nothing(call: Call, tmp_path: Path) -> None:

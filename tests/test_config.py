@@ -35,9 +35,13 @@ def test_yaml_numbers_and_overrides(tmp_path: Path) -> None:
         (".5", 0.5),
         ("7", 7),
         ("1.0", 1.0),
+        ("2024-05-01", "2024-05-01"),
         ("e5", "e5"),
     ]:
         assert with_overrides({}, [f"a.b={text}"]) == {"a": {"b": value}}
+    file.write_text("model: 2024-05-01\n")
+    assert Recipe.read(file, "train.epochs=2") == Recipe(model="2024-05-01", train=Train(epochs=2))
+    assert Recipe.read(file).to_yaml().startswith("model: '2024-05-01'")
     with pytest.raises(ValidationError):
         recipe.model = "frozen"
     with pytest.raises(ConfigError, match=r"Recipe: .*unknown key 'modell'; did you mean 'model'"):
@@ -63,6 +67,7 @@ def test_a_changed_copy_is_checked() -> None:
         ),
         ("model: m\nzzz: 1", "unknown key 'zzz'; known keys: model, train"),
         ("train: {}", "missing key 'model'"),
+        ("model: m\ntrain: fast", "train: expected keys and values, got 'fast'"),
         ("model: m\ntrain: {epochs: many}", "train.epochs: .* got 'many'"),
         ("- 1\n- 2", "top level, got list"),
         ("a: [", "not valid YAML"),

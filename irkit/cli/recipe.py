@@ -63,7 +63,7 @@ class IndexRecipe(Config):
         if data.get("index") is not None or any(item.startswith("index.") for item in full):
             data["index"] = index_config(data.get("index") or "flat").model_dump(mode="json")
         data, source = with_overrides(data, full), str(choice) if is_file else "recipe"
-        if isinstance(data["index"], str):  # --set index=hnsw
+        if isinstance(data.get("index"), str):  # --set index=hnsw
             data["index"] = index_config(data["index"]).model_dump(mode="json")
         if missing := [name.upper() for name in ("model", "corpus") if data.get(name) is None]:
             expected = "MODEL CORPUS on the command line" + (f" or as keys of {choice}" if is_file else "")
