@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -119,6 +120,7 @@ def xtr_ranking(scores: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
         Documents ``(n,)``, each once, best first, ties in rising order; and their scores ``(n,)``.
 
     Raises:
+        BadTypeError: One of them is no tensor, or documents are no integers.
         BadValueError: The shapes differ.
 
     Examples:
@@ -128,6 +130,13 @@ def xtr_ranking(scores: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
 
     Source: Lee et al. 2023, eq. 6.
     """
+    if not isinstance(scores, Tensor) or not isinstance(documents, Tensor):
+        raise BadTypeError(
+            f"xtr_ranking: got {type(scores).__name__} and {type(documents).__name__}, expected two tensors "
+            "(tokens, k)"
+        )
+    if documents.is_floating_point():
+        raise BadTypeError(f"xtr_ranking: documents are {documents.dtype}, expected integers")
     if scores.dim() != 2 or scores.shape != documents.shape:
         raise BadValueError(
             f"xtr_ranking: scores {tuple(scores.shape)} and documents {tuple(documents.shape)} must be two "
@@ -169,9 +178,16 @@ class MultiVectorAttention(nn.Module):
             width: Of query tokens.
             dim: Of keys and values; by default ``width``.
             document_width: Of document tokens, where it differs (after `temporal_pooling`).
+
+        Raises:
+            BadTypeError: One of them is no whole number.
+            BadValueError: One of them is below 1.
         """
         super().__init__()
-        dim, other = dim or width, document_width or width
+        dim = width if dim is None else dim
+        other = width if document_width is None else document_width
+        for name, count in (("width", width), ("dim", dim), ("document_width", other)):
+            _check_count("MultiVectorAttention", name, count)
         self.query_key, self.query_value = (
             nn.Linear(width, dim, bias=False),
             nn.Linear(width, dim, bias=False),
@@ -322,6 +338,8 @@ def _check_kinds(operation: str, queries: MultiVector, documents: MultiVector) -
 
 
 def _check_count(operation: str, name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise BadTypeError(f"{operation}: {name} is {count!r:.60}, expected a whole number")
     if count < 1:
         raise BadValueError(f"{operation}: {name} is {count}, expected 1 or more")
 

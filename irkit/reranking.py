@@ -69,6 +69,11 @@ def rerank(
     """See `Retriever.rerank`: candidates of whatever form, by the scores of the model or of a teacher."""
     if interaction is not None and teacher is not None:
         raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
+    if interaction is not None and not callable(interaction):
+        raise BadTypeError(
+            f"reranking: the interaction is {interaction!r:.60}; expected a function of two representations, "
+            "such as irkit.late_interaction.mean_maxsim"
+        )
     if isinstance(candidates, Run):
         return rerank_run(retriever, queries, candidates, k, interaction, teacher, progress)
     texts, single = given_contents("reranking", retriever.model, queries)

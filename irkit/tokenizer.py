@@ -134,7 +134,9 @@ class Tokenizer:
             self.backend.enable_truncation(length, direction=self._side)
 
     def check_length(self, length: int | None, name: str = "max_length") -> None:
-        """Raise BadValueError, about ``name``, if texts of ``length`` tokens hold nothing of the text."""
+        """Raise, about ``name``, if ``length`` is no number or leaves no room for anything of a text."""
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int | np.integer)):
+            raise BadTypeError(f"Tokenizer: {name} is {length!r:.60}; expected a whole number of tokens")
         special = self.backend.num_special_tokens_to_add(False)
         if length is not None and length <= special:
             raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")

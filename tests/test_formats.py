@@ -84,6 +84,10 @@ def test_lengths_of_either_side_both_ways(both_ways, peer, tiny_bert, tmp_path, 
     assert model.fingerprint != before
     with pytest.raises(BadValueError, match="query_length 2 leaves no room beside 2 special tokens"):
         model.set_length("query", 2)
+    with pytest.raises(BadTypeError, match="query_length is '8'; expected a whole number"):
+        model.set_length("query", "8")
+    with pytest.raises(BadValueError, match="set_length: side 'queries', expected query or document"):
+        model.set_length("queries", 8)
 
 
 def test_projections_normalisation_and_settings_both_ways(both_ways, peer, tiny_bert, tmp_path):
@@ -354,12 +358,13 @@ def test_module_paths_stay_inside(saved, path):
         (
             '[{"type": "sentence_transformers.models.Transformer", "path": ""}]',
             ConfigError,
-            "followed by nothing",
+            "followed by nothing, expected Pooling; config_sentence_transformers.json is missing",
         ),
     ],
 )
 def test_modules_json_is_not_what_it_should_be(saved, content, error, problem):
     (saved / "modules.json").write_text(content)
+    (saved / "config_sentence_transformers.json").unlink()
     with pytest.raises(error, match=problem):
         Model.from_pretrained(saved)
 

@@ -263,5 +263,18 @@ def test_what_is_refused() -> None:
         temporal_pooling(queries.tokens, 0)
     with pytest.raises(BadValueError, match=r"prepend: values have shape \(1, 5\), expected \(k, \*\(4,\)\)"):
         prepend(queries.tokens, torch.zeros(1, 5))
+    for count in ("3", 2.5, True):
+        with pytest.raises(BadTypeError, match=f"xtr: k is {count!r}, expected a whole number"):
+            xtr(queries, documents, count)  # type: ignore[arg-type]
+    with pytest.raises(BadTypeError, match=r"temporal_pooling: factor is 1\.5, expected a whole number"):
+        temporal_pooling(queries.tokens, 1.5)  # type: ignore[arg-type]
+    assert xtr(queries, documents, np.int64(1)).shape == (1, 1)  # type: ignore[arg-type]
+    for name, sizes in (("width", (0,)), ("dim", (4, 0)), ("dim", (4, -1)), ("document_width", (4, 2, 0))):
+        with pytest.raises(BadValueError, match=f"MultiVectorAttention: {name} is {sizes[-1]}, expected 1"):
+            MultiVectorAttention(*sizes)
+    with pytest.raises(BadTypeError, match="xtr_ranking: got list and list, expected two tensors"):
+        xtr_ranking([[1.0]], [[1]])  # type: ignore[arg-type]
+    with pytest.raises(BadTypeError, match=r"documents are torch\.float32, expected integers"):
+        xtr_ranking(torch.zeros(1, 1), torch.zeros(1, 1))
     with pytest.raises(BadValueError, match="two equal shapes"):
         xtr_ranking(torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64))

@@ -331,6 +331,15 @@ def test_the_fingerprint_stands_for_every_setting(tiny, tiny_bert, name):
     assert other.fingerprint != tiny.fingerprint
 
 
+def test_a_name_is_a_string():
+    for name in (None, 3):
+        for make in ("multi_vector", "sparse", "from_pretrained"):
+            with pytest.raises(
+                BadTypeError, match=f"Model.{make}: got {name}, expected a directory or a name"
+            ):
+                getattr(Model, make)(name)
+
+
 def test_new_markers_start_as_the_mean(tiny, tiny_bert):
     words = tiny.encoder.embeddings.word.weight
     old = len(words) - 2

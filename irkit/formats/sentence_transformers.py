@@ -281,7 +281,10 @@ def _pooled_head(opened: Opened) -> PooledHead:
     modules, hidden_size, folder = opened.modules, opened.hidden_size, opened.folder
     if not modules or modules[0][0] != "Pooling":
         found = modules[0][0] if modules else "nothing"
-        raise ConfigError(f"loading {folder}: Transformer is followed by {found}, expected Pooling")
+        name = "config_sentence_transformers.json"
+        missing = f"; {name} is missing, without which it is taken for a dense model"
+        hint = "" if (folder / name).exists() else missing
+        raise ConfigError(f"loading {folder}: Transformer is followed by {found}, expected Pooling{hint}")
     layers = [read_layer(name, place, "sentence_embedding") for name, place in modules[1:]]
     settings = read_json(modules[0][1] / "config.json")
     width = settings.get("embedding_dimension", settings.get("word_embedding_dimension", hidden_size))

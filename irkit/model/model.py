@@ -107,10 +107,7 @@ class Model(Pipeline):
             CorruptError: Its files are damaged.
             BadValueError: There is no such dtype, device or attention.
         """
-        if not isinstance(name_or_path, str | Path):
-            raise BadTypeError(
-                f"Model.from_pretrained: got {name_or_path!r:.60}, expected a directory or a name of the hub"
-            )
+        _check_name("from_pretrained", name_or_path)
         if revision is not None:
             name_or_path = f"{name_or_path}@{revision}"
         places = find_devices(device)
@@ -145,9 +142,10 @@ class Model(Pipeline):
             attention: As for `from_pretrained`.
 
         Raises:
-            BadTypeError: ``markers`` are not two strings.
+            BadTypeError: ``markers`` are not two strings, or ``name_or_path`` is no name.
             ConfigError: There is no such preset, key or value.
         """
+        _check_name("multi_vector", name_or_path)
         if markers is not None and not (
             isinstance(markers, tuple | list) and [type(marker) for marker in markers] == [str, str]
         ):
@@ -203,9 +201,11 @@ class Model(Pipeline):
             attention: As for `from_pretrained`.
 
         Raises:
+            BadTypeError: ``name_or_path`` is no name.
             ConfigError: There is no such key or value.
             BadValueError: A term stands twice in the vocabulary, or it is empty.
         """
+        _check_name("sparse", name_or_path)
         places = find_devices(device)
         load = partial(Encoder.from_pretrained, attention=attention)
         tokenizer, encoder = read_encoder(local_directory(name_or_path), load)
@@ -539,3 +539,8 @@ class Model(Pipeline):
             ``{"active_dims": ..., "sparsity_ratio": ...}``, as in sentence-transformers.
         """
         return sparsity(as_sparse("sparsity", vectors))
+
+
+def _check_name(operation: str, name: object) -> None:
+    if not isinstance(name, str | Path):
+        raise BadTypeError(f"Model.{operation}: got {name!r:.60}, expected a directory or a name of the hub")

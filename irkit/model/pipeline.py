@@ -224,9 +224,12 @@ class Pipeline(nn.Module):
         """Cut texts of ``side`` at ``length`` tokens, special tokens included; it is saved with the model.
 
         Raises:
-            BadValueError: That leaves no room for the text.
+            BadTypeError: The length is no whole number.
+            BadValueError: That leaves no room for the text, or there is no such side.
             ConfigError: Queries are expanded to more tokens.
         """
+        if side not in get_args(Side):
+            raise BadValueError(f"set_length: side {side!r:.60}, expected {' or '.join(get_args(Side))}")
         part = self.of(side)
         part.tokenizer.check_length(length, f"{side}_length")
         if isinstance(part.head, MultiVectorHead):
