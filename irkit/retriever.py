@@ -13,6 +13,7 @@ from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, TermWeights, explain, match_terms
 from irkit.index import Documents, Flat, Hits, IndexConfig, StageProgress, Store, open_index
+from irkit.index.place import check_place, directory_of
 from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
 from irkit.lookup import Filter, Hit, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
@@ -167,6 +168,7 @@ class Retriever:
         Raises:
             StorageError: Something is there, or the disk is full.
         """
+        check_place(directory_of(path), False, "saving an index to")
         with Store.build(path) as copy:
             with copy.update():
                 for name in self.store.sizes():
@@ -317,7 +319,7 @@ class Retriever:
             BadValueError: There is no such document, or the model makes one dense vector of a text.
         """
         if isinstance(document, str):
-            advice = "give one that is not in it as a Document"
+            advice = "expected an id of the index; Retriever.explain takes other texts as a Document"
             row = find_rows(self.documents, [document], "explaining a score", advice)
             [found] = self.documents.fetch(row)
         else:

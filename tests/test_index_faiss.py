@@ -242,7 +242,7 @@ def test_names_of_indexes() -> None:
         ("hsnw", "did you mean 'hnsw'"),
         ("annoy", "known: auto, flat"),
         ({"kind": "faise"}, "did you mean 'faiss'"),
-        ({"factory": "hnsw"}, "unknown kind None"),
+        ({"factory": "hnsw"}, "missing key 'kind' in {'factory': 'hnsw'}; known: auto, flat"),
         ({"kind": "faiss", "ef": 3}, "unknown key 'ef'"),
         ({"kind": "faiss", "nprobe": 0}, "nprobe"),
         ({"kind": "flat", "nprobe": 1}, "unknown key 'nprobe'"),

@@ -20,7 +20,7 @@ import torch
 
 from irkit import Hybrid, Model, Retriever, score
 from irkit.data import Document, Query
-from irkit.errors import BadTypeError, BadValueError, CorruptError, LockedError, StorageError
+from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, LockedError, StorageError
 from irkit.retriever import Hit
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "cab", "dig", "fez", "gnu", "hip"]
@@ -444,8 +444,20 @@ def test_save_copies_the_state_that_is_shown(model: Model, tmp_path: Path, index
     assert copy.search(WORDS, k=60) == reader.search(WORDS, k=60)
     copy.add([("new", "x")])
     assert len(copy) == 50
-    with pytest.raises(StorageError, match="there is one already"):
+    with pytest.raises(
+        StorageError, match=r"^saving an index to .*: there is one already; choose another dir\w*$"
+    ):
         reader.save(tmp_path / "copy")
+
+
+def test_index_of_a_newer_version_is_named(retriever: Retriever, model: Model) -> None:
+    with retriever.store.update():
+        retriever.store.meta["index"]["config"]["new_key"] = 1
+    path = retriever.store.path
+    with pytest.raises(
+        ConfigError, match=rf"opening index {path}: .*'new_key'.*; the version of irkit that wrote"
+    ):
+        Retriever.load(path, model)
 
 
 def test_existing_index_is_replaced_only_if_asked(retriever: Retriever, model: Model, tmp_path: Path) -> None:

@@ -131,10 +131,16 @@ def open_index(store: Store) -> Index:
 
     Raises:
         StorageError: There is none in it.
+        ConfigError: Its configuration is of another version of irkit.
     """
     if "index" not in store.meta:
         raise StorageError(f"index {store.path}: the directory has no index in it; build one first")
-    config = index_config(store.meta["index"]["config"])
+    try:
+        config = index_config(store.meta["index"]["config"])
+    except ConfigError as error:
+        raise ConfigError(
+            f"opening index {store.path}: {error}; the version of irkit that wrote it opens it"
+        ) from error
     if isinstance(config, FaissConfig):
         from irkit.index.faiss import Faiss  # imports FAISS: a second, where it is not needed
 

@@ -30,6 +30,11 @@ call, whose count may be 0; a call of another name ends it. ``total`` is None wh
 throughout a stage in which nothing can be counted.
 """
 
+_SUITABLE = {  # names of `index_config`, by what they hold
+    "dense": "flat, hnsw, ivf, pq, ivfpqfs, faiss or auto",
+    "multi_vector": "flat, plaid, muvera or auto",
+    "sparse": "inverted, flat or auto",
+}
 _NUMBERS = 1 << 23  # of documents fetched at a time: 32 MB
 _TOKENS = 128  # of a document, some
 
@@ -248,7 +253,7 @@ class Index(ABC):
         if given.kind not in self.kinds:
             raise BadValueError(
                 f"{operation}: an index of kind {self.config.kind!r} holds {', '.join(self.kinds)}, "
-                f"got {given.kind}; choose another kind of index"
+                f"got {given.kind}; choose {_SUITABLE[given.kind]}"
             )
         grows = Vocabulary.grows(self.store) and operation.startswith("adding")
         dim = max(self.dim, given.dim) if grows else self.dim

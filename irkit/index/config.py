@@ -200,7 +200,9 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
         raise ConfigError(
             f"index: got {choice!r:.100}, expected a name, a configuration or its keys and values"
         )
-    kind = choice.get("kind")
+    if "kind" not in choice:
+        raise ConfigError(f"index: missing key 'kind' in {dict(choice)!r:.100}; known: {', '.join(_KINDS)}")
+    kind = choice["kind"]
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(_unknown(kind))
     config: IndexConfig = _KINDS[kind].parse(choice, "index")

@@ -174,7 +174,7 @@ class Documents:
                 some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
                 raise BadValueError(
                     f"adding documents: {len(names)} of the ids {problem}: {some}; expected every id once. "
-                    "To replace documents, update them"
+                    "To replace documents of an index, use Retriever.update"
                 )
 
     def _hash_index(self) -> tuple[Array, Array]:

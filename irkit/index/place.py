@@ -65,8 +65,10 @@ def directory_of(path: str | Path) -> Path:
     return Path(path)
 
 
-def check_place(directory: Path, overwrite: bool) -> None:
+def check_place(directory: Path, overwrite: bool, operation: str = "building an index in") -> None:
     """Refuse to replace an index without ``overwrite``, and to build among other files at all.
+
+    ``operation`` is what messages begin with.
 
     Raises:
         StorageError: An index cannot be built there.
@@ -75,9 +77,9 @@ def check_place(directory: Path, overwrite: bool) -> None:
     for parent in place.parents:
         if _is_index(parent):
             raise StorageError(
-                f"building an index in {directory}: it is inside the index {parent}; choose another directory"
+                f"{operation} {directory}: it is inside the index {parent}; choose another directory"
             )
-    check_folder(directory, f"building an index in {directory}")
+    check_folder(directory, f"{operation} {directory}")
     if not place.exists():
         return
     with explained(f"reading {directory}"):
@@ -90,13 +92,16 @@ def check_place(directory: Path, overwrite: bool) -> None:
     other = sorted(present - known - data)
     if other and not whole:
         raise StorageError(
-            f"building an index in {directory}: the directory holds other files "
+            f"{operation} {directory}: the directory holds other files "
             f"({', '.join(other[:3])}); choose a new or an empty one"
         )
     if ours and not overwrite:
         raise StorageError(
-            f"building an index in {directory}: there is one already; "
-            "choose another directory or give overwrite=True"
+            f"{operation} {directory}: there is one already; "
+            + (
+                "choose another directory"
+                + ("" if operation.startswith("saving") else " or give overwrite=True")
+            )
         )
 
 
