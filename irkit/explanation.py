@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -90,11 +91,14 @@ class Explanation:
         return replace(self, matches=tuple(merged.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; a token is ``{"token", "start", "end"}``, start equals end if it is not in the text."""
+        """For JSON; a token is ``{"token", "start", "end"}``, start equals end if it is not in the text.
+
+        The score is None where it is -inf, which JSON lacks: of a document without tokens.
+        """
         return {
             "query": self.query,
             "document": self.document,
-            "score": self.score,
+            "score": self.score if isfinite(self.score) else None,
             "matches": [
                 {"query": match.query._asdict(), "document": match.document._asdict(), "score": match.score}
                 | ({"weights": list(match.weights)} if match.weights else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from irkit import Model, Retriever, Run, evaluate
+from irkit.explanation import Explanation
 from irkit.heads import MultiVectorHead, Normalize, Projection
 from irkit.training.interaction import MVA, PooledAttention
 
@@ -146,6 +148,12 @@ def test_explain_weights_of_terms(call: Call) -> None:
     )
 
 
+def test_explain_a_document_without_tokens(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retriever, "explain", lambda *_: Explanation("gnu", "", -math.inf, ()))
+    said = "irkit: nothing matched: the document has no tokens\n"
+    assert call("explain", "index", "gnu", "d3") == (0, "", said)
+
+
 def test_explain_in_colour_and_as_a_page(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
@@ -164,7 +172,7 @@ def test_explain_in_colour_and_as_a_page(call: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("index", "gnu", "d99"), "explaining a score: the index has no document 'd99'; give one"),
+        (("index", "gnu", "d99"), "explaining a score: the index has no document 'd99'; expected an id"),
         (("dense", "gnu", "d3"), "the model makes dense representations, which have no tokens to match"),
         (
             ("index", "gnu", "d3", "--html", "no/where.html"),

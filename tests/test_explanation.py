@@ -166,6 +166,8 @@ def test_nothing_to_match() -> None:
     assert match_tokens(nothing, something).score == 0
     assert match_tokens(something, nothing).score == -float("inf")
     assert "score -inf" in printed(match_tokens(something, nothing))
+    stored = json.dumps(match_tokens(something, nothing).to_dict(), allow_nan=False)
+    assert json.loads(stored) == {"query": "a", "document": "", "score": None, "matches": []}
 
 
 def test_tokens_and_vectors_must_agree() -> None:

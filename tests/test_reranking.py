@@ -219,6 +219,7 @@ def test_removed_documents_are_no_candidates(retriever: Retriever) -> None:
     [
         (lambda q, d: torch.zeros(len(d)), BadTypeError, r"the interaction gave \(2,\) for 1 query and 2"),
         (lambda q, d: 1.0, BadTypeError, "the interaction gave float"),
+        ("mean_maxsim", BadTypeError, "the interaction is 'mean_maxsim'; expected a function"),
         (lambda q, d: torch.full((1, 2), torch.nan), BadValueError, "gave NaN"),
         (lambda q, d: mean_maxsim(Dense(torch.zeros(1, 2)), d), BadTypeError, "expected two MultiVector"),
     ],
@@ -258,7 +259,9 @@ def test_explanations_are_of_the_score_that_was_given(retriever: Retriever, mode
     assert broken.query == "\U0001f642 gnu \ufffd"
     assert "gnu" in [match.query.token for match in broken.matches]
     assert "\U0001f642 " in broken.to_html()
-    with pytest.raises(BadValueError, match="no document 'nowhere'; give one that is not in it as a Doc"):
+    with pytest.raises(
+        BadValueError, match=r"no document 'nowhere'; expected an id of the index; .* as a Document"
+    ):
         retriever.explain(query, "nowhere")
     with pytest.raises(BadTypeError, match="text 0 is int, expected a string"):
         retriever.explain(3, "d3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,9 @@ def explain(
         explanation.write_html(html)
         note(f"wrote {html}")
     elif not explanation.matches:
-        note("nothing matched: query and document share no term")
+        empty = explanation.score == -inf  # of token vectors: there is nothing to compare with
+        reason = "the document has no tokens" if empty else "query and document share no term"
+        note(f"nothing matched: {reason}")
     elif sys.stdout.isatty():
         from rich.console import Console
 
