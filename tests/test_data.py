@@ -120,6 +120,9 @@ def test_beir_folder_that_lacks_something(beir):
         read_qrels(beir / "qrels")
     with pytest.raises(BadValueError, match="folder only"):
         read_queries(beir / "queries.jsonl", split="dev")
+    for read in (read_queries, read_qrels):
+        with pytest.raises(StorageError, match="reading /nope: No such file"):
+            read("/nope", split="test")
 
 
 def test_jsonl_names_of_keys(tmp_path):

@@ -11,6 +11,8 @@ import typer
 
 from irkit.bars import bar
 from irkit.cli.output import show_table
+from irkit.errors import StorageError
+from irkit.files import explained
 
 __all__ = ["info"]
 
@@ -23,6 +25,13 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Describe an index or a model: its kind, size and settings."""
+    with explained(f"reading {directory}"):
+        empty = directory.is_dir() and not any(directory.iterdir())
+    if empty or not directory.exists():
+        found = "it is empty" if empty else "no such directory"
+        raise StorageError(
+            f"irkit info {directory}: {found}; expected the directory of an index or of a model"
+        )
     is_model = any((directory / name).exists() for name in ("modules.json", "config.json"))
     facts = _model(directory) if is_model else _index(directory, verify)
     if as_json:

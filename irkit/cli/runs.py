@@ -45,9 +45,12 @@ def read_judged(
         BadValueError: There is a split without a folder that has splits, or no such measure.
     """
     from irkit.data import read_qrels, read_queries
+    from irkit.data.remote import PREFIXES
 
     folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
     if split is not None and not folders:
+        if not queries.startswith(PREFIXES):
+            read_queries(queries)  # says so if there is no such file
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
     items = list(read_queries(queries, split if queries in folders else None, field))
     if not items:

@@ -31,7 +31,7 @@ def study(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the recipe of all variants."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipes, list the runs.")] = False,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Only write the report of this directory again.")
     ] = None,
@@ -62,8 +62,8 @@ def study(
         update(sum(trial.finished for trial in runs))
 
         def ended(trial: Trial, seconds: float) -> None:
-            said = "failed" if trial.failure else "finished"
-            note(f"{trial.variant}, seed {trial.seed}: {said} in {seconds:,.0f} s")
+            said, why = ("failed", f": {trial.failure}") if trial.failure else ("finished", "")
+            note(f"{trial.variant}, seed {trial.seed}: {said} in {seconds:,.0f} s{why}")
             update(1)
 
         with goes_on("study"):

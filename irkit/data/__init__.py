@@ -148,6 +148,8 @@ def _split_file(folder: str, split: str | None) -> str:
 
 def _reject_split(source: str, split: str | None) -> None:
     if split is not None:
+        if not source.startswith(PREFIXES):
+            file_source(source, QUERY_FIELDS, to_query)  # says so if there is no such file
         raise BadValueError(
             f"{source}: split={split!r} works for a BEIR folder only; give a file of the queries"
         )
