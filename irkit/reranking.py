@@ -14,7 +14,9 @@ from irkit.data import Document, Query
 from irkit.data.given import Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Hits
+from irkit.late_interaction import mean_maxsim
 from irkit.lookup import Hit, find_rows, read_hits
+from irkit.model_choice import name_model
 from irkit.representation import Representation
 from irkit.run import Run
 from irkit.scoring import score
@@ -69,11 +71,7 @@ def rerank(
     """See `Retriever.rerank`: candidates of whatever form, by the scores of the model or of a teacher."""
     if interaction is not None and teacher is not None:
         raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
-    if interaction is not None and not callable(interaction):
-        raise BadTypeError(
-            f"reranking: the interaction is {interaction!r:.60}; expected a function of two representations, "
-            "such as irkit.late_interaction.mean_maxsim"
-        )
+    _check_interaction(retriever, interaction)
     if isinstance(candidates, Run):
         return rerank_run(retriever, queries, candidates, k, interaction, teacher, progress)
     texts, single = given_contents("reranking", retriever.model, queries)
@@ -274,6 +272,25 @@ def rerank_texts(
         order = np.argsort(-scores, kind="stable")[:k]
         results.append([(some[i], float(scores[i])) for i in order if scores[i] > -np.inf])
     return results
+
+
+def _check_interaction(retriever: Retriever, interaction: Interaction | None) -> None:
+    if interaction is not None and not callable(interaction):
+        raise BadTypeError(
+            f"reranking: the interaction is {interaction!r:.60}; expected a function of two representations, "
+            "such as irkit.late_interaction.mean_maxsim"
+        )
+    about = retriever.store.meta["model"]
+    if interaction is mean_maxsim and about["similarity"] == "meanmaxsim":
+        raise BadValueError(
+            "reranking: mean_maxsim of a model that averages already (meanmaxsim); leave the interaction out"
+        )
+    trained = getattr(interaction, "fingerprint", None)
+    if trained not in (None, about["fingerprint"]):
+        raise BadValueError(
+            f"reranking: the interaction was trained with a model of fingerprint {trained[:8]}, the index "
+            f"built with {name_model(about)}; expected the same"
+        )
 
 
 def _check_k(k: int | None) -> None:

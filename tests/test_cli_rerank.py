@@ -107,6 +107,10 @@ def test_by_a_teacher(call: Call) -> None:
         (("index", "beir", "run.trec", "--teacher", "nowhere/x"), "loading nowhere/x"),
         (("index", "beir", "run.trec", "--interaction", "model"), "was not trained with attention"),
         (("index", "beir", "run.trec", "--interaction", "wider"), "vectors of width 8, expected 16"),
+        (
+            ("index", "beir", "run.trec", "--interaction", "others"),
+            "a model of fingerprint 01234567,",
+        ),
         (("dense", "beir", "run.trec", "--interaction", "wider"), "attention: got dense representations"),
     ],
 )
@@ -114,6 +118,8 @@ def test_what_cannot_be_reranked(call: Call, words: tuple[str, ...], message: st
     Run.from_dict({"q1": {"d99": 1.0}}).write("unknown.trec")
     Run.from_dict({"q9": {"d1": 1.0}}).write("other.trec")
     PooledAttention(16, MVA()).save_pretrained("wider")
+    (others := PooledAttention(8, MVA())).fingerprint = "0123456789"
+    others.save_pretrained("others")
     code, out, err = call("rerank", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

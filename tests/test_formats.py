@@ -488,7 +488,7 @@ def test_push_to_hub(saved, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     model = Model.from_pretrained(saved, device="cpu")
     url = model.push_to_hub("me/mine", token="secret", private=True, revision="try")
-    assert url == "https://huggingface.co/me/mine/commit/1"
+    assert (url, model.name) == ("https://huggingface.co/me/mine/commit/1", "me/mine@try")
     assert calls == [
         "secret",
         ("me/mine", {"private": True, "exist_ok": True}),

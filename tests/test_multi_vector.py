@@ -272,6 +272,16 @@ def test_similarities(tiny):
         Model(tiny.tokenizer, tiny.encoder, tiny.head, similarity_name="cosine")
 
 
+def test_leading_dimensions_of_pooled_tokens_keep_their_length(tiny_bert):
+    pooling = {"pool_factor": 2, "normalize": False}
+    model = Model.multi_vector(tiny_bert, None, {"token_pooling": pooling}, device="cpu")
+    cuts = model.encode_document(WORDS, truncate_dim=8)
+    for whole, cut in zip(model.encode_document(WORDS), cuts, strict=True):
+        lengths = np.linalg.norm(whole, axis=1)
+        np.testing.assert_allclose(np.linalg.norm(cut, axis=1), lengths, rtol=1e-5)
+    assert lengths.min() < 0.999
+
+
 def test_leading_dimensions_are_scaled_to_length_1_again(tiny, tmp_path):
     whole = tiny.encode_document(WORDS)
     cut = tiny.encode_document(WORDS, truncate_dim=3)

@@ -279,3 +279,11 @@ def test_matches_are_of_equal_tokens_where_vectors_are(tiny_bert: Path) -> None:
     explanation = explain(model, "neural gnu search", "neural gnu search")
     assert all(match.query == match.document for match in explanation.matches)
     assert explanation.score == pytest.approx(len(explanation.matches), abs=1e-4)
+
+
+def test_a_mean_is_not_taken_twice(tiny_bert: Path, tmp_path: Path) -> None:
+    model = Model.multi_vector(tiny_bert, device="cpu")
+    model.similarity_name = "meanmaxsim"
+    retriever = Retriever.build(model, CORPUS, tmp_path / "index")
+    with pytest.raises(BadValueError, match="a model that averages already"):
+        retriever.rerank("gnu", ["d0"], interaction=mean_maxsim)

@@ -105,6 +105,7 @@ def test_without_gradients_memory_is_bounded(options: Any, monkeypatch: pytest.M
 @pytest.mark.parametrize("options", POOLINGS)
 def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path: Path) -> None:
     model = model_of(tiny_bert)
+    model.name = "a model"
     step = TrainStep(model, [InfoNCE()], interaction=make_interaction(MVA(**options), model))
     batch = batch_of(model)
     optimizer = torch.optim.SGD(step.parameters(), 0.05)
@@ -119,7 +120,8 @@ def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path:
     assert losses[-1] < losses[0]
     step.save_pretrained(tmp_path / "model")
     again, loaded = Model.from_pretrained(tmp_path / "model"), load_interaction(tmp_path / "model")
-    assert loaded.config == MVA(**options)
+    assert (loaded.config, loaded.fingerprint) == (MVA(**options), again.fingerprint)
+    assert model.name == "a model"
     queries, documents = (
         again.represent(["neural index", "gnu"], "query"),
         again.represent(["neural search", "a token"], "document"),

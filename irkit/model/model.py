@@ -54,7 +54,7 @@ class Model(Pipeline):
         tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU, and up to
             four times as many where layers pool.
         devices: Where it was loaded to; a stream of documents is encoded on all of them.
-        name: What it was loaded from.
+        name: What it was loaded from, or saved to last.
 
     Examples:
         >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -337,7 +337,8 @@ class Model(Pipeline):
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
         Of a TITE, or where layers pool, irkit alone does. It appears whole or not at all. A model directory
-        that is there already is replaced.
+        that is there already is replaced. The model is named after it from now on, so that an index that is
+        built with it finds it again.
 
         Args:
             path: The directory.
@@ -367,6 +368,7 @@ class Model(Pipeline):
                 "head": queries.head,
             }
         write_model(parts, path, format)
+        self.name = str(path)
 
     def push_to_hub(
         self,
@@ -397,7 +399,10 @@ class Model(Pipeline):
         encoder, opens = self.encoder, classes.get(self.kind)
         if isinstance(encoder, Encoder) and (encoder.family == "tite" or any(encoder.config.schedule)):
             opens = None
-        return upload(self.save_pretrained, opens, repo_id, token, private, revision, commit_message)
+        twin = copy.copy(self)  # which gets the name of the folder that is uploaded
+        address = upload(twin.save_pretrained, opens, repo_id, token, private, revision, commit_message)
+        self.name = repo_id if revision is None else f"{repo_id}@{revision}"
+        return address
 
     @property
     def fingerprint(self) -> str:

@@ -449,7 +449,7 @@ class Pipeline(nn.Module):
         return row, [_joined(pieces[start:end]) for start, end in spans]
 
     def finished(self, representation: Representation, dim: int | None, unit: bool) -> Representation:
-        """Cut vectors and scale them to length 1 where asked, or where they had it before.
+        """Cut vectors, and scale them to length 1 where asked, or to their own where the head has them of 1.
 
         Args:
             representation: What the head made.
@@ -465,8 +465,11 @@ class Pipeline(nn.Module):
             return Dense(F.normalize(values, dim=1) if unit else values)
         if isinstance(representation, MultiVector) and (unit or (dim or self.head.dim) < self.head.dim):
             rows, values = representation.tokens, representation.tokens.values[:, :dim].contiguous()
-            unit = unit or (isinstance(self.head, MultiVectorHead) and self.head.unit)
-            return MultiVector(rows.with_values(F.normalize(values, dim=1) if unit else values))
+            if unit:
+                values = F.normalize(values, dim=1)
+            elif isinstance(self.head, MultiVectorHead) and self.head.unit:  # but for what was pooled
+                values = F.normalize(values, dim=1) * rows.values.norm(dim=1, keepdim=True)
+            return MultiVector(rows.with_values(values))
         if isinstance(representation, Sparse) and unit:
             return unit_length(representation)
         return representation

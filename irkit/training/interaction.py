@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 import torch
 from pydantic import Field, PositiveInt, model_validator
@@ -139,13 +139,16 @@ def load_interaction(path: str | Path) -> PooledAttention:
         raise StorageError(
             f"loading {folder}: no such directory; the model was not trained with attention (kind mva)"
         )
-    config = MVA.parse(read_json(folder / _CONFIG), str(folder / _CONFIG))
+    about = read_json(folder / _CONFIG)
+    fingerprint = about.pop("model", None)
+    config = MVA.parse(about, str(folder / _CONFIG))
     tensors = {name: value.float() for name, value in read_weights(folder).items()}
     try:
         loaded = PooledAttention(tensors["query_key.weight"].shape[1], config)
         loaded.load_state_dict(tensors)
     except (KeyError, IndexError, RuntimeError) as error:
         raise CorruptError(f"loading {folder}: its weights are not those of {_CONFIG}: {error}") from error
+    loaded.fingerprint = fingerprint
     return loaded.eval()
 
 
@@ -156,6 +159,7 @@ class PooledAttention(MultiVectorAttention):
 
     Attributes:
         config: What it does.
+        fingerprint: Of the model that it was saved with, whose vectors it is for; None is not known.
 
     Examples:
         >>> attention = PooledAttention(4, MVA(pooling="first_k", size=2))
@@ -168,7 +172,7 @@ class PooledAttention(MultiVectorAttention):
         """Build one for vectors of ``width``."""
         factor = config.size if config.pooling == "temporal" and config.size else 1
         super().__init__(width, config.dim, factor * width)
-        self.config = config
+        self.config, self.fingerprint = config, cast("str | None", None)
         dim = self.query_key.out_features
         kept = torch.eye(width) if dim == width else nn.init.orthogonal_(torch.empty(dim, width))
         kept *= (max(width, dim) / dim) ** 0.5  # inner products stay what they are, on average
@@ -209,7 +213,8 @@ class PooledAttention(MultiVectorAttention):
         folder = Path(path) / _FOLDER
         super().save_pretrained(folder)
         try:
-            (folder / _CONFIG).write_text(json.dumps(self.config.model_dump(), indent=2) + "\n")
+            about = {**self.config.model_dump(), "model": self.fingerprint}
+            (folder / _CONFIG).write_text(json.dumps(about, indent=2) + "\n")
         except OSError as error:
             raise StorageError(f"saving {folder}: {error}") from error
 

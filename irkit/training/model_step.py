@@ -72,8 +72,10 @@ class ModelStep(nn.Module):
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write the model to a directory, adapters merged into its weights."""
-        merged(self.model).save_pretrained(path)
+        """Write the model to a directory, adapters merged into its weights; it keeps its name."""
+        model, name = merged(self.model), self.model.name
+        model.save_pretrained(path)
+        model.name = name
 
 
 def _layers(model: Model) -> list[Any]:

@@ -21,6 +21,7 @@ from irkit.representation import Dense, MultiVector, Representation, Sparse, con
 from irkit.scoring import score, score_pairs
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
+from irkit.training.lora import merged
 from irkit.training.model_step import ModelStep
 from irkit.training.scores import Scores
 
@@ -199,9 +200,11 @@ class TrainStep(ModelStep):
     def save_pretrained(self, path: str | Path) -> None:
         """Write the model to a directory, adapters merged into its weights, and the interaction beside it."""
         super().save_pretrained(path)
-        save: Any = getattr(self.interaction, "save_pretrained", None)
-        if save is not None:
-            save(path)
+        interaction: Any = self.interaction
+        if hasattr(interaction, "fingerprint"):
+            interaction.fingerprint = merged(self.model).fingerprint
+        if hasattr(interaction, "save_pretrained"):
+            interaction.save_pretrained(path)
 
 
 def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
