@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from irkit.errors import BadValueError
+from irkit.errors import BadValueError, StorageError
 from irkit.index import IndexConfig, index_config
 from irkit.lexical import LexicalModel, is_lexical, lexical_index, lexical_model
 from irkit.model import Model
@@ -20,6 +20,7 @@ __all__ = [
     "describe_model",
     "load_model",
     "name_model",
+    "named_model",
     "same_documents",
 ]
 
@@ -49,6 +50,25 @@ def load_model(choice: AnyModel | Mapping[str, Any] | str | Path, **options: Any
     if isinstance(choice, Mapping) or is_lexical(choice):
         return lexical_model(cast(str, choice))
     return Model.from_pretrained(choice, **options)
+
+
+def named_model(path: Path, saved: Mapping[str, Any], **options: Any) -> AnyModel:
+    """The model that an index at ``path`` names, from what `describe_model` said of it; options of the above.
+
+    Raises:
+        StorageError: It has no name, or is not where it was.
+    """
+    if "settings" in saved:
+        return load_model(saved["settings"])
+    advice = "give it: Retriever.load(path, model), or --model"
+    if not saved["name"]:
+        raise StorageError(
+            f"index {path}: it was built with a model that was not saved and has no name; {advice}"
+        )
+    try:
+        return load_model(saved["name"], **options)
+    except StorageError as error:
+        raise StorageError(f"index {path}: its model cannot be loaded: {error}; {advice}") from error
 
 
 def describe_model(model: AnyModel) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from irkit.index.place import check_place, directory_of
 from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
 from irkit.lookup import Filter, Hit, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
-from irkit.model_choice import AnyModel, changed_settings, check_model, load_model
+from irkit.model_choice import AnyModel, changed_settings, check_model, load_model, named_model
 from irkit.representation import Representation, Sparse
 from irkit.reranking import Candidates, Interaction, RerankOptions, rerank
 from irkit.run import Run
@@ -138,10 +138,9 @@ class Retriever:
                 f"opening {path}: no index of a Retriever; expected one with a model and texts"
             )
         saved = store.meta["model"]
-        chosen = saved.get("settings", saved["name"]) if model is None else model
-        if isinstance(model, Mapping):
-            chosen = changed_settings(saved, model)
-        retriever = cls(store, partial(load_model, chosen, device=device, dtype=dtype))
+        chosen = changed_settings(saved, model) if isinstance(model, Mapping) else model
+        find = partial(named_model, store.path, saved) if chosen is None else partial(load_model, chosen)
+        retriever = cls(store, partial(find, device=device, dtype=dtype))
         if not isinstance(model, Model):
             retriever._again = partial(
                 cls.load, store.path.absolute(), model, device=device, dtype=dtype, verify=verify
@@ -309,6 +308,8 @@ class Retriever:
         self, query: str | Vector, document: str | Document | Mapping[str, Any] | tuple[str, Any]
     ) -> Explanation:
         """Which tokens or terms of a document matched those of the query, see `irkit.explanation`.
+
+        Of a model with token pooling these are the tokens before it, and so is the score.
 
         Args:
             query: A text; of `irkit.lexical.Impacts` weights by term.

@@ -487,6 +487,7 @@ def test_push_to_hub(saved, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     model = Model.from_pretrained(saved, device="cpu")
+    model.name = ""
     url = model.push_to_hub("me/mine", token="secret", private=True, revision="try")
     assert (url, model.name) == ("https://huggingface.co/me/mine/commit/1", "me/mine@try")
     assert calls == [

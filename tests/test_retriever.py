@@ -391,13 +391,25 @@ def test_a_mean_is_another_matter_of_queries_alone(tiny_bert: Path, tmp_path: Pa
         Retriever.load(tmp_path / "index", model)
 
 
+def test_a_model_that_was_not_saved(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model.multi_vector(tiny_bert, device="cpu")
+    Retriever.build(model, ["a gnu", "a bear"], tmp_path / "index")
+    monkeypatch.chdir(tiny_bert)  # a model directory, which is not meant
+    with pytest.raises(StorageError, match=r"index .*/index: .* was not saved .*; give it: Retriever.load"):
+        Retriever.load(tmp_path / "index").search("gnu")
+    assert len(Retriever.load(tmp_path / "index", model).search("gnu")) == 2
+    model.save_pretrained(tmp_path / "model")
+    Retriever.build(model, ["a gnu", "a bear"], tmp_path / "again")
+    assert len(Retriever.load(tmp_path / "again").search("gnu")) == 2
+
+
 def test_moved_model(model: Model, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     Retriever.build(tmp_path / "model", collection(5), tmp_path / "index")
     (tmp_path / "model").rename(tmp_path / "moved")
     retriever = Retriever.load(tmp_path / "index")
     assert retriever.stats()["documents"] == 5
-    with pytest.raises(StorageError, match=f"{tmp_path}/model"):
+    with pytest.raises(StorageError, match=f"index .*/index: .*{tmp_path}/model: .*; give it: .*--model"):
         retriever.search("gnu")
     assert len(Retriever.load(tmp_path / "index", tmp_path / "moved").search("gnu")) == 5
 

@@ -54,7 +54,7 @@ class Model(Pipeline):
         tokens_per_step: Most tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU, and up to
             four times as many where layers pool.
         devices: Where it was loaded to; a stream of documents is encoded on all of them.
-        name: What it was loaded from, or saved to last.
+        name: What it was loaded from, or saved to first.
 
     Examples:
         >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -337,8 +337,8 @@ class Model(Pipeline):
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
         Of a TITE, or where layers pool, irkit alone does. It appears whole or not at all. A model directory
-        that is there already is replaced. The model is named after it from now on, so that an index that is
-        built with it finds it again.
+        that is there already is replaced. A model without a name gets this one, so that an index that it
+        builds finds it again.
 
         Args:
             path: The directory.
@@ -368,7 +368,7 @@ class Model(Pipeline):
                 "head": queries.head,
             }
         write_model(parts, path, format)
-        self.name = str(path)
+        self.name = self.name or str(path)
 
     def push_to_hub(
         self,
@@ -401,7 +401,7 @@ class Model(Pipeline):
             opens = None
         twin = copy.copy(self)  # which gets the name of the folder that is uploaded
         address = upload(twin.save_pretrained, opens, repo_id, token, private, revision, commit_message)
-        self.name = repo_id if revision is None else f"{repo_id}@{revision}"
+        self.name = self.name or (repo_id if revision is None else f"{repo_id}@{revision}")
         return address
 
     @property
@@ -547,5 +547,5 @@ class Model(Pipeline):
 
 
 def _check_name(operation: str, name: object) -> None:
-    if not isinstance(name, str | Path):
+    if not isinstance(name, str | Path) or not str(name):
         raise BadTypeError(f"Model.{operation}: got {name!r:.60}, expected a directory or a name of the hub")
