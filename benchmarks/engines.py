@@ -100,11 +100,17 @@ def open_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> Searc
 
 
 def build_xtr_warp(vectors: TokenVectors, folder: Path, options: Options) -> None:
-    """Its defaults at 4 bits."""
+    """Its defaults at 4 bits; but where vectors are wide, a smaller sample, as its own makes torch fail."""
     from xtr_warp import XTRWarp
 
+    documents = _documents(vectors)
+    sample = min(1_000_000, 2**24 // documents[0].shape[1])  # as many tokens as torch.quantile takes
     XTRWarp(index=str(folder)).create(
-        embeddings_source=_documents(vectors), device="cpu", nbits=4, show_progress=False
+        embeddings_source=documents,
+        device="cpu",
+        nbits=4,
+        codec_sample_max_tokens=sample,
+        show_progress=False,
     )
 
 
