@@ -65,8 +65,10 @@ class RM3:
         """
         if "bm25" not in index.store.meta["index"] or not isinstance(queries, Sparse):
             raise BadValueError(f"RM3: index {index.store.path} is of another model, expected one of BM25")
-        if not len(index):
-            return queries
+        with index.store.pinned():
+            return self._expand(index, queries, allowed) if len(index) else queries
+
+    def _expand(self, index: Index, queries: Sparse, allowed: Array | None) -> Sparse:
         keys, weights = _distribution(*self._relevance(index, queries, allowed), self.terms, queries.dim)
         arrays = queries.arrays()
         own = np.repeat(np.arange(len(queries)), arrays["lengths"]) * queries.dim + arrays["terms"]

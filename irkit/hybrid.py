@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
@@ -73,8 +74,11 @@ class Hybrid:
     ) -> list[Hit] | list[list[Hit]]:
         """The ``k`` best documents of every query, with fused scores; otherwise as `Retriever.search`."""
         texts = given_strings("searching", queries)
-        run = self.run({str(number): text for number, text in enumerate(texts)}, k, filter)
-        documents = self._documents({result.doc_id for result in run})
+        with contextlib.ExitStack() as stack:
+            for retriever in self.retrievers:
+                stack.enter_context(retriever.store.pinned())
+            run = self.run({str(number): text for number, text in enumerate(texts)}, k, filter)
+            documents = self._documents({result.doc_id for result in run})
         results = [[Hit.of(documents[name], score) for name, score in run[query]] for query in run.query_ids]
         return results[0] if isinstance(queries, str) else results
 

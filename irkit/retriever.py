@@ -14,6 +14,7 @@ from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, TermWeights, explain, match_terms
 from irkit.index import Documents, Flat, Hits, IndexConfig, StageProgress, Store, open_index
 from irkit.index.place import check_place, directory_of
+from irkit.index.state import pinned
 from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
 from irkit.lookup import Filter, Hit, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
@@ -36,7 +37,8 @@ class Retriever:
     """Searches documents with the model that encoded them; everything is kept in one directory.
 
     A reader shows one committed state, also while another process writes; `refresh` moves to the newest.
-    A change is stored whole or, on any error, not at all.
+    A change is stored whole or, on any error, not at all. Any number of threads may search one object while
+    one changes or refreshes it: every call sees one committed state.
 
     Attributes:
         store: The files.
@@ -158,6 +160,7 @@ class Retriever:
             cast(Flat, self.index).formula = model.config.k1, model.config.b
         return model.open(self.store) if isinstance(model, LexicalModel) else model
 
+    @pinned
     def save(self, path: str | Path) -> None:
         """Copy the index as this object shows it; the copy appears whole or not at all.
 
@@ -197,6 +200,7 @@ class Retriever:
         *,
         feedback: RM3 | None = None,
     ) -> list[list[Hit]]: ...
+    @pinned
     def search(
         self,
         queries: str | Vector | Sequence[str | Vector] | Representation,
@@ -228,6 +232,7 @@ class Retriever:
         results = [hits for some in found for hits in read_hits(self.documents, some)]
         return results[0] if single else results
 
+    @pinned
     def run(
         self,
         queries: Queries,
@@ -269,6 +274,7 @@ class Retriever:
         k: int | None = None,
         **options: Unpack[RerankOptions],
     ) -> list[list[Hit]]: ...
+    @pinned
     def rerank(
         self,
         queries: Any,
@@ -304,6 +310,7 @@ class Retriever:
         """
         return rerank(self, queries, candidates, k, interaction, teacher, progress)
 
+    @pinned
     def explain(
         self, query: str | Vector, document: str | Document | Mapping[str, Any] | tuple[str, Any]
     ) -> Explanation:
@@ -395,6 +402,7 @@ class Retriever:
 
     # ---- what it is ----
 
+    @pinned
     def stats(self) -> dict[str, Any]:
         """Of `Index.stats` (kind, documents, removed and its share, bytes, ...), and the model it needs."""
         return self.index.stats() | {"model": self.store.meta["model"]}

@@ -299,9 +299,9 @@ def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int, more: int) -
             kernels = index.search(queries, k, keep)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(index, "_searcher", lambda: (structure, tensors))
-                index.store._derived.pop(("search", "auto"), None)
+                index.store._state.derived.pop(("search", "auto"), None)
                 hits = index.search(queries, k, keep)
-                index.store._derived.pop(("search", "auto"), None)
+                index.store._state.derived.pop(("search", "auto"), None)
             np.testing.assert_allclose(hits.scores, kernels.scores, atol=1e-4)
             for one, other in zip(ranked(hits), ranked(kernels), strict=True):
                 assert one == pytest.approx(other, abs=1e-4)  # equal scores may come in either order

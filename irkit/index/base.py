@@ -14,6 +14,7 @@ import torch
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.config import IndexConfig
 from irkit.index.files import Array
+from irkit.index.state import pinned
 from irkit.index.store import Store
 from irkit.index.topk import Hits
 from irkit.index.vocabulary import Vocabulary
@@ -75,6 +76,7 @@ class Index(ABC):
         return int(self.store.meta["index"]["rows"])
 
     @property
+    @pinned
     def live(self) -> Array:
         """``(len(self),)`` bool: rows that are not removed."""
         return live_rows(self.store, len(self))
@@ -132,6 +134,7 @@ class Index(ABC):
             progress: Told of the stages of the work, see `StageProgress`.
         """
 
+    @pinned
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """The k best documents of every query.
 
@@ -165,6 +168,7 @@ class Index(ABC):
             scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
         return Hits(rows, scores)
 
+    @pinned
     @torch.no_grad()
     def rescore(self, queries: Representation, rows: Array) -> Array:
         """Exact scores of given documents, removed ones included.
@@ -186,6 +190,7 @@ class Index(ABC):
         self._check_rows("rescoring", rows[rows != -1])
         return self._score_rows(queries, rows)
 
+    @pinned
     def stats(self) -> dict[str, Any]:
         """Kind, representation, dim, documents, removed (and its share), bytes."""
         documents = int(self.live.sum())

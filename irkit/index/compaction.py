@@ -52,5 +52,5 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
                 progress("compacting", len(chosen), len(rows))
         index.finish(progress)
         with new.update():
-            new.meta |= {key: value for key, value in old.meta.items() if key != "index"}
+            new.meta.update({key: value for key, value in old.meta.items() if key != "index"})
         new.publish()

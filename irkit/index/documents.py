@@ -15,6 +15,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.index.base import live_rows
 from irkit.index.files import Array
 from irkit.index.filters import parse_filter
+from irkit.index.state import pinned
 from irkit.index.store import Store
 
 __all__ = ["Documents"]
@@ -41,7 +42,7 @@ class Documents:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._index = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
+        self._known = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
         self._mask = lru_cache(maxsize=16)(self._scan_metadata)
 
     def __len__(self) -> int:
@@ -50,14 +51,18 @@ class Documents:
 
     def __iter__(self) -> Iterator[Document]:
         """The documents in the order they came in, without those that were removed."""
-        rows = np.flatnonzero(live_rows(self.store, len(self)))
+        with self.store.pinned() as state:
+            rows = np.flatnonzero(live_rows(self.store, len(self)))
         for start in range(0, len(rows), _READ):
-            yield from self.fetch(rows[start : start + _READ])
+            with self.store.pinned(state):
+                documents = self.fetch(rows[start : start + _READ])
+            yield from documents
 
     def __contains__(self, id: object) -> bool:
         """Whether there is a document of this id."""
         return isinstance(id, str) and bool(self.find([id])[0] >= 0)
 
+    @pinned
     def __getitem__(self, id: str) -> Document:
         """The document of an id.
 
@@ -104,6 +109,7 @@ class Documents:
             self.store.append("hashes.bin", _hashes(ids))
             return range(start, len(self))
 
+    @pinned
     def find(self, ids: Sequence[str]) -> Array:
         """``(n,)`` int64 rows of documents by id; -1 where there is none, or none any more."""
         found = np.full(len(ids), -1, np.int64)
@@ -124,11 +130,13 @@ class Documents:
             found[place] = max(same, default=-1)
         return found
 
+    @pinned
     def ids(self, rows: Array) -> list[str]:
         """Ids of ``rows (n,)``."""
         blob, starts, ends = self._spans(0, rows)
         return [str(blob[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
+    @pinned
     def fetch(self, rows: Array) -> list[Document]:
         """Documents of ``rows (n,)``, removed ones included."""
         blob, starts, ends = self._spans(1, rows)
@@ -137,6 +145,7 @@ class Documents:
             Document(item["_id"], item["text"], item["title"], item.get("metadata", {})) for item in items
         ]
 
+    @pinned
     def filter(self, where: Mapping[str, Any]) -> Array:
         """Which rows have metadata that meets all conditions, for ``Index.search(allowed=)``.
 
@@ -178,9 +187,13 @@ class Documents:
                 )
 
     def _hash_index(self) -> tuple[Array, Array]:
-        """Hashes of all ids in order, and the row of each; new rows are merged into what is there."""
-        epoch, hashes, order = self._index
-        if epoch != self.store.epoch:
+        """Hashes of all ids in order, and the row of each."""
+        return self.store.derived("hashes", self._merge_hashes)
+
+    def _merge_hashes(self) -> tuple[Array, Array]:
+        """New rows are merged into what is known, unless that is of another epoch or of more rows."""
+        epoch, hashes, order = self._known
+        if epoch != self.store.epoch or len(hashes) > len(self):
             hashes, order = np.empty(0, np.uint64), np.empty(0, np.int64)
         if len(hashes) < len(self):
             new = self.store.read("hashes.bin")[len(hashes) :]
@@ -190,7 +203,7 @@ class Documents:
                 np.insert(hashes, places, new[ranks]),
                 np.insert(order, places, len(order) + ranks),
             )
-        self._index = (self.store.epoch, hashes, order)
+        self._known = (self.store.epoch, hashes, order)
         return hashes, order
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:

@@ -17,6 +17,7 @@ from irkit.index.base import StageProgress
 from irkit.index.config import FaissConfig, MuveraConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat
+from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
 from irkit.representation import Representation
 
@@ -77,6 +78,7 @@ class Faiss(Flat):
             self.store.replace(_FILE, lambda path: _write(structure, path))
             self.store.meta["index"] |= {"covered": n, "trained": trained}
 
+    @pinned
     def stats(self) -> dict[str, Any]:
         """As of every index, and how many rows the structure covers."""
         return super().stats() | {"factory": self._options.factory, "covered": self._state("covered")}

@@ -12,6 +12,7 @@ from irkit.errors import BadValueError
 from irkit.index import bm25
 from irkit.index.base import Index, StageProgress
 from irkit.index.files import Array
+from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
 from irkit.representation import MultiVector, Representation, representation_from_arrays
 from irkit.scoring import score
@@ -35,6 +36,7 @@ class Flat(Index):
 
     formula: tuple[float, float] | None = None
 
+    @pinned
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
         return self._make(self._take(rows))

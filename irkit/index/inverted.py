@@ -17,6 +17,7 @@ from irkit.index.files import Array
 from irkit.index.flat import Flat
 from irkit.index.quantization import LARGEST, counted, quantized
 from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
+from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
 from irkit.representation import Representation, Sparse
 
@@ -86,6 +87,7 @@ class Inverted(Flat):
             about = {key: given[key] for key in ("representation", "dim", "negative")}
             self.store.meta["index"] |= about | {"rows": len(self) + len(rows)}
 
+    @pinned
     def stats(self) -> dict[str, Any]:
         """As of every index; weights, bytes of each with its part of the lists, segments, rows they cover."""
         weights = self.store.rows("weights.bin")
@@ -206,6 +208,7 @@ class Inverted(Flat):
 
     # ---- searching ----
 
+    @pinned
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
         """As of every index; the shorter way, where it will do, takes as long as the lists or less."""
         if allowed is None and isinstance(queries, Sparse) and type(k) is int:

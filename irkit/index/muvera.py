@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from irkit.index.config import FaissConfig, MuveraConfig
 from irkit.index.faiss import Faiss
 from irkit.index.files import Array
 from irkit.index.flat import halved
+from irkit.index.state import pinned
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector, Representation
 
@@ -79,6 +80,11 @@ class Encoder:
         return sums.view(groups, self._cells, -1), counts.view(groups, self._cells)
 
 
+@lru_cache(maxsize=4)
+def _encoder(dim: int, config: MuveraConfig) -> Encoder:
+    return Encoder(dim, config)
+
+
 class Muvera(Faiss):
     """A FAISS structure over encodings of the first rows, whose finds are ranked by exact MaxSim.
 
@@ -88,13 +94,14 @@ class Muvera(Faiss):
     kinds: ClassVar[tuple[str, ...]] = ("multi_vector",)
     config: MuveraConfig
 
+    @pinned
     def stats(self) -> dict[str, Any]:
         """As of `Faiss`, and the width of an encoding."""
         return super().stats() | {"width": self._width(self.dim)}
 
-    @cached_property
+    @property
     def _encoder(self) -> Encoder:
-        return Encoder(self.dim, self.config)
+        return _encoder(self.dim, self.config)
 
     @property
     def _options(self) -> FaissConfig:

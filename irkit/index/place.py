@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Self
 
 from irkit.errors import BadTypeError, LockedError, StorageError
 from irkit.files import check_folder, explained
 from irkit.index.files import DATA_FILE, peek
 
-__all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "check_place", "directory_of"]
+__all__ = ["ASIDE", "BUILDING", "MANIFEST", "Lock", "absence", "busy", "check_place", "directory_of"]
 
 MANIFEST = "irkit.json"
 BUILDING = "irkit.building.json"  # the manifest of a build that is not published
@@ -34,10 +35,7 @@ class Lock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LockedError(
-                    f"index {directory}: somebody else is writing to it (in this process or another); "
-                    "try again when that has finished"
-                ) from None
+                raise busy(directory) from None
 
     def release(self) -> None:
         """Let others write; does nothing the second time."""
@@ -45,8 +43,22 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
     def __del__(self) -> None:
         self.release()
+
+
+def busy(directory: Path) -> LockedError:
+    """Why an index cannot be changed now."""
+    return LockedError(
+        f"index {directory}: somebody else is writing to it (in this process or another); "
+        "try again when that has finished"
+    )
 
 
 def directory_of(path: str | Path) -> Path:

@@ -24,6 +24,7 @@ from irkit.index.config import PlaidConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat, halved
 from irkit.index.plaid_search import CpuSearch, Effort, Structure, TensorSearch, select_tokens
+from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector, Representation
@@ -80,6 +81,7 @@ class Plaid(Flat):
             if covered - listed > covered // 20 or (covered and grown):
                 self._list(report)
 
+    @pinned
     def representations(self, rows: Array) -> Representation:
         """The stored documents of ``rows (n,)``, in this order."""
         read, kept = self.store.read, self._kept()
@@ -115,6 +117,7 @@ class Plaid(Flat):
             if len(compressed) < len(rows):
                 self.add(source.representations(rows[len(compressed) :]))
 
+    @pinned
     def stats(self) -> dict[str, Any]:
         """As of every index; bits of a residual, centroids, and how many rows are compressed."""
         centroids = self._count()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
@@ -13,20 +15,19 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from irkit.errors import BadValueError, CorruptError, StorageError
+from irkit.errors import BadValueError, StorageError
 from irkit.files import explained, sync
 from irkit.index.files import (
     DATA_FILE,
     Array,
     Entry,
-    Manifest,
     checksum,
     peek,
-    read_manifest,
     release,
     write_at,
 )
-from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, absence, check_place, directory_of
+from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, busy, check_place, directory_of
+from irkit.index.state import Own, Pin, State, load_state
 
 __all__ = ["Store"]
 
@@ -46,13 +47,14 @@ class Store:
     in use until ``publish``, and a killed build goes on from its last commit.
 
     An open store shows one committed state, also while another process writes; ``refresh`` moves to the
-    newest. Arrays are mapped into memory, not read. Several threads may read; one may write.
+    newest. Arrays are mapped into memory, not read.
+
+    Any number of threads may read a store while another thread changes or refreshes it. Each sees the last
+    committed state, in ``with store.pinned():`` the same throughout; what is changed inside ``update`` only
+    its own thread sees until it ends. A second thread that tries to change it gets a `LockedError`.
 
     Attributes:
         path: The directory.
-        meta: Free JSON values, kept in the manifest; change them inside ``update``.
-        version: Rises with every change.
-        epoch: Rises when rows may have changed other than by appending (opened, refreshed, rolled back).
         building: Whether this is a build that is not yet published.
 
     Examples:
@@ -69,18 +71,29 @@ class Store:
     def __init__(self, path: Path) -> None:
         """Use `Store.open` or `Store.build`."""
         self.path = path
-        self.meta: dict[str, Any] = {}
-        self.version = self.epoch = 0
         self.building = False
-        self._entries: dict[str, Entry] = {}
-        self._generation = 0
-        self._saved = b""  # the manifest this state came from
-        self._maps: dict[str, Array] = {}
-        self._derived: dict[Hashable, Any] = {}
+        self._committed = State()
+        self._own = Own()
+        self._numbers = itertools.count(1)  # of versions
         self._dirty: set[str] = set()  # files written since the last commit
-        self._lock: Lock | None = None
-        self._depth = 0  # of nested updates
-        self._failed = False
+        self._lock: Lock | None = None  # of a build
+        self._changing = threading.Lock()  # held by the thread that changes the store
+        self._moving = threading.Lock()  # while the committed state changes, here and on the disk
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Free JSON values, kept in the manifest; change them inside ``update``."""
+        return self._state.meta
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self._state.version
+
+    @property
+    def epoch(self) -> int:
+        """Rises when rows may have changed other than by appending (opened, refreshed, rolled back)."""
+        return self._state.epoch
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Store:
@@ -95,7 +108,7 @@ class Store:
             CorruptError: A file is missing, truncated or altered.
         """
         store = cls(directory_of(path))
-        store._load(verify)
+        store._committed = store._load(verify)
         return store
 
     @classmethod
@@ -122,32 +135,40 @@ class Store:
         try:
             check_place(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
-                store._load(verify=True)
+                store._committed = store._load(verify=True)
             if key is None or store.meta.get("build") != key:
-                store._begin()
-                store.meta["build"] = key
-                store._commit()
+                store._begin(key)
             store._clean()
         except BaseException:
             store.close()
             raise
         return store
 
+    def pinned(self, state: State | None = None) -> Pin:
+        """A context in which this thread sees one state, whatever is committed or refreshed meanwhile.
+
+        Inside another one, or inside ``update``, all stays as it is there.
+
+        Args:
+            state: One that was pinned before; by default the last committed one.
+        """
+        return Pin(self._own, state or self._committed)
+
     def rows(self, name: str) -> int:
         """Rows of an array; 0 when there is none of this name."""
-        return self._entries[name].rows if name in self._entries else 0
+        entry = self._state.entries.get(name)
+        return entry.rows if entry else 0
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every array by name."""
-        return {name: entry.nbytes for name, entry in sorted(self._entries.items())}
+        return {name: entry.nbytes for name, entry in sorted(self._state.entries.items())}
 
     def read(self, name: str) -> Array:
         """The array ``(rows, ...)``, mapped into memory; treat it as read-only."""
-        if name not in self._entries:
-            raise BadValueError(f"index {self.path}: no array {name!r}; it has {sorted(self._entries)}")
-        if name not in self._maps:
-            self._maps[name] = self._entries[name].map(self.path)
-        return self._maps[name]
+        state = self._state
+        if name not in state.entries:
+            raise BadValueError(f"index {self.path}: no array {name!r}; it has {sorted(state.entries)}")
+        return state.map(name, self.path)
 
     def blocks(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Array]:
         """Copies of rows ``start`` to ``stop``, in order, 16 MB each; the file does not stay in memory."""
@@ -168,10 +189,13 @@ class Store:
         return taken
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``make()``, kept until the store changes."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        value: T = self._derived[key]
+        """The value of ``make()``, which sees one state; kept until the store changes."""
+        kept = self._state.derived
+        if key not in kept:
+            with self.pinned() as state:
+                kept = state.derived  # of what make() reads, whatever is committed meanwhile
+                kept[key] = make()
+        value: T = kept[key]
         return value
 
     def append(self, name: str, array: Array) -> None:
@@ -184,8 +208,10 @@ class Store:
         Raises:
             StorageError: The rows could not be written; the update is void.
         """
+        self._check_updating()
         data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        entry = self._entries.get(name) or Entry(self._new_file(name), data.dtype.str, data.shape[1:], 0, 0)
+        entry = self._state.entries.get(name)
+        entry = entry or Entry(self._new_file(name), data.dtype.str, data.shape[1:], 0, 0)
         if (data.dtype.str, data.shape[1:]) != (entry.dtype, entry.shape):
             raise BadValueError(
                 f"index {self.path}: rows of {name} are {entry.shape} {entry.dtype}, "
@@ -205,6 +231,7 @@ class Store:
             name: As for `append`.
             write: Called with the path to write; fails with an OSError.
         """
+        self._check_updating()
         file = self._new_file(name)
         with self._writing(file) as path:
             write(path)
@@ -214,61 +241,61 @@ class Store:
 
     def drop(self, name: str) -> None:
         """Forget an array, inside ``update``; nothing happens if there is none of this name."""
-        if not self._depth:
-            raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
-        if self._entries.pop(name, None):
-            self._maps.pop(name, None)
-            self._changed()
+        self._check_updating()
+        if name in self._state.entries:
+            self._change(name, None)
 
     @contextlib.contextmanager
     def update(self) -> Iterator[Self]:
         """Change the index: all of the block or, on an exception, nothing of it.
 
         Takes the lock and moves to the newest state first. Inside another ``update`` it becomes part of
-        that one. What was appended can be read inside the block.
+        that one. What was appended can be read inside the block, by this thread.
 
         Raises:
-            LockedError: Another process is writing.
+            LockedError: Another process, or another thread, is writing.
             StorageError: The changes could not be written.
         """
-        if self._depth:
-            self._depth += 1
+        own = self._own
+        if own.updating:
             try:
                 yield self
             except BaseException:
-                self._failed = True
+                own.failed = True
                 raise
-            finally:
-                self._depth -= 1
             return
-        held = self._lock is not None
-        self._lock = self._lock or Lock(self.path)
+        if not self._changing.acquire(blocking=False):
+            raise busy(self.path)
+        before = own.state
         try:
-            if not held:
-                self.refresh()
+            with contextlib.nullcontext() if self._lock else Lock(self.path):
+                if not self._lock:
+                    self.refresh()
+                    self._clean()
+                own.state, own.updating, own.failed = self._committed.copy(), True, False
+                try:
+                    yield self
+                    if own.failed:
+                        raise StorageError(f"index {self.path}: a step of this update failed; {_UNCHANGED}")
+                    self._commit(own.state)
+                except BaseException:
+                    own.state.maps.clear()  # files are cut
+                    with self._moving:  # the truth is on disk: the new manifest may be renamed already
+                        self._committed = self._load()
+                    self._clean()
+                    raise
+                finally:
+                    own.state, own.updating = before, False
+                    self._dirty.clear()
                 self._clean()
-            self._depth, self._failed = 1, False
-            try:
-                yield self
-                if self._failed:
-                    raise StorageError(f"index {self.path}: a step of this update failed; {_UNCHANGED}")
-                self._commit()
-                self._clean()
-            except BaseException:
-                self._load()  # the truth is on disk: the new manifest may already have been renamed
-                self._clean()
-                raise
-            finally:
-                self._depth = 0
         finally:
-            if not held:
-                self._unlock()
+            self._changing.release()
 
     def publish(self) -> None:
         """Finish a build: in one step its index replaces the one that was there, and the lock is free."""
         if not self.building:
             raise BadValueError(f"index {self.path}: there is no build to publish")
-        with explained(f"publishing {self.path}", "run the same build again to finish it"):
+        with explained(f"publishing {self.path}", "run the same build again to finish it"), self._moving:
             (self.path / BUILDING).replace(self.path / MANIFEST)
             self.building = False
             sync(self.path)
@@ -277,10 +304,13 @@ class Store:
 
     def refresh(self) -> bool:
         """Move to the newest committed state; whether there was a newer one."""
-        with explained(f"reading {self._manifest}"):
-            newer = self._manifest.read_bytes() != self._saved
-        if newer:
-            self._load()
+        if self._own.updating:  # it is the newest
+            return False
+        with self._moving:
+            with explained(f"reading {self._manifest}"):
+                newer = self._manifest.read_bytes() != self._committed.saved
+            if newer:
+                self._committed = self._load()
         return newer
 
     def verify(self) -> None:
@@ -289,13 +319,13 @@ class Store:
         Raises:
             CorruptError: A file was altered.
         """
-        for name, entry in self._entries.items():
-            entry.verify(self.path, self.read(name))
+        self._state.verify(self.path)
 
     def close(self) -> None:
         """Release the lock; a build that was not published stays to be resumed."""
         self._unlock()
-        self._maps, self._derived = {}, {}
+        with self._moving:
+            self._committed = replace(self._committed, maps={}, derived={})
 
     def __enter__(self) -> Self:
         return self
@@ -304,46 +334,28 @@ class Store:
         self.close()
 
     @property
+    def _state(self) -> State:
+        return self._own.state or self._committed
+
+    @property
     def _manifest(self) -> Path:
         return self.path / (BUILDING if self.building else MANIFEST)
 
-    def _load(self, verify: bool = False) -> None:
-        """Adopt the manifest on disk and map every file; again when a writer has replaced it meanwhile."""
-        for _ in range(100):
-            with explained(f"opening index {self.path}"):
-                try:
-                    data = self._manifest.read_bytes()
-                except (FileNotFoundError, NotADirectoryError):
-                    raise absence(self.path) from None
-            manifest = read_manifest(data, self._manifest)
-            try:
-                maps = {name: entry.map(self.path) for name, entry in manifest.arrays.items()}
-                break
-            except CorruptError:
-                if self._manifest.read_bytes() == data:
-                    raise
-        else:
-            raise StorageError(f"opening index {self.path}: it is being rewritten all the time; try again")
-        if verify:
-            for name, entry in manifest.arrays.items():
-                entry.verify(self.path, maps[name])
-        self._saved, self._maps, self._generation = data, maps, manifest.generation
-        self._entries, self.meta = dict(manifest.arrays), dict(manifest.meta)
-        self._dirty.clear()
-        self.epoch += 1
-        self._changed()
+    def _load(self, verify: bool = False) -> State:
+        return load_state(self.path, self._manifest, next(self._numbers), verify)
 
-    def _begin(self) -> None:
-        """Adopt an empty state, beside an index that may be there."""
+    def _begin(self, key: Any) -> None:
+        """Commit an empty state, beside an index that may be there."""
         with explained(f"reading {self.path}"):
             manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
-        self._generation = max((manifest.generation for manifest in manifests if manifest), default=0)
-        self._saved, self._entries, self._maps, self.meta = b"", {}, {}, {}
-        self._changed()
+        generation = max((manifest.generation for manifest in manifests if manifest), default=0)
+        number = next(self._numbers)
+        self._commit(State(number, number, meta={"build": key}, generation=generation))
 
-    def _commit(self) -> None:
-        data = Manifest(self._entries, self.meta, self._generation).serialise()
-        if data == self._saved:
+    def _commit(self, state: State) -> None:
+        """Store a state and show it to all threads; one that is stored already stays as it is."""
+        data = state.manifest()
+        if data == state.saved:
             return
         with explained(f"writing {self._manifest}", _UNCHANGED):
             for file in self._dirty:
@@ -351,10 +363,13 @@ class Store:
             sync(self.path)
             write_at(self.path / ASIDE, 0, data)
             sync(self.path / ASIDE)
-            (self.path / ASIDE).replace(self._manifest)
+            for name in state.entries:
+                state.map(name, self.path)
+            state.saved, state.version, state.derived = data, next(self._numbers), {}
+            with self._moving:
+                (self.path / ASIDE).replace(self._manifest)
+                self._committed = state
             sync(self.path)
-        self._saved = data
-        self._dirty.clear()
 
     def _clean(self) -> None:
         """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
@@ -364,38 +379,41 @@ class Store:
             for path in self.path.iterdir():
                 if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
                     path.unlink()
-            for entry in self._entries.values():
+            for entry in self._committed.entries.values():
                 if (self.path / entry.file).stat().st_size > entry.nbytes:
                     os.truncate(self.path / entry.file, entry.nbytes)
 
     def _new_file(self, name: str) -> str:
-        self._generation += 1
+        state = self._state
+        state.generation += 1
         stem, _, suffix = name.partition(".")
-        file = f"{stem}.g{self._generation}.{suffix}"
+        file = f"{stem}.g{state.generation}.{suffix}"
         if not DATA_FILE.fullmatch(file):
             raise BadValueError(f"array name {name!r}: expected letters and _, and a suffix: values.bin")
         return file
 
     @contextlib.contextmanager
     def _writing(self, file: str) -> Iterator[Path]:
-        if not self._depth:
-            raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
         self._dirty.add(file)
         try:
             with explained(f"writing {self.path / file}", _UNCHANGED):
                 yield self.path / file
         except BaseException:
-            self._failed = True
+            self._own.failed = True
             raise
 
-    def _change(self, name: str, entry: Entry) -> None:
-        self._entries[name] = entry
-        self._maps.pop(name, None)
-        self._changed()
+    def _check_updating(self) -> None:
+        if not self._own.updating:
+            raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
 
-    def _changed(self) -> None:
-        self.version += 1
-        self._derived = {}
+    def _change(self, name: str, entry: Entry | None) -> None:
+        state = self._state
+        if entry:
+            state.entries[name] = entry
+        else:
+            del state.entries[name]
+        state.maps.pop(name, None)
+        state.version, state.derived = next(self._numbers), {}
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import Lock
 
 import numpy as np
 
@@ -31,68 +32,79 @@ class Vocabulary:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._numbers = _Numbers()
-        self._stored, self._epoch = 0, -1
+        self._newest, self._lock = _Numbers(0), Lock()
 
     def __len__(self) -> int:
         """Terms that are stored."""
-        self._read()
-        return self._stored
+        return self._read()[1]
 
     @property
     def strings(self) -> list[str]:
         """The terms that are stored, by number."""
-        self._read()
-        return self._numbers.terms[: self._stored]
+        numbers, stored = self._read()
+        return numbers.terms[:stored]
 
     def learn(self, terms: Iterable[str]) -> list[int]:
         """Numbers of terms, new ones included."""
-        self._read()
-        return list(map(self._numbers.__getitem__, terms))
+        return list(map(self._read()[0].__getitem__, terms))
 
     def find(self, terms: Iterable[str]) -> list[int]:
         """Numbers of terms; -1 where it is not stored."""
-        self._read()
-        found = (self._numbers.get(term, -1) for term in terms)
-        return [number if number < self._stored else -1 for number in found]
+        numbers, stored = self._read()
+        found = (numbers.get(term, -1) for term in terms)
+        return [number if number < stored else -1 for number in found]
 
     def known(self) -> int:
         """Terms stored and learnt."""
-        self._read()
-        return len(self._numbers)
+        return len(self._read()[0])
 
     def keep(self, count: int) -> None:
         """Store the first ``count`` terms, those that are not yet, inside ``store.update()``."""
-        self._read()
-        new = self._numbers.terms[self._stored : count]
+        numbers, stored = self._read()
+        new = numbers.terms[stored:count]
         if new:
             self.store.append(_FILE, np.frombuffer("".join(f"{term}\n" for term in new).encode(), np.uint8))
-            self._stored += len(new)
+            numbers.stored[self.store.rows(_FILE)] = stored + len(new)
 
     def copy(self, source: Store) -> None:
         """Take over all terms of another index, inside ``store.update()``, where there are none yet."""
         if source.rows(_FILE) and not self.store.rows(_FILE):
             self.store.append(_FILE, source.read(_FILE))
-            self._epoch = -1
 
     @staticmethod
     def grows(store: Store) -> bool:
         """Whether an index has such a vocabulary."""
         return bool(store.rows(_FILE))
 
-    def _read(self) -> None:
-        """Forget what is no longer true: the store was refreshed, or a change to it undone."""
-        if self._epoch != self.store.epoch:
-            text = self.store.read(_FILE).tobytes().decode() if self.store.rows(_FILE) else ""
-            self._numbers = _Numbers(text.split("\n")[:-1])
-            self._stored, self._epoch = len(self._numbers), self.store.epoch
+    def _read(self) -> tuple[_Numbers, int]:
+        """Numbers of the terms, and how many of these are stored."""
+        return self.store.derived(("terms", self), self._find)
+
+    def _find(self) -> tuple[_Numbers, int]:
+        """Read anew if the store was refreshed, or a change to it undone; what is newest stays known."""
+        size, epoch = self.store.rows(_FILE), self.store.epoch
+        with self._lock:
+            numbers = self._newest
+            if numbers.epoch != epoch or size not in numbers.stored:
+                text = self.store.read(_FILE).tobytes().decode() if size else ""
+                numbers = _Numbers(epoch, text.split("\n")[:-1])
+                numbers.stored[size] = len(numbers)
+                if (epoch, size) > (self._newest.epoch, max(self._newest.stored, default=-1)):
+                    self._newest = numbers
+        return numbers, numbers.stored[size]
 
 
 class _Numbers(dict[str, int]):
-    """Gives a key that is not there the next number."""
+    """Gives a key that is not there the next number.
 
-    def __init__(self, terms: Iterable[str] = ()) -> None:
-        self.terms = list(terms)  # in order of their numbers
+    Attributes:
+        terms: In order of their numbers.
+        stored: How many of them make so many bytes of the file.
+        epoch: Of the store.
+    """
+
+    def __init__(self, epoch: int, terms: Iterable[str] = ()) -> None:
+        self.terms, self.stored, self.epoch = list(terms), dict[int, int](), epoch
         super().__init__(zip(self.terms, range(len(self.terms)), strict=True))
 
     def __missing__(self, term: str) -> int:

@@ -86,6 +86,10 @@ class BM25(LexicalModel):
         texts = list(strings(items))
         if not texts:
             return sparse_rows((), None, self.dim)
+        with self._terms.store.pinned():
+            return self._represent(texts, side)
+
+    def _represent(self, texts: Sequence[str], side: Side) -> Sparse:
         found = self._numbers(texts, self._terms.find)
         if side == "query":
             return self._queries(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain
 
 from irkit.data import Document, Query
@@ -45,8 +46,9 @@ class Impacts(LexicalModel):
         """The weights of the terms that the index has."""
         check_side(side)
         vectors = _checked(items)
-        rows = [self._terms.find(vector) for vector in vectors]
-        return sparse_rows(rows, _weights(vectors), self.dim)
+        with self._terms.store.pinned() if vectors else nullcontext():
+            rows = [self._terms.find(vector) for vector in vectors]
+            return sparse_rows(rows, _weights(vectors), self.dim)
 
     def _rows(self, items: Sequence[Mapping[str, float]]) -> Sparse:
         rows = [self._terms.learn(vector) for vector in _checked(items)]
