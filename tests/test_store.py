@@ -486,6 +486,32 @@ def test_a_full_disk_at_any_step(
     assert state(store) == state(Store.open(path)) != before
 
 
+def test_a_change_that_may_not_be_on_the_disk_is_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sync, that of the directory, fails after the manifest is renamed."""
+    store = Store.open(path)
+    with (
+        monkeypatch.context() as context,
+        pytest.raises(
+            StorageError, match=r"writing .*No space left.*; the change is made, but may not survive"
+        ),
+        store.update(),
+    ):
+        store.append("numbers.bin", np.arange(5))
+        fail_at(context, os, "fsync", 3)  # after those of the file, the directory and the manifest
+    assert state(store) == state(Store.open(path))
+    assert store.rows("numbers.bin") == 105
+    with Store.build(path, overwrite=True) as build:
+        with (
+            monkeypatch.context() as context,
+            pytest.raises(StorageError, match=r"publishing .*; the change is made, but may not survive"),
+        ):
+            fail_at(context, os, "fsync", 0)
+            build.publish()
+        assert not build.building
+    with Store.open(path).update() as store:
+        assert store.sizes() == {}
+
+
 def test_an_interrupt_after_the_commit_keeps_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(path)
     real = Path.replace

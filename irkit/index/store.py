@@ -36,6 +36,7 @@ T = TypeVar("T")
 _BLOCK_BYTES = 1 << 24
 _TAKE_ROWS = 1 << 12
 _UNCHANGED = "the stored index is unchanged"
+_MADE = "the change is made, but may not survive a power cut"
 
 
 class Store:
@@ -298,6 +299,7 @@ class Store:
         with explained(f"publishing {self.path}", "run the same build again to finish it"), self._moving:
             (self.path / BUILDING).replace(self.path / MANIFEST)
             self.building = False
+        with explained(f"publishing {self.path}", _MADE):
             sync(self.path)
         self._clean()
         self._unlock()
@@ -369,6 +371,7 @@ class Store:
             with self._moving:
                 (self.path / ASIDE).replace(self._manifest)
                 self._committed = state
+        with explained(f"writing {self._manifest}", _MADE):
             sync(self.path)
 
     def _clean(self) -> None:
