@@ -535,3 +535,15 @@ def test_published_scores(
         run = retriever.run(read_queries(folder, "test"))
     [value] = evaluate(run, read_qrels(folder, "test"), measure).mean.values()
     assert value == pytest.approx(expected, abs=tolerance)
+
+
+def test_an_index_compacted_to_nothing_is_still_of_bm25(tmp_path: Path) -> None:
+    texts = {"a": "red red green", "b": "green blue"}
+    Retriever.build(BM25(k1=1.2, b=0.75), texts, tmp_path / "index")
+    expected = Retriever.load(tmp_path / "index").search("red green", 2)
+    Retriever.load(tmp_path / "index").remove(list(texts))
+    compact(tmp_path / "index")
+    retriever = Retriever.load(tmp_path / "index")
+    assert retriever.search("red green", 2) == []
+    retriever.add(texts)
+    assert retriever.search("red green", 2) == expected

@@ -311,6 +311,24 @@ def test_nothing_in_it(backend: Backend) -> None:
     assert (len(index), index.dim, index.search(queries, 1).rows.tolist()) == (0, DIM, [[-1], [-1]])
 
 
+def test_an_index_compacted_to_nothing_is_as_it_was_begun(backend: Backend) -> None:
+    data = whole_numbers(backend, 20, np.random.default_rng(5))
+    path = build(backend, [data])
+    open_index(Store.open(path)).remove(range(20))
+    for _ in range(2):
+        compact(path)
+        index = open_index(Store.open(path))
+        assert (len(index), index.representation, index.dim) == (0, backend.kind, DIM)
+        none = index.representations(np.arange(0))
+        assert (type(none), len(none), none.dim) == (type(data), 0, DIM)
+        assert index.search(data[:2], 1).rows.tolist() == [[-1], [-1]]
+    index.add(data)
+    index.finish()
+    fresh = open_index(Store.open(build(backend, [data])))
+    for one, other in zip(index.search(data, 5), fresh.search(data, 5), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def with_value(data: Representation, value: float) -> Representation:
     """The same with one number replaced."""
     if isinstance(data, Dense):

@@ -42,7 +42,8 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
             Vocabulary(new).copy(old)
         rows = np.flatnonzero(source.live)
         size = max(1, _CHUNK_BYTES * max(1, len(source)) // max(1, source.stats()["bytes"]))
-        for start in range(len(index), len(rows), size):
+        count = max(len(rows), 1) if source.representation else 0  # no rows have kind and width, too
+        for start in range(len(index), count, size):
             chosen = rows[start : start + size]
             with new.update():
                 index.copy(source, chosen)

@@ -114,7 +114,7 @@ class Plaid(Flat):
                 count = len(self) + len(compressed)
                 about = source.store.meta["index"] | {"rows": count, "covered": count, "listed": 0}
                 self.store.meta["index"] = about
-            if len(compressed) < len(rows):
+            if len(compressed) < len(rows) or not len(rows):
                 self.add(source.representations(rows[len(compressed) :]))
 
     @pinned
