@@ -232,6 +232,34 @@ def test_an_unreadable_structure_is_reported(tmp_path: Path, data: Dense) -> Non
     assert len(index) == N
 
 
+def test_many_queries_are_searched_in_blocks(
+    tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(tmp_path / "index", "ivf", data)
+    expected, sizes, look_up = index.search(data[:50], 5), [], index._look_up
+
+    def counted(values: np.ndarray, *arguments: Any) -> Any:
+        sizes.append(len(values))
+        return look_up(values, *arguments)
+
+    monkeypatch.setattr(index, "_look_up", counted)
+    monkeypatch.setattr("irkit.index.faiss._QUERIES", 20)
+    found = index.search(data[:50], 5)
+    assert sizes == [20, 20, 10]
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+
+
+def test_finishing_goes_on_from_what_another_has_finished(tmp_path: Path, data: Dense) -> None:
+    index, other = build(tmp_path / "index", "ivf", data), open_index(Store.open(tmp_path / "index"))
+    index.add(data)
+    other.add(data)
+    other.finish()
+    index.finish()
+    structure, _ = index.store.derived("structure", index._open)
+    assert structure.ntotal == len(index) == index.stats()["covered"] == 3 * N
+
+
 def test_names_of_indexes() -> None:
     assert index_config("flat") == index_config({"kind": "flat"}) == FlatConfig()
     assert index_config("hnsw") == index_config("faiss") == FaissConfig()

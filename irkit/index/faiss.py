@@ -16,7 +16,7 @@ from irkit.errors import ConfigError, CorruptError, MissingDependencyError
 from irkit.index.base import StageProgress
 from irkit.index.config import FaissConfig, MuveraConfig
 from irkit.index.files import Array
-from irkit.index.flat import Flat
+from irkit.index.flat import Flat, query_blocks
 from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
 from irkit.representation import Representation
@@ -30,6 +30,7 @@ _FEW = 2048  # rows that are scanned sooner than looked up
 _PER_HIT = 64  # as many rows for each hit wanted are scanned, too
 _POINTS_PER_CENTROID = 39  # FAISS asks for as many
 _MOST_ON_GPU = 2048  # hits of a query, and lists that it visits
+_QUERIES = 2048  # searched together: more would only take more memory
 _ADDED = 2048  # rows added at a time: a second's work for a graph
 
 
@@ -52,11 +53,11 @@ class Faiss(Flat):
         Raises:
             ConfigError: FAISS cannot build what the configuration asks for.
         """
-        n, covered, trained = len(self), self._state("covered"), self._state("trained")
-        if n - covered <= max(_FEW, covered // 20):
-            return
         report = progress or (lambda stage, count, total: None)
         with self.store.update(), self._threads():
+            n, covered, trained = len(self), self._state("covered"), self._state("trained")
+            if n - covered <= max(_FEW, covered // 20):
+                return
             grows = "NSG" not in self._options.factory  # which takes all rows in one addition
             if covered and grows and n < 4 * (trained or n):
                 structure = self._place(faiss.deserialize_index(self.store.read(_FILE)))
@@ -110,8 +111,12 @@ class Faiss(Flat):
         kept = covered if keep is None else int(np.count_nonzero(keep[:covered]))
         if kept <= max(_FEW, covered // 20, _PER_HIT * k):
             return super()._search(queries, k, keep)
-        best = TopK(len(queries), k)
-        best.push_pairs(*self._candidates(queries, k, keep, kept / covered))
+        parts = [self._search_part(some, k, keep, kept / covered) for some in query_blocks(queries, _QUERIES)]
+        return Hits(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _search_part(self, queries: Representation, k: int, keep: Array | None, share: float) -> Hits:
+        covered, best = self._state("covered"), TopK(len(queries), k)
+        best.push_pairs(*self._candidates(queries, k, keep, share))
         self._scan(queries, best, covered, keep)
         hits = best.hits()
         short = np.flatnonzero(hits.rows[:, -1] < 0)

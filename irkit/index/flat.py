@@ -17,7 +17,7 @@ from irkit.index.topk import Hits, TopK
 from irkit.representation import MultiVector, Representation, representation_from_arrays
 from irkit.scoring import score
 
-__all__ = ["Flat", "halved"]
+__all__ = ["Flat", "halved", "query_blocks"]
 
 _QUERIES = {"dense": 512, "multi_vector": 32, "sparse": 64}  # scored together: their side stays in cache
 _SCORES = 1 << 21  # made at a time: 8 MB
@@ -70,7 +70,7 @@ class Flat(Index):
         return representation.arrays()
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        parts = [self._search_block(some, k, keep) for some in _query_blocks(queries)]
+        parts = [self._search_block(some, k, keep) for some in query_blocks(queries, _QUERIES[queries.kind])]
         return Hits(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
@@ -154,8 +154,8 @@ def halved(representation: Representation) -> dict[str, Array]:
     return arrays | {"values": values}
 
 
-def _query_blocks(queries: Representation) -> Iterator[Representation]:
-    size = _QUERIES[queries.kind]
+def query_blocks(queries: Representation, size: int) -> Iterator[Representation]:
+    """``size`` queries at a time."""
     if len(queries) <= size:
         yield queries
         return
