@@ -58,14 +58,17 @@ def open_irkit(vectors: TokenVectors, folder: Path, options: Options) -> Search:
     from irkit.index import Store, open_index
 
     index = open_index(Store.open(folder))
-    built = index.config
+    built, queries = index.config, _queries(vectors)
 
-    def search(query: Any, settings: Options) -> Hits:
+    def search(count: int, settings: Options) -> list[Hits]:
         index.config = built.model_copy(update=settings)
-        queries = MultiVector(Ragged(torch.from_numpy(query), torch.tensor([len(query)])))
-        return index.search(queries, K).rows[0].tolist()
+        asked = (
+            MultiVector(Ragged(torch.from_numpy(query), torch.tensor([len(query)])))
+            for query in queries[:count]
+        )
+        return [index.search(query, K).rows[0].tolist() for query in asked]
 
-    return _one_by_one(search, vectors)
+    return search
 
 
 def build_tachiom(vectors: TokenVectors, folder: Path, options: Options) -> None:
@@ -162,8 +165,12 @@ ENGINES = {
 
 
 def _one_by_one(search: Callable[[Any, Options], Hits], vectors: TokenVectors) -> Search:
-    queries = [np.array(vectors.query(number)) for number in range(len(vectors.exact))]
+    queries = _queries(vectors)
     return lambda count, settings: [search(query, settings) for query in queries[:count]]
+
+
+def _queries(vectors: TokenVectors) -> list[Any]:
+    return [np.array(vectors.query(number)) for number in range(len(vectors.exact))]
 
 
 def _documents(vectors: TokenVectors) -> list[torch.Tensor]:
