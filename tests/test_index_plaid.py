@@ -27,7 +27,14 @@ from irkit.index import (
     create_index,
     open_index,
 )
-from irkit.index.clustering import build_lists, centroid_count, sample_places, train_centroids, write_lists
+from irkit.index.clustering import (
+    build_lists,
+    centroid_count,
+    read_lists,
+    sample_places,
+    train_centroids,
+    write_lists,
+)
 from irkit.index.muvera import Encoder
 from irkit.index.plaid import Plaid
 from irkit.index.plaid_search import TensorSearch
@@ -404,13 +411,19 @@ def test_samples_are_spread() -> None:
     assert (places // 100 == np.arange(10)).all()
 
 
-def test_lists_hold_each_document_once_per_centroid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("narrow", [39, 40])
+def test_lists_hold_each_document_once_per_centroid(
+    narrow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("irkit.index.clustering._BLOCK", 50)
+    monkeypatch.setattr("irkit.index.clustering._NARROW", narrow)
     rng = np.random.default_rng(0)
     ends, codes = np.cumsum(rng.integers(0, 30, 40)), rng.integers(0, 9, 2000).astype(np.uint16)
     offsets = build_lists(codes, ends, 9)
     write_lists(tmp_path / "lists", codes, ends, offsets)
-    found = np.split(np.fromfile(tmp_path / "lists", np.int32), offsets[1:-1])
+    stored = np.fromfile(tmp_path / "lists", np.uint8)
+    assert len(stored) == offsets[-1] * (2 if narrow == 40 else 4)
+    found = np.split(read_lists(stored, int(offsets[-1])), offsets[1:-1])
     parts = np.split(codes, ends)[:-1]
     for centroid in range(9):
         assert found[centroid].tolist() == [row for row, part in enumerate(parts) if centroid in part]

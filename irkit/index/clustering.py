@@ -17,6 +17,7 @@ __all__ = [
     "build_lists",
     "centroid_count",
     "fit_tokens",
+    "read_lists",
     "sample_places",
     "train_centroids",
     "write_lists",
@@ -29,6 +30,7 @@ _PART = 1 << 17  # tokens assigned at a time
 _POINTS = 8  # tokens for each centroid, at least
 _STEP = 64  # centroids come in multiples of it
 _BLOCK = 1 << 20  # tokens listed at a time
+_NARROW = 1 << 16  # documents whose numbers fit into two bytes
 
 
 def centroid_count(tokens: int, limit: int) -> int:
@@ -153,7 +155,7 @@ def build_lists(codes: Array, ends: Array, count: int) -> Array:
 
 
 def write_lists(path: Path, codes: Array, ends: Array, offsets: Array) -> None:
-    """Write int32 documents, ascending in the list of each centroid that they have a token of.
+    """Write documents, ascending in the list of each centroid that they have a token of: uint16, if these do.
 
     Args:
         path: Of the file, which is not kept in memory.
@@ -162,13 +164,19 @@ def write_lists(path: Path, codes: Array, ends: Array, offsets: Array) -> None:
         offsets: Its result.
     """
     path.touch()
-    written = allocate(path, 0, (int(offsets[-1]),), np.int32)
+    written = allocate(path, 0, (int(offsets[-1]),), np.uint16 if len(ends) <= _NARROW else np.int32)
     following = offsets[:-1].copy()
     for places, documents in _pairs(codes, ends):
         counts = np.bincount(places, minlength=len(following))
         before = np.cumsum(counts) - counts
         written[following[places] + np.arange(len(places)) - before[places]] = documents
         following += counts
+
+
+def read_lists(stored: Array, count: int) -> Array:
+    """``(count,)`` int32: what `write_lists` wrote, of the bytes of its file; narrow ones are copied."""
+    narrow = len(stored) == count * np.dtype(np.uint16).itemsize
+    return stored.view(np.uint16).astype(np.int32) if narrow else stored.view(np.int32)
 
 
 def _pairs(codes: Array, ends: Array) -> Iterator[tuple[Array, Array]]:

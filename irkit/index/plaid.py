@@ -16,6 +16,7 @@ from irkit.index.clustering import (
     build_lists,
     centroid_count,
     fit_tokens,
+    read_lists,
     sample_places,
     train_centroids,
     write_lists,
@@ -280,7 +281,8 @@ class Plaid(Flat):
         tokens = select_tokens(self._encoded(), slice(int(offsets[-1])))
         starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)
         if self.store.rows("lists.bin"):
-            starts, lists = self.store.read("list_offsets.bin"), self.store.read("lists.bin").view(np.int32)
+            starts = self.store.read("list_offsets.bin")
+            lists = read_lists(self.store.read("lists.bin"), int(starts[-1]))
         fits = all(len(array) == offsets[-1] for array in tokens) and starts[-1] == len(lists)
         if not fits or len(starts) > count + 1 or (np.diff(offsets) < 0).any():
             raise CorruptError(

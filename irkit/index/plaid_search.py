@@ -44,7 +44,7 @@ class Structure:
         scales: ``(n,)`` float32, of the means.
         offsets: ``(n + 1,)`` int64: where the tokens of each document start.
         list_offsets: ``(K + 1,)`` int64: where the list of each centroid starts.
-        lists: int32 documents.
+        lists: int32 documents, mapped only where these are many.
         listed: How many documents are in lists.
         filled: ``(n,)`` bool: those that have tokens.
     """
