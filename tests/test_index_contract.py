@@ -362,6 +362,7 @@ def test_bad_representations_change_nothing(backend: Backend) -> None:
     for bad in (
         with_value(data, np.nan),
         with_value(data, np.inf),
+        with_value(data.to("cpu", torch.float64), 1e200),
         wider(backend.kind),
         reals(Backend("flat", other), 3, rng),
     ):
