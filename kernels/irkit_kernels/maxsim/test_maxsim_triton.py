@@ -153,7 +153,7 @@ def test_compiles_for_gpus(capability, dtype):
     names = ("query_offsets", "document_offsets", "argmax")
     arguments = dict.fromkeys(("queries", "documents"), f"*{dtype}") | dict.fromkeys(names, "*i32")
     arguments |= dict.fromkeys(("query_scales", "document_scales", "out"), "*fp32")
-    arguments |= {"pairs": "*i64", "argmax_offsets": "*i64", "n_q": "i32", "n_d": "i32"}
+    arguments |= {"pairs": "*i64", "argmax_offsets": "*i64", "n_q": "i32", "n_d": "i32", "size": "i32"}
     arguments |= {"D": 96, "BLOCK_Q": 32, "BLOCK_D": 64, "BLOCK_K": 32 if dtype == "fp32" else 128}
     arguments |= {"PAIRED": dtype == "bf16", "WITH_ARGMAX": dtype != "i8", "QUANTIZED": dtype == "i8"}
     assert compiles(triton_kernel.score, arguments, capability)

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._tuning import size_class, tuned
 from .reference import Tokens
 
 __all__ = ["forward", "score"]
 
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
 _WIDEST = 128  # dimensions multiplied at once
 _CONFIGS = [
@@ -67,8 +67,8 @@ def _best(
     return tl.where(broken > 0, float("nan"), best), place
 
 
-@triton.autotune(configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "BLOCK_Q", "QUANTIZED"])
-@triton.jit
+@tuned(_CONFIGS)
+@triton.jit(do_not_specialize=["size"])
 def score(
     queries,
     query_scales,
@@ -82,6 +82,7 @@ def score(
     argmax,
     n_q,
     n_d,
+    size,
     D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -153,6 +154,7 @@ def forward(
                 argmax,
                 queries.rows,
                 documents.rows,
+                size_class(jobs, len(documents.values) // max(1, documents.rows)),
                 D=d,
                 BLOCK_Q=min(64, max(16, triton.next_power_of_2(average))),
                 BLOCK_K=32

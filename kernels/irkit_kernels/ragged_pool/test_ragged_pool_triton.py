@@ -76,7 +76,8 @@ def test_an_index_off_by_one_is_seen(window, tmp_path, monkeypatch):
     source = Path(str(right.__file__)).read_text()
     assert source.count(OFF_BY_ONE[0]) == 1
     (tmp_path / "mutated.py").write_text(source.replace(*OFF_BY_ONE))
-    spec = importlib.util.spec_from_file_location("mutated", tmp_path / "mutated.py")
+    name = "irkit_kernels.ragged_pool.mutated"
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "mutated.py")
     wrong = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(wrong)
     lengths = [20, 1, 13]
@@ -164,7 +165,15 @@ def test_compiled_on_cuda_without_waiting():
 @pytest.mark.parametrize("transposed", [False, True])
 def test_compiles_for_gpus(capability, dtype, transposed):
     arguments = {"values": f"*{dtype}", "out": f"*{dtype}", "offsets": "*i32", "pooled": "*i32"}
-    arguments |= {"rows": "i32", "n": "i32", "steps": "i32", "D": 768, "KERNEL": 3, "STRIDE": 2}
+    arguments |= {
+        "rows": "i32",
+        "n": "i32",
+        "steps": "i32",
+        "size": "i32",
+        "D": 768,
+        "KERNEL": 3,
+        "STRIDE": 2,
+    }
     arguments |= {"SUMMANDS": 2 if transposed else 3, "TRANSPOSED": transposed, "BLOCK_R": 16, "BLOCK_D": 256}
     assert compiles(triton_module().fill, arguments, capability)
 

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._tuning import size_class, tuned
+
 __all__ = ["fill", "pool"]
 
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
 _CONFIGS = [
     triton.Config({"BLOCK_R": r, "BLOCK_D": d}, num_warps=warps)
@@ -20,10 +21,8 @@ _CONFIGS = [
 ]
 
 
-@triton.autotune(
-    configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "KERNEL", "STRIDE", "TRANSPOSED"]
-)
-@triton.jit
+@tuned(_CONFIGS)
+@triton.jit(do_not_specialize=["size"])
 def fill(
     values,
     offsets,
@@ -32,6 +31,7 @@ def fill(
     rows,
     n,
     steps,
+    size,
     D: tl.constexpr,
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -94,6 +94,7 @@ def pool(
                 rows,
                 n,
                 n.bit_length(),
+                size_class(rows // 16),
                 D=d,
                 KERNEL=kernel,
                 STRIDE=stride,

@@ -138,7 +138,7 @@ def test_compiles_for_gpus(capability, nbits):
     width = 96 * nbits // 8 or 1
     arguments = {"table": "*fp16", "queries": "*fp16", "query_offsets": "*i32", "codes": "*u16"}
     arguments |= {"coefficients": "*fp16", "packed": "*u8", "document_offsets": "*i64", "codebook": "*i8"}
-    arguments |= {"pairs": "*i64", "out": "*fp32", "n_centroids": "i32", "n_queries": "i32"}
+    arguments |= {"pairs": "*i64", "out": "*fp32", "n_centroids": "i32", "n_queries": "i32", "size": "i32"}
     arguments |= {"D": 96, "NBITS": nbits, "WIDTH": width, "BLOCK_W": 16 if nbits < 2 else 64}
     arguments |= {"BLOCK_Q": 32, "BLOCK_D": 64}
     assert compiles(triton_kernel.score, arguments, capability)

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._tuning import size_class, tuned
 from .reference import bits_of
 
 __all__ = ["interaction", "residual_maxsim", "score"]
 
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
 _CONFIGS = [
     triton.Config({"BLOCK_D": block}, num_warps=warps, num_stages=stages)
@@ -62,8 +62,8 @@ def _residual(
     return total
 
 
-@triton.autotune(configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "NBITS", "BLOCK_Q"])
-@triton.jit
+@tuned(_CONFIGS)
+@triton.jit(do_not_specialize=["size"])
 def score(
     table,
     queries,
@@ -77,6 +77,7 @@ def score(
     out,
     n_centroids,
     n_queries,
+    size,
     D: tl.constexpr,
     NBITS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -165,6 +166,7 @@ def _launch(table: Tensor, queries: Tensor, query_offsets: Tensor, *rest: Tensor
             out,
             len(table),
             len(query_offsets) - 1,
+            size_class(len(pairs), len(codes) // max(1, len(document_offsets) - 1)),
             D=queries.shape[1] if nbits else 1,
             NBITS=nbits,
             WIDTH=width,

@@ -132,7 +132,7 @@ def test_compiles_for_gpus(capability, dtype, pooling):
     from irkit_kernels.splade_pool import triton_kernel
 
     arguments = dict.fromkeys(("hidden", "weight", "bias"), f"*{dtype}")
-    arguments |= {"offsets": "*i32", "out": "*fp32", "argmax": "*i32", "n": "i32", "v": "i32"}
+    arguments |= {"offsets": "*i32", "out": "*fp32", "argmax": "*i32", "n": "i32", "v": "i32", "size": "i32"}
     arguments |= {"D": 96, "LOGS": 1, "SUM": pooling == "sum", "WITH_BIAS": True, "GROUP": 16}
     arguments |= {"WITH_ARGMAX": pooling == "max", "BLOCK_T": 64, "BLOCK_V": 128, "BLOCK_K": 32}
     assert compiles(triton_kernel.pool, arguments, capability)

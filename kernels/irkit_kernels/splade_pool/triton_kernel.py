@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._tuning import size_class, tuned
+
 __all__ = ["forward", "pool"]
 
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
 _GROUP = 16  # sequences that pass over the vocabulary together, so that their tokens stay in the cache
 _CONFIGS = [
@@ -31,10 +32,8 @@ def _activate(x, LOGS: tl.constexpr):
     return x
 
 
-@triton.autotune(
-    configs=_CONFIGS[:1] if _INTERPRETED else _CONFIGS, key=["D", "BLOCK_T", "SUM", "WITH_ARGMAX"]
-)
-@triton.jit
+@tuned(_CONFIGS)
+@triton.jit(do_not_specialize=["size"])
 def pool(
     hidden,
     offsets,
@@ -44,6 +43,7 @@ def pool(
     argmax,
     n,
     v,
+    size,
     D: tl.constexpr,
     LOGS: tl.constexpr,
     SUM: tl.constexpr,
@@ -133,6 +133,7 @@ def forward(
                 argmax,
                 n,
                 v,
+                size_class(n * triton.cdiv(v, 128), average),
                 D=d,
                 LOGS=activation.count("log1p"),
                 SUM=pooling == "sum",
