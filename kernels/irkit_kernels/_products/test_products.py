@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from irkit_kernels import _products
-from irkit_kernels._testing import DEVICE, compiles, interpreted, needs_no_gpu, on_device, poison
+from irkit_kernels._testing import DEVICE, Launches, compiles, interpreted, needs_no_gpu, on_device, poison
 
 _poison = poison  # a fixture of this module
 
@@ -76,17 +77,82 @@ def test_kernel(problem):
         assert torch.equal(ours.cpu(), theirs)
 
 
+@st.composite
+def grids(draw):
+    """Tables, the rows of the right one that belong to each row of the grid, and products of them."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    lengths = draw(st.lists(st.integers(0, 7), max_size=6))
+    width, d = draw(st.integers(0, 40)), draw(st.sampled_from([1, 3, 16, 31, 64, 130]))
+    offsets = torch.tensor([0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()]).int()
+    left, right = (
+        torch.randint(-3, 4, (n, d), generator=generator).to(
+            draw(st.sampled_from([torch.float32, torch.float16]))
+        )
+        for n in (width, sum(lengths))
+    )
+    rows = [
+        torch.randint(start, start + n, (width,), generator=generator) if n else torch.full((width,), -1)
+        for start, n in zip(offsets.tolist(), lengths, strict=False)
+    ]
+    places = torch.stack(rows).int() if rows else torch.empty(0, width, dtype=torch.int32)
+    return left, right, offsets, places, torch.randint(-3, 4, places.shape, generator=generator).float()
+
+
+@on_device
+@settings(deadline=None, max_examples=25)
+@given(grids())
+def test_kernel_of_grids(grid):
+    from irkit_kernels._products.triton_kernel import grid_gradients
+
+    left, right, _, places, grads = grid
+    left_rows = torch.arange(len(left)).repeat(len(places))
+    wanted = expected(left, right, left_rows, places.view(-1), grads.view(-1))
+    got = grid_gradients(*(x.to(DEVICE) for x in grid))
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
 @needs_no_gpu
+def test_no_sort_of_a_grid_is_larger_than_torch_sorts(monkeypatch):
+    """On CUDA it sorts up to 2^31 - 1 numbers at once; the grid has more, on the device without memory."""
+    triton_kernel = pytest.importorskip("irkit_kernels._products.triton_kernel", reason="needs triton")
+    seen = []
+
+    class Sorts(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten.sort.stable:
+                seen.append(args[0].shape[(kwargs or {}).get("dim", -1)])
+            return out
+
+    launches = Launches(triton_kernel.gather_sum)
+    monkeypatch.setattr(triton_kernel, "gather_sum", launches)
+    n, width, length, d = 2**17, 2**15, 4, 8
+    shapes = (width, d), (n * length, d), (n + 1,), (n, width), (n, width)
+    kinds = torch.float32, torch.float32, torch.int32, torch.int32, torch.float32
+    tensors = [
+        torch.empty(*shape, dtype=kind, device="meta") for shape, kind in zip(shapes, kinds, strict=True)
+    ]
+    with Sorts():
+        gradients = triton_kernel.grid_gradients(*tensors)
+    assert [x.shape for x in gradients] == [x.shape for x in tensors[:2]]
+    assert seen == [width]  # and one sort only
+    assert [launch["KIND"] for launch in launches.seen] == [1, 2]
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("kind", [0, 1, 2])
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_compiles_for_gpus(capability, dtype):
+def test_compiles_for_gpus(capability, dtype, kind):
     triton_kernel = pytest.importorskip("irkit_kernels._products.triton_kernel", reason="needs triton")
     arguments = dict.fromkeys(("out", "table"), f"*{dtype}") | dict.fromkeys(("order", "starts"), "*i64")
     arguments |= {"indices": "*i32", "weights": "*fp32", "D": 96, "BLOCK_E": 16, "BLOCK_K": 128}
+    arguments |= {"count": "i32", "width": "i32", "KIND": kind}
     assert compiles(triton_kernel.gather_sum, arguments, capability)
 
 
 @needs_no_gpu
 def test_in_the_interpreter():
     pytest.importorskip("triton")
-    assert interpreted(__file__) == 1
+    assert interpreted(__file__) == 2

@@ -125,6 +125,11 @@ def _backward(
     argmax: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Each maximum is one inner product: add the document token to the query token's gradient, and back."""
+    if queries.is_cuda and pairs is None:
+        from .._products.triton_kernel import grid_gradients
+
+        grads = _each(grad, query_offsets, len(queries))
+        return grid_gradients(queries, documents, document_offsets, argmax, grads)
     entries = _entries(grad, query_offsets, len(queries), pairs, argmax)
     return product_gradients(queries, documents, *entries)
 
@@ -133,11 +138,11 @@ def _entries(
     grad: Tensor, query_offsets: Tensor, total: int, pairs: Tensor | None, argmax: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of each maximum: its query token, its document token (both int32, -1 is none), its gradient."""
-    lengths, device = query_offsets.diff(), grad.device
+    device = grad.device
     if pairs is None:
-        rows = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths, output_size=total)
         tokens = torch.arange(total, dtype=torch.int32, device=device).repeat(argmax.shape[0])
-        return tokens, argmax.flatten(), grad.float().T[:, rows].reshape(-1).contiguous()
+        return tokens, argmax.flatten(), _each(grad, query_offsets, total).view(-1)
+    lengths = query_offsets.diff()
     query, counts = pairs[:, 0], lengths[pairs[:, 0]]
     jobs = torch.repeat_interleave(
         torch.arange(len(pairs), device=device), counts, output_size=argmax.shape[0]
@@ -145,6 +150,13 @@ def _entries(
     shift = query_offsets[query] - (counts.cumsum(0) - counts)  # from place among the maxima to query token
     tokens = torch.arange(argmax.shape[0], device=device) + shift[jobs]
     return tokens.int(), argmax, grad.float()[jobs]
+
+
+def _each(grad: Tensor, query_offsets: Tensor, total: int) -> Tensor:
+    """``(n_d, total_q)``: the gradient of each maximum, that of the score of its query and document."""
+    queries = torch.arange(len(query_offsets) - 1, device=grad.device)
+    rows = torch.repeat_interleave(queries, query_offsets.diff(), output_size=total)
+    return grad.float().T[:, rows].contiguous()
 
 
 def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:

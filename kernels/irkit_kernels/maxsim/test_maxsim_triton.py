@@ -50,7 +50,7 @@ def problems(draw, dtypes=DTYPES):
 @settings(deadline=None, max_examples=15)
 @given(problems())
 def test_whole_numbers_are_exact(problem):
-    from irkit_kernels._products.triton_kernel import product_gradients
+    from irkit_kernels._products.triton_kernel import grid_gradients, product_gradients
     from irkit_kernels.maxsim import triton_kernel
 
     queries, documents, pairs, generator = problem
@@ -62,10 +62,15 @@ def test_whole_numbers_are_exact(problem):
 
     grad = torch.randint(-3, 4, scores.shape, generator=generator).float()
     expected = maxsim_backward(grad, queries, documents, pairs, argmax)
+    ours = queries.values.to(DEVICE), documents.values.to(DEVICE)
     entries = op._entries(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values), there, places)
-    gradients = product_gradients(queries.values.to(DEVICE), documents.values.to(DEVICE), *entries)
-    for ours, theirs in zip(gradients, expected, strict=True):
-        assert torch.equal(ours.cpu(), theirs)
+    found = [product_gradients(*ours, *entries)]
+    if pairs is None:
+        each = op._each(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values))
+        found.append(grid_gradients(*ours, documents.offsets.to(DEVICE), places, each))
+    for gradients in found:
+        for mine, theirs in zip(gradients, expected, strict=True):
+            assert torch.equal(mine.cpu(), theirs)
 
 
 @on_device
