@@ -7,6 +7,7 @@ from irkit_kernels.maxsim import maxsim
 from torch import Tensor
 
 from irkit.errors import BadTypeError, BadValueError
+from irkit.forking import one_thread_after_fork
 from irkit.representation import Dense, MultiVector, Representation, Sparse
 
 __all__ = ["check_comparable", "score", "score_pairs"]
@@ -88,6 +89,7 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
 
 def check_comparable(queries: Representation, documents: Representation) -> None:
     """Raise unless both are of one kind (BadTypeError) and one width (BadValueError)."""
+    one_thread_after_fork()
     if not isinstance(queries, Representation) or type(queries) is not type(documents):
         raise BadTypeError(
             f"score: queries are {type(queries).__name__} and documents are {type(documents).__name__}; "

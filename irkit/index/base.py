@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from irkit.errors import BadTypeError, BadValueError
+from irkit.forking import one_thread_after_fork
 from irkit.index.config import IndexConfig
 from irkit.index.files import Array
 from irkit.index.state import pinned
@@ -251,6 +252,7 @@ class Index(ABC):
         return maxsim(q.values, q.offsets, d.values.float(), d.offsets, torch.from_numpy(pairs)).numpy()
 
     def _check(self, operation: str, given: Representation) -> None:
+        one_thread_after_fork()
         if not isinstance(given, Dense | MultiVector | Sparse):
             raise BadTypeError(
                 f"{operation}: got {type(given).__name__}, expected Dense, MultiVector or Sparse"

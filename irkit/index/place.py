@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,7 @@ _RECIPE = "recipe.yaml"  # of the command line
 
 
 class Lock:
-    """The right to write to a directory, for one holder at a time.
+    """The right to write to a directory, for one holder at a time. A process that is forked does not hold it.
 
     Raises:
         LockedError: Somebody else holds it.
@@ -36,9 +37,16 @@ class Lock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise busy(directory) from None
+        _locks.add(self)
 
     def release(self) -> None:
         """Let others write; does nothing the second time."""
+        if self._descriptor >= 0:  # to close it is not enough where a child has it, too
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Leave the lock to the process that this one was forked from."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -51,6 +59,17 @@ class Lock:
 
     def __del__(self) -> None:
         self.release()
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    for lock in _locks:
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def busy(directory: Path) -> LockedError:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
@@ -54,6 +55,9 @@ class Store:
     committed state, in ``with store.pinned():`` the same throughout; what is changed inside ``update`` only
     its own thread sees until it ends. A second thread that tries to change it gets a `LockedError`.
 
+    A process may be forked at any time: the child shows the last committed state, and a change or a build
+    that was going on is the parent's alone.
+
     Attributes:
         path: The directory.
         building: Whether this is a build that is not yet published.
@@ -80,6 +84,7 @@ class Store:
         self._lock: Lock | None = None  # of a build
         self._changing = threading.Lock()  # held by the thread that changes the store
         self._moving = threading.Lock()  # while the committed state changes, here and on the disk
+        _stores.add(self)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -267,7 +272,7 @@ class Store:
             return
         if not self._changing.acquire(blocking=False):
             raise busy(self.path)
-        before = own.state
+        before, changing = own.state, self._changing
         try:
             with contextlib.nullcontext() if self._lock else Lock(self.path):
                 if not self._lock:
@@ -276,10 +281,17 @@ class Store:
                 own.state, own.updating, own.failed = self._committed.copy(), True, False
                 try:
                     yield self
+                    if not own.updating:
+                        raise StorageError(
+                            f"index {self.path}: this process was forked inside an update, which its parent "
+                            "finishes; leave such a process with os._exit, or start it in another way"
+                        )
                     if own.failed:
                         raise StorageError(f"index {self.path}: a step of this update failed; {_UNCHANGED}")
                     self._commit(own.state)
                 except BaseException:
+                    if not own.updating:  # forked: nothing here is this process's to undo
+                        raise
                     own.state.maps.clear()  # files are cut
                     with self._moving:  # the truth is on disk: the new manifest may be renamed already
                         self._committed = self._load()
@@ -290,11 +302,11 @@ class Store:
                     self._dirty.clear()
                 self._clean()
         finally:
-            self._changing.release()
+            changing.release()
 
     def publish(self) -> None:
         """Finish a build: in one step its index replaces the one that was there, and the lock is free."""
-        if not self.building:
+        if not self.building or self._lock is None:
             raise BadValueError(f"index {self.path}: there is no build to publish")
         with explained(f"publishing {self.path}", "run the same build again to finish it"), self._moving:
             (self.path / BUILDING).replace(self.path / MANIFEST)
@@ -422,3 +434,20 @@ class Store:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _forked(self) -> None:
+        """Leave what was going on to the parent, and take locks that no thread of the parent holds."""
+        self._changing, self._moving, self._lock = threading.Lock(), threading.Lock(), None
+        if self._own.updating:
+            self._own.state, self._own.updating = None, False
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for store in _stores:
+        store._forked()
+
+
+os.register_at_fork(after_in_child=_forked)

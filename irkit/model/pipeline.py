@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
+from irkit.forking import one_thread_after_fork
 from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
 from irkit.heads import Head, MultiVectorConfig, MultiVectorHead, Side, SparseHead
 from irkit.heads.static import StaticHead
@@ -292,6 +293,7 @@ class Pipeline(nn.Module):
             batch_size: Most rows encoded at once, beside `tokens_per_step`.
             progress: Called with the number of rows finished since its last call.
         """
+        one_thread_after_fork()
         model = self.of(template.side)
         if isinstance(model.encoder, NoEncoder):
             part = model._looked_up(tokens, template)

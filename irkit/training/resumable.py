@@ -43,13 +43,16 @@ def write_resumable(
     with explained(f"writing {path}"):
         with aside.open("a+b") as stream:
             _lock(stream, path)
-            count = done = _whole_lines(stream)
-            for record in records(done):
-                stream.write(to_line(record).encode())
-                count += 1
-                stream.flush()  # a process that is killed loses nothing
-            os.fsync(stream.fileno())
-            aside.replace(target)
+            try:
+                count = done = _whole_lines(stream)
+                for record in records(done):
+                    stream.write(to_line(record).encode())
+                    count += 1
+                    stream.flush()  # a process that is killed loses nothing
+                os.fsync(stream.fileno())
+                aside.replace(target)
+            finally:  # a process that was forked meanwhile has the file open, too
+                fcntl.flock(stream, fcntl.LOCK_UN)
         for other in target.parent.glob(f".{target.name}.*.part"):
             other.unlink(missing_ok=True)
     return count, done
