@@ -78,9 +78,43 @@ class Config(BaseModel, metaclass=_Meta):
         )
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2: ``1e-5`` is a float, not a string; ``2024-05-01`` is a string, not a date."""
+_ALIASED = 100_000  # nodes and characters that all aliases of a file may stand for
+_TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2: ``1e-5`` is a float, not a string; ``2024-05-01`` is a string, not a date.
+
+    Only the types of JSON are read. Aliases are counted before anything is built of them: a few lines of
+    aliases to aliases would otherwise grow to billions of values, and an alias within its own anchor never ends.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The tree of nodes, in which aliases are shared nodes."""
+        root: yaml.Node | None = super().get_single_node()
+        pending, seen, aliased = [root] if root else [], set[int](), 0
+        while pending:
+            node = pending.pop()
+            if id(node) in seen:
+                aliased += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+                if aliased > _ALIASED:
+                    raise yaml.YAMLError(
+                        f"its aliases stand for more than {_ALIASED:,} values, or for themselves; write the "
+                        "values out"
+                    )
+            seen.add(id(node))
+            if isinstance(node, yaml.SequenceNode):
+                pending += node.value
+            elif isinstance(node, yaml.MappingNode):
+                pending += [part for pair in node.value for part in pair]
+        return root
+
+
+_Loader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in _TYPES
+}
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -105,12 +139,22 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"reading {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
-        data = yaml.load(text, _Loader)
+        data = _parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values at the top level, got {type(data).__name__}")
     return data
+
+
+def _parse_yaml(text: str) -> Any:
+    """What a text stands for; every refusal is a ``yaml.YAMLError``."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+    except (ValueError, LookupError) as error:  # of !!int x, !!bool x and numbers of thousands of digits
+        raise yaml.YAMLError(str(error)) from error
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -124,7 +168,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
@@ -143,9 +187,15 @@ def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> d
     A single string is one override.
 
     Raises:
-        ConfigError: A string has no ``=``, or its path runs through a value that has no keys.
+        ConfigError: A string has no ``=``, its path runs through a value that has no keys, or ``data`` holds
+            something that YAML has no form for.
     """
-    result = json.loads(json.dumps(data))
+    try:
+        result = json.loads(json.dumps(data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"configuration: {error}; expected keys, numbers, strings, lists and nothing else"
+        ) from error
     for override in [overrides] if isinstance(overrides, str) else overrides:
         path, equals, value = override.partition("=")
         if not equals or not path:
@@ -159,7 +209,7 @@ def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> d
                 raise ConfigError(f"override {override!r}: {parent!r} is a value and has no keys below it")
         place = _place(node, last, override)
         try:
-            node[place] = yaml.load(value, _Loader)
+            node[place] = _parse_yaml(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: {value!r} is not a YAML value") from error
     return dict(result)

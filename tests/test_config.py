@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from irkit.cli.recipe import IndexRecipe
 from irkit.config import Config, read_json, read_mapping, with_overrides
 from irkit.errors import ConfigError, StorageError
+from irkit.study import StudyConfig
+from irkit.training.recipe import TrainRecipe
 
 
 class Train(Config):
@@ -93,4 +97,76 @@ def test_bad_overrides_and_missing_files(tmp_path: Path) -> None:
         read_json(tmp_path / "x.json")
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ConfigError, match="JSON object"):
+        read_json(tmp_path / "x.json")
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [{','.join(9 * [f'*{a}'])}]\n" for a, b in pairwise("abcdefghi")
+)
+MERGED = "a: &a {x: 1}\n" + "".join(
+    f"{b}: &{b} {{<<: [{','.join(9 * [f'*{a}'])}]}}\n" for a, b in pairwise("abcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "aliases stand for more than 100,000 values"),
+        (MERGED, "aliases stand for more than 100,000 values"),
+        ("a: &a [*a]", "aliases stand for more"),
+        ("a: &a {b: *a}", "aliases stand for more"),
+        ("a: &a {<<: *a}", "aliases stand for more"),
+        (f"a: &a {'x' * 10_000}\nb: [{', '.join(20 * ['*a'])}]", "aliases stand for more"),
+        ("a: " + 1_000 * "[", "nested too deeply"),
+        ("a: " + 5_000 * "9", "not valid YAML"),
+        ("a: !!int x", "not valid YAML"),
+        ("a: !!bool x", "not valid YAML"),
+        ("a: !!timestamp 2024-05-01", "could not determine a constructor"),
+        ("a: !!set {x, y}", "could not determine a constructor"),
+        ("a: !!binary aGk=", "could not determine a constructor"),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_hostile_yaml_is_refused_before_it_grows(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    readers = [
+        lambda: read_mapping(file),
+        lambda: Recipe.read(file),
+        lambda: IndexRecipe.resolve(str(file), {}, []),
+        lambda: TrainRecipe.resolve(file),
+        lambda: StudyConfig.resolve(file),
+    ]
+    for read in readers:
+        with pytest.raises(ConfigError, match=message) as caught:
+            read()
+        assert str(file) in str(caught.value)
+    value = text.removeprefix("a: ")
+    if "\n" not in text and "<<" not in text:
+        with pytest.raises(ConfigError, match="is not a YAML value"):
+            with_overrides({}, [f"a={value}"])
+
+
+def test_aliases_that_people_write_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("one: &same {rate: 1, names: [a, b]}\ntwo: *same\nthree: {<<: *same, rate: 2}\n")
+    same = {"rate": 1, "names": ["a", "b"]}
+    assert read_mapping(file) == {"one": same, "two": same, "three": same | {"rate": 2}}
+    monkeypatch.setattr("irkit.config._ALIASED", 10)
+    file.write_text(f"words: {list(range(100))}")  # without aliases as many as they are
+    assert len(read_mapping(file)["words"]) == 100
+
+
+def test_values_that_yaml_has_no_form_for_are_refused() -> None:
+    around: dict[str, object] = {}
+    around["a"] = around
+    for data in (around, {"a": {1, 2}}, {"a": Path("x")}):
+        with pytest.raises(ConfigError, match="expected keys, numbers, strings, lists"):
+            with_overrides(data, [])
+
+
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": ' + 200_000 * "[")
+    with pytest.raises(ConfigError, match=r"x.json: not valid JSON"):
         read_json(tmp_path / "x.json")
