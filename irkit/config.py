@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2: ``1e-5`` is a float, not a string; ``2024-05-01`` is a string, not a date.
 
     Only the types of JSON are read. Aliases are counted before anything is built of them: a few lines of
-    aliases to aliases would otherwise grow to billions of values, and an alias within its own anchor never ends.
+    aliases to aliases would grow to billions of values, and an alias within its own anchor never ends.
     """
 
     def get_single_node(self) -> yaml.Node | None:

@@ -396,6 +396,23 @@ class Recipe(Config):
     losses: list[Loss]
 
 
+@pytest.mark.parametrize(("difference", "negative"), [(2.75, False), (3.0, False), (3.25, True)])
+def test_a_negative_of_the_threshold_is_worse_by_more_than_it(difference: float, negative: bool) -> None:
+    """TITE, section 3.4: in-sample negatives are those with ``y+ - y > theta``."""
+    own, mask = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+    scores = Scores(
+        own=own,
+        mask=mask,
+        positives=torch.ones(1, dtype=torch.int64),
+        targets=torch.tensor([[difference, 0.0]]),
+        all=own,
+        columns=torch.tensor([[0, 1]]),
+        relevant=torch.zeros(1, 2, dtype=torch.bool),
+    )
+    loss = InfoNCE(threshold=3.0)(scores).item()
+    assert loss == pytest.approx(math.log(1 + math.exp(-1.0)) if negative else 0.0, abs=1e-6)
+
+
 def test_what_losses_need() -> None:
     assert InfoNCE().needs == {"in_batch", "positives"}
     assert InfoNCE(threshold=0.0).needs == {"in_batch", "targets"}

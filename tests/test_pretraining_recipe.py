@@ -22,6 +22,7 @@ from irkit.training.new_model import NewModel
 from irkit.training.pretraining.recipe import PretrainingConfig, PretrainRecipe
 from irkit.training.pretraining.running import check, pretrain, run
 from irkit.training.running import train
+from irkit.training.stages import stage_model
 
 QUICK = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2, "adam_epsilon": 0.01}
 BOTH = [{"kind": "masked_auto_encoding"}, {"kind": "bag_of_words"}]
@@ -143,6 +144,25 @@ def test_a_new_model_is_that_of_its_preset(tiny_bert: Path, preset: str, vector:
     assert (model.tokenizer.max_length, model.prompts["query"]) == (8, "a ")
     tokens = model.tokenizer(["search index vector token model neural"])
     assert model.encoder(tokens).lengths.tolist() == [1 if pools else 8]
+
+
+def test_a_new_model_cuts_queries_and_documents_where_its_recipe_says(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    sizes = {"layers": 4, "hidden_size": 16, "heads": 2, "max_length": 8}
+    recipe = NewModel(
+        kind="new", preset="2-late", sizes=sizes, tokenizer=str(tiny_bert), query_length=4, document_length=6
+    )
+    model = make_model(recipe)
+    model.save_pretrained(tmp_path / "model")
+    kept = make_model(stage_model(recipe, tmp_path / "model"))
+    for each in (model, kept):
+        for side, length in (("query", 4), ("document", 6)):
+            tokens = each.tokenize(["search index vector token model neural"], each.template(side))
+            assert tokens.lengths.tolist() == [length]
+    assert make_model(recipe.model_copy(update={"query_length": None})).max_length("query") == 8
+    with pytest.raises(BadValueError, match="query_length"):
+        make_model(recipe.model_copy(update={"query_length": 2}))  # the special tokens alone
 
 
 KILLING = """

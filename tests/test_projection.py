@@ -219,6 +219,22 @@ def test_fold_is_the_same_function(config: ProjectionConfig, seed: int) -> None:
         assert fold(layers).linear.weight.dtype == torch.float64
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_alpha_scales_the_bias_of_a_folded_layer(bias: bool) -> None:
+    """The matrix and the bias of ``x + alpha (x W + b)``, worked out by hand."""
+    layer = Projection(2, 2, bias=bias, residual="identity").double()
+    with torch.no_grad():
+        layer.alpha.fill_(0.5)  # type: ignore[union-attr]
+        layer.linear.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        if bias:
+            layer.linear.bias.copy_(torch.tensor([10.0, 20.0]))
+    folded = fold([layer])
+    assert folded.linear.weight.tolist() == [[1.5, 1.0], [1.5, 3.0]]
+    assert (folded.linear.bias.tolist() if bias else folded.linear.bias) == ([5.0, 10.0] if bias else None)
+    x = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    torch.testing.assert_close(folded(x), layer(x), rtol=0, atol=0)
+
+
 def test_fold_refuses_other_layers() -> None:
     with pytest.raises(BadValueError, match="layer 1 is Normalize"):
         fold([Projection(4, 2), Normalize()])

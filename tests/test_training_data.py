@@ -32,6 +32,7 @@ from irkit.training.data import (
     check,
     make_batches,
     open_data,
+    read_records,
     write_examples,
 )
 from irkit.training.data.dataset import choose
@@ -417,6 +418,46 @@ def test_streamed_files_are_the_same_records(tmp_path: Path) -> None:
         Mixture(streamed.datasets + indexed.datasets)
     with pytest.raises(BadValueError, match="not streamed"):
         make_batches(streamed, tokens_per_batch=100)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "run.trec"])
+def test_a_sample_is_drawn_from_all_and_always_the_same(tmp_path: Path, name: str) -> None:
+    path, keys = tmp_path / name, {"source": str(tmp_path / name)}
+    if name == "x.jsonl":
+        write_examples(path, pairs(200, queries=50))
+    else:
+        path.write_text("".join(f"q{i} Q0 d{i} 1 {i} x\n" for i in range(200)))
+        for key, prefix in (("corpus", "d"), ("queries", "q")):
+            lines = [json.dumps({"_id": f"{prefix}{i}", "text": f"text {i}"}) for i in range(200)]
+            (tmp_path / f"{key}.jsonl").write_text("\n".join(lines))
+            keys[key] = str(tmp_path / f"{key}.jsonl")
+    streamed, indexed = (
+        open_data([DataConfig(streaming=streaming, sample=40, **keys)], seed=streaming)
+        for streaming in (True, False)
+    )
+    found = [indexed[0, i, 0] for i in range(40)]
+    assert len(indexed) == 40 == check(indexed)["examples"]
+    assert [streamed[0, i, 0] for i in range(80)] == 2 * found
+    numbers = [int(each.documents[0].split()[1]) for each in found]
+    assert numbers == sorted(set(numbers))
+    assert 60 < np.mean(numbers) < 140  # the mean of 40 drawn is within 40 of 99.5, 4 deviations
+    assert max(numbers) > 150
+    data = indexed.datasets[0]
+    every = open_data([DataConfig(**keys)]).datasets[0]
+    expected = every.query_keys()
+    assert expected is not None
+    assert data.query_keys().tolist() == expected[numbers].tolist()  # type: ignore[union-attr]
+    assert len(open_data([DataConfig(sample=300, **keys)])) == 200
+    assert [each.query_id for each in read_records(DataConfig(sample=40, **keys))] == [
+        every.records[number].query_id for number in numbers
+    ]
+
+
+def test_a_sample_of_a_pipe_or_with_a_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave one out"):
+        DataConfig(source="x", limit=3, sample=3)
+    with pytest.raises(ConfigError, match=r"-: sample: what can be read only once"):
+        open_data([DataConfig(source="-", streaming=True, sample=3)])
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -135,6 +135,28 @@ def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path:
         assert again.prompts["document"] == model.prompts["document"]
         make_interaction(MVA(**options), again)  # trained further, it does not get more
         assert again.prompts["document"] == model.prompts["document"]
+        assert again.max_length("document") == model.max_length("document") == 24 + 2
+
+
+def test_class_tokens_take_no_room_from_the_text(tiny_bert: Path) -> None:
+    def ordinary(model: Model) -> list[int]:
+        ids = model.tokenize(["neural search of vectors " * 20], model.template("document"))[0].tolist()
+        return [number for number in ids if number not in model.tokenizer.special_tokens()]
+
+    plain, model = ordinary(model_of(tiny_bert)), model_of(tiny_bert)
+    assert len(plain) == 24 - 2
+    for size in (1, 4, 6, 2):  # of one training after another
+        make_interaction(MVA(pooling="multiple_cls", size=size), model)
+        assert ordinary(model) == plain
+        assert model.max_length("document") == 24 + size - 1
+    model.prompts["document"] += "search "  # which does, as every prompt
+    assert len(ordinary(model)) == len(plain)
+    assert ordinary(model)[1:] == plain[:-1]
+    make_interaction(MVA(pooling="multiple_cls", size=3), model)
+    assert ordinary(model)[1:] == plain[:-1]
+    with pytest.raises(ConfigError, match=r"58 class tokens more make documents of 84 tokens.* 64 positions"):
+        make_interaction(MVA(pooling="multiple_cls", size=61), model)
+    assert model.max_length("document") == 26  # nothing was changed
 
 
 def test_xtr_counts_retrieved_tokens_in_training_alone(tiny_bert: Path, tmp_path: Path) -> None:

@@ -92,15 +92,16 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
     """What compares the token vectors of a model in training; None is MaxSim.
 
     With ``multiple_cls`` the prompt of documents gets the class tokens, so that the model saved later makes
-    the same vectors.
+    the same vectors. Where documents have a length of their own it grows by as many, so that as much of the
+    text is read.
 
     Args:
         config: What a recipe says.
         model: What is trained; new weights come from torch's generator and start near its mean MaxSim.
 
     Raises:
-        ConfigError: The model makes no token vectors, averages MaxSim itself, or has no class token of
-            its own.
+        ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token of its own,
+            or has no positions for more.
     """
     if isinstance(config, MaxSim):
         return None
@@ -246,7 +247,16 @@ def _prepend_classes(model: Model, size: int) -> None:
             "interaction.pooling: multiple_cls needs a model whose texts begin with a class token, those of "
             f"this one begin with {token!r}; choose first_k"
         )
-    prompt = model.prompts.get("document", "")
-    while prompt.startswith(token):  # of an earlier training
-        prompt = prompt.removeprefix(token)
-    model.prompts["document"] = token * (size - 1) + prompt
+    prompt = rest = model.prompts.get("document", "")
+    while rest.startswith(token):  # of an earlier training
+        rest = rest.removeprefix(token)
+    added = size - 1 - (len(prompt) - len(rest)) // len(token)
+    if (length := model.head.max_length("document")) is not None:
+        most = model.encoder.max_positions
+        if most is not None and length + added > most:
+            raise ConfigError(
+                f"interaction.size: {added} class tokens more make documents of {length + added} tokens, the "
+                f"encoder has {most} positions; lower size or model.config.document_length"
+            )
+        model.set_length("document", length + added)
+    model.prompts["document"] = token * (size - 1) + rest

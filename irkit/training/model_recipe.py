@@ -133,7 +133,9 @@ def make_model(recipe: ModelRecipe) -> Model:
         ConfigError: It is of a kind that irkit cannot run, or settings do not fit it.
     """
     if isinstance(recipe, NewModel):
-        return make_new_model(recipe)
+        model = make_new_model(recipe)
+        _set_lengths(model, recipe)
+        return model
     model = _load(recipe)
     model.prompts |= recipe.prompts
     if recipe.similarity is not None:
@@ -150,8 +152,8 @@ def make_model(recipe: ModelRecipe) -> Model:
     return model
 
 
-def _set_lengths(model: Model, recipe: PretrainedModel | SparseModel) -> None:
-    if recipe.max_length is not None:
+def _set_lengths(model: Model, recipe: PretrainedModel | SparseModel | NewModel) -> None:
+    if not isinstance(recipe, NewModel) and recipe.max_length is not None:
         for part in (model, model.query_model):
             if part is not None:
                 limits = [recipe.max_length, part.tokenizer.max_length]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from irkit.config import Config
 from irkit.encoder import Encoder
@@ -35,6 +35,8 @@ class NewModel(Config):
         attention: Implementation of attention: auto, eager, sdpa or flash.
         similarity: cosine or dot.
         prompts: What is written before a text, by name: query, document.
+        query_length: Tokens at which queries are cut; None is where all texts are, at ``sizes.max_length``.
+        document_length: The same for documents.
 
     Source: TITE, sections 3.1, 3.2 and 4.1.
     """
@@ -48,6 +50,8 @@ class NewModel(Config):
     attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
     similarity: Literal["cosine", "dot"] | None = None
     prompts: dict[str, str] = Field(default_factory=dict)
+    query_length: PositiveInt | None = None
+    document_length: PositiveInt | None = None
 
     @field_validator("preset", mode="before")
     @classmethod

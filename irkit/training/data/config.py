@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from irkit.config import Config
 
@@ -53,6 +53,8 @@ class DataConfig(Config):
         streaming: Read front to back, in blocks that are shuffled, rather than indexed: for pipes and for
             what is too large. It never ends, so training needs ``max_steps``.
         limit: Use this many examples, the first.
+        sample: Use this many examples, drawn at random from all: the same ones at every seed, and whether
+            they are streamed or not. A stream is read once more, to count what there is.
     """
 
     source: str
@@ -70,3 +72,10 @@ class DataConfig(Config):
     shuffle: bool = True
     streaming: bool = False
     limit: Annotated[int, Field(ge=1)] | None = None
+    sample: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _first_or_drawn(self) -> Self:
+        if self.limit is not None and self.sample is not None:
+            raise ValueError("'limit' takes the first examples, 'sample' draws some; leave one out")
+        return self

@@ -13,7 +13,7 @@ from irkit.data import Qrels
 from irkit.errors import BadValueError, ConfigError
 from irkit.training.data.config import DataConfig
 from irkit.training.data.record import Record
-from irkit.training.data.records import Lines, Records, Stream, Table, query_keys
+from irkit.training.data.records import Records, Stream, query_keys
 from irkit.training.data.sizes import estimate_tokens
 from irkit.training.data.sources import judgments, open_records
 from irkit.training.data.texts import Texts, TextStore
@@ -76,8 +76,6 @@ class Dataset:
         """``(n,)`` int64, equal where the queries of examples are; None of streams."""
         if isinstance(self.records, Stream):
             return None
-        if isinstance(self.records, Lines | Table):
-            return self.records.query_keys()[: len(self)]
         return query_keys(self.records)[: len(self)]
 
     def sample(self, count: int) -> list[Record]:

@@ -21,7 +21,7 @@ from irkit.training.data.caching import cached, file_key, hash_of
 from irkit.training.data.formats import Row, detect, parse
 from irkit.training.data.record import Record
 
-__all__ = ["LineReader", "Lines", "Records", "Stream", "Table", "parsed", "query_keys"]
+__all__ = ["LineReader", "Lines", "Records", "Some", "Stream", "Table", "parsed", "query_keys"]
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class Table:
     def query_keys(self) -> Array:
         """``(n,)`` int64, equal where the queries are."""
         key = ("table", self.rows._fingerprint, self._format, self._ids)
-        folder = cached(key, lambda aside: np.save(aside / "keys.npy", query_keys(self)))
+        folder = cached(key, lambda aside: np.save(aside / "keys.npy", _read_keys(self)))
         keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
         return keys
 
@@ -230,8 +230,37 @@ class Lines:
         np.save(aside / "keys.npy", np.asarray(keys, np.int64))
 
 
+class Some:
+    """Some of the records of a source, in their order.
+
+    Args:
+        records: All of them.
+        rows: Which, ``(n,)`` int64.
+    """
+
+    def __init__(self, records: Records, rows: Array) -> None:
+        self.records, self.rows = records, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.records[int(self.rows[index])]
+
+    def query_keys(self) -> Array:
+        """``(n,)`` int64, equal where the queries are."""
+        keys: Array = query_keys(self.records)[self.rows]
+        return keys
+
+
 def query_keys(records: Records) -> Array:
     """``(n,)`` int64, equal where the queries of records are."""
+    if isinstance(records, Lines | Some | Table):  # which know them
+        return records.query_keys()
+    return _read_keys(records)
+
+
+def _read_keys(records: Records) -> Array:
     return np.fromiter((_query_key(records[i]) for i in range(len(records))), np.int64, len(records))
 
 

@@ -7,6 +7,8 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
+
 from irkit.config import read_json
 from irkit.data import Qrels, read_qrels
 from irkit.data.files import parse_json, read_lines
@@ -17,7 +19,7 @@ from irkit.training.data.config import DataConfig
 from irkit.training.data.formats import detect
 from irkit.training.data.pickles import read_pickle
 from irkit.training.data.record import Record
-from irkit.training.data.records import LineReader, Lines, Records, Stream, Table, parsed
+from irkit.training.data.records import Array, LineReader, Lines, Records, Some, Stream, Table, parsed
 
 __all__ = ["judgments", "open_records", "read_records"]
 
@@ -33,6 +35,8 @@ def read_records(source: str | Path | DataConfig) -> Iterator[Record]:
         BadValueError: A row is malformed; the message names file and line.
     """
     config = source if isinstance(source, DataConfig) else DataConfig(source=str(source))
+    if config.sample is not None:
+        return _read_rows(config, _drawn(_count(config), config.sample))
     return iter(islice(_reader(config)(), config.limit))
 
 
@@ -42,6 +46,7 @@ def open_records(config: DataConfig) -> Records | Stream[Record]:
     Raises:
         StorageError: It cannot be read.
         BadValueError: A row is malformed, or the format is not that of the source.
+        ConfigError: ``negatives`` or ``sample`` is not for such a source.
     """
     if config.negatives is not None and _whole(config) is not _beir:
         raise ConfigError(
@@ -51,7 +56,19 @@ def open_records(config: DataConfig) -> Records | Stream[Record]:
     if config.streaming:
         path = Path(config.source)
         once = config.source == "-" or (path.exists() and not path.is_file() and not path.is_dir())
-        return Stream(config.source, partial(read_records, config), once)
+        if config.sample is None:
+            return Stream(config.source, partial(read_records, config), once)
+        if once:
+            raise ConfigError(
+                f"{config.source}: sample: what can be read only once cannot be counted first; take limit, "
+                "or save it to a file"
+            )
+        return Stream(config.source, partial(_read_rows, config, _drawn(_count(config), config.sample)))
+    records = _open_all(config)
+    return records if config.sample is None else Some(records, _drawn(len(records), config.sample))
+
+
+def _open_all(config: DataConfig) -> Records:
     if _whole(config) is not None:
         return list(_reader(config)())
     ids = config.corpus is not None
@@ -88,6 +105,22 @@ def judgments(config: DataConfig) -> Qrels:
             )
         return read_qrels(config.corpus, config.split)
     return {}
+
+
+def _drawn(count: int, wanted: int) -> Array:
+    """Rows of ``count``, always the same, ascending: int64 ``(wanted,)``, or all if there are no more."""
+    return np.sort(np.random.default_rng(0).choice(count, min(count, wanted), replace=False))
+
+
+def _count(config: DataConfig) -> int:
+    return sum(1 for _ in _reader(config)())
+
+
+def _read_rows(config: DataConfig, rows: Array) -> Iterator[Record]:
+    """Records at ``rows``, which ascend."""
+    records = _reader(config)()
+    for skipped in np.diff(rows, prepend=-1) - 1:
+        yield from islice(records, int(skipped), int(skipped) + 1)
 
 
 def _reader(config: DataConfig) -> Callable[[], Iterator[Record]]:
