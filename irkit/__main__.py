@@ -5,18 +5,22 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from irkit.ending import how_ended, interruptible
+
 __all__ = ["main"]
 
 
 def main() -> NoReturn:
     """Run `irkit.cli.main`, whose import alone takes long enough to be interrupted."""
-    try:
-        from irkit.cli import main as run
+    with interruptible():
+        try:
+            from irkit.cli import main as run
 
-        run()
-    except KeyboardInterrupt:
-        sys.stderr.write("irkit: interrupted\n")
-        sys.exit(130)
+            run()
+        except KeyboardInterrupt:
+            word, code = how_ended()
+            sys.stderr.write(f"irkit: {word}\n")
+            sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ KERNELS = ROOT.parent / "kernels" / "irkit_kernels"
 BASE = {"ragged", "representation", "scoring"}
 LAYERS = {
     "bars": set(),
+    "ending": set(),
     "errors": set(),
     "files": set(),
     "forking": set(),

@@ -269,8 +269,8 @@ main(["study", "study.yaml", "--out", "out"])
     process.terminate()
     _, problem = process.communicate()
     assert (process.returncode, problem) == (
-        130,
-        "irkit: interrupted - give the same command again to go on with this study\n",
+        143,
+        "irkit: terminated - give the same command again to go on with this study\n",
     )
     with run.with_suffix(".log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the run held

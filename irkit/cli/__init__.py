@@ -27,6 +27,7 @@ from irkit.cli.search import search
 from irkit.cli.study import study
 from irkit.cli.train import train
 from irkit.cli.transfer_vocab import transfer_vocab
+from irkit.ending import how_ended, interruptible
 from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 
 __all__ = ["app", "main"]
@@ -80,7 +81,7 @@ def _common(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 a bug, 2 bad input, 130 interrupted.
+    """Run the command line and exit: 0 done, 1 a bug, 2 bad input; 129, 130, 143 SIGHUP, SIGINT, SIGTERM.
 
     Args:
         arguments: Words after ``irkit``; by default those of this process.
@@ -96,14 +97,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise BadValueError(
                 f"word {words.index('') + 1} of the command is empty; is a variable in it not set?"
             )
-        _invoke(words)
+        with interruptible():
+            _invoke(words)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except BrokenPipeError:  # the reader has seen enough, as in `irkit ... | head`
         sys.exit(141)
     except KeyboardInterrupt as stop:
-        note(" ".join(["interrupted", *map(str, stop.args)]))
-        sys.exit(130)
+        word, code = how_ended()
+        note(" ".join([word, *map(str, stop.args)]))
+        sys.exit(code)
     except Exception as error:
         if show_traceback:
             traceback.print_exc()

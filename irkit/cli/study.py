@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +56,6 @@ def study(
         rows = [[trial.variant, trial.seed, "finished" if trial.finished else "to do"] for trial in runs]
         show_table(["variant", "seed", "state"], rows)
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the runs would go on alone
     with bar("training", "runs", len(runs)) as update:
         update(sum(trial.finished for trial in runs))
 
