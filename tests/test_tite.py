@@ -225,7 +225,7 @@ _EACH = ("hidden_sizes", "num_attention_heads", "intermediate_sizes", "strides",
         ({"num_attention_heads": 5}, "no multiple of 5 heads"),
         ({"num_attention_heads": 4}, "heads of width 3 are not made of pairs"),
         ({"num_attention_heads": 0}, "num_heads"),
-        ({key: [] for key in _EACH} | {"num_hidden_layers": 0}, "hidden sizes"),
+        ({key: [] for key in _EACH} | {"num_hidden_layers": 0}, "num_hidden_layers 0, expected 1"),
     ],
 )
 def test_configurations_that_cannot_be(change: dict[str, Any], message: str) -> None:

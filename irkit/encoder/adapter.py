@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from irkit.encoder.adapter_loading import load_transformers
 from irkit.encoder.attention import attend, leading, pick_backend
-from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.errors import BadValueError, ConfigError
 from irkit.ragged import Ragged
 
 __all__ = ["TransformersEncoder"]
 
 _BACKEND = "irkit_packed"
+_CHECKED = (3, 40, 9, 1, 17)  # tokens of the rows that are checked at loading, which reach beyond
+_WINDOW = 6  # what windows have meanwhile
+_BY_LENGTH = ("dynamic", "longrope")  # rotary positions that depend on the longest row of a batch
 # of the forward pass under way in this thread: rows, places of the keys if not all, attention backend
 _rows: ContextVar[tuple[Ragged, Ragged | None, str]] = ContextVar("rows")
 
@@ -24,13 +30,16 @@ _rows: ContextVar[tuple[Ragged, Ragged | None, str]] = ContextVar("rows")
 class TransformersEncoder(nn.Module):
     """An encoder that runs transformers' own code for an architecture irkit has no name map for.
 
-    Where the model lets its attention be replaced, rows are packed without padding; a probe at loading
-    compares both ways and falls back to padding unless they agree.
+    What a row gives does not depend on the rows beside it. Where the model lets its attention be replaced,
+    rows are packed without padding; else they are padded; where padding changes them, as in ConvBERT or
+    FNet, each runs by itself. A check at loading compares the three ways and takes the first that gives what
+    a row gives by itself.
 
     Attributes:
         whole: The transformers model, with the decoder where it has one.
         model: Its encoder.
         packed: Whether rows are packed.
+        alone: Whether each row runs by itself.
         family: ``model_type`` of its configuration.
         decoder: The last layer of a masked language model, whose input is then what the encoder gives.
     """
@@ -44,8 +53,8 @@ class TransformersEncoder(nn.Module):
         self.attention = attention
         self.head_weights: dict[str, Tensor] = {}
         self.decoder: nn.Linear | None = None
-        self.packed = False
-        self.packed = self._can_pack()
+        self._longest = _longest(self.model)
+        self.packed, self.alone = self._choose()
 
     @classmethod
     def from_pretrained(
@@ -54,10 +63,10 @@ class TransformersEncoder(nn.Module):
         """Load a directory through ``transformers.AutoModel``; code inside the directory is never run.
 
         Raises:
-            ConfigError: transformers does not know the architecture.
-            CorruptError: Weights are missing.
+            ConfigError: transformers does not know the architecture, or cannot run it.
+            CorruptError: Weights are missing, left over, of another shape, or no numbers.
         """
-        return cls(_load("AutoModel", directory, dtype), attention=attention)
+        return cls(load_transformers("AutoModel", directory, dtype), attention=attention)
 
     def load_decoder_(self) -> nn.Linear:
         """Load the checkpoint as a masked language model, and give hidden states as its decoder gets them.
@@ -69,7 +78,7 @@ class TransformersEncoder(nn.Module):
             ConfigError: It is none, or does more with hidden states than to multiply them with one matrix.
         """
         dtype = next(self.parameters()).dtype
-        self.whole = self.model = _load("AutoModelForMaskedLM", self.whole.name_or_path, dtype)
+        self.whole = self.model = load_transformers("AutoModelForMaskedLM", self.whole.name_or_path, dtype)
         self.settings = self.whole.config
         decoder, ids = self.whole.get_output_embeddings(), torch.arange(5, 9)[None]
         if not isinstance(decoder, nn.Linear):
@@ -86,8 +95,8 @@ class TransformersEncoder(nn.Module):
                 f"loading {self.whole.name_or_path}: the logits of a {self.family} are more than a product "
                 "with its decoder matrix, which irkit cannot run"
             )
-        self.decoder, self.packed = decoder, False
-        self.packed = self._can_pack()
+        self.decoder = decoder
+        self.packed, self.alone = self._choose()
         return decoder
 
     def save_pretrained(self, directory: str | Path) -> None:
@@ -120,8 +129,8 @@ class TransformersEncoder(nn.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """Longest row that the configuration names; None is any length."""
-        return getattr(self.settings, "max_position_embeddings", None)
+        """Longest row that the position embeddings allow; None is any length."""
+        return self._longest
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 
@@ -140,14 +149,22 @@ class TransformersEncoder(nn.Module):
             )
         if not len(tokens.values):
             return tokens.with_values(torch.zeros(0, self.hidden_size, device=tokens.device))
-        if self.packed:
-            return tokens.with_values(self._run_packed(tokens, attended))
-        ids, mask = tokens.to_padded(self.settings.pad_token_id or 0)
+        run = self._run_packed if self.packed else self._run_alone if self.alone else self._run_padded
+        return tokens.with_values(run(tokens, attended))
+
+    def _run_padded(self, tokens: Ragged, attended: Tensor | None = None) -> Tensor:
+        pad = getattr(self.settings, "pad_token_id", None) or 0
+        ids, mask = tokens.to_padded(pad if 0 <= pad < len(self.word_embeddings) else 0)
         seen = mask
         if attended is not None:
             seen = torch.arange(ids.shape[1], device=ids.device) < attended.to(ids.device)[:, None]
-        hidden = self._hidden(self.model(input_ids=ids, attention_mask=seen.long()))
-        return tokens.with_values(hidden[mask])
+        return self._hidden(self.model(input_ids=ids, attention_mask=seen.long()))[mask]
+
+    def _run_alone(self, tokens: Ragged, attended: Tensor | None = None) -> Tensor:
+        rows = [slice(i, i + 1) for i, length in enumerate(tokens.lengths.tolist()) if length]
+        return torch.cat(
+            [self._run_padded(tokens[row], None if attended is None else attended[row]) for row in rows]
+        )
 
     def _hidden(self, output: Any) -> Tensor:
         hidden: Tensor = output.last_hidden_state if self.decoder is None else output.logits
@@ -162,53 +179,108 @@ class TransformersEncoder(nn.Module):
             _rows.reset(token)
         return self._hidden(output)[0]
 
-    def _can_pack(self) -> bool:
-        takes = inspect.signature(self.model.forward).parameters
-        if "position_ids" not in takes or not getattr(self.model, "_supports_attention_backend", False):
-            return False
-        own, training = self.settings._attn_implementation, self.model.training
-        lengths = [3, 9, 1, 33]
-        highest = min(self.settings.vocab_size, 1000)
-        generator = torch.Generator().manual_seed(0)
-        probe = Ragged(torch.randint(5, highest, (sum(lengths),), generator=generator), torch.tensor(lengths))
-        probe = probe.to(next(self.model.parameters()).device)
+    def _choose(self) -> tuple[bool, bool]:
+        """Whether rows can be packed, and whether each has to run by itself.
+
+        Raises:
+            ConfigError: The model cannot run, or gives something else each time.
+        """
+        training = self.model.training
         self.model.eval()
-        agree = False
-        with torch.no_grad():
-            wanted = self.forward(probe).values.float()
+        try:
+            with torch.no_grad(), _narrowed(self.model) as is_narrow:
+                return self._compare(is_narrow)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever goes wrong inside transformers
+            raise ConfigError(
+                f"loading a {self.family}: transformers does not run it on token ids alone, as irkit does: "
+                f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            ) from error
+        finally:
+            self.model.train(training)
+
+    def _compare(self, is_narrow: bool) -> tuple[bool, bool]:
+        """Run the rows of the check by themselves, packed and padded, see `_choose`."""
+        longest = self.max_positions or max(_CHECKED)
+        lengths = torch.tensor([min(length, longest) for length in _CHECKED])
+        lowest, highest = 5, min(len(self.word_embeddings), 1000)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(
+            min(lowest, highest - 1), highest, (int(lengths.sum()),), generator=generator, device="cpu"
+        )
+        rows = Ragged(ids, lengths).to(self.word_embeddings.device)
+        wanted = self._run_alone(rows).float()
+        if not bool(wanted.isfinite().all()):
+            raise ConfigError(f"loading a {self.family}: its hidden states are no finite numbers")
+
+        def agree(run: Callable[[Ragged], Tensor]) -> bool:
             try:
+                got = run(rows).float()
+            except Exception:
+                return False  # the model does something with rows that this way does not know
+            tolerance = 1e-4 if self.word_embeddings.dtype == torch.float32 else 5e-2
+            return bool(((got - wanted).abs().max() <= tolerance * wanted.abs().max()).item())
+
+        if not _depends_on_length(self.settings):
+            takes = "position_ids" in inspect.signature(self.model.forward).parameters
+            if is_narrow and takes and getattr(self.model, "_supports_attention_backend", False):
+                own = self.settings._attn_implementation
                 _register()
                 self.model.set_attn_implementation(_BACKEND)
-                got = self._run_packed(probe).float()
-                tolerance = 1e-4 if wanted.dtype == next(self.model.parameters()).dtype else 5e-2
-                agree = bool(((got - wanted).abs().max() <= tolerance * wanted.abs().max()).item())
-            except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError):
-                agree = False  # the model does something with attention that packing does not know
-        if not agree:
-            self.model.set_attn_implementation(own)
-        self.model.train(training)
-        return agree
+                if agree(self._run_packed):
+                    return True, False
+                self.model.set_attn_implementation(own)
+            if agree(self._run_padded):
+                return False, False
+        if not agree(self._run_alone):
+            raise ConfigError(f"loading a {self.family}: a text gets other hidden states each time")
+        return False, True
 
 
-def _load(kind: str, directory: str | Path, dtype: torch.dtype) -> Any:
-    """A model of transformers in evaluation mode, all of whose weights are in the directory."""
-    import transformers
+@contextmanager
+def _narrowed(model: Any) -> Iterator[bool]:
+    """Make attention windows so narrow that the rows of the check reach beyond them, for the time being.
 
+    At their own width the check would take seconds. Yields False if there is one that stays.
+    """
+    modules = list(model.modules())
+    configs = {id(part.config): part.config for part in modules if hasattr(part, "config")}.values()
+    before, is_narrow = [], True
+    for part in modules:  # its window is that of the configuration, or the next number
+        window = getattr(part, "sliding_window", None)
+        if isinstance(window, int) and window > _WINDOW:
+            more = window - (getattr(getattr(part, "config", None), "sliding_window", None) or 0)
+            is_narrow = is_narrow and more in (0, 1)
+            before.append((part, window, _WINDOW + more))
+    for part in configs:
+        window = getattr(part, "sliding_window", None)
+        if isinstance(window, int) and window > _WINDOW:
+            before.append((part, window, _WINDOW))
     try:
-        model, report = getattr(transformers, kind).from_pretrained(
-            str(directory),
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,  # or it asks on the terminal whether it may run what is there
-            output_loading_info=True,
-        )
-    except (ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"loading {directory}: transformers cannot load it: {reason}") from error
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise CorruptError(f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}")
-    return model.eval()
+        for part, _, window in before if is_narrow else ():
+            part.sliding_window = window
+        yield is_narrow
+    finally:
+        for part, window, _ in before:
+            part.sliding_window = window
+
+
+def _longest(model: Any) -> int | None:
+    """Tokens for which there are positions; None is any number."""
+    longest = getattr(model.config, "max_position_embeddings", None) or 0
+    for name, part in model.named_modules():  # as in RoBERTa, the first are of padding
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            longest = min(longest, part.num_embeddings - part.padding_idx - 1)
+    return longest if longest > 0 else None
+
+
+def _depends_on_length(settings: Any) -> bool:
+    """Whether positions turn by other angles if there is a long row in the batch."""
+    ropes = getattr(settings, "rope_parameters", None) or {}
+    return any(
+        isinstance(rope, dict) and rope.get("rope_type") in _BY_LENGTH for rope in (ropes, *ropes.values())
+    )
 
 
 def _same(hidden: Tensor) -> Tensor:
@@ -248,5 +320,6 @@ def _attention(
     if keys is not None:
         rows, k, v = keys, k[keys.values], v[keys.values]
     packed = (queries, rows.with_values(k), rows.with_values(v))
-    out = attend(*packed, backend=backend, window=sliding_window, dropout=dropout)
+    window = None if sliding_window is None else sliding_window - 1  # theirs is the first that is too far
+    out = attend(*packed, backend=backend, window=window, dropout=dropout)
     return out[None], None

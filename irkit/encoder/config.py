@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from irkit.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Activation", "EncoderConfig", "LayerConfig", "Pooling"]
+__all__ = ["MOST_LAYERS", "Activation", "EncoderConfig", "LayerConfig", "Pooling"]
+
+MOST_LAYERS = 4096  # building more takes minutes, and nobody has so many
+_Size = Annotated[int, Field(gt=0, lt=1 << 24)]  # products of two can be counted
+_Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Rate = Annotated[float, Field(ge=0, le=1)]
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
@@ -63,12 +68,12 @@ class LayerConfig(Config):
         pooling: Makes the rows shorter; None leaves them.
     """
 
-    hidden_size: PositiveInt
-    num_heads: PositiveInt
-    intermediate_size: PositiveInt
+    hidden_size: _Size
+    num_heads: _Size
+    intermediate_size: _Size
     attention_norm: bool = True
-    window: int | None = None
-    rotary_base: float | None = None
+    window: _Count | None = None
+    rotary_base: float | None = Field(default=None, gt=0)
     pooling: Pooling | None = None
 
     @model_validator(mode="after")
@@ -112,30 +117,34 @@ class EncoderConfig(Config):
         hidden_dropout: Probability for what each block adds, in training.
     """
 
-    vocab_size: int
+    vocab_size: _Count
     layers: tuple[LayerConfig, ...]
-    embedding_size: int | None = None
-    learned_positions: int = 0
-    position_offset: int = 0
-    token_types: int = 0
+    embedding_size: _Size | None = None
+    learned_positions: _Count = 0
+    position_offset: _Count = 0
+    token_types: _Count = 0
     norm: Literal["layer", "rms"] = "layer"
     norm_location: Literal["pre", "qkv", "post"] = "post"
-    norm_eps: float = 1e-12
+    norm_eps: float = Field(default=1e-12, ge=0)
     norm_bias: bool = True
     attention_bias: bool = True
     mlp_bias: bool = True
     activation: Activation = "gelu"
     gated: bool = False
     rotary_interleaved: bool = False
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    hidden_dropout: float = 0.0
+    embedding_dropout: _Rate = 0.0
+    attention_dropout: _Rate = 0.0
+    hidden_dropout: _Rate = 0.0
 
     @model_validator(mode="after")
     def _widths_grow(self) -> Self:
         sizes = [layer.hidden_size for layer in self.layers]
         if not sizes or sizes != sorted(sizes):
             raise ValueError(f"hidden sizes {sizes} must not fall from layer to layer")
+        if 0 < self.learned_positions <= self.position_offset:
+            raise ValueError(
+                f"{self.learned_positions} positions of which {self.position_offset} are not used"
+            )
         return self
 
     @property

@@ -16,7 +16,6 @@ from irkit.encoder.config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
 from irkit.encoder.weights import (
-    Undrawn,
     export_weights,
     find_prefix,
     import_weights,
@@ -76,6 +75,10 @@ class Encoder(nn.Module):
             ) from error
         except ConfigError as error:
             raise ConfigError(f"Encoder: a {self.family} with {error} is not supported") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Encoder: the configuration of a {self.family} has a value of the wrong type: {error}"
+            ) from error
         pick_backend(attention if attention != "flash" else "auto", torch.device("cpu"), torch.float32)
         self.attention = attention
         self.head_weights: dict[str, Tensor] = {}
@@ -113,7 +116,7 @@ class Encoder(nn.Module):
             raise BadTypeError(f"Encoder.from_pretrained: got {directory!r:.60}, expected a directory")
         settings = read_json(Path(directory) / "config.json")
         try:
-            with torch.device("cpu"), Undrawn():
+            with torch.device("meta"):  # no memory is taken for sizes that are not those of the weights
                 encoder = cls(settings, attention=attention)
         except ConfigError as reason:
             from irkit.encoder.adapter import TransformersEncoder

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from irkit.encoder.config import Activation, EncoderConfig, LayerConfig, Pooling
+from irkit.encoder.config import MOST_LAYERS, Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.errors import ConfigError
 
 __all__ = ["FAMILIES", "Family", "NameMap", "activation", "encoder_config", "schedule_settings"]
@@ -59,7 +59,7 @@ def _bert_config(settings: Settings) -> EncoderConfig:
     pad = settings.get("pad_token_id")
     return EncoderConfig(
         vocab_size=settings["vocab_size"],
-        layers=(layer,) * settings["num_hidden_layers"],
+        layers=(layer,) * _number_of_layers(settings),
         learned_positions=settings["max_position_embeddings"],
         position_offset=((1 if pad is None else pad) + 1) if roberta else 0,
         token_types=settings["type_vocab_size"],
@@ -98,7 +98,7 @@ def _distilbert_config(settings: Settings) -> EncoderConfig:
     )
     return EncoderConfig(
         vocab_size=settings["vocab_size"],
-        layers=(layer,) * settings["n_layers"],
+        layers=(layer,) * _number_of_layers(settings, "n_layers"),
         learned_positions=settings["max_position_embeddings"],
         activation=activation(settings.get("activation", "gelu")),
         embedding_dropout=settings.get("dropout", 0.1),
@@ -126,7 +126,7 @@ def _distilbert_names(config: EncoderConfig) -> NameMap:
 
 
 def _modernbert_config(settings: Settings) -> EncoderConfig:
-    count = settings["num_hidden_layers"]
+    count = _number_of_layers(settings)
     every = settings.get("global_attn_every_n_layers", 3)
     default = ["full_attention" if i % every == 0 else "sliding_attention" for i in range(count)]
     kinds = settings.get("layer_types") or default
@@ -188,7 +188,7 @@ def _modernbert_names(config: EncoderConfig) -> NameMap:
 
 
 def _tite_config(settings: Settings) -> EncoderConfig:
-    count = settings["num_hidden_layers"]
+    count = _number_of_layers(settings)
 
     def each(key: str, default: Any = None) -> list[Any]:
         value = settings.get(key, default)
@@ -314,14 +314,21 @@ def schedule_settings(family: str, schedule: Sequence[Pooling | None]) -> dict[s
     }
 
 
+def _number_of_layers(settings: Settings, key: str = "num_hidden_layers") -> int:
+    count = settings[key]
+    if type(count) is not int or not 0 < count <= MOST_LAYERS:
+        raise ConfigError(f"{key} {count!r:.60}, expected 1 to {MOST_LAYERS},")
+    return count
+
+
 def activation(name: str) -> Activation:
     """The activation that Hugging Face calls ``name``.
 
     Raises:
         ConfigError: There is none here.
     """
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"activation {name!r}")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise ConfigError(f"activation {name!r:.60}")
     return _ACTIVATIONS[name]
 
 

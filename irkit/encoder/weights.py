@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from irkit.config import read_json
 from irkit.encoder.families import Family, NameMap
 from irkit.errors import CorruptError, StorageError
 
-__all__ = ["Undrawn", "export_weights", "find_prefix", "import_weights", "read_weights", "write_weights"]
+__all__ = [
+    "BUFFERS",
+    "check_finite",
+    "export_weights",
+    "find_prefix",
+    "import_weights",
+    "listed_names",
+    "read_weights",
+    "write_weights",
+]
 
-_IGNORED = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # buffers of old checkpoints
+BUFFERS = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # how they end in old checkpoints
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
-
-
-class Undrawn(TorchFunctionMode):
-    """While it is entered, modules draw no weights: drawing those that are read next is half of loading."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func``, but for `torch.nn.init`, which hands the tensor by name."""
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def read_weights(directory: str | Path) -> dict[str, Tensor]:
@@ -69,10 +66,10 @@ def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
 def import_weights(
     module: nn.Module, names: NameMap, family: Family, tensors: Mapping[str, Tensor], source: str
 ) -> dict[str, Tensor]:
-    """Fill ``module`` from the tensors of a checkpoint, strictly.
+    """Fill ``module`` from the tensors of a checkpoint, strictly; it comes to be on the CPU.
 
     Args:
-        module: Encoder, its parameters named as in ``names``.
+        module: Encoder, its parameters named as in ``names``; on the device ``meta`` they take no memory yet.
         names: Our name to the names in the checkpoint.
         family: Prefixes to strip, and heads that may be there.
         tensors: The checkpoint.
@@ -82,7 +79,7 @@ def import_weights(
         The tensors of task heads, by their names in the checkpoint.
 
     Raises:
-        CorruptError: Weights are missing, left over, or of another shape.
+        CorruptError: Weights are missing, left over, of another shape, or no numbers.
     """
     prefix = find_prefix(tensors, names, family)
     found: dict[str, Tensor] = {}
@@ -91,7 +88,7 @@ def import_weights(
         plain = name.removeprefix(prefix)
         for old, new in _RENAMED:
             plain = plain.removesuffix(old) + new if plain.endswith(old) else plain
-        if f".{plain}".endswith(_IGNORED):
+        if f".{plain}".endswith(BUFFERS):
             continue
         if plain.startswith(family.heads):
             heads[name] = tensor
@@ -101,20 +98,37 @@ def import_weights(
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or extra:
         raise CorruptError(
-            f"loading {source}: the weights do not fit config.json: missing {_some(missing)}, "
-            f"left over {_some(extra)}"
+            f"loading {source}: the weights do not fit config.json: missing {listed_names(missing)}, "
+            f"left over {listed_names(extra)}"
         )
-    parameters = dict(module.named_parameters())
+    for name, parameter in module.named_parameters():
+        parts = names[name]
+        shapes = [found[part].shape[1:] for part in parts]
+        rows = sum(found[part].shape[0] if found[part].dim() else 1 for part in parts)
+        if shapes != [parameter.shape[1:]] * len(parts) or rows != parameter.shape[0]:
+            raise CorruptError(
+                f"loading {source}: {parts[0]} gives {tuple(found[parts[0]].shape)} for {name}, "
+                f"config.json says {tuple(parameter.shape)}"
+            )
+    check_finite(((part, found[part]) for part in wanted), source)
+    module.to_empty(device="cpu")
     with torch.no_grad():
-        for name, parts in names.items():
-            value = torch.cat([found[part] for part in parts]) if len(parts) > 1 else found[parts[0]]
-            if value.shape != parameters[name].shape:
-                raise CorruptError(
-                    f"loading {source}: {parts[0]} gives {tuple(value.shape)} for {name}, "
-                    f"config.json says {tuple(parameters[name].shape)}"
-                )
-            parameters[name].copy_(value)
+        for name, parameter in module.named_parameters():
+            pieces = [found[part] for part in names[name]]
+            parameter.copy_(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
     return {name: tensor.clone() for name, tensor in heads.items()}  # else all of the file stays
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> None:
+    """Raise CorruptError about the first weight that is infinite or no number: all vectors would be."""
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        extremes = torch.stack(tensor.detach().aminmax())  # a tenth of the time that isfinite takes
+        if not bool(extremes.isfinite().all()):
+            raise CorruptError(
+                f"loading {source}: {name} holds infinite numbers or none; download or save the model again"
+            )
 
 
 def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
@@ -156,6 +170,7 @@ def _torch_file(file: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
-def _some(names: Iterable[str]) -> str:
+def listed_names(names: Iterable[str]) -> str:
+    """The first few names, and how many there are more."""
     listed = list(names)
     return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "nothing"

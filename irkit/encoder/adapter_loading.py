@@ -1,0 +1,98 @@
+"""Models of transformers from a directory: every weight is read, none is left over, and all are numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from irkit.config import read_json
+from irkit.encoder.config import MOST_LAYERS
+from irkit.encoder.weights import BUFFERS, check_finite, listed_names
+from irkit.errors import ConfigError, CorruptError
+
+__all__ = ["load_transformers"]
+
+_HINTS = {  # what to do about checkpoints whose code is beside them on the hub
+    "new": "transformers has this architecture as 'gte', for which the hub has converted checkpoints",
+    "nomic_bert": "its keys are those of the code on the hub (n_embd, n_layer); load a checkpoint that "
+    "transformers 5 saved, with hidden_size, num_hidden_layers and so on",
+}
+
+
+def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> Any:
+    """A model of transformers in evaluation mode; code inside the directory is never run.
+
+    Args:
+        kind: The class that picks the architecture, such as ``AutoModel``.
+        directory: Of the model.
+        dtype: Of its weights in memory.
+
+    Raises:
+        ConfigError: transformers does not know the architecture, or cannot build what config.json says.
+        CorruptError: Weights are missing, left over, of another shape, or no numbers.
+    """
+    import transformers
+
+    settings = read_json(Path(directory) / "config.json")
+    _check_size(settings, directory)
+    try:
+        model, report = getattr(transformers, kind).from_pretrained(
+            str(directory),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,  # or it asks on the terminal whether it may run what is there
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, by name
+        )
+    except Exception as error:  # whatever goes wrong inside transformers
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        hint = _HINTS.get(str(settings.get("model_type")))
+        hint = hint or "irkit runs no code beside a model; take one of an architecture that transformers has"
+        raise ConfigError(f"loading {directory}: transformers cannot load it: {reason}; {hint}") from error
+    _check_weights(model, report, settings, directory)
+    return model.eval()
+
+
+def _check_size(settings: dict[str, Any], directory: str | Path) -> None:
+    """Refuse numbers of layers that nothing can be built with."""
+    for key, value in settings.items():
+        if key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers") and (
+            not isinstance(value, int) or not 0 < value <= MOST_LAYERS
+        ):
+            raise ConfigError(
+                f"loading {directory}: {key} is {value!r:.60} in config.json, expected 1 to {MOST_LAYERS}"
+            )
+
+
+def _check_weights(model: Any, report: Any, settings: dict[str, Any], directory: str | Path) -> None:
+    misshapen = sorted(report["mismatched_keys"])
+    if misshapen:
+        name, given, wanted = misshapen[0]
+        hint = _HINTS.get(str(settings.get("model_type")), "download or save the model again")
+        raise CorruptError(
+            f"loading {directory}: {len(misshapen)} weights have other shapes than config.json says, such as "
+            f"{name} with {tuple(given)}, expected {tuple(wanted)}; {hint}"
+        )
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise CorruptError(f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}")
+    left = sorted(name for name in report["unexpected_keys"] if _is_of_encoder(name, model))
+    if left:
+        raise CorruptError(
+            f"loading {directory}: the {model.config.model_type} of transformers has no place for "
+            f"{listed_names(left)}, without which it gives other vectors; config.json and weights are not of "
+            "one model"
+        )
+    check_finite(model.named_parameters(), directory)
+
+
+def _is_of_encoder(name: str, model: Any) -> bool:
+    """Whether a weight that was left over is no task head, pooler, or buffer of an old checkpoint."""
+    base = model.base_model
+    for prefix in (f"{base.base_model_prefix}.", "model."):
+        name = name.removeprefix(prefix)
+    first = name.partition(".")[0]
+    parts = {part for part, _ in (*base.named_children(), *base.named_parameters(recurse=False))}
+    return first in parts and "pooler" not in first and not f".{name}".endswith(BUFFERS)
