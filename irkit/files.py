@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from irkit.errors import StorageError
 
-__all__ = ["check_folder", "explained", "replacing", "sync", "write_text"]
+__all__ = ["abandoned", "check_folder", "explained", "replacing", "scratch", "sync", "write_text"]
 
 
 def check_folder(folder: Path, operation: str) -> None:
@@ -57,17 +61,72 @@ def replacing(path: str | Path) -> Iterator[Path]:
         'all of it'
     """
     target = Path(path).resolve()
-    aside = target.with_name(f".{target.name[:60]}.{os.getpid()}.part")  # 60 characters are 240 bytes at most
+    stem = f".{target.name[:60]}."  # 60 characters are 240 bytes at most
+    aside = target.with_name(f"{stem}{os.getpid()}.part")
     with explained(f"writing {path}"):
         if target.exists() and not target.is_file():
             raise FileExistsError("it is a folder or a device; use another name")
+        for left in abandoned(target.parent, rf"{re.escape(stem)}\d{{1,9}}\.part"):
+            with contextlib.suppress(OSError):
+                left.unlink()
         try:
-            yield aside
-            sync(aside)
-            aside.replace(target)
+            with _locked(aside, os.O_CREAT):
+                yield aside
+                sync(aside)
+                aside.replace(target)
         finally:
             with contextlib.suppress(OSError):  # it was renamed, or never came to be
                 aside.unlink()
+
+
+@contextlib.contextmanager
+def scratch(target: Path) -> Iterator[Path]:
+    """A hidden folder beside ``target`` to make something in; it is removed at the end.
+
+    Those of killed processes are removed at the start. What one of them had moved from ``target`` to ``old``
+    in its folder is moved back where nothing has taken its place.
+    """
+    stem = f".{target.name[:60]}-"
+    for left in abandoned(target.parent, rf"{re.escape(stem)}\w{{8}}\.part"):
+        if not target.exists():
+            with contextlib.suppress(OSError):
+                (left / "old").rename(target)
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(".new", stem, target.parent))
+    try:
+        with _locked(folder):
+            folder = folder.rename(folder.with_suffix(".part"))  # what others look for is locked already
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def abandoned(folder: Path, names: str) -> Iterator[Path]:
+    """Yield what killed processes left in a folder under names that match; what is in use is locked."""
+    with contextlib.suppress(OSError):
+        for path in sorted(path for path in folder.iterdir() if re.fullmatch(names, path.name)):
+            with contextlib.suppress(OSError), _locked(path, must=True):
+                yield path
+
+
+@contextlib.contextmanager
+def _locked(path: Path, flags: int = 0, *, must: bool = False) -> Iterator[None]:
+    """Lock a file or a folder, by which others know that it is in use; some file systems have no locks.
+
+    Raises:
+        OSError: With ``must``: somebody else has locked it, or nobody can tell.
+    """
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if must:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -7,6 +7,7 @@ Run as a script, this file builds an index, in a process that a signal may end.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import torch
 import irkit.index.inverted
 from irkit import Model, Sparse
 from irkit.errors import CorruptError, IrkitError, StorageError
-from irkit.files import check_folder, replacing, write_text
+from irkit.files import check_folder, replacing, scratch, write_text
 from irkit.index import Store, check_index, compact, create_index, index_config, open_index
 from irkit.training.checkpoints import saving
 from irkit.training.running import TrainingLog
@@ -189,6 +190,98 @@ def test_a_save_that_is_interrupted_at_its_end_leaves_the_old_model(
         model.save_pretrained(path)
     assert list(tmp_path.iterdir()) == [path]
     assert Model.from_pretrained(path, device="cpu").fingerprint == model.fingerprint
+
+
+def in_child(action: Callable[[], Any]) -> int:
+    """Do something in a child that is forked; how it ended."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_while(action: Callable[[], Any], event: str, name: str) -> None:
+    """Do something in a child that is killed before ``event`` befalls a path that ends so."""
+
+    def kill(what: str, arguments: tuple[Any, ...]) -> None:
+        if what == event and os.fsdecode(arguments[0]).endswith(name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def act() -> None:
+        sys.addaudithook(kill)
+        action()
+
+    assert in_child(act) == -signal.SIGKILL
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    others = [tmp_path / ".notes.txt.0123456789abcdef.part", tmp_path / ".notes.txt.old"]
+
+    killed_while(lambda: write_text(path, "half"), "os.rename", ".part")
+    for other in others:  # of a training file, and of somebody
+        other.touch()
+    assert len(list(tmp_path.iterdir())) == 3
+    with replacing(path) as aside:
+        aside.write_text("whole")
+        assert in_child(lambda: write_text(path, "between")) == 0
+        assert (path.read_text(), aside.read_text()) == ("between", "whole")
+        assert len(list(tmp_path.iterdir())) == 4
+    assert path.read_text() == "whole"
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+def test_what_a_killed_compaction_left_is_removed_by_the_next_update(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    act("build", path)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def stopped() -> int:
+        with pytest.raises(KeyboardInterrupt):
+            compact(path, progress=stop)
+        assert (path / "irkit.building.json").exists()
+        return len(list(path.iterdir()))
+
+    store = Store.open(path)
+    before, left = len(list(path.iterdir())), stopped()
+    with store.update():  # changes nothing: the compaction can go on
+        pass
+    assert len(list(path.iterdir())) == left > before
+    open_index(store).remove([0])
+    assert len(list(path.iterdir())) == before + 1  # removed.bin
+    with pytest.raises(KeyboardInterrupt), Store.build(path, key="another build", overwrite=True) as build:
+        with build.update():
+            build.append("numbers.bin", np.arange(3))
+        raise KeyboardInterrupt
+    open_index(store).remove([1])
+    with Store.build(path, key="another build", overwrite=True) as build:
+        assert build.rows("numbers.bin") == 3
+
+
+def test_a_model_that_was_moved_aside_by_a_killed_save_comes_back(tmp_path: Path, tiny_bert: Path) -> None:
+    model, path = Model.multi_vector(tiny_bert, device="cpu"), tmp_path / "model"
+    model.save_pretrained(path)
+    (path / "README.md").write_text("about it")
+    killed_while(lambda: model.save_pretrained(path), "os.rename", "/new")
+    assert not path.exists()
+    with pytest.raises(ZeroDivisionError), scratch(path):
+        assert Model.from_pretrained(path, device="cpu").fingerprint == model.fingerprint
+        raise ZeroDivisionError
+    for _ in range(3):
+        killed_while(lambda: model.save_pretrained(path), "os.rename", "/model")
+    assert len(list(tmp_path.iterdir())) == 2
+    with scratch(path) as living:
+        model.save_pretrained(path)
+        assert living.exists()
+    assert list(tmp_path.iterdir()) == [path]
+    assert (path / "README.md").read_text() == "about it"
 
 
 def test_a_folder_for_temporary_files_that_is_not_there(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
 from irkit.errors import BadValueError, ConfigError, StorageError
-from irkit.files import sync
+from irkit.files import scratch, sync
 from irkit.formats import huggingface, sentence_transformers, stanford
 from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts, SideParts
 from irkit.tokenizer import Tokenizer
@@ -116,8 +115,8 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
     _check_replaceable(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-            new, old = Path(temporary) / "new", Path(temporary) / "old"
+        with scratch(target) as temporary:
+            new, old = temporary / "new", temporary / "old"
             WRITERS[format](parts, new)
             if (target / "README.md").is_file():
                 shutil.copyfile(target / "README.md", new / "README.md")

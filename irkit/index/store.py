@@ -390,6 +390,9 @@ class Store:
         """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}"):
             manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
+            if not self.building and manifests[1] and self._outdated(manifests[1].meta.get("build")):
+                (self.path / BUILDING).unlink()
+                manifests.pop()
             named = {entry.file for manifest in manifests if manifest for entry in manifest.arrays.values()}
             for path in self.path.iterdir():
                 if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
@@ -397,6 +400,11 @@ class Store:
             for entry in self._committed.entries.values():
                 if (self.path / entry.file).stat().st_size > entry.nbytes:
                     os.truncate(self.path / entry.file, entry.nbytes)
+
+    def _outdated(self, key: Any) -> bool:
+        """Whether a build is that of a compaction, see `irkit.index.compact`, of a state that is no more."""
+        state = zlib.crc32(self._committed.saved)
+        return isinstance(key, dict) and key.get("compact", state) != state
 
     def _new_file(self, name: str) -> str:
         state = self._state

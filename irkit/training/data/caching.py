@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from irkit.errors import StorageError
+from irkit.files import scratch
 
 __all__ = ["cached", "file_key", "hash_of"]
 
@@ -53,13 +52,10 @@ def cached(key: object, build: Callable[[Path], None]) -> Path:
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f"{digest}.", dir=root))
-        try:
+        with scratch(folder) as aside:
             build(aside)
             if not folder.is_dir():
                 aside.replace(folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
     except StorageError:
         raise
     except OSError as error:
