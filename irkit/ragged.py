@@ -11,7 +11,7 @@ from torch import Tensor
 
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["Ragged", "as_tensor"]
+__all__ = ["Ragged", "as_tensor", "to_device"]
 
 _MAX_TOTAL = 2**31 - 1  # offsets are int32: what attention kernels read as cu_seqlens
 
@@ -26,6 +26,13 @@ def as_tensor(operation: str, given: Any, dtype: torch.dtype | None = None) -> T
         return torch.as_tensor(given, dtype=dtype, device=getattr(given, "device", "cpu"))
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadTypeError(f"{operation}: got {given!r:.60}, expected numbers: {error}") from error
+
+
+def to_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """Copy ``values`` to a device. From the CPU to CUDA through pinned memory, for which nobody waits."""
+    if values.is_cpu and torch.device(device).type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 class Ragged:
@@ -43,11 +50,12 @@ class Ragged:
         ([3, 0, 1], [4])
     """
 
-    __slots__ = ("lengths", "offsets", "values")
+    __slots__ = ("_host", "lengths", "offsets", "values")
 
     values: Tensor
     offsets: Tensor
     lengths: Tensor
+    _host: Ragged | None  # the rows on the CPU that `to` copied to another device
 
     def __init__(self, values: Tensor, lengths: Tensor) -> None:
         """Split ``values (total, ...)`` into rows of ``lengths (n,)``.
@@ -73,7 +81,8 @@ class Ragged:
         torch.cumsum(lengths, 0, out=offsets[1:])
         self.values = values
         self.lengths = lengths
-        self.offsets = offsets.to(values.device, non_blocking=True)
+        self.offsets = to_device(offsets, values.device)
+        self._host = None
 
     @classmethod
     def from_rows(
@@ -142,11 +151,19 @@ class Ragged:
             raise BadValueError(
                 f"Ragged.to_padded: length {length} is under the longest row {self.max_length}"
             )
-        mask = torch.arange(length, device="cpu")[None, :] < self.lengths[:, None]
-        mask = mask.to(self.values.device)
-        padded = self.values.new_full((len(self), length, *self.values.shape[1:]), padding)
-        padded[mask] = self.values
-        return padded, mask
+        shape = len(self), length, *self.values.shape[1:]
+        padded = self.values.new_full((shape[0] * length, *shape[2:]), padding)
+        padded.index_copy_(0, self.slots(length), self.values)
+        mask = torch.arange(length, device=self.device) < self.offsets.diff()[:, None]
+        return padded.view(shape), mask
+
+    def slots(self, length: int) -> Tensor:
+        """``(total,)`` int64 on the device: place of each element where rows are padded to ``length``.
+
+        To index with them a device needs no wait, as it does with a mask.
+        """
+        shifts = length * torch.arange(len(self), device=self.device) - self.offsets[:-1]
+        return torch.arange(self.values.shape[0], device=self.device) + self._repeated(shifts)
 
     def with_values(self, values: Tensor) -> Ragged:
         """The same rows holding other ``values (total, ...)``."""
@@ -157,18 +174,56 @@ class Ragged:
                 f"got shape {tuple(values.shape)} on {values.device}"
             )
         twin = object.__new__(Ragged)
-        twin.values, twin.lengths, twin.offsets = values, self.lengths, self.offsets
+        twin.values, twin.lengths, twin.offsets, twin._host = values, self.lengths, self.offsets, None
         return twin
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Ragged:
         """Move the values to a device and a dtype."""
-        values = self.values.to(device=device, dtype=dtype)
-        return (
-            self.with_values(values) if values.device == self.offsets.device else Ragged(values, self.lengths)
-        )
+        if device is None or torch.device(device).type == self.device.type == "cpu":
+            return self.with_values(self.values.to(dtype=dtype))
+        values = to_device(self.values, device).to(dtype=dtype)
+        if values.device == self.offsets.device:
+            return self.with_values(values)
+        moved = Ragged(values, self.lengths)
+        moved._host = self if self.values.is_cpu else None
+        return moved
+
+    def host(self) -> Ragged:
+        """The same rows on the CPU; those that came from there are not copied back, which would be a wait."""
+        return self._host or self.to("cpu")
+
+    def places(self, starts: Tensor, lengths: Tensor) -> Ragged:
+        """Where a part of each row is.
+
+        Args:
+            starts: ``(n,)`` int64 on the CPU: the place in its row where each part begins.
+            lengths: ``(n,)`` int64 on the CPU: elements of each part.
+
+        Returns:
+            Ragged int64 places in ``values``, on their device.
+
+        Examples:
+            >>> rows = Ragged.from_rows([[5, 6, 7], [8]])
+            >>> rows.places(torch.tensor([1, 0]), torch.tensor([2, 1])).values.tolist()
+            [1, 2, 3]
+        """
+        return self._places(starts + (torch.cumsum(self.lengths, 0) - self.lengths), lengths)
+
+    def _places(self, starts: Tensor, lengths: Tensor) -> Ragged:
+        """As `places`, of parts that begin at ``starts`` in ``values``."""
+        total, device = int(lengths.sum()), self.device
+        parts = Ragged(torch.arange(total, device=device), lengths)
+        shifts = to_device(starts - (torch.cumsum(lengths, 0) - lengths), device)
+        parts.values = parts.values + parts._repeated(shifts)
+        return parts
 
     def where(self, mask: Tensor) -> Ragged:
-        """The elements that ``mask (total,)`` marks, in as many rows."""
+        """The elements that ``mask (total,)`` marks, in as many rows; nobody waits for one on the CPU."""
+        if mask.is_cpu and not self.values.is_cpu:
+            before = torch.nn.functional.pad(mask.cumsum(0), (1, 0))
+            ends = torch.nn.functional.pad(torch.cumsum(self.lengths, 0), (1, 0))
+            chosen = to_device(mask.nonzero().squeeze(1), self.device)
+            return Ragged(self.values[chosen], before[ends].diff())
         before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.cumsum(0)])
         return Ragged(self.values[mask], before[self.offsets.long()].diff())
 
@@ -184,15 +239,16 @@ class Ragged:
 
     def row_ids(self) -> Tensor:
         """``(total,)`` int64 on the device: the row each element belongs to."""
-        lengths = self.lengths.to(self.device, non_blocking=True)
-        return torch.repeat_interleave(
-            torch.arange(len(self), device=self.device), lengths, output_size=self.values.shape[0]
-        )
+        return self._repeated(torch.arange(len(self), device=self.device))
 
     def positions(self) -> Tensor:
         """``(total,)`` int64 on the device: place of each element in its row, from 0."""
-        places = torch.arange(self.values.shape[0], device=self.device)
-        return places - self.offsets[:-1].long()[self.row_ids()]
+        return torch.arange(self.values.shape[0], device=self.device) - self._repeated(self.offsets[:-1])
+
+    def _repeated(self, values: Tensor) -> Tensor:
+        """``(n,)`` values on the device, one a row, to ``(total,)``, one an element."""
+        lengths = self.lengths if self.values.is_cpu else self.offsets.diff()
+        return torch.repeat_interleave(values, lengths, output_size=self.values.shape[0])
 
     def __len__(self) -> int:
         return self.lengths.shape[0]  # a third of the time of len
@@ -220,9 +276,10 @@ class Ragged:
                 stop = max(start, stop)
                 begin = int(self.lengths[:start].sum())
                 lengths = self.lengths[start:stop]
-                return Ragged(self.values[begin : begin + int(lengths.sum())], lengths)
-            step = max(-len(self), min(step, len(self))) or 1  # beyond it torch overflows
-            chosen = torch.arange(len(self), device="cpu")[torch.arange(start, stop, step, device="cpu")]
+                part = Ragged(self.values[begin : begin + int(lengths.sum())], lengths)
+                part._host = None if self._host is None else self._host[rows]
+                return part
+            chosen = torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu")
         else:
             chosen = torch.as_tensor(rows, device="cpu")
             if chosen.dtype == torch.bool:
@@ -234,11 +291,8 @@ class Ragged:
             chosen = torch.arange(len(self), device="cpu")[chosen]
         lengths = self.lengths[chosen]
         starts = (torch.cumsum(self.lengths, 0) - self.lengths)[chosen]
-        ends = torch.cumsum(lengths, 0)
-        gather = torch.arange(int(lengths.sum()), device="cpu") + torch.repeat_interleave(
-            starts - (ends - lengths), lengths
-        )
-        return Ragged(self.values[gather.to(self.device)], lengths)
+        places = self._places(starts, lengths)
+        return places.with_values(self.values[places.values])
 
     def __repr__(self) -> str:
         return (

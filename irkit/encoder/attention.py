@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ __all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rota
 
 _ROWS = 128  # rotated together: in float32 they stay in the cache
 _WIDEST = 256  # heads of flash attention, whose widths are multiples of 8
+_NEEDS = (
+    "attention='flash' needs a torch that was built with it, or flash-attn: docs/python.md, section Devices"
+)
 
 Backend = Literal["eager", "sdpa", "flash"]
 
@@ -67,33 +71,36 @@ def attend(
 
 def leading(tokens: Ragged, lengths: Tensor) -> Ragged:
     """Places in ``tokens.values`` of the first ``lengths (n,)`` of each row."""
-    positions, ends = tokens.positions(), lengths.to(tokens.device)[tokens.row_ids()]
-    return tokens.with_values(torch.arange(len(positions), device=tokens.device)).where(positions < ends)
+    most = torch.minimum(lengths.cpu(), tokens.lengths)
+    return tokens.places(torch.zeros_like(most), most)
 
 
 def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend:
     """The backend for ``wish``, one of auto, eager, sdpa and flash.
 
     ``auto`` is flash on CUDA in half precision, be it that of autocast, where a kernel is installed and the
-    GPU is one that it runs on; sdpa elsewhere.
+    GPU is one that it runs on; sdpa elsewhere. Where another precision or a package would make flash of it, a
+    warning says so, once a process.
 
     Raises:
         BadValueError: The wish is unknown, or flash was wished for where it cannot run.
         MissingDependencyError: flash was wished for and neither torch nor flash-attn has it.
     """
-    able = device.type == "cuda" and _cast(dtype) in (torch.float16, torch.bfloat16)
-    able = able and torch.cuda.get_device_capability(device) >= (8, 0)
+    modern = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    able = modern and _cast(dtype) in (torch.float16, torch.bfloat16)
     if wish == "auto":
-        return "flash" if able and _flash_kernel() is not None else "sdpa"
+        if able and _flash_kernel() is not None:
+            return "flash"
+        if modern:
+            _tell(_slow_path(_cast(dtype)))
+        return "sdpa"
     if wish == "flash":
         if not able:
             raise BadValueError(
                 f"attention='flash' needs float16 or bfloat16 on CUDA from Ampere on, got {dtype} on {device}"
             )
         if _flash_kernel() is None:
-            raise MissingDependencyError(
-                "attention='flash' needs torch>=2.11 with CUDA, or: pip install flash-attn"
-            )
+            raise MissingDependencyError(_NEEDS)
         return "flash"
     if wish not in ("eager", "sdpa"):
         raise BadValueError(f"attention={wish!r} is unknown; expected auto, eager, sdpa or flash")
@@ -149,24 +156,31 @@ def _padded(
     if window is None and _equally_long(query) and _equally_long(key):  # nothing to pad, nothing to mask
         whole = (x.values.view(len(x), -1, *x.values.shape[1:]).transpose(1, 2) for x in (query, key, value))
         return function(*whole, attn_mask=None, dropout_p=dropout).transpose(1, 2).flatten(0, 1)
-    q, mask_q = query.to_padded()
-    k, mask_k = key.to_padded()
-    v, _ = value.to_padded()
-    mask = mask_k[:, None, None, :].clone()
+    slots_k = key.slots(key.max_length)  # once for all three: no element of a row is looked for by a mask
+    slots_q = slots_k if query.offsets is key.offsets else query.slots(query.max_length)
+    q, k, v = _spread(query, slots_q), _spread(key, slots_k), _spread(value, slots_k)
+    places = torch.arange(key.max_length, device=key.device)
+    mask = (places < key.offsets.diff()[:, None])[:, None, None, :]
     mask[..., :1] = True  # no softmax over nothing in an empty row: its gradient would be NaN
     if window is not None:
-        rows, places = (torch.arange(x.shape[1], device=k.device) for x in (q, k))
+        rows = torch.arange(query.max_length, device=key.device)
         if pooling:
             rows = pooling.centres(rows)
         near = (rows[:, None] - places[None, :]).abs() <= window
         mask = mask & near
         blind = ~mask.any(-1, keepdim=True)  # what is out of reach of all keys, and padding
         mask[..., :1] |= blind
-    out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, dropout_p=dropout)
+    out = function(q, k, v, attn_mask=mask, dropout_p=dropout)
     if window is not None:
         out = out.masked_fill(blind, 0)
-    places = mask_q.flatten().nonzero().flatten()  # a fourth of the time that a mask takes on a CPU
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, places)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, slots_q)
+
+
+def _spread(rows: Ragged, slots: Tensor) -> Tensor:
+    """``(total, heads, head_dim)`` to ``(n, heads, longest, head_dim)``, zeros after the end of each row."""
+    padded = rows.values.new_zeros(len(rows) * rows.max_length, *rows.values.shape[1:])
+    padded.index_copy_(0, slots, rows.values)
+    return padded.view(len(rows), rows.max_length, *padded.shape[1:]).transpose(1, 2)
 
 
 def _equally_long(rows: Ragged) -> bool:
@@ -182,45 +196,83 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, dropout
 
 
 def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
-    kernel = _flash_kernel()
+    kernel, width = _flash_kernel(), query.values.shape[-1]
     if kernel is None:
-        raise MissingDependencyError(
-            "attention='flash' needs torch>=2.11 with CUDA, or: pip install flash-attn"
-        )
-    return kernel(query, key, value, window, dropout)
+        raise MissingDependencyError(_NEEDS)
+    if not len(query.values):  # which kernels refuse
+        return query.values
+    if width % 8 or width > _WIDEST:
+        _tell(f"attention: flash attention has no heads of width {width}; padded attention runs instead")
+        return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
+    return kernel(
+        *(x.values.to(_cast(x.values.dtype)) for x in (query, key, value)),
+        query.offsets,
+        key.offsets,
+        query.max_length,
+        key.max_length,
+        dropout_p=dropout,
+        window_size=(-1, -1) if window is None else (window, window),
+    )
+
+
+def _flash_kernel() -> Callable[..., Tensor] | None:
+    """flash-attn's function where it is installed, else torch's kernel called in the same way, else None."""
+    return _flash_attn() or (_torch_flash if torch.backends.cuda.is_flash_attention_available() else None)
 
 
 @cache
-def _flash_kernel() -> Callable[..., Tensor] | None:
-    """flash-attn where it is installed, else torch's own kernel, which knows no dropout, else None."""
-    function: Any
+def _flash_attn() -> Callable[..., Tensor] | None:
     try:
         from flash_attn import flash_attn_varlen_func
-
-        function, knows_dropout = flash_attn_varlen_func, True
     except ImportError:
-        try:
-            from torch.nn.attention import varlen
-        except ImportError:
-            return None
-        function, knows_dropout = varlen.varlen_attn, False
+        return None
+    return flash_attn_varlen_func  # type: ignore[no-any-return]
 
-    def run(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
-        width = query.values.shape[-1]
-        if width % 8 or width > _WIDEST or (dropout and not knows_dropout):
-            return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
-        out: Tensor = function(
-            *(x.values.to(_cast(x.values.dtype)) for x in (query, key, value)),
-            query.offsets,
-            key.offsets,
-            query.max_length,
-            key.max_length,
-            window_size=(-1, -1) if window is None else (window, window),
-            **({"dropout_p": dropout} if knows_dropout else {}),
-        )
-        return out
 
-    return run
+def _torch_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    dropout_p: float,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """What `torch.nn.attention.varlen.varlen_attn` calls, which knows no dropout; it has a gradient, too."""
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        query_offsets,
+        key_offsets,
+        longest_query,
+        longest_key,
+        dropout_p,
+        is_causal=False,
+        return_debug_mask=False,
+        window_size_left=window_size[0],
+        window_size_right=window_size[1],
+    )[0]
+    return out
+
+
+def _slow_path(dtype: torch.dtype) -> str:
+    if dtype in (torch.float16, torch.bfloat16):
+        return f"attention: padded attention runs, several times slower on CUDA; {_NEEDS}"
+    return (
+        f"attention: {str(dtype).removeprefix('torch.')} on CUDA is several times slower than bfloat16, and "
+        "its attention is padded; load the model with dtype='auto' or 'bfloat16', or train with bf16: true. "
+        "attention='sdpa' keeps it without this warning"
+    )
+
+
+@cache
+def _tell(message: str) -> None:
+    """Warn, once a process."""
+    warnings.warn(message, stacklevel=2)
 
 
 def _cast(dtype: torch.dtype) -> torch.dtype:

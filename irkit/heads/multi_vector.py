@@ -150,7 +150,7 @@ class MultiVectorHead(Head):
         self.dim = width_after(self.layers, hidden_size, "MultiVectorHead")
         self.expansion_id = expansion_id
         self.window = (1, 1)
-        self.register_buffer("skip_ids", None, persistent=False)
+        self.skip_ids: Tensor | None = None  # on the CPU, as are the ids of a batch when they are looked at
         if skip_ids is not None:
             self.skip(skip_ids)
         if self.config.query_expansion is not None and expansion_id is None:
@@ -161,8 +161,7 @@ class MultiVectorHead(Head):
 
     def skip(self, ids: Iterable[int]) -> None:
         """Let these tokens give no vector, in place."""
-        place = next((each.device for each in self.parameters()), None)
-        self.skip_ids = torch.tensor(sorted(set(ids)), dtype=torch.int64, device=place)
+        self.skip_ids = torch.tensor(sorted(set(ids)), dtype=torch.int64, device="cpu")
 
     @property
     def unit(self) -> bool:
@@ -185,14 +184,13 @@ class MultiVectorHead(Head):
         expansion = self.config.query_expansion
         if side != "query" or expansion is None or self.expansion_id is None:
             return tokens, None
-        lengths = tokens.lengths.clamp(min=expansion.length)
-        filler = tokens.values.new_full((int(lengths.sum()),), self.expansion_id)
+        lengths, given = tokens.lengths.clamp(min=expansion.length), tokens.host()
+        filler = given.values.new_full((int(lengths.sum()),), self.expansion_id)
         longer = Ragged(filler, lengths)
-        given = tokens.lengths.to(tokens.device)[longer.row_ids()]
-        longer.values[longer.positions() < given] = tokens.values
+        longer.values[longer.places(torch.zeros_like(lengths), given.lengths).values] = given.values
         # a text without any token of its own can only see what was added
         attended = torch.where(tokens.lengths > 0, tokens.lengths, lengths)
-        return longer, None if expansion.attend else attended
+        return longer.to(tokens.device), None if expansion.attend else attended
 
     def pools(self, side: Side) -> bool:
         """Whether the pooling layers of an encoder, if it has any, work on texts of ``side``."""
@@ -203,7 +201,8 @@ class MultiVectorHead(Head):
         return windows(tokens, *(self.window if self.pools(side) else (1, 1)))
 
     def kept(self, tokens: Ragged, side: Side) -> Tensor:
-        """``(rows,)`` booleans: the rows of the encoder that give a vector."""
+        """``(rows,)`` booleans on the CPU: the rows of the encoder that give a vector."""
+        tokens = tokens.host()
         skip_ids = self.skip_ids if side in self.config.skiplist_sides else None
         if skip_ids is not None and len(skip_ids):
             kept = ~torch.isin(tokens.values, skip_ids)

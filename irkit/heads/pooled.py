@@ -96,8 +96,9 @@ class PooledHead(Head):
         skipped = 0 if self.include_prompt else prompt_length
         hidden = hidden.with_values(hidden.values.to(torch.promote_types(hidden.values.dtype, torch.float32)))
         if skipped:
-            kept = hidden.values[hidden.positions() >= skipped]
-            hidden = Ragged(kept, (hidden.lengths - skipped).clamp(min=0))
+            lengths = (hidden.lengths - skipped).clamp(min=0)
+            places = hidden.places(hidden.lengths - lengths, lengths)
+            hidden = places.with_values(hidden.values[places.values])
         vectors = torch.cat([_pool(mode, hidden, skipped) for mode in self.pooling], dim=1)
         for layer in self.layers:
             vectors = layer(vectors)
@@ -111,7 +112,7 @@ class PooledHead(Head):
 def _pool(mode: str, hidden: Ragged, skipped: int) -> Tensor:
     """``(total, hidden_size)`` to ``(n, hidden_size)``; rows without tokens give zeros."""
     if mode == "mean_sqrt_len_tokens":
-        counts = hidden.lengths.clamp(min=1).to(hidden.device)
+        counts = hidden.offsets.diff().clamp(min=1)
         return _bag("sum", hidden) / counts.sqrt()[:, None]
     if mode == "weightedmean":
         weights = (hidden.positions() + skipped + 1).to(hidden.values.dtype)[:, None]

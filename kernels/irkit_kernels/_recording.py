@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ._recording_kernels import operators, stand_ins
+from ._recording_kernels import flash_backward, flash_forward, operators, stand_ins
 
 __all__ = ["Record", "recording"]
 
@@ -36,6 +36,10 @@ _WAITING = {  # the host reads a value, or the number of results
     aten.unique_consecutive,
     aten.bincount,
     aten.equal,
+}
+_MISSING = {  # on CPUs
+    aten._flash_attention_forward: flash_forward,
+    aten._flash_attention_backward: flash_backward,
 }
 _HERE = ("/irkit/", "/irkit_kernels/")
 
@@ -143,6 +147,8 @@ class _Devices(TorchFunctionMode):
             return args[0] in self.pinned
         if func is Tensor.cuda:
             func, args = Tensor.to, (args[0], _CUDA)
+        if func is torch.device:
+            return func(*args, **kwargs)
         if func is Tensor.backward:  # whose own Python code is to find this mode, too
             with self:
                 gradient = kwargs.pop("gradient", None)
@@ -168,6 +174,9 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func._can_decompose():  # inference mode leaves it to us
+            with self:
+                return func.decompose(*args, **kwargs)
         tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
         on_device = any(isinstance(each, _OnDevice) for each in tensors)
         name, packet = func.overloadpacket.__name__, func.overloadpacket
@@ -182,7 +191,7 @@ class _Operations(TorchDispatchMode):
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
         bare = tree_map(_bare, (args, kwargs))
-        found = func(*bare[0], **bare[1])
+        found = _MISSING.get(packet, func)(*bare[0], **bare[1])
         if packet is aten._to_copy and not there:
             return self.pinned.add(found.clone()) if kwargs.get("non_blocking") else found.clone()
         if packet is aten.copy_ and not there:
@@ -300,7 +309,11 @@ def _cuda(record: Record) -> Iterator[None]:
         "get_device_capability": lambda *_: (9, 0),
         "current_device": lambda: 0,
     }
-    with patch.multiple(torch.cuda, **stand_ins), patch.object(Tensor, "record_stream", nothing):
+    with (
+        patch.multiple(torch.cuda, **stand_ins),
+        patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: True),
+        patch.object(Tensor, "record_stream", nothing),
+    ):
         yield
 
 

@@ -1,13 +1,14 @@
-"""What stands in for the Triton kernels of a device that is not there, see `recording`."""
+"""What stands in for the kernels of a device that is not there, see `recording`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["operators", "stand_ins"]
+__all__ = ["flash_backward", "flash_forward", "operators", "stand_ins"]
 
 
 def operators() -> dict[str, Callable[..., Any]]:
@@ -63,13 +64,23 @@ def _maxsim(*tensors: Any, **options: Any) -> None:
         argmax.copy_(places)
 
 
-def _gather_sum(
-    out: Tensor, table: Tensor, order: Tensor, starts: Tensor, indices: Tensor, weights: Tensor, **_: Any
-) -> None:
-    for row, (start, stop) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
-        entries = order[start:stop]
+def _gather_sum(*tensors: Any, **options: Any) -> None:
+    out, table, order, starts, indices, weights, count, width = tensors
+    order, indices, weights, kind = (
+        order.flatten(),
+        indices.flatten().long(),
+        weights.flatten(),
+        options["KIND"],
+    )
+    for row in range(len(out)):
+        if kind == 1:
+            entries = torch.arange(count) * width + row
+        else:
+            places = torch.arange(int(starts[row]), int(starts[row + 1]))
+            entries = order[places] + (places // width * width if kind == 2 else 0)
         entries = entries[indices[entries] >= 0]
-        out[row] = (weights[entries, None] * table[indices[entries].long()].float()).sum(0)
+        index = entries % width if kind == 2 else indices[entries]
+        out[row] = (weights[entries, None] * table[index].float()).sum(0)
 
 
 def _splade_pool(*tensors: Any, **options: Any) -> None:
@@ -93,3 +104,99 @@ def _residual_maxsim(*tensors: Any, **options: Any) -> None:
         out.copy_(tensor_maxsim(queries, table, q_offsets, parts, d_offsets, codebook, pairs))
     else:
         out.copy_(tensor_interaction(table, q_offsets, codes, d_offsets, pairs))
+
+
+def flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """``aten::_flash_attention_forward`` of ragged rows, with what its kernel checks."""
+    for each in (query, key, value):
+        if each.dtype not in (torch.float16, torch.bfloat16) or each.stride(-1) != 1:
+            raise RuntimeError(f"flash attention: got {each.dtype} with strides {each.stride()}")
+        if each.shape[-1] % 8 or each.shape[-1] > 256:
+            raise RuntimeError(f"flash attention: heads of width {each.shape[-1]}")
+    for offsets, longest in ((query_offsets, max_q), (key_offsets, max_k)):
+        if offsets.dtype != torch.int32 or len(offsets) < 2 or int(offsets.diff().max()) > longest:
+            raise RuntimeError(f"flash attention: offsets {offsets}, the longest {longest}")
+    if is_causal or return_debug_mask:
+        raise RuntimeError("flash attention: not what the encoder asks for")
+    seed = torch.randint(2**31, (2,)) if dropout_p else torch.zeros(2, dtype=torch.int64)
+    out = torch.zeros_like(query)
+    for row, places, weights, kept in _attention(
+        query, key, query_offsets, key_offsets, dropout_p, seed, **options
+    ):
+        out[row] = torch.einsum("hqk,khd->qhd", weights * kept, value[places].float()).to(out.dtype)
+    nothing = query.new_empty(0)
+    return out, query.new_zeros(query.shape[1], len(query), dtype=torch.float32), seed, nothing, nothing
+
+
+def flash_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    seed: Tensor,
+    unused: Tensor,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """``aten::_flash_attention_backward``."""
+    grads = [torch.zeros_like(each) for each in (query, key, value)]
+    scale = query.shape[-1] ** -0.5
+    for row, places, weights, kept in _attention(
+        query, key, query_offsets, key_offsets, dropout_p, seed, **options
+    ):
+        upstream = grad[row].float()
+        d_weights = torch.einsum("qhd,khd->hqk", upstream, value[places].float()) * kept
+        d_scores = scale * weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+        grads[0][row] = torch.einsum("hqk,khd->qhd", d_scores, key[places].float()).to(grad.dtype)
+        grads[1][places] = torch.einsum("hqk,qhd->khd", d_scores, query[row].float()).to(grad.dtype)
+        grads[2][places] = torch.einsum("hqk,qhd->khd", weights * kept, upstream).to(grad.dtype)
+    return tuple(grads)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    dropout_p: float,
+    seed: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Of each row its queries, its keys, the weights ``(heads, q, k)`` and the factor that drops them.
+
+    Windows are measured from the diagonal that ends in the last query and the last key.
+    """
+    draws, ends = torch.Generator().manual_seed(int(seed[0])), (query_offsets.tolist(), key_offsets.tolist())
+    for q, q_end, k, k_end in zip(ends[0], ends[0][1:], ends[1], ends[1][1:], strict=False):
+        row, places = slice(q, q_end), slice(k, k_end)
+        scores = torch.einsum("qhd,khd->hqk", query[row].float(), key[places].float())
+        distance = torch.arange(k_end - k) - torch.arange(q_end - q)[:, None] - (k_end - k - q_end + q)
+        left, right = (None if size in (None, -1) else size for size in (window_size_left, window_size_right))
+        far = torch.zeros_like(distance, dtype=torch.bool)
+        far |= distance < -left if left is not None else False
+        far |= distance > right if right is not None else False
+        weights = (scores * (scale or query.shape[-1] ** -0.5)).masked_fill(far, -torch.inf).softmax(-1)
+        drawn = torch.rand(weights.shape, generator=draws) >= dropout_p
+        yield row, places, weights.nan_to_num(0), drawn.float() / (1 - dropout_p)

@@ -1,0 +1,195 @@
+"""What a GPU would be asked to do, seen without one: kernels, waits, copies of memory that is not pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from irkit.encoder import Encoder, attention
+from irkit.encoder.attention import attend, pick_backend
+from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, PooledHead
+from irkit.ragged import Ragged
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+}
+BERT = {"model_type": "bert", "type_vocab_size": 2, "hidden_dropout_prob": 0.1, **SIZES}
+MODERNBERT = {
+    "model_type": "modernbert",
+    "attention_dropout": 0.1,
+    "local_attention": 4,
+    "global_attn_every_n_layers": 2,
+    **SIZES,
+}
+LENGTHS = [1, 12, 7, 30, 2]
+
+
+def batch(lengths: list[int] = LENGTHS) -> Ragged:
+    generator = torch.Generator().manual_seed(0)
+    return Ragged(torch.randint(5, 99, (sum(lengths),), generator=generator), torch.tensor(lengths))
+
+
+def counts(record: Any, encoder: Encoder, backend: str, train: bool, partly: bool) -> tuple[int, int]:
+    encoder.attention = backend
+    encoder.train(train).to(record.device, torch.bfloat16)
+    tokens = batch().to(record.device)
+    attended = (tokens.lengths - 3).clamp(min=1) if partly else None
+    record.clear()
+    with torch.set_grad_enabled(train):
+        hidden = encoder(tokens, attended).values
+        if train:
+            hidden.sum().backward()
+    assert hidden.isfinite().all()
+    record.waits.pop()  # that of the line above
+    return len(record.waits), len(record.pageable)
+
+
+@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+@pytest.mark.parametrize("settings", [BERT, MODERNBERT], ids=["bert", "modernbert"])
+def test_the_encoder_waits_for_nothing(
+    settings: dict[str, Any], backend: str, train: bool, partly: bool, record_dispatch: Any
+) -> None:
+    encoder = Encoder(settings | {"num_hidden_layers": 3})
+    assert counts(record_dispatch, encoder, backend, train, partly) == (0, 0)
+    flashed = record_dispatch.operations.count("_flash_attention_forward")
+    # where keys are left out, those of a window are not where the kernel looks for them
+    assert flashed == (0 if backend != "flash" else 2 if partly and settings is MODERNBERT else 3)
+    assert record_dispatch.operations.count("_flash_attention_backward") == flashed * train
+
+
+@pytest.mark.parametrize("location", ["pre", "intra", "post"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+def test_layers_that_pool_wait_for_nothing(location: str, backend: str, record_dispatch: Any) -> None:
+    assert counts(record_dispatch, Encoder(_tite(location)), backend, True, False) == (0, 0)
+    assert record_dispatch.operations.count("triton:ragged_pool") >= 4  # of two layers, and back
+
+
+def _tite(location: str) -> dict[str, Any]:
+    return {
+        "model_type": "tite",
+        "vocab_size": 99,
+        "num_hidden_layers": 3,
+        "hidden_sizes": 16,
+        "num_attention_heads": 2,
+        "intermediate_sizes": 24,
+        "kernel_sizes": [None, 2, 2],
+        "strides": [None, 2, 2],
+        "pooling_location": location,
+        "dropout_prob": 0.1,
+        "rotary_interleaved": True,
+        "positional_embedding_type": "rotary",
+    }
+
+
+@pytest.mark.parametrize(
+    "pooling", ["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+)
+def test_pooled_heads_wait_for_nothing(pooling: str, record_dispatch: Any) -> None:
+    head = PooledHead(16, pooling, include_prompt=False)
+    tokens = batch()
+    hidden = tokens.with_values(torch.randn(len(tokens.values), 16))
+    expected = head(hidden, tokens, 2).values
+    there = hidden.to(record_dispatch.device)
+    record_dispatch.clear()
+    found = head(there, tokens.to(record_dispatch.device), 2).values
+    assert not record_dispatch.waits
+    assert not record_dispatch.pageable
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_multi_vector_heads_wait_for_nothing(side: Any, record_dispatch: Any) -> None:
+    config = MultiVectorConfig(query_expansion={"length": 12})
+    head = MultiVectorHead(16, [Normalize()], config, skip_ids=[7, 20, 30, 44], expansion_id=4)
+    rows, attended = head.expand(batch(), side)
+    values = torch.randn(len(rows.values), 16)
+    expected = head(rows.with_values(values), rows, side=side).tokens
+    there, values = batch().to(record_dispatch.device), values.to(record_dispatch.device)
+    record_dispatch.clear()
+    again, attended_there = head.to(record_dispatch.device).expand(there, side)
+    found = head(again.with_values(values), again, side=side).tokens
+    assert not record_dispatch.waits
+    assert not record_dispatch.pageable
+    assert (attended is None) == (attended_there is None)
+    assert torch.equal(again.values.cpu(), rows.values)
+    assert torch.equal(found.lengths, expected.lengths)
+    torch.testing.assert_close(found.values.cpu(), expected.values)
+
+
+@pytest.mark.parametrize(("window", "shorter"), [(None, False), (None, True), (2, False)])
+def test_flash_attention_of_torch_is_asked_for_what_eager_writes_out(
+    window: int | None, shorter: bool, record_dispatch: Any
+) -> None:
+    torch.manual_seed(0)
+    keys = batch()
+    queries = batch([(length + 1) // 2 for length in LENGTHS]) if shorter else keys
+    values = [torch.randn(len(rows.values), 2, 8).bfloat16() for rows in (queries, keys, keys)]
+    upstream = torch.randn(values[0].shape).bfloat16()
+    results = []
+    for device, backend in (("cpu", "eager"), ("cuda", "flash")):
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        parts = [each.to(device, dtype).requires_grad_() for each in values]
+        rows = [rows.to(device).with_values(x) for rows, x in zip((queries, keys, keys), parts, strict=True)]
+        out = attend(*rows, backend=backend, window=window)  # type: ignore[arg-type]
+        gradients = torch.autograd.grad(out, parts, upstream.to(device, dtype))
+        results.append([each.detach().float().cpu() for each in (out, *gradients)])
+    assert "_flash_attention_backward" in record_dispatch.operations
+    torch.testing.assert_close(results[1], results[0], rtol=2**-7, atol=2**-7)  # bfloat16 has 8 bits
+
+
+def test_flash_attention_of_torch_drops_weights(record_dispatch: Any) -> None:
+    rows = batch().to("cuda")
+    torch.manual_seed(0)
+    rows = rows.with_values(torch.randn(len(rows.values), 2, 8).bfloat16().to("cuda"))
+    found = []
+    for dropout, seed in ((0.0, 1), (0.5, 1), (0.5, 1), (0.5, 2)):
+        torch.manual_seed(seed)
+        found.append(attend(rows, rows, rows, backend="flash", dropout=dropout, window=2).cpu())
+    assert record_dispatch.operations.count("_flash_attention_forward") == 4
+    assert torch.equal(found[1], found[2])
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[3])
+
+
+def test_flash_attention_of_no_rows(record_dispatch: Any) -> None:
+    empty = batch([]).with_values(torch.zeros(0, 2, 8, dtype=torch.bfloat16)).to("cuda")
+    assert attend(empty, empty, empty, backend="flash").shape == (0, 2, 8)
+    encoder = Encoder(BERT | {"num_hidden_layers": 1}).to("cuda", torch.bfloat16)
+    assert encoder(batch([]).to("cuda")).values.shape == (0, 16)
+
+
+@pytest.fixture
+def untold() -> None:
+    attention._tell.cache_clear()
+
+
+@pytest.mark.usefixtures("record_dispatch", "untold")
+def test_slow_attention_on_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    with pytest.warns(UserWarning, match=r"float32 on CUDA .* dtype='auto' .* attention='sdpa' keeps it"):
+        assert pick_backend("auto", gpu, torch.float32) == "sdpa"
+    assert pick_backend("auto", gpu, torch.float32) == "sdpa"
+    assert pick_backend("sdpa", gpu, torch.float32) == "sdpa"
+    assert pick_backend("auto", gpu, torch.bfloat16) == "flash"
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    with pytest.warns(UserWarning, match="padded attention runs.*flash-attn"):
+        assert pick_backend("auto", gpu, torch.bfloat16) == "sdpa"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert pick_backend("auto", gpu, torch.float64) == "sdpa"  # which no setting would change
+
+
+@pytest.mark.usefixtures("record_dispatch", "untold")
+def test_heads_that_flash_attention_has_not_are_told_once() -> None:
+    rows = batch()
+    rows = rows.with_values(torch.randn(len(rows.values), 2, 12).bfloat16()).to("cuda")
+    with pytest.warns(UserWarning, match="no heads of width 12"):
+        found = attend(rows, rows, rows, backend="flash")
+    assert torch.equal(found.cpu(), attend(rows, rows, rows, backend="flash").cpu())
