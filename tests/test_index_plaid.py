@@ -314,6 +314,27 @@ def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int, more: int) -
                 assert one == pytest.approx(other, abs=1e-4)  # equal scores may come in either order
 
 
+@pytest.mark.parametrize("options", [{}, {"nprobe": 3, "candidates": 20}, {"candidates": 400}])
+def test_a_block_of_a_search_waits_for_the_device_twice(
+    tmp_path: Path, options: dict[str, Any], record_dispatch: Any
+) -> None:
+    """Once for the number of documents found, once for the result; all else is queued."""
+    index, queries = build(tmp_path / "index", [texts(900, 0)], **options), texts(32, 1)
+    assert isinstance(index, Plaid)
+    expected = index.search(queries, 10)
+    structure, _ = index.store.derived(("search", "auto"), index._searcher)
+    search = TensorSearch(structure, record_dispatch.device)
+    effort = index._effort(10, structure.filled)
+    assert effort.nprobe
+    record_dispatch.clear()
+    scores, rows = search(queries.tokens, effort, structure.filled)
+    assert len(record_dispatch.waits) <= 2, record_dispatch.waits
+    assert not [copy for copy in record_dispatch.pageable if "to the device" in copy]
+    assert {"triton:residual_probe", "triton:residual_maxsim"} <= set(record_dispatch.operations)
+    np.testing.assert_allclose(scores[:, :10], expected.scores, atol=1e-4)
+    np.testing.assert_array_equal(rows[:, :10], expected.rows)
+
+
 def test_queries_without_tokens_score_nothing_with_everything(tmp_path: Path) -> None:
     index = build(tmp_path / "index", [texts(300, 0)])
     empty = MultiVector(Ragged(torch.empty(0, DIM), torch.zeros(2, dtype=torch.int64)))

@@ -20,6 +20,7 @@ from irkit_kernels.residual_maxsim import (
     residual_maxsim,
     tensor_interaction,
     tensor_maxsim,
+    tensor_probe,
 )
 from irkit_kernels.residual_maxsim.reference import CEILING, FLOOR
 from torch import Tensor
@@ -30,6 +31,7 @@ from irkit.ragged import Ragged
 __all__ = ["CpuSearch", "Effort", "Structure", "TensorSearch", "select_tokens"]
 
 _EXACT = 256  # documents decoded at a time
+_OF_ROW, _OF_CENTROID = 16, 16  # bytes on a device for each query, and for each of its tokens, in between
 
 
 @dataclass(frozen=True)
@@ -170,73 +172,129 @@ class CpuSearch:
 
 
 class TensorSearch:
-    """Search with torch and Triton; everything is kept on the device."""
+    """Search with torch and Triton; everything is kept on the device.
+
+    A block of queries waits for the device twice: for the number of documents that are found, and for the
+    result. All else has sizes that are known before: where a query has fewer documents, the row ``n``, which
+    has no tokens and scores -inf, stands for the rest.
+    """
 
     def __init__(self, structure: Structure, device: torch.device) -> None:
         def moved(array: Array) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-        self._device, self._listed = device, structure.listed
+        self._device, self._listed, self._rows = device, structure.listed, len(structure.filled)
         self._centroids, self._codebook = moved(structure.centroids), moved(structure.codebook)
-        self._rounded, self._reach = _rounded(self._centroids), self._centroids.norm(dim=1).amax()
+        self._rounded = _rounded(self._centroids)
+        self._reach = float(np.linalg.norm(structure.centroids, axis=1).max())
         self._tokens = TensorTokens(*map(moved, structure.tokens))
         self._means, self._scales = moved(structure.means), moved(structure.scales)
-        self._offsets, self._list_offsets = moved(structure.offsets), moved(structure.list_offsets)
-        self._lists = moved(structure.lists).long()
+        self._offsets = moved(np.append(structure.offsets, structure.offsets[-1]))  # and of row n
+        self._list_offsets, self._lists = moved(structure.list_offsets), moved(structure.lists)
+
+    @staticmethod
+    def needed(structure: Structure) -> int:
+        """Bytes of the device that a search takes: of the index, and for 32 queries of 32 tokens."""
+        arrays = [*structure.tokens, structure.means, structure.scales, structure.offsets, structure.lists]
+        arrays += [structure.centroids, structure.centroids, structure.list_offsets]  # and rounded ones
+        work = 32 * (_OF_ROW * len(structure.filled) + 32 * _OF_CENTROID * len(structure.centroids))
+        return work + sum(array.nbytes for array in arrays)
 
     def __call__(self, queries: Ragged, effort: Effort, kept: Array) -> tuple[Array, Array]:
         """As `CpuSearch`."""
-        queries, wanted = queries.to(self._device), torch.from_numpy(kept).to(self._device)
-        table = self._centroids @ queries.values.T  # (K, total_q)
-        rounded = self._rounded @ _rounded(queries.values).T  # as kernels have it, so that ranks agree
-        chosen = wanted.expand(len(queries), -1)
+        n_q, n = len(queries), self._rows
+        tokens, lengths = queries.values.detach(), queries.lengths.numpy()
+        starts, numbers = queries.offsets.numpy()[:-1], np.arange(n_q).repeat(lengths)
+        sums = self._moved(np.add.reduceat(tokens.numpy(), starts, axis=0))
+        reach = self._reach * np.maximum.reduceat(tokens.norm(dim=1).numpy(), starts)
+        values, offsets, wanted = (self._moved(x) for x in (tokens, queries.offsets, kept))
+        # scores of all centroids, rounded as kernels of CPUs have them, so that ranks agree
+        table, rounded = self._centroids @ values.T, self._rounded @ _rounded(values).T  # (K, total_q)
+        chosen = wanted.expand(n_q, -1)
         if effort.nprobe:
-            found = self._probe(queries, rounded, effort, wanted)
-            enough = found.sum(1, keepdim=True) >= effort.wanted
-            chosen = torch.where(enough, found, chosen)
-        pairs = chosen.nonzero()
-        sums = torch.stack([query.sum(0) for query in queries])
-        if int(chosen.sum(1).max()) > effort.refined:
-            reach = self._reach * torch.stack([query.norm(dim=1).amax() for query in queries])
-            bytes_ = (rounded / reach[queries.row_ids()] - FLOOR) * (255 / (CEILING - FLOOR))
-            bytes_ = bytes_.round().clamp(0, 255)
-            rough = tensor_interaction(bytes_, queries.offsets, self._tokens.codes, self._offsets, pairs)
-            pairs, rough = _flat(*_best_of_pairs(pairs, rough, len(queries), effort.candidates))
-            rough = rough * (reach * (CEILING - FLOOR) / 255)[pairs[:, 0]] + self._common(sums, pairs)
-            pairs, _ = _flat(*_best_of_pairs(pairs, rough, len(queries), effort.refined))
+            probes = np.array([effort.probes(m, len(self._centroids)) for m in lengths.tolist()])[numbers]
+            found = self._probe(values, rounded, numbers, probes, effort.ranked, wanted)
+            chosen = torch.where(found.sum(1, keepdim=True) >= effort.wanted, found, chosen)
+        pairs = chosen.nonzero()  # waits, for their number
+        if not len(pairs):
+            return np.full((n_q, effort.wanted), -np.inf, np.float32), np.full((n_q, effort.wanted), -1)
+        sizes = chosen.sum(1)
+        if len(pairs) > effort.refined:
+            # by centroids in 256 steps, the best of these by means, too
+            levels = (rounded / self._moved(reach[numbers]) - FLOOR) * (255 / (CEILING - FLOOR))
+            levels = levels.round_().clamp_(0, 255).to(torch.uint8)
+            rough = tensor_interaction(levels, offsets, self._tokens.codes, self._offsets, pairs)
+            scores, pairs, sizes = self._best(pairs, rough, sizes, min(effort.candidates, n))
+            steps = self._moved(reach * ((CEILING - FLOOR) / 255))
+            scores = scores.view(-1) * steps[pairs[:, 0]] + self._common(sums, pairs)
+            _, pairs, sizes = self._best(pairs, scores, sizes, min(effort.refined, n))
         documents = (self._tokens, self._offsets, self._codebook)
-        fine = tensor_maxsim(queries.values, table, queries.offsets, *documents, pairs)  # exact in float32
-        fine = fine + self._common(sums, pairs)
-        scores, rows = _best_of_pairs(pairs, fine, len(queries), effort.wanted)
-        return scores.cpu().numpy(), rows.cpu().numpy()
+        fine = tensor_maxsim(values, table, offsets, *documents, pairs)  # exact in float32
+        scores, pairs, _ = self._best(pairs, fine + self._common(sums, pairs), sizes, effort.wanted, False)
+        rows = pairs[:, 1].view(n_q, -1).masked_fill(scores == -torch.inf, -1)
+        both = torch.stack([scores.double(), rows.double()]).cpu().numpy()  # waits, and holds both exactly
+        return both[0].astype(np.float32), both[1].astype(np.int64)
+
+    def _moved(self, given: Array | Tensor) -> Tensor:
+        """On the device; the call does not wait for it."""
+        if isinstance(given, np.ndarray):
+            given = torch.from_numpy(given.astype(np.float32) if given.dtype == np.float64 else given)
+        if self._device.type == "cpu":
+            return given
+        return given.pin_memory().to(self._device, non_blocking=True)
 
     def _common(self, sums: Tensor, pairs: Tensor) -> Tensor:
         """What the means of documents add to the scores of pairs: ``(p,)``."""
-        query, row = pairs.T
+        query, row = pairs[:, 0], pairs[:, 1].clamp(max=self._rows - 1)
         return (self._means[row].float() * sums[query]).sum(1) * self._scales[row]
 
-    def _probe(self, queries: Ragged, table: Tensor, effort: Effort, wanted: Tensor) -> Tensor:
-        """``(n_q, n)`` bool: wanted documents that `probe` finds, and those in no list."""
-        n, device, row = self._listed, self._device, queries.row_ids()
-        nprobe = [effort.probes(m, len(self._centroids)) for m in queries.lengths.tolist()]
-        best = table.topk(max(nprobe), dim=0).indices  # (most, total_q)
-        used = torch.arange(len(best), device=device)[:, None] < torch.tensor(nprobe, device=device)[row]
-        used &= (queries.values != 0).any(1)
-        near = torch.zeros(len(queries), len(self._centroids), dtype=torch.int32, device=device)
-        places = (row * len(self._centroids) + best)[used]
-        near.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
-        query, centroid = near.nonzero(as_tuple=True)
-        starts, sizes = self._list_offsets[centroid], self._list_offsets.diff()[centroid]
-        places = torch.arange(int(sizes.sum()), device=device)
-        places += torch.repeat_interleave(starts - sizes.cumsum(0) + sizes, sizes)
-        places = self._lists[places] + torch.repeat_interleave(query * n, sizes)
-        counts = torch.zeros(len(queries), n, dtype=torch.int32, device=device)
-        counts.view(-1).scatter_add_(0, places, torch.repeat_interleave(near[query, centroid], sizes))
-        counts = counts.clamp(max=255) * wanted[:n]
+    def _probe(
+        self, values: Tensor, table: Tensor, numbers: Array, probes: Array, ranked: int, wanted: Tensor
+    ) -> Tensor:
+        """``(n_q, n)`` bool: wanted documents that `probe` finds, and those in no list.
+
+        Args:
+            values: ``(total_q, dim)`` tokens of the queries.
+            table: ``(K, total_q)``, their scores of the centroids.
+            numbers: ``(total_q,)``, which query each belongs to.
+            probes: ``(total_q,)``, how many centroids it visits.
+            ranked: Documents that are enough.
+            wanted: ``(n,)`` bool.
+        """
+        n, n_q, most = self._listed, int(numbers[-1]) + 1, int(probes.max())
+        row = self._moved(numbers)
+        best = table.topk(most, dim=0).indices  # (most, total_q)
+        visits = torch.arange(most, device=self._device)[:, None] < self._moved(probes)
+        best = best.where(visits & (values != 0).any(1), -1)
+        visited = torch.stack([row.expand_as(best), best], dim=2).view(-1, 2)
+        counts = tensor_probe(self._list_offsets, self._lists, visited, n_q, n)
+        counts = counts.clamp_(max=255) * wanted[:n]
         found = counts > 0
-        if n > effort.ranked:
-            found &= counts >= counts.topk(effort.ranked, sorted=False).values.amin(1, keepdim=True)
-        return torch.cat([found, wanted[n:].expand(len(queries), -1)], dim=1)
+        if n > ranked:
+            found &= counts >= counts.topk(ranked, sorted=False).values.amin(1, keepdim=True)
+        return torch.cat([found, wanted[n:].expand(n_q, -1)], dim=1)
+
+    def _best(
+        self, pairs: Tensor, scores: Tensor, sizes: Tensor, count: int, rising: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of ``pairs (p, 2)``, rising, of which a query has ``sizes (n_q,)``, the ``count`` best of each.
+
+        Returns:
+            Scores ``(n_q, count)``, their pairs ``(n_q * count, 2)``, rising again or best first, and how
+            many a query has of them: ``count``, row ``n`` among them where it had fewer.
+        """
+        n_q, at = len(sizes), torch.arange(count, device=self._device)
+        order = scores.argsort(descending=True, stable=True)
+        order = order[pairs[order, 0].argsort(stable=True)]
+        place = order[((sizes.cumsum(0) - sizes)[:, None] + at).clamp(max=len(order) - 1)]
+        there = at < sizes[:, None]
+        rows = pairs[place, 1].where(there, self._rows)
+        scores = scores[place].where(there, -torch.inf)
+        if rising:
+            rows, order = rows.sort(dim=1)
+            scores = scores.gather(1, order)
+        query = torch.arange(n_q, device=self._device)[:, None].expand_as(rows)
+        return scores, torch.stack([query, rows], dim=2).view(-1, 2), torch.full_like(sizes, count)
 
 
 def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
@@ -261,22 +319,3 @@ def _rounded(values: Tensor) -> Tensor:
     """Rows ``(n, dim)`` rounded to 8 bits each."""
     scales = values.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
     return (values / scales).round() * scales
-
-
-def _best_of_pairs(pairs: Tensor, scores: Tensor, n_q: int, count: int) -> tuple[Tensor, Tensor]:
-    """Of ``pairs (p, 2)``, rising, the ``count`` best of each query: scores and rows ``(n_q, count)``."""
-    query, sizes = pairs[:, 0], torch.bincount(pairs[:, 0], minlength=n_q)
-    place = torch.arange(len(pairs), device=pairs.device) - (sizes.cumsum(0) - sizes)[query]
-    width = max(count, int(sizes.max()))
-    padded = scores.new_full((n_q, width), -torch.inf)
-    rows = pairs.new_full((n_q, width), -1)
-    padded[query, place], rows[query, place] = scores, pairs[:, 1]
-    order = padded.sort(dim=1, descending=True, stable=True).indices[:, :count]
-    return padded.gather(1, order), rows.gather(1, order)
-
-
-def _flat(scores: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The pairs of query and row that ``rows (n_q, count)`` has, rising, and their scores."""
-    rows, order = rows.sort(dim=1)
-    query, place = (rows >= 0).nonzero(as_tuple=True)
-    return torch.stack([query, rows[query, place]], dim=1), scores.gather(1, order)[query, place]

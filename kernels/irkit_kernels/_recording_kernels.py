@@ -40,6 +40,7 @@ def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
         "splade_pool": (splade_pool, "pool", _splade_pool),
         "products": (products, "gather_sum", _gather_sum),
         "residual_maxsim": (residual_maxsim, "score", _residual_maxsim),
+        "residual_probe": (residual_maxsim, "visit", _residual_probe),
     }
 
 
@@ -96,14 +97,22 @@ def _splade_pool(*tensors: Any, **options: Any) -> None:
 
 
 def _residual_maxsim(*tensors: Any, **options: Any) -> None:
-    from .residual_maxsim.tensor_op import tensor_interaction, tensor_maxsim
+    from .residual_maxsim import TensorTokens, tensor_interaction, tensor_maxsim
 
     table, queries, q_offsets, codes, coefficients, packed, d_offsets, codebook, pairs, out, *_ = tensors
     if options["NBITS"]:
-        parts = (codes, coefficients, packed)
+        parts = TensorTokens(codes, coefficients, packed)
         out.copy_(tensor_maxsim(queries, table, q_offsets, parts, d_offsets, codebook, pairs))
     else:
         out.copy_(tensor_interaction(table, q_offsets, codes, d_offsets, pairs))
+
+
+def _residual_probe(
+    list_offsets: Tensor, lists: Tensor, visits: Tensor, counts: Tensor, *_: Any, **__: Any
+) -> None:
+    from .residual_maxsim import tensor_probe
+
+    counts.copy_(tensor_probe(list_offsets, lists, visits, *counts.shape))
 
 
 def flash_forward(

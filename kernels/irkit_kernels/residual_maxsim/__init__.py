@@ -14,7 +14,7 @@ from .op import (
     residual_maxsim,
     train_codebook,
 )
-from .tensor_op import TensorTokens, tensor_interaction, tensor_maxsim
+from .tensor_op import TensorTokens, tensor_interaction, tensor_maxsim, tensor_probe
 
 __all__ = [
     "PackedCentroids",
@@ -31,5 +31,6 @@ __all__ = [
     "residual_maxsim",
     "tensor_interaction",
     "tensor_maxsim",
+    "tensor_probe",
     "train_codebook",
 ]

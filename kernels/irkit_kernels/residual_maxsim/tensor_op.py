@@ -1,4 +1,4 @@
-"""The scores of a search for torch tensors: pairs of queries and documents on CUDA, or slowly anywhere."""
+"""The steps of a search for torch tensors: pairs of queries and documents on CUDA, or slowly anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .reference import NBITS, WINDOW, bits_of, packed_width
 
-__all__ = ["TensorTokens", "tensor_interaction", "tensor_maxsim"]
+__all__ = ["TensorTokens", "tensor_interaction", "tensor_maxsim", "tensor_probe"]
 
 _CODEBOOKS = [(2 ** (WINDOW - nbits), 2**nbits) for nbits in NBITS]
 
@@ -28,13 +28,44 @@ class TensorTokens(NamedTuple):
     packed: Tensor
 
 
+def tensor_probe(list_offsets: Tensor, lists: Tensor, visits: Tensor, n_q: int, n: int) -> Tensor:
+    """Count how many of a query's visits find each document.
+
+    Args:
+        list_offsets: ``(K + 1,)`` int64; documents of centroid ``c`` lie from the ``c``-th on; trusted.
+        lists: int32 documents of all centroids; those that are not below ``n`` are passed over.
+        visits: ``(v, 2)`` int64, query and centroid of each; a centroid of -1 is none. Trusted.
+        n_q: Number of queries.
+        n: Number of documents.
+
+    Returns:
+        ``(n_q, n)`` int32.
+    """
+    given = (("list_offsets", list_offsets, torch.int64, 1), ("lists", lists, torch.int32, 1))
+    _check_dtypes("tensor_probe", lists.device, *given, ("visits", visits, torch.int64, 2))
+    counts = torch.zeros(n_q, n, dtype=torch.int32, device=lists.device)
+    if lists.is_cuda:
+        from . import triton_kernel
+
+        return triton_kernel.probe(list_offsets, lists, visits, counts)
+    query, centroid = visits[visits[:, 1] >= 0].T
+    sizes = list_offsets.diff()[centroid]
+    places = torch.arange(int(sizes.sum()), device=lists.device)
+    places += torch.repeat_interleave(list_offsets[centroid] - sizes.cumsum(0) + sizes, sizes)
+    query, found = query.repeat_interleave(sizes), lists[places].long()
+    inside = (found >= 0) & (found < n)
+    found = (query * n + found)[inside]
+    counts.view(-1).scatter_add_(0, found, torch.ones_like(found, dtype=torch.int32))
+    return counts
+
+
 def tensor_interaction(
     table: Tensor, query_offsets: Tensor, codes: Tensor, document_offsets: Tensor, pairs: Tensor
 ) -> Tensor:
     """Score pairs roughly: MaxSim with document tokens replaced by their centroids.
 
     Args:
-        table: ``(K, total_q)`` floating point, ``centroids @ queries.T``.
+        table: ``(K, total_q)`` floating point or uint8, ``centroids @ queries.T`` on any scale.
         query_offsets: ``(n_q + 1,)`` int32; trusted, as are the other offsets and the pairs.
         codes: ``(n,)`` uint16 or int32. One that is no centroid counts as the last.
         document_offsets: ``(n_d + 1,)`` int64.
@@ -127,18 +158,26 @@ def _windows(packed: Tensor, dim: int, nbits: int) -> Tensor:
 def _check(
     name: str, table: Tensor, query_offsets: Tensor, codes: Tensor, document_offsets: Tensor, pairs: Tensor
 ) -> None:
-    if not table.is_floating_point() or table.dim() != 2 or not len(table):
+    bytes_ = table.dtype == torch.uint8 and name == "tensor_interaction"
+    if not (table.is_floating_point() or bytes_) or table.dim() != 2 or not len(table):
         raise ValueError(
             f"{name}: table must be (K, total_q) of floats, got {table.dtype} {tuple(table.shape)}"
         )
-    for what, x, dtypes, dims in (
-        ("query_offsets", query_offsets, (torch.int32,), 1),
-        ("codes", codes, (torch.uint16, torch.int32), 1),
-        ("document_offsets", document_offsets, (torch.int64,), 1),
-        ("pairs", pairs, (torch.int64,), 2),
-    ):
-        if x.dtype not in dtypes or x.dim() != dims or x.device != table.device:
+    _check_dtypes(
+        name,
+        table.device,
+        ("query_offsets", query_offsets, torch.int32, 1),
+        ("codes", codes, torch.uint16 if codes.dtype == torch.uint16 else torch.int32, 1),
+        ("document_offsets", document_offsets, torch.int64, 1),
+        ("pairs", pairs, torch.int64, 2),
+    )
+
+
+def _check_dtypes(name: str, device: torch.device, *given: tuple[str, Tensor, torch.dtype, int]) -> None:
+    for what, x, dtype, dims in given:
+        if x.dtype != dtype or x.dim() != dims or x.device != device:
+            expected = "torch.uint16 or torch.int32" if what == "codes" else dtype
             raise ValueError(
-                f"{name}: {what} must be {' or '.join(map(str, dtypes))} with {dims} dimension(s) on "
-                f"{table.device}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+                f"{name}: {what} must be {expected} with {dims} dimension(s) on "
+                f"{device}, got {x.dtype} {tuple(x.shape)} on {x.device}"
             )

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from irkit_kernels._testing import DEVICE, INTERPRETED, compiles, interpreted, needs_no_gpu, on_device, poison
-from irkit_kernels.residual_maxsim import TensorTokens, Tokens, reference, tensor_interaction, tensor_maxsim
+from irkit_kernels.residual_maxsim import (
+    TensorTokens,
+    Tokens,
+    reference,
+    tensor_interaction,
+    tensor_maxsim,
+    tensor_probe,
+)
 
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
@@ -114,6 +121,74 @@ def test_kernel(x):
     assert torch.equal(triton_kernel.residual_maxsim(*half).cpu(), tensor_maxsim(*x))
 
 
+class Lists(NamedTuple):
+    offsets: Tensor
+    documents: Tensor
+    visits: Tensor
+    n_q: int
+    n: int
+
+    def on(self, device: str) -> Lists:
+        return Lists(*(x.to(device) if isinstance(x, Tensor) else x for x in self))
+
+
+def lists_of(sizes: list[int], n_q: int, n: int, visits: int, seed: int) -> Lists:
+    """Each document once in a list; some are beyond the last, as of a file that somebody else made."""
+    rng = np.random.default_rng(seed)
+    documents = [np.sort(rng.permutation(n + 3)[:size]) for size in sizes]
+    offsets = np.concatenate([[0], np.cumsum([len(some) for some in documents], dtype=np.int64)])
+    both = np.stack([rng.integers(0, n_q, visits), rng.integers(-1, len(sizes), visits)], axis=1)
+    found = np.concatenate(documents).astype(np.int32)
+    return Lists(*map(torch.from_numpy, (offsets, found, both.astype(np.int64))), n_q, n)
+
+
+list_problems = st.builds(
+    lists_of,
+    st.lists(st.sampled_from([0, 1, 5, 40]), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(1, 30),
+    st.integers(0, 9),
+    st.integers(0, 2**31),
+)
+
+
+@needs_no_gpu
+@settings(max_examples=40, deadline=None)
+@given(list_problems)
+def test_visits_are_counted(x):
+    expected = np.zeros((x.n_q, x.n), np.int32)
+    for query, centroid in x.visits.tolist():
+        if centroid >= 0:
+            found = x.documents[x.offsets[centroid] : x.offsets[centroid + 1]].numpy()
+            expected[query, found[found < x.n]] += 1
+    np.testing.assert_array_equal(tensor_probe(*x), expected)
+
+
+@on_device
+@settings(max_examples=12 if INTERPRETED else 20, deadline=None)
+@given(list_problems)
+def test_kernel_of_lists(x):
+    from irkit_kernels.residual_maxsim import triton_kernel
+
+    there = x.on(DEVICE)
+    counts = torch.zeros(x.n_q, x.n, dtype=torch.int32, device=DEVICE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_kernel, "_ENTRIES", 16)  # several blocks a list, and more than programs
+        patch.setattr(triton_kernel, "_SHARES", 2)
+        assert torch.equal(triton_kernel.probe(*there[:3], counts).cpu(), tensor_probe(*x))
+
+
+@on_device
+def test_kernel_reads_bytes():
+    from irkit_kernels.residual_maxsim import triton_kernel
+
+    x = problem([5, 40], [3, 17, 0], 9, 8, 4, 0)
+    there = x._replace(table=(x.table + 9).to(torch.uint8)).on(DEVICE)
+    rough = tensor_interaction(x.table + 9, *x.rough[1:])
+    assert torch.equal(triton_kernel.interaction(*there.rough).cpu(), rough)
+    assert torch.equal(tensor_interaction((x.table + 9).to(torch.uint8), *x.rough[1:]), rough)
+
+
 @needs_no_gpu
 @pytest.mark.gpu
 def test_error_is_that_of_torch():
@@ -136,7 +211,12 @@ def test_compiles_for_gpus(capability, nbits):
     from irkit_kernels.residual_maxsim import triton_kernel
 
     width = 96 * nbits // 8 or 1
-    arguments = {"table": "*fp16", "queries": "*fp16", "query_offsets": "*i32", "codes": "*u16"}
+    arguments = {
+        "table": "*fp16" if nbits else "*u8",
+        "queries": "*fp16",
+        "query_offsets": "*i32",
+        "codes": "*u16",
+    }
     arguments |= {"coefficients": "*fp16", "packed": "*u8", "document_offsets": "*i64", "codebook": "*i8"}
     arguments |= {"pairs": "*i64", "out": "*fp32", "n_centroids": "i32", "n_queries": "i32", "size": "i32"}
     arguments |= {"D": 96, "NBITS": nbits, "WIDTH": width, "BLOCK_W": 16 if nbits < 2 else 64}
@@ -145,8 +225,17 @@ def test_compiles_for_gpus(capability, nbits):
 
 
 @needs_no_gpu
+@pytest.mark.parametrize("capability", [80, 90])
+def test_lists_compile_for_gpus(capability):
+    from irkit_kernels.residual_maxsim import triton_kernel
+
+    arguments = {"list_offsets": "*i64", "lists": "*i32", "visits": "*i64", "counts": "*i32", "n": "i32"}
+    assert compiles(triton_kernel.visit, arguments | {"BLOCK": 1024, "SHARES": 8}, capability)
+
+
+@needs_no_gpu
 def test_in_the_interpreter():
-    assert interpreted(__file__) == 1
+    assert interpreted(__file__) == 3
 
 
 @needs_no_gpu
@@ -154,6 +243,11 @@ def test_errors():
     x = problem([3], [4], 5, 8, 4, 0)
     with pytest.raises(ValueError, match=r"tensor_interaction: table must be \(K, total_q\)"):
         tensor_interaction(x.table[0], *x.rough[1:])
+    with pytest.raises(ValueError, match=r"tensor_maxsim: table must be .* got torch\.uint8"):
+        tensor_maxsim(*x._replace(table=x.table.to(torch.uint8)))
+    some = lists_of([4], 1, 9, 2, 0)
+    with pytest.raises(ValueError, match=r"tensor_probe: lists must be torch\.int32 .* got torch\.int64"):
+        tensor_probe(some.offsets, some.documents.long(), *some[2:])
     with pytest.raises(ValueError, match=r"tensor_interaction: pairs must be torch\.int64"):
         tensor_interaction(*x.rough[:-1], x.pairs.int())
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Scores of encoded documents on CUDA: one program a pair of query and document."""
+"""Search on CUDA: a few programs walk a list, and one scores a pair of query and document."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
@@ -13,9 +13,11 @@ from torch import Tensor
 from .._tuning import size_class, tuned
 from .reference import bits_of
 
-__all__ = ["interaction", "residual_maxsim", "score"]
+__all__ = ["interaction", "probe", "residual_maxsim", "score", "visit"]
 
 _OPTIONS = {"enable_fp_fusion": True}  # multiply-adds may be fused; Triton warns of changing its default
+_ENTRIES = 1024  # of a list, looked at together
+_SHARES = 8  # programs that share a list: few visits are to use all of a device, and some lists are long
 _CONFIGS = [
     triton.Config({"BLOCK_D": block}, num_warps=warps, num_stages=stages)
     for block, warps, stages in ((16, 1, 2), (32, 2, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2))
@@ -127,6 +129,35 @@ def score(
             best = tl.maximum(best, tl.max(tl.where(inside[:, None], scores, float("-inf")), 0))
         total += tl.sum(tl.where(rows < q_stop, best, 0.0))
     tl.store(out + job, tl.where(d_start < d_stop, total, float("-inf")))
+
+
+@triton.jit
+def visit(list_offsets, lists, visits, counts, n, BLOCK: tl.constexpr, SHARES: tl.constexpr):
+    """Count one visit for each document of a list, one program of `SHARES` for a part of its blocks."""
+    job = tl.program_id(0).to(tl.int64)
+    query, centroid = tl.load(visits + 2 * job), tl.load(visits + 2 * job + 1)
+    start = tl.load(list_offsets + centroid, mask=centroid >= 0, other=0)
+    stop = tl.load(list_offsets + centroid + 1, mask=centroid >= 0, other=0)
+    for first in range(start + tl.program_id(1) * BLOCK, stop, BLOCK * SHARES):
+        at = first + tl.arange(0, BLOCK)
+        documents = tl.load(lists + at, mask=at < stop, other=-1)
+        inside = (documents >= 0) & (documents < n)
+        ones = tl.full([BLOCK], 1, tl.int32)
+        tl.atomic_add(counts + query * n + documents, ones, mask=inside, sem="relaxed")
+
+
+def probe(list_offsets: Tensor, lists: Tensor, visits: Tensor, counts: Tensor) -> Tensor:
+    """As `tensor_op.tensor_probe`, into ``counts (n_q, n)`` of zeros."""
+    if counts.numel() and len(visits):
+        with torch.cuda.device(lists.device) if lists.is_cuda else nullcontext():
+            visit[(len(visits), _SHARES)](
+                *(x.contiguous() for x in (list_offsets, lists, visits)),
+                counts,
+                counts.shape[1],
+                BLOCK=_ENTRIES,
+                SHARES=_SHARES,
+            )
+    return counts
 
 
 def interaction(
