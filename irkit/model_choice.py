@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadValueError, CorruptError, StorageError
 from irkit.index import IndexConfig, index_config
+from irkit.index.files import REMEDY
 from irkit.lexical import LexicalModel, is_lexical, lexical_index, lexical_model
 from irkit.model import Model
 
 __all__ = [
     "AnyModel",
     "changed_settings",
+    "check_described",
     "check_model",
     "default_index",
     "describe_model",
@@ -95,6 +97,26 @@ def describe_model(model: AnyModel) -> dict[str, Any]:
         "dim": model.dim,
         "similarity": model.similarity_name,
     }
+
+
+def check_described(path: Path, saved: Any) -> None:
+    """Refuse what `describe_model` cannot have said.
+
+    Raises:
+        CorruptError: It is something else.
+    """
+    wrong, texts = [], ("name", "fingerprint", "kind", "similarity")
+    if not isinstance(saved, dict) or not set(texts) <= set(saved):
+        raise CorruptError(f"index {path}: its manifest describes no model: {saved!r:.100}; {REMEDY}")
+    for key in (*texts, "queries", "document_prompt"):
+        wrong += [key] * (not isinstance(saved.get(key), str | None))
+    for key in ("dim", "document_length"):
+        wrong += [key] * (type(saved.get(key)) not in (int, type(None)))
+    settings = saved.get("settings", None if is_lexical(saved["name"]) else {})
+    if wrong or not isinstance(settings, dict):
+        raise CorruptError(
+            f"index {path}: its manifest describes no model, see {wrong or ['settings']}; {REMEDY}"
+        )
 
 
 def name_model(about: Mapping[str, Any]) -> str:

@@ -18,7 +18,14 @@ from irkit.index.state import pinned
 from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
 from irkit.lookup import Filter, Hit, find_rows, given_strings, read_hits
 from irkit.model import Device, Model
-from irkit.model_choice import AnyModel, changed_settings, check_model, load_model, named_model
+from irkit.model_choice import (
+    AnyModel,
+    changed_settings,
+    check_described,
+    check_model,
+    load_model,
+    named_model,
+)
 from irkit.representation import Representation, Sparse
 from irkit.reranking import Candidates, Interaction, RerankOptions, rerank
 from irkit.run import Run
@@ -135,11 +142,12 @@ class Retriever:
             BadValueError: ``model`` is not the one it was built with.
         """
         store = Store.open(path, verify=verify)
-        if "model" not in store.meta:
+        if not {"model", "build"} <= set(store.meta):
             raise StorageError(
                 f"opening {path}: no index of a Retriever; expected one with a model and texts"
             )
         saved = store.meta["model"]
+        check_described(store.path, saved)
         chosen = changed_settings(saved, model) if isinstance(model, Mapping) else model
         find = partial(named_model, store.path, saved) if chosen is None else partial(load_model, chosen)
         retriever = cls(store, partial(find, device=device, dtype=dtype))

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, TypeAlias, cast
 import numpy as np
 import torch
 
-from irkit.errors import BadTypeError, BadValueError
+from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.forking import one_thread_after_fork
 from irkit.index.config import IndexConfig
 from irkit.index.files import Array
+from irkit.index.layout import removed_rows
 from irkit.index.state import pinned
 from irkit.index.store import Store
 from irkit.index.topk import Hits
@@ -60,6 +61,7 @@ class Index(ABC):
         """Use `create_index` or `open_index`."""
         self.store = store
         self.config = config
+        self._built = store.meta["index"]["config"]
 
     @property
     def representation(self) -> str | None:
@@ -251,8 +253,16 @@ class Index(ABC):
         q, d = asked.tokens, documents.tokens
         return maxsim(q.values, q.offsets, d.values.float(), d.offsets, torch.from_numpy(pairs)).numpy()
 
+    def _check_same(self) -> None:
+        """Refuse files of an index of another kind, which a refresh has brought."""
+        if self.store.meta.get("index", {}).get("config") != self._built:
+            raise StorageError(
+                f"index {self.store.path}: it was replaced by one of another kind; open it again"
+            )
+
     def _check(self, operation: str, given: Representation) -> None:
         one_thread_after_fork()
+        self._check_same()
         if not isinstance(given, Dense | MultiVector | Sparse):
             raise BadTypeError(
                 f"{operation}: got {type(given).__name__}, expected Dense, MultiVector or Sparse"
@@ -307,7 +317,7 @@ def live_rows(store: Store, count: int) -> Array:
     def make() -> Array:
         live = np.ones(count, np.bool_)
         if store.rows("removed.bin"):
-            live[store.read("removed.bin")] = False
+            live[removed_rows(store.path, store.read("removed.bin"), count)] = False
         return live
 
     return store.derived(("live", count), make)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from irkit.index.files import Array
+from irkit.errors import CorruptError
+from irkit.index.files import REMEDY, Array
+from irkit.index.layout import removed_rows, row_ends
 from irkit.index.store import Store
 
 __all__ = ["Statistics", "begin", "mean_length", "rarity", "renew", "saturate", "statistics", "weigh"]
@@ -128,21 +130,32 @@ def _count(store: Store) -> Statistics:
     documents, tokens = counted["documents"] + about["rows"] - counted["rows"], counted["tokens"]
     if not about["rows"]:
         return Statistics(documents, tokens, frequencies)
-    ends = store.derived("ends", lambda: np.cumsum(store.read("lengths.bin")))
+    lengths, total = store.read("lengths.bin"), store.rows("terms.bin")
+    ends = store.derived("ends", lambda: row_ends(store.path, lengths, total))
     first = int(ends[counted["rows"] - 1]) if counted["rows"] else 0
     if first < store.rows("terms.bin"):
         for block in store.blocks("terms.bin", first):
-            frequencies += np.bincount(block, minlength=dim)
+            frequencies += _counts(store, block, dim)
         tokens += sum(int(block.sum(dtype=np.int64)) for block in store.blocks("weights.bin", first))
     gone = np.empty(0, np.int64)
     if store.rows("removed.bin"):
         gone = np.sort(store.read("removed.bin")[counted["removed"] :])
+        removed_rows(store.path, gone, about["rows"])
     for start in range(0, len(gone), _ROWS):
         rows = gone[start : start + _ROWS]
         starts = np.where(rows > 0, ends[rows - 1], 0)
         lengths = ends[rows] - starts
         places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         if len(places):
-            frequencies -= np.bincount(store.take("terms.bin", places), minlength=dim)
+            frequencies -= _counts(store, store.take("terms.bin", places), dim)
             tokens -= int(store.take("weights.bin", places).sum(dtype=np.int64))
     return Statistics(documents - len(gone), tokens, frequencies)
+
+
+def _counts(store: Store, terms: Array, dim: int) -> Array:
+    """``(dim,)`` how often each term is there."""
+    if len(terms) and not 0 <= terms.min() <= terms.max() < dim:
+        raise CorruptError(
+            f"index {store.path}: it has terms {terms.min()} to {terms.max()} of {dim}; {REMEDY}"
+        )
+    return np.bincount(terms, minlength=dim)

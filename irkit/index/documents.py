@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from irkit.data.document import Document
-from irkit.errors import BadTypeError, BadValueError
+from irkit.errors import BadTypeError, BadValueError, CorruptError
 from irkit.index.base import live_rows
-from irkit.index.files import Array
+from irkit.index.files import REMEDY, Array
 from irkit.index.filters import parse_filter
 from irkit.index.state import pinned
 from irkit.index.store import Store
@@ -134,16 +135,19 @@ class Documents:
     def ids(self, rows: Array) -> list[str]:
         """Ids of ``rows (n,)``."""
         blob, starts, ends = self._spans(0, rows)
-        return [str(blob[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
+        with self._readable("ids"):
+            return [str(blob[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
     @pinned
     def fetch(self, rows: Array) -> list[Document]:
         """Documents of ``rows (n,)``, removed ones included."""
         blob, starts, ends = self._spans(1, rows)
-        items = [json.loads(bytes(blob[start:end])) for start, end in zip(starts, ends, strict=True)]
-        return [
-            Document(item["_id"], item["text"], item["title"], item.get("metadata", {})) for item in items
-        ]
+        with self._readable("documents"):
+            items = [json.loads(bytes(blob[start:end])) for start, end in zip(starts, ends, strict=True)]
+            return [
+                Document(item["_id"], item["text"], item["title"], _mapping(item.get("metadata", {})))
+                for item in items
+            ]
 
     @pinned
     def filter(self, where: Mapping[str, Any]) -> Array:
@@ -170,9 +174,22 @@ class Documents:
             rows = np.arange(start, min(start + _BLOCK_ROWS, len(self)))
             blob, starts, ends = self._spans(2, rows)
             lines = bytes(blob[starts[0] : ends[-1]])
-            values = json.loads(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")  # one call is far faster
-            mask[rows[np.asarray(ends) > np.asarray(starts)]] = [meets(value) for value in values]
+            with self._readable("metadata"):
+                values = json.loads(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")  # one call is far faster
+                mask[rows[np.asarray(ends) > np.asarray(starts)]] = [
+                    meets(_mapping(value)) for value in values
+                ]
         return mask
+
+    @contextlib.contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        """Say of the bytes of a file that they are not what was written, whatever they are instead."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CorruptError(
+                f"index {self.store.path}: its {what} cannot be read ({error!r:.100}); {REMEDY}"
+            ) from error
 
     def _refuse_duplicates(self, ids: list[str]) -> None:
         seen: set[str] = set()
@@ -218,6 +235,12 @@ class Documents:
         ends = self.store.read("ends.bin")[:, blob]
         starts = np.where(rows > 0, ends[rows - 1], 0)
         return self.store.read(_BLOBS[blob]).data, starts.tolist(), ends[rows].tolist()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"metadata is {value!r:.60}")
+    return value
 
 
 def _hashes(ids: Sequence[str]) -> Array:

@@ -20,6 +20,8 @@ from irkit.files import explained
 
 __all__ = [
     "DATA_FILE",
+    "DTYPES",
+    "REMEDY",
     "Array",
     "Entry",
     "Manifest",
@@ -34,9 +36,13 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 DATA_FILE = re.compile(r"[a-z_]+\.g\d+\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3
+DTYPES = frozenset(np.dtype(letter).newbyteorder("<").str for letter in "?bBhHiIqQefd")
+"""What arrays may be of."""
+REMEDY = "restore the directory from a copy or rebuild the index"
 _FORMAT = 1
 _KIND = "irkit index"
-_REMEDY = "restore the directory from a copy or rebuild the index"
+_DEEPEST = 50  # values in each other: copying and writing them is recursive
+_MOST = 1 << 48  # rows, bytes and numbers of a row
 _BLOCK_BYTES = 1 << 24
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -65,14 +71,16 @@ class Entry:
         path = directory / self.file
         with explained(f"reading {path}"):
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(
+                    path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+                )  # no pipe is waited for
             except FileNotFoundError:
-                raise CorruptError(f"index file {path}: it is missing; {_REMEDY}") from None
+                raise CorruptError(f"index file {path}: it is missing; {REMEDY}") from None
             try:
                 size = os.fstat(descriptor).st_size
                 if size < self.nbytes:
                     raise CorruptError(
-                        f"index file {path}: it has {size} bytes, expected {self.nbytes}; {_REMEDY}"
+                        f"index file {path}: it has {size} bytes, expected {self.nbytes}; {REMEDY}"
                     )
                 if not self.nbytes:
                     return np.empty((self.rows, *self.shape), self.dtype)
@@ -94,7 +102,7 @@ class Entry:
         if found != self.crc32:
             raise CorruptError(
                 f"index file {directory / self.file}: altered; its checksum is {found:08x}, "
-                f"expected {self.crc32:08x}; {_REMEDY}"
+                f"expected {self.crc32:08x}; {REMEDY}"
             )
 
 
@@ -126,28 +134,62 @@ def read_manifest(data: bytes, path: Path) -> Manifest:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"index file {path}: not valid JSON ({error}); {_REMEDY}") from None
+        raise CorruptError(f"index file {path}: not valid JSON ({error}); {REMEDY}") from None
     if not isinstance(body, dict) or (body.get("kind") != _KIND and "checksum" not in body):
         raise StorageError(
             f"{path}: not the manifest of an index; expected a directory an index was built in"
         )
+    if _depth(body) > _DEEPEST:
+        raise CorruptError(f"index file {path}: lists or dictionaries too deep in each other; {REMEDY}")
     if body.get("format") != _FORMAT:
         raise CorruptError(
             f"index file {path}: format {body.get('format')!r}, expected {_FORMAT}; "
-            f"open it with the version of irkit that wrote it, or {_REMEDY}"
+            f"open it with the version of irkit that wrote it, or {REMEDY}"
         )
     if body.pop("checksum", None) != zlib.crc32(_canonical(body)):
-        raise CorruptError(f"index file {path}: its checksum differs: it was altered; {_REMEDY}")
+        raise CorruptError(f"index file {path}: its checksum differs: it was altered; {REMEDY}")
+    return _manifest(body, path)
+
+
+def _manifest(body: Mapping[str, Any], path: Path) -> Manifest:
+    """What is said in a manifest, if it has the types that it should have."""
     try:
         arrays = {
             name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in body["arrays"].items()
         }
         manifest = Manifest(arrays, body["meta"], body["generation"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"index file {path}: not of format {_FORMAT} ({error!r}); {_REMEDY}") from None
-    if not all(DATA_FILE.fullmatch(entry.file) for entry in arrays.values()):
-        raise CorruptError(f"index file {path}: it names files that are not of an index; {_REMEDY}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"index file {path}: not of format {_FORMAT} ({error!r:.200}); {REMEDY}") from None
+    if not isinstance(manifest.meta, dict) or not _count(manifest.generation):
+        raise CorruptError(f"index file {path}: not of format {_FORMAT} (meta or generation); {REMEDY}")
+    for name, entry in arrays.items():
+        if not _is_entry(entry):
+            raise CorruptError(f"index file {path}: {name!r:.60} is no array ({entry!r:.200}); {REMEDY}")
+    files = [entry.file for entry in arrays.values()]
+    if len(set(files)) < len(files) or not all(map(DATA_FILE.fullmatch, files)):
+        raise CorruptError(f"index file {path}: it names files that are not of an index; {REMEDY}")
     return manifest
+
+
+def _is_entry(entry: Entry) -> bool:
+    """Whether it has the types that it should have, and numbers that an array can have."""
+    fine = isinstance(entry.file, str) and isinstance(entry.dtype, str) and entry.dtype in DTYPES
+    fine = fine and len(entry.shape) <= 8 and all(map(_count, (*entry.shape, entry.rows, entry.crc32)))
+    return fine and entry.nbytes <= _MOST
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and dictionaries are in each other."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        items = [item for item in level if isinstance(item, dict | list)]
+        level = [part for item in items for part in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def peek(path: Path) -> Manifest | None:

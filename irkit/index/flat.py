@@ -12,6 +12,7 @@ from irkit.errors import BadValueError
 from irkit.index import bm25
 from irkit.index.base import Index, StageProgress
 from irkit.index.files import Array
+from irkit.index.layout import row_ends
 from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
 from irkit.representation import MultiVector, Representation, representation_from_arrays
@@ -131,7 +132,9 @@ class Flat(Index):
         """``(n,)`` where the elements of each row end; None for kinds of one element a row."""
         if self.representation == "dense":
             return None
-        return self.store.derived("ends", lambda: np.cumsum(self.store.read("lengths.bin")))
+        elements = "values.bin" if self.representation == "multi_vector" else "terms.bin"
+        read, total = self.store.read, self.store.rows(elements)
+        return self.store.derived("ends", lambda: row_ends(self.store.path, read("lengths.bin"), total))
 
     def _make(self, arrays: dict[str, Array]) -> Representation:
         return representation_from_arrays(str(self.representation), self.dim, arrays)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
+from irkit_kernels.sparse_search.checks import check_lists
 from irkit_kernels.sparse_search.op import Searcher, Single, build
 
 from irkit.index import bm25
@@ -15,6 +16,7 @@ from irkit.index.base import Index, StageProgress
 from irkit.index.config import InvertedConfig
 from irkit.index.files import Array
 from irkit.index.flat import Flat
+from irkit.index.layout import fitting
 from irkit.index.quantization import LARGEST, counted, quantized
 from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
 from irkit.index.state import pinned
@@ -168,7 +170,8 @@ class Inverted(Flat):
         """Lists of rows ``start`` to ``stop``, and their weights where counts are stored."""
         counts = "bm25" in self.store.meta["index"]
         made = self._write_weights(start, stop, allocate, formula) if counts else {}
-        return build(self._rows(start, stop, made), self.dim, allocate=allocate) | made
+        with fitting(self.store.path):
+            return build(self._rows(start, stop, made), self.dim, allocate=allocate) | made
 
     def _write_weights(
         self, start: int, stop: int, allocate: Allocate, formula: tuple[float, float] | None
@@ -197,14 +200,21 @@ class Inverted(Flat):
     def _open(self) -> list[tuple[int, int, Searcher]]:
         """First row, the one after the last, and what searches them: of each segment, and of the rest."""
         covered, n = 0 if self.formula else self._covered, len(self)  # those stored have other weights
-        segments = [] if self.formula else read_segments(self.store)
-        for start in range(covered, n, _MOST):
-            stop = min(start + _MOST, n)
-            segments.append(Segment(start, stop, self._build(start, stop, _in_memory, self.formula)))
-        return [
-            (start, stop, Searcher(arrays, self._rows(start, stop, arrays)))
-            for start, stop, arrays in segments
-        ]
+        segments = [] if self.formula else read_segments(self.store, self._check_segment)
+        with fitting(self.store.path):
+            for start in range(covered, n, _MOST):
+                stop = min(start + _MOST, n)
+                segments.append(Segment(start, stop, self._build(start, stop, _in_memory, self.formula)))
+            return [
+                (start, stop, Searcher(arrays, self._rows(start, stop, arrays)))
+                for start, stop, arrays in segments
+            ]
+
+    def _check_segment(self, segment: Segment) -> None:
+        """Refuse lists that were not made here, and weights that are not those of the rows."""
+        with fitting(self.store.path):
+            # the vocabulary may have grown since
+            check_lists(segment.arrays, segment.stop - segment.start, len(segment.arrays.get("gains", ())))
 
     # ---- searching ----
 
@@ -249,6 +259,7 @@ class Inverted(Flat):
 
     def _plain(self) -> tuple[Searcher | None, int, int]:
         """What searches where there is one segment, nothing removed and no negative weight; dim, and rows."""
+        self._check_same()
         if self._negative or self.store.rows("removed.bin"):
             return None, self.dim, len(self)
         segments = self.store.derived("segments", self._open)

@@ -22,8 +22,9 @@ from irkit.index.clustering import (
     write_lists,
 )
 from irkit.index.config import PlaidConfig
-from irkit.index.files import Array
+from irkit.index.files import REMEDY, Array
 from irkit.index.flat import Flat, halved
+from irkit.index.layout import fitting, row_ends
 from irkit.index.plaid_search import CpuSearch, Effort, Structure, TensorSearch, select_tokens
 from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
@@ -91,7 +92,8 @@ class Plaid(Flat):
         if compressed.any():
             row = np.repeat(rows, lengths)[compressed]
             tokens = select_tokens(self._encoded(), places[compressed])
-            values[compressed] = decode(tokens, self._centroids(), self._codebook())
+            with fitting(self.store.path):
+                values[compressed] = decode(tokens, self._centroids(), self._codebook())
             values[compressed] += read("means.bin")[row] * read("scales.bin")[row, None]
         if not compressed.all():
             values[~compressed] = read("values.bin")[places[~compressed] - kept]
@@ -185,8 +187,9 @@ class Plaid(Flat):
             stop = max(row + 1, int(np.searchsorted(ends, first + _BLOCK, "right")))
             values = store.take("values.bin", np.arange(first, ends[stop - 1]) - kept).astype(np.float32)
             lengths = np.diff(ends[row:stop], prepend=first)
-            codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
-            tokens, means, scales = fit_tokens(values, lengths, centroids, codes, codebook)
+            with fitting(store.path):
+                codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
+                tokens, means, scales = fit_tokens(values, lengths, centroids, codes, codebook)
             with store.update():
                 for name, array in zip(_ARRAYS, tokens, strict=True):
                     store.append(name, array)
@@ -252,7 +255,20 @@ class Plaid(Flat):
         return codebook
 
     def _ends(self) -> Array:
-        return self.store.derived("ends", lambda: np.cumsum(self.store.read("lengths.bin")))
+        return self.store.derived("ends", self._make_ends)
+
+    def _make_ends(self) -> Array:
+        """Where the tokens of each row end, of which all are compressed or kept whole."""
+        store, covered, lengths = self.store, self._state("covered"), self.store.read("lengths.bin")
+        ends = row_ends(store.path, lengths, int(lengths.sum()))
+        kept = (int(ends[-1]) if len(ends) else 0) - store.rows("values.bin")
+        begin = int(ends[covered - 1]) if covered else 0  # of the tokens that nothing stands for but they
+        if not 0 <= kept <= (0 if self.config.keep_tokens else begin) or begin > store.rows("codes.bin"):
+            raise self._damaged()
+        return ends
+
+    def _damaged(self) -> CorruptError:
+        return CorruptError(f"index {self.store.path}: its arrays do not fit together; {REMEDY}")
 
     def _places(self, rows: Array) -> tuple[Array, Array]:
         """Lengths of some rows, and where their tokens are."""
@@ -280,15 +296,14 @@ class Plaid(Flat):
         offsets = np.concatenate([[0], self._ends()[:covered]])
         tokens = select_tokens(self._encoded(), slice(int(offsets[-1])))
         starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)
-        if self.store.rows("lists.bin"):
+        if self.store.rows("lists.bin") and self.store.rows("list_offsets.bin"):
             starts = self.store.read("list_offsets.bin")
+            size = self.store.rows("lists.bin") // max(1, int(starts[-1]))
+            if starts[0] or (np.diff(starts) < 0).any() or self.store.rows("lists.bin") != size * starts[-1]:
+                raise self._damaged()
             lists = read_lists(self.store.read("lists.bin"), int(starts[-1]))
-        fits = all(len(array) == offsets[-1] for array in tokens) and starts[-1] == len(lists)
-        if not fits or len(starts) > count + 1 or (np.diff(offsets) < 0).any():
-            raise CorruptError(
-                f"index {self.store.path}: its arrays do not fit together; restore the directory from a copy "
-                "or rebuild the index"
-            )
+        if starts[-1] != len(lists) or not count:
+            raise self._damaged()
         starts = np.pad(starts, (0, count + 1 - len(starts)), mode="edge")  # new centroids have no lists yet
         codebook, listed = self._codebook(), self._state("listed")
         means, scales = (self.store.read(name)[:covered] for name in ("means.bin", "scales.bin"))
@@ -309,7 +324,8 @@ class Plaid(Flat):
         scores = np.full((len(queries), effort.wanted), -np.inf, np.float32)
         rows = np.full(scores.shape, -1)
         if len(asked):
-            scores[~empty], rows[~empty] = search(asked, effort, kept)
+            with fitting(self.store.path):
+                scores[~empty], rows[~empty] = search(asked, effort, kept)
             if self.config.keep_tokens:
                 scores[~empty] = self._score_rows(MultiVector(asked), rows[~empty])
         if empty.any():  # score 0 with everything
@@ -339,8 +355,16 @@ class Plaid(Flat):
         if device == "gpu" and not torch.cuda.is_available():
             raise ConfigError("index: device is 'gpu', but torch finds none; set it to 'auto' or 'cpu'")
         if device != "cpu" and torch.cuda.is_available():
+            self._check_numbers(structure)
             return structure, TensorSearch(structure, torch.device("cuda"))
-        return structure, CpuSearch(structure)
+        with fitting(self.store.path):
+            return structure, CpuSearch(structure)
+
+    def _check_numbers(self, structure: Structure) -> None:
+        """Refuse what kernels of a CPU leave aside, and tensors on a GPU stumble over for good."""
+        for array, count in ((structure.tokens.codes, self._count()), (structure.lists, structure.listed)):
+            if len(array) and not 0 <= array.min() <= array.max() < count:
+                raise self._damaged()
 
 
 def _typical_length(values: Array) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,16 +31,22 @@ class Segment(NamedTuple):
     arrays: dict[str, Array]
 
 
-def read_segments(store: Store) -> list[Segment]:
+def read_segments(store: Store, check: Callable[[Segment], None] = lambda segment: None) -> list[Segment]:
     """The segments of an index, in order of their rows.
+
+    Args:
+        store: Where they are kept.
+        check: Called once with each, and not again as long as its file is the same.
 
     Raises:
         CorruptError: The manifest and a file do not fit together.
     """
-    return [
-        Segment(about["start"], about["stop"], _views(store, _file(place), about["fields"]))
-        for place, about in enumerate(_segments(store))
-    ]
+    segments = []
+    for place, about in enumerate(_segments(store)):
+        segment = Segment(about["start"], about["stop"], _views(store, _file(place), about["fields"]))
+        store.once(_file(place), partial(check, segment))
+        segments.append(segment)
+    return segments
 
 
 def add_segment(

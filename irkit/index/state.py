@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from irkit.errors import CorruptError, StorageError
 from irkit.files import explained
 from irkit.index.files import Array, Entry, Manifest, read_manifest
+from irkit.index.layout import check_layout
 from irkit.index.place import absence
 
 __all__ = ["Own", "Pin", "State", "load_state", "pinned"]
@@ -79,6 +80,7 @@ def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> S
             except (FileNotFoundError, NotADirectoryError):
                 raise absence(directory) from None
         found = read_manifest(data, manifest)
+        check_layout(directory, found.arrays, found.meta)
         state = State(version, version, dict(found.arrays), dict(found.meta), found.generation, data)
         try:
             for name in state.entries:

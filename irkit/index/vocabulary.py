@@ -7,6 +7,7 @@ from threading import Lock
 
 import numpy as np
 
+from irkit.index.layout import fitting
 from irkit.index.store import Store
 
 __all__ = ["Vocabulary"]
@@ -86,7 +87,8 @@ class Vocabulary:
         with self._lock:
             numbers = self._newest
             if numbers.epoch != epoch or size not in numbers.stored:
-                text = self.store.read(_FILE).tobytes().decode() if size else ""
+                with fitting(self.store.path):
+                    text = self.store.read(_FILE).tobytes().decode() if size else ""
                 numbers = _Numbers(epoch, text.split("\n")[:-1])
                 numbers.stored[size] = len(numbers)
                 if (epoch, size) > (self._newest.epoch, max(self._newest.stored, default=-1)):

@@ -135,7 +135,7 @@ def _choose_json(random: Random, value: Any) -> list[Any]:
         choices += [here[:-1], here + here, here[::-1], dict.fromkeys(map(str, here))] * 2
     elif isinstance(here, dict):
         choices += [list(here), {**here, "more": 0}] * 2
-    return ["deep", path, 3000] if random.random() < 0.02 else ["set", path, random.choice(choices)]
+    return ["deep", path, 300] if random.random() < 0.02 else ["set", path, random.choice(choices)]
 
 
 def _apply(value: Any, edit: list[Any]) -> Any:
@@ -275,7 +275,7 @@ def _outcome(case: Case, run: Callable[[Case], str]) -> Outcome:
     except BaseException as error:
         full = ("not enough memory", "bad_alloc")  # as torch and FAISS have it
         exhausted = isinstance(error, MemoryError) or any(words in str(error) for words in full)
-        stack = "".join(traceback.format_tb(error.__traceback__)[-4:])
+        stack = "".join(traceback.format_tb(error.__traceback__)[-6:])
         return "memory" if exhausted else "foreign", f"{type(error).__name__}: {error!s:.200}\n{stack}"
 
 
@@ -314,8 +314,8 @@ def fuzz(request: pytest.FixtureRequest) -> Callable[..., None]:
 def _signature(outcome: Outcome) -> str:
     """The same for findings that have one cause, most likely."""
     name, detail = outcome
-    lines = [line for line in detail.splitlines() if ".py" in line or "File " in line]
-    place = lines[:2] if name in ("crash", "hang") else lines[-1:]
+    lines = [line for line in detail.splitlines() if "/irkit" in line and "File " in line]
+    place = lines[:2] if name in ("crash", "hang") else lines[-1:]  # where faulthandler, or Python, was last
     return " ".join([name, detail.partition(":")[0][:60], *place])
 
 

@@ -10,6 +10,7 @@ __all__ = ["write_examine"]
 
 _FETCHED = 8  # documents that are fetched ahead
 _ELEMENTS, _FLOATS = 16, "<16 x float>"  # of a document, multiplied at once
+_PLACES = "<16 x i32>"
 
 
 def write_examine(terms: str, weights: str) -> str:
@@ -24,6 +25,7 @@ def write_examine(terms: str, weights: str) -> str:
         f"declare float @llvm.vector.reduce.fadd.v{_ELEMENTS}f32(float, {_FLOATS})",
         f"declare {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0(<{_ELEMENTS} x ptr>, i32, "
         f"<{_ELEMENTS} x i1>, {_FLOATS})",
+        f"declare {_PLACES} @llvm.umin.v{_ELEMENTS}i32({_PLACES}, {_PLACES})",
     ]
     for kind in dict.fromkeys((terms, weights)):
         vector = f"<{_ELEMENTS} x {kind}>"
@@ -37,6 +39,7 @@ def _near(terms: str, weights: str) -> str:
     x = Frame("table", "terms", "weights")
     start, stop = x.item("offsets", "%document", "i64"), x.item("offsets", x.add("%document", 1), "i64")
     lanes = array(_ELEMENTS, "i64", range(_ELEMENTS))
+    dim = x.broadcast(_ELEMENTS, "i32", x.op(f"trunc i64 {x.get('dim')} to i32"))
 
     def some(i: str, state: Values) -> Values:
         left = x.broadcast(_ELEMENTS, "i64", x.sub(stop, i))
@@ -51,8 +54,10 @@ def _near(terms: str, weights: str) -> str:
 
         places = read("terms", terms)
         if terms == "i16":
-            places = x.op(f"zext <{_ELEMENTS} x i16> {places} to <{_ELEMENTS} x i32>")
-        places = x.op(f"getelementptr float, ptr {x.get('table', 'ptr')}, <{_ELEMENTS} x i32> {places}")
+            places = x.op(f"zext <{_ELEMENTS} x i16> {places} to {_PLACES}")
+        else:
+            places = x.op(f"call {_PLACES} @llvm.umin.v{_ELEMENTS}i32({_PLACES} {places}, {_PLACES} {dim})")
+        places = x.op(f"getelementptr float, ptr {x.get('table', 'ptr')}, {_PLACES} {places}")
         looked = x.op(
             f"call {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0("
             f"<{_ELEMENTS} x ptr> {places}, i32 4, <{_ELEMENTS} x i1> {mask}, {_FLOATS} zeroinitializer)"

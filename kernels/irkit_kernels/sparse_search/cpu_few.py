@@ -209,6 +209,8 @@ def _choose() -> str:
     _narrow(x, most)
     _take(x, x.cmp("sgt", x.get("number"), most))
     _sort(x)
+    few = x.cmp("slt", x.get("number"), x.get("k"))  # damaged weights may be negative, or no numbers
+    x.set("refused", x.op(f"zext i1 {few} to i64"))
     return x.function("define internal void @choose(ptr %f, i1 %zeros)")
 
 

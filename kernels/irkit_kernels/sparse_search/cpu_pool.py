@@ -83,7 +83,7 @@ def _gather() -> str:
     x = PoolFrame()
     totals, keep, counts = x.get("totals", "ptr"), x.get("keep", "ptr"), x.get("counts", "ptr")
     pool, values = x.get("pool", "ptr"), x.get("pool_totals", "ptr")
-    filtered = x.op(f"icmp ne ptr {keep}, null")
+    filtered, n = x.op(f"icmp ne ptr {keep}, null"), x.get("n")
     limit = x.broadcast(_LANES, "i8", x.op(f"trunc i64 {x.get('limit')} to i8"))
 
     def turn(i: str, state: Values) -> Values:
@@ -91,10 +91,12 @@ def _gather() -> str:
 
         def one(lane: str, now: Values) -> Values:
             row, value = x.add(x.add("%start", i), lane), x.load("i8", here, lane)
-            byte = x.load("i8", x.op(f"select i1 {filtered}, ptr {x.at(keep, row)}, ptr @always"))
+            there = x.cmp("slt", row, n)  # damaged lists may have others
+            place = x.select(x.both(filtered, there), x.at(keep, row), "@always", "ptr")
+            byte = x.load("i8", place)
             x.store("i32", x.op(f"trunc i64 {row} to i32"), pool, x.mul(now[0], 4), 4)
             x.store("i8", value, values, now[0])
-            kept = x.op(f"zext i1 {x.op(f'icmp ne i8 {byte}, 0')} to i64")
+            kept = x.op(f"zext i1 {x.both(there, x.cmp('ne', byte, 0, 'i8'))} to i64")
             count = x.mul(x.op(f"zext i8 {value} to i64"), 8)
             x.store("i64", x.add(x.load("i64", counts, count, 8), kept), counts, count, 8)
             return (x.add(now[0], kept),)

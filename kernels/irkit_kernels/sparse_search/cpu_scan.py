@@ -101,7 +101,7 @@ def write_collect() -> str:
     """Documents of the range with ``low <= sum < high`` that may be found, into ``chosen``."""
     x = Frame()
     sums, keep = x.get("sums", "ptr"), x.get("keep", "ptr")
-    filtered = x.op(f"icmp ne ptr {keep}, null")
+    filtered, n = x.op(f"icmp ne ptr {keep}, null"), x.get("n")
     low = x.broadcast(LANES, "i16", x.op("trunc i64 %low to i16"))
     top = x.broadcast(LANES, "i16", x.op(f"trunc i64 {x.sub('%high', 1)} to i16"))
     first = x.mul(x.get("range"), RANGE)
@@ -123,10 +123,12 @@ def write_collect() -> str:
                 document = x.add(x.add(first, i), lane)
                 number = x.get("number")
                 x.store("i32", x.op(f"trunc i64 {document} to i32"), chosen, x.mul(number, 4), 4)
-                x.set("number", x.add(number, 1))
+                there = x.op(f"zext i1 {x.cmp('slt', document, n)} to i64")  # damaged lists may have others
+                x.set("number", x.add(number, there))
 
                 def check() -> None:
-                    wanted = x.op(f"zext i8 {x.load('i8', x.at(keep, document))} to i64")
+                    wanted = x.load("i8", x.at(keep, x.minimum(document, x.sub(n, 1))))
+                    wanted = x.op(f"and i64 {there}, {x.op(f'zext i8 {wanted} to i64')}")
                     x.set("number", x.add(number, wanted))
 
                 x.when(filtered, check)

@@ -65,11 +65,13 @@ class _Row:
         self.start = x.item("offsets", document, "i64")
         self.stop = x.item("offsets", x.add(document, 1), "i64")
         self.scale = None if weights in ("float", "half") else x.item("row_scales", document, "float")
+        self.dim = x.get("dim") if terms == "i32" else None  # what 16 bits hold is in the table
 
     def plus(self, at: str, total: str) -> str:
         """``total`` and the product of element ``at``."""
         x, kind = self.x, self.weights
-        looked = x.item("table", x.item("terms", at, self.terms), "float")
+        term = x.item("terms", at, self.terms)
+        looked = x.item("table", x.minimum(term, self.dim) if self.dim else term, "float")
         value = x.load(kind, x.place("weights", at, kind), align=size_of(kind))
         if kind != "float":
             value = x.op(f"{'fpext' if kind == 'half' else 'uitofp'} {kind} {value} to float")

@@ -43,6 +43,7 @@ _QUERY, _START = struct.Struct("=8q"), 8 * _PLACES["n_q"]  # from "n_q" to "scor
 _GIVEN, _GIVEN_AT = struct.Struct("=4q"), 8 * _PLACES["given_terms"]  # to "given_kind"
 _GIVEN_KINDS = {torch.int32: 1, torch.int64: 2}
 _QUERIES, _HITS = 32, 1 << 16  # a thread takes at a time
+_NARROW = 1 << 16  # numbers of 16 bits
 _QUICK = 4  # times as many queries of few documents
 
 
@@ -66,6 +67,8 @@ class Exact:
         for name, array in self._held.items():
             self._frame[_PLACES[name]] = _address(array)
         self._dim = len(arrays["gains"])
+        # so long that damaged terms are in it, too: all of 16 bits, or the last for what is beyond
+        self._table = max(self._dim + 1, _NARROW if terms.dtype == np.uint16 else 0)
         for name, number in (("n", len(offsets) - 1), ("n_ranges", self._n_ranges), ("dim", self._dim)):
             self._frame[_PLACES[name]] = number
         self._code = _compiled(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
@@ -160,7 +163,9 @@ class Exact:
     @cached_property
     def _few(self) -> dict[str, Array]:
         """The lists that the way for few documents reads; nothing where it will not do."""
-        made = build_few(self._forward, self._dim) if len(self._forward[0]) - 1 <= MOST_DOCUMENTS else None
+        n, terms = len(self._forward[0]) - 1, self._forward[1]
+        fine = n <= MOST_DOCUMENTS and terms.max(initial=0) < self._dim
+        made = build_few(self._forward, self._dim) if fine else None
         if made is None:
             return {}
         lists, rows, values = made
@@ -223,11 +228,11 @@ class Exact:
         if not hasattr(own, "frame"):
             own.frame, own.longest, own.size = self._frame.copy(), -1, (-1, -1, -1)
             own.memory = {
-                "sums": aligned(2 * RANGE),
+                "sums": aligned(2 * _NARROW),  # of all rows that damaged postings may have
                 "chosen": np.empty(RANGE + 1, np.int32),
                 "slot_counts": np.empty(self._n_ranges, np.int32),
                 "bounds": np.empty(self._n_ranges, np.float32),
-                "table": np.zeros(self._dim, np.float32),
+                "table": np.zeros(self._table, np.float32),
                 "marks": aligned(64),
                 **self._few,
             }

@@ -76,6 +76,8 @@ def build(
         ValueError: The arrays of documents are of other kinds, or too many.
     """
     _check(forward, dim)
+    if len(forward[1]) and forward[1].max() >= dim:
+        raise ValueError(f"sparse_search: got term {forward[1].max()} of a vocabulary of {dim}")
     if approximate and len(forward[0]) - 1 > _DOCUMENTS:
         raise ValueError(
             f"sparse_search: lists for approximate search are of at most {_DOCUMENTS} documents, got "
@@ -170,7 +172,9 @@ class Searcher(Exact):
         if not hasattr(own, "room"):
             own.room = 0, 0
             own.memory |= {
-                "totals": aligned(TOTALS),
+                "totals": aligned(2 * _DOCUMENTS + TOTALS)[
+                    _DOCUMENTS:
+                ],  # damaged postings miss it by so much
                 "pool": np.empty(self.n + 64, np.int32),  # memory that is not written to takes no room
                 "pool_totals": np.empty(self.n + 128, np.uint8),
                 "counts": np.empty(256, np.int64),
@@ -197,6 +201,8 @@ def _check(forward: Forward, dim: int) -> None:
         "terms": terms.dtype in (np.uint16, np.uint32),
         "weights": weights.shape == terms.shape and (integers or weights.dtype in (np.float16, np.float32)),
         "scales": (scales is not None) == integers,
+        "row scales": scales is None or (scales.dtype == np.float32 and scales.shape == (len(offsets) - 1,)),
+        "length": len(offsets) > 0 and 0 <= offsets[0] <= offsets[-1] <= len(terms),
         "dim": dim > 0,
     }
     for name, fine in expected.items():

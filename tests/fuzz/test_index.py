@@ -1,0 +1,194 @@
+"""Indexes whose files were damaged, or made by somebody else: an error, or another ranking."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irkit import Retriever
+from irkit.data import Document
+from irkit.index import compact
+from irkit.index.files import read_manifest
+
+N, DIM = 160, 16
+WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklmnprst", "aeiou")]
+MANIFEST = "irkit.json"
+SPARSE = {"kind": "inverted", "mode": "exact"}
+KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
+    "flat": ("vectors", "dense", "flat"),
+    "flat_multi_vector": ("vectors", "multi_vector", "flat"),
+    "flat_sparse": ("impacts", "sparse", "flat"),
+    "flat_bm25": ("bm25", "text", "flat"),
+    "flat_int8": ("vectors", "multi_vector", {"kind": "flat", "dtype": "int8"}),
+    "inverted": ("impacts", "sparse", SPARSE),
+    "inverted_uint8": ("impacts", "sparse", {**SPARSE, "dtype": "uint8"}),
+    "approximate": ("impacts", "sparse", {**SPARSE, "mode": "approximate"}),
+    "bm25": ("bm25", "text", SPARSE),
+    "bm25_uint16": ("bm25", "text", {"kind": "inverted", "mode": "approximate", "dtype": "uint16"}),
+    **{
+        f"plaid_{bits}": ("vectors", "multi_vector", {"kind": "plaid", "nbits": bits})
+        for bits in (1, 2, 4, 8)
+    },
+    "plaid_tokens": ("vectors", "multi_vector", {"kind": "plaid", "keep_tokens": True, "nprobe": 2}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Structures are made and searched for few documents, too."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("irkit.index.faiss._FEW", 16)
+    monkeypatch.setattr("irkit.index.faiss._PER_HIT", 1)
+    monkeypatch.setattr("irkit.index.inverted._FEW", 16)
+    monkeypatch.setattr("irkit.index.plaid._FEW", 64)
+    monkeypatch.setattr("irkit.index.plaid._SCAN", 8)
+    monkeypatch.setattr("irkit.index.plaid._CANDIDATES", 8)
+    monkeypatch.setattr("irkit.index.plaid._VISITED", 2)
+    monkeypatch.setattr("irkit_kernels.sparse_search.op._FEW", 16)
+    monkeypatch.setattr("irkit_kernels.sparse_search.op._SCORE", 0)
+    monkeypatch.setattr("irkit_kernels.sparse_search.cpu_search.MOST_DOCUMENTS", 8)
+
+
+def documents(kind: str, start: int, stop: int) -> list[Document]:
+    """Of a kind of vectors, or of texts; always the same."""
+    items = []
+    for number in range(start, stop):
+        rng = np.random.default_rng(number)
+        words = rng.choice(WORDS, rng.integers(1, 12)).tolist()
+        vector: Any = {
+            "dense": rng.normal(size=DIM),
+            "multi_vector": rng.normal(size=(rng.integers(1, 6), DIM)),
+            "sparse": {word: float(rng.random() + 0.1) for word in words},
+            "text": None,
+        }[kind]
+        metadata = {"number": number, "lang": ["de", "en"][number % 2]} if number % 3 else {}
+        items.append(Document(f"d{number}", " ".join(words), f"title {number}", metadata, vector))
+    return items
+
+
+def use(path: Path, vectors: str, change: bool) -> Any:
+    """What reads an index, and what it finds."""
+    queries: Any = [item.vector for item in documents(vectors, 5000, 5003)]
+    if vectors == "text":
+        queries = [" ".join(WORDS[:5]), WORDS[7], "none"]
+    with Retriever.load(path) as retriever:
+        found = [retriever.search(queries, 5), retriever.search(queries[0], 200)]
+        found += [
+            retriever.search(queries, 5, {"lang": "de"}),
+            retriever.search(queries, 3, ["d3", "d9", "?"]),
+        ]
+        found += [retriever.run(dict(zip("abc", queries, strict=True)), 4).to_dict()]
+        found += [retriever.explain(queries[0], "d7")] if vectors == "text" else []
+        found += [list(retriever.documents), retriever.stats()["documents"], len(retriever)]
+        if change:
+            retriever.remove(["d4", "d5"])
+            retriever.add(documents(vectors, 1000, 1024))
+            found.append(retriever.search(queries, 5))
+    if change:
+        compact(path)
+        with Retriever.load(path) as retriever:
+            found.append(retriever.search(queries, 5))
+    return found
+
+
+def make_index(path: Path, name: str) -> dict[str, bytes]:
+    """The files of an index with a bit of everything, and their contents."""
+    model, vectors, index = KINDS[name]
+    with Retriever.build(model, documents(vectors, 0, N), path, index=index) as retriever:
+        retriever.remove([f"d{number}" for number in range(10, 15)])
+        retriever.add(documents(vectors, N, N + 12))
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+class Damage:
+    """Mutations of the files of one index."""
+
+    def __init__(self, files: dict[str, bytes], folder: Path, mutate: SimpleNamespace) -> None:
+        self.files, self.folder, self.mutate = files, folder, mutate
+        self.manifest = json.loads(files[MANIFEST])
+        self.names = sorted(self.manifest["arrays"])
+
+    def make(self, random: Random) -> list[Any]:
+        """Steps: a name with an edit, where the name is that of an array or of the manifest; or a word."""
+        words = [["unrepaired"]] * (random.random() < 0.25) + [["change"]] * (random.random() < 0.1)
+        steps = []
+        for _ in range(random.choice((1, 1, 1, 2, 3))):
+            name = random.choice([MANIFEST] * (len(self.names) // 3) + self.names)
+            value = self.manifest if name == MANIFEST else self.files[self._file(name)]
+            steps.append([name, self.mutate.choose(random, value)])
+        return words + steps
+
+    def write(self, case: list[Any]) -> Path:
+        """The damaged index; with checksums and sizes repaired unless the case says otherwise."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        files, manifest = dict(self.files), json.loads(self.files[MANIFEST])
+        for name, *edit in case:
+            if edit and name != MANIFEST:
+                files[self._file(name)] = self.mutate.apply(files[self._file(name)], edit[0])
+        if ["unrepaired"] in case:
+            for name, *edit in case:
+                if edit and name == MANIFEST:
+                    manifest = self.mutate.apply(manifest, edit[0])
+            files[MANIFEST] = json.dumps(manifest).encode()
+        else:
+            files[MANIFEST] = self._repaired(
+                manifest, files, [edit[0] for name, *edit in case if edit and name == MANIFEST]
+            )
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        return self.folder
+
+    def _file(self, name: str) -> str:
+        return str(self.manifest["arrays"][name]["file"])
+
+    def _repaired(self, manifest: Any, files: dict[str, bytes], edits: list[Any]) -> bytes:
+        for entry in manifest["arrays"].values():
+            content = files[entry["file"]]
+            if content != self.files[entry["file"]]:
+                size = int(np.prod(entry["shape"], dtype=int)) * np.dtype(entry["dtype"]).itemsize
+                entry["rows"] = len(content) // size
+                entry["crc32"] = zlib.crc32(content[: entry["rows"] * size])
+        manifest.pop("checksum")
+        manifest = functools.reduce(self.mutate.apply, edits, manifest)
+        if isinstance(manifest, dict):
+            manifest["checksum"] = zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+        return json.dumps(manifest).encode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory, where there is such a place."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_damaged_index(name: str, fuzz: Any, mutate: SimpleNamespace, folder: Path) -> None:
+    damage = Damage(make_index(folder / "good", name), folder / "bad", mutate)
+    vectors = KINDS[name][1]
+    expected = {change: use(damage.write([]), vectors, change) for change in (False, True)}
+    for entry in read_manifest(damage.files[MANIFEST], folder).arrays.values():
+        assert entry.nbytes == len(damage.files[entry.file])
+
+    def run(case: list[Any]) -> str:
+        change = ["change"] in case
+        found = use(damage.write(case), vectors, change)
+        if repr(found) == repr(expected[change]):
+            return "right"
+        return "wrong" if ["unrepaired"] in case else "different"
+
+    fuzz(f"index_{name}", damage.make, run)
