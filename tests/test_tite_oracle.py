@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from irkit.encoder import Encoder, Pooling
 from irkit.encoder.config import EncoderConfig, LayerConfig
+from irkit.encoder.presets import tite_settings
+from irkit.errors import ConfigError
 from irkit.ragged import Ragged
 
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
@@ -51,7 +54,8 @@ def oracle_layer(
     queries, places = h, centres
     if location == "intra":
         queries = pool(h, layer.pooling)
-        step, kernel = layer.pooling.stride, layer.pooling.kernel
+        kernel = layer.pooling.kernel
+        step = {"stride": layer.pooling.stride, "kernel": kernel}[layer.pooling.positions]
         places = torch.arange(len(queries)).double() * step + (kernel - 1) / 2
     before = (
         (lambda x: norm(config, part, "attention_norm", x)) if config.norm_location == "pre" else lambda x: x
@@ -175,6 +179,7 @@ def tites(draw: st.DrawFn) -> dict[str, Any]:
         "kernel_sizes": [pooling and pooling.kernel for pooling in schedule],
         "strides": [pooling and pooling.stride for pooling in schedule],
         "pooling_location": next((pooling.location for pooling in schedule if pooling), "intra"),
+        **draw(st.sampled_from([{}, {"pooled_positions": "stride"}, {"pooled_positions": "kernel"}])),
         "max_position_embeddings": 40,
         "absolute_positional_embedding_type": draw(st.sampled_from([None, "learned"])),
         "relative_positional_embedding_type": draw(st.sampled_from([None, "rotary"])),
@@ -195,6 +200,67 @@ def test_any_tite_equals_the_oracle(
     attention: str, described: dict[str, Any], lengths: list[int], seed: int
 ) -> None:
     same_as_oracle(Encoder(described, attention=attention).double(), lengths, seed)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("positions", [None, "kernel", "stride"])
+def test_positions_of_windows_that_overlap(attention: str, positions: str | None) -> None:
+    """The authors turn the query of window w by the angle of w * kernel + (kernel - 1) / 2, strides or not.
+
+    Their layout does not say so; a model of irkit says that its queries stand where their windows do.
+    """
+    described: dict[str, Any] = {
+        "model_type": "tite",
+        "vocab_size": 30,
+        "num_hidden_layers": 1,
+        "hidden_sizes": 8,
+        "num_attention_heads": 2,
+        "intermediate_sizes": 6,
+        "kernel_sizes": 3,
+        "strides": 2,
+        "norm_location": "post",
+        "dropout_prob": 0.0,
+        **({} if positions is None else {"pooled_positions": positions}),
+    }
+    encoder = Encoder(described, attention=attention).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.3, generator=generator)
+    ids = torch.randint(0, 30, (11,), generator=generator)
+    part = {key.removeprefix("layers.0."): value for key, value in encoder.named_parameters()}
+    h = encoder.embeddings(Ragged(ids, torch.tensor([11]))).values
+    queries = torch.stack([h[start : start + 3].mean(0) for start in range(0, 9, 2)])
+    places = torch.arange(5).double() * (2 if positions == "stride" else 3) + 1
+
+    def turned(x: Tensor, at: Tensor) -> Tensor:  # (rows, heads, 4): two pairs of neighbours
+        angles = at[:, None, None] * torch.tensor([1.0, 10_000.0**-0.5])
+        a, b = x[..., 0::2], x[..., 1::2]
+        parts = (a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos())
+        return torch.stack(parts, -1).flatten(-2)
+
+    w, b = part["qkv.weight"].chunk(3), part["qkv.bias"].chunk(3)
+    q, k, v = ((x @ w[i].T + b[i]).unflatten(-1, (2, 4)) for i, x in enumerate((queries, h, h)))
+    q, k = turned(q, places), turned(k, torch.arange(11).double())
+    weights = (torch.einsum("qhd,khd->hqk", q, k) / 2).softmax(-1)
+    attended = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+    wanted = encoder.layers[0].after_attention(queries, attended)
+    torch.testing.assert_close(encoder(Ragged(ids, torch.tensor([11]))).values, wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_models_say_which_positions_they_have(tmp_path: Path) -> None:
+    own = Encoder(tite_settings(1, layers=6, hidden_size=12, heads=3, max_length=64, vocab_size=30))
+    theirs = {key: value for key, value in own.settings.items() if key != "pooled_positions"}
+    theirs |= {"kernel_sizes": 3, "strides": [2, 3, 2, 2, 2, 2]}
+    assert {pooling.positions for pooling in own.config.schedule if pooling} == {"stride"}
+    kinds = [pooling and pooling.positions for pooling in Encoder(theirs).config.schedule]
+    assert kinds == ["kernel", "stride", *["kernel"] * 4]  # where windows do not overlap both are one
+    own.pool_([Pooling(kernel=3, stride=2)] * 6)
+    for number, encoder in enumerate((own, Encoder(theirs))):
+        encoder.save_pretrained(tmp_path / str(number))
+        again = Encoder.from_pretrained(tmp_path / str(number))
+        assert again.config.schedule == encoder.config.schedule
+    with pytest.raises(ConfigError, match="one kind of positions"):
+        own.pool_([Pooling(kernel=3, stride=2), Pooling(kernel=3, stride=2, positions="kernel"), *[None] * 4])
 
 
 BERT = {

@@ -31,6 +31,9 @@ class Pooling(Config):
         stride: Tokens from the start of one window to that of the next.
         location: What is pooled: the input of attention (``pre``), only its queries and the residual
             (``intra``), or its residual sum (``post``).
+        positions: Where rotary positions put the queries of ``intra``: at the middle of their window
+            (``stride``), or as the authors' code does, which counts windows as if they did not overlap
+            (``kernel``). Without overlap both are one.
 
     Source: Schlatt et al. 2025 (TITE), section 3.1.
     """
@@ -38,6 +41,7 @@ class Pooling(Config):
     kernel: int = Field(ge=2)
     stride: int = Field(ge=1)
     location: Literal["pre", "intra", "post"] = "intra"
+    positions: Literal["stride", "kernel"] = "stride"
 
     @model_validator(mode="after")
     def _covers_every_token(self) -> Self:
@@ -52,6 +56,11 @@ class Pooling(Config):
     def centres(self, windows: Tensor) -> Tensor:
         """Where the middles of windows are, in tokens; of a cut window, where it would be uncut."""
         return windows * self.stride + (self.kernel - 1) / 2
+
+    def rotary_positions(self, windows: Tensor) -> Tensor:
+        """At which positions queries made of windows are turned, see ``positions``."""
+        step = self.kernel if self.positions == "kernel" else self.stride
+        return windows * step + (self.kernel - 1) / 2
 
 
 class LayerConfig(Config):

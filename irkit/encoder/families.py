@@ -18,6 +18,7 @@ __all__ = ["FAMILIES", "Family", "NameMap", "activation", "encoder_config", "sch
 NameMap = dict[str, tuple[str, ...]]
 Settings = Mapping[str, Any]
 
+_POSITIONS = "pooled_positions"  # key of a TITE that irkit wrote, see `Pooling`
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -207,7 +208,10 @@ def _tite_config(settings: Settings) -> EncoderConfig:
     location = settings.get("norm_location", "pre")
     if relative not in (None, "rotary") or location not in ("pre", "qkv", "post"):
         raise ConfigError(f"positions {relative!r} with norm_location {location!r}")
-    place = settings.get("pooling_location", "intra")
+    how = {
+        "location": settings.get("pooling_location", "intra"),
+        "positions": settings.get(_POSITIONS, "kernel"),  # theirs; irkit says which its own models have
+    }
     windows = zip(each("kernel_sizes"), each("strides"), strict=True)
     shapes = zip(
         sizes, each("num_attention_heads", 12), each("intermediate_sizes", 3072), windows, strict=True
@@ -219,7 +223,7 @@ def _tite_config(settings: Settings) -> EncoderConfig:
             intermediate_size=inner,
             attention_norm=location != "pre" or i > 0,
             rotary_base=10_000.0 if relative else None,
-            pooling=_tite_pooling(*window, place),
+            pooling=_tite_pooling(*window, how),
         )
         for i, (size, heads, inner, window) in enumerate(shapes)
     )
@@ -240,12 +244,13 @@ def _tite_config(settings: Settings) -> EncoderConfig:
     )
 
 
-def _tite_pooling(kernel: int | None, stride: int | None, location: str) -> Pooling | None:
+def _tite_pooling(kernel: int | None, stride: int | None, how: Settings) -> Pooling | None:
     if (kernel is None) != (stride is None):
         raise ConfigError(f"kernel size {kernel} with stride {stride} in one layer")
     if kernel is None or kernel == stride == 1:  # no pooling
         return None
-    return Pooling.parse({"kernel": kernel, "stride": stride, "location": location}, "pooling")
+    pooling = Pooling.parse({"kernel": kernel, "stride": stride, **how}, "pooling")
+    return pooling.model_copy(update={"positions": "stride"}) if kernel == stride else pooling
 
 
 def _tite_names(config: EncoderConfig) -> NameMap:
@@ -297,7 +302,7 @@ def schedule_settings(family: str, schedule: Sequence[Pooling | None]) -> dict[s
     """The keys of ``config.json`` that hold a pooling schedule: TITE has its own.
 
     Raises:
-        ConfigError: A TITE would pool at several locations.
+        ConfigError: A TITE would pool at several locations, or count positions in two ways.
     """
     schedule = list(schedule)
     if not all(pooling is None or isinstance(pooling, Pooling) for pooling in schedule):
@@ -307,7 +312,11 @@ def schedule_settings(family: str, schedule: Sequence[Pooling | None]) -> dict[s
     locations = {pooling.location for pooling in schedule if pooling}
     if len(locations) > 1:
         raise ConfigError(f"a TITE pools at one location in all layers, got {', '.join(sorted(locations))}")
+    positions = {pooling.positions for pooling in schedule if pooling and pooling.kernel != pooling.stride}
+    if len(positions) > 1:
+        raise ConfigError("a TITE has one kind of positions in all layers, got stride and kernel")
     return {
+        _POSITIONS: positions.pop() if positions else "stride",
         "kernel_sizes": [pooling and pooling.kernel for pooling in schedule],
         "strides": [pooling and pooling.stride for pooling in schedule],
         "pooling_location": locations.pop() if locations else "intra",

@@ -183,7 +183,8 @@ class Layer(nn.Module):
             table = asked.rotary(base, k.shape[-1])
             k = rotate(k, table, self.config.rotary_interleaved)
             if pooling:
-                table = rotary_table(pooling.centres(asking.rows.positions()), base, q.shape[-1])
+                places = pooling.rotary_positions(asking.rows.positions())
+                table = rotary_table(places, base, q.shape[-1])
             q = rotate(q, table, self.config.rotary_interleaved)
         attended = attend(
             asking.rows.with_values(q),
