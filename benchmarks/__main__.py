@@ -18,10 +18,12 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
     from benchmarks.harness import fill_pages, render
 
+    failed = None
     if not arguments.show:
-        importlib.import_module(f"benchmarks.{arguments.suite}").main()
+        failed = importlib.import_module(f"benchmarks.{arguments.suite}").main()
         fill_pages()
     print(render(arguments.suite))
+    raise SystemExit(failed)  # None is success
 
 
 if __name__ == "__main__":

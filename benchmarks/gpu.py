@@ -1,177 +1,222 @@
-"""Suite ``gpu``: every test marked ``gpu``, every kernel bench and the encoders on CUDA, in under 8 minutes.
+"""Suite ``gpu``: kernels, encoders and every test marked ``gpu`` on CUDA, in under 8 minutes.
 
-Needs no data and no weights: models are random, lengths follow those of MS MARCO passages. Each part is a
-process of its own, ``python -m benchmarks.gpu PART FILE``, as an error on a GPU leaves a process of no
-further use. What has been measured is written at once.
+Needs no data and no weights: models are random, lengths follow those of MS MARCO passages. What a part
+imports and this machine lacks is skipped by name. Each part is a process of its own, as an error on a GPU
+leaves a process of no further use: ``python -m benchmarks.gpu PART SECONDS`` prints a row a line, tiny ones
+where there is no GPU. The row is in ``results/gpu.jsonl`` before the next is measured.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from benchmarks import tite
-from benchmarks.harness import Row, interleave, matmul_peak, ratio, write_results
-from benchmarks.kernels import benches
+from benchmarks.harness import Row, add_result, begin_results
 
 ROOT = Path(__file__).parents[1]
-SECONDS, TESTS, PART = 470, 200, 120  # of all, at most of the tests, and of any other part
-PASSAGES, TOKENS_PER_STEP, BATCH = 4096, 32_768, 32
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-KERNELS = ("maxsim", "ragged_pool", "splade_pool")
-SHAPES = {
-    "MiniLM-L6": (384, 6, 12, 1536),
-    "BERT-base": (768, 12, 12, 3072),
-    "ModernBERT-base": (768, 22, 12, 1152),
+SECONDS = 470  # of all parts
+GRACE = 10  # a part ends by its own clock, or is stopped so much later
+PARTS = {  # seconds of each, the most telling first; what one leaves over goes to the tests
+    "limits": 20,
+    "maxsim": 70,
+    "splade_pool": 60,
+    "ragged_pool": 40,
+    "residual_maxsim": 25,
+    "BERT-base": 30,
+    "texts": 25,
+    "ModernBERT-base": 30,
+    "MiniLM-L6": 20,
+    "tite": 50,
+    "tests": SECONDS,
 }
+OURS = ("irkit", "irkit_kernels", "benchmarks")
+
+Run = Callable[[str, float], Iterator[Row]]
 
 
-def main() -> None:
-    """Run all of it, or say why not."""
+def main() -> str | None:
+    """Run all of it, or say why not; what failed, if anything."""
     import torch
 
     if not torch.cuda.is_available():
         print("gpu: skipped, torch sees no CUDA device")
         raise SystemExit(0)
-    end, rows = time.monotonic() + SECONDS, list[Row]()
-    failed = []
-    for name in ("tests", *parts()):
-        start = time.monotonic()
-        found = run_part(name, min(end - start, TESTS if name == "tests" else PART))
-        failed += [name] * any("error" in row for row in found)
-        rows += found
-        write_results("gpu", rows)  # what is measured stays, whatever comes
-        print(f"gpu: {name} took {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    if failed:
-        raise SystemExit(f"gpu: failed: {', '.join(failed)}; see above")
+    begin_results("gpu")
+    failed = run_parts(PARTS, run_part, partial(add_result, "gpu"))
+    return f"gpu: failed: {', '.join(failed)}; see above" if failed else None
 
 
-def parts() -> dict[str, Callable[[], list[Row]]]:
-    """What is measured, by name."""
-    encoders = {
-        name: partial(measure_encoder, name, dict(zip(SIZES, shape, strict=True)), "cuda", PASSAGES)
-        for name, shape in SHAPES.items()
-    }
-    return {
-        **encoders,
-        "tite": measure_pooling,
-        **{f"kernel {name}": partial(bench, name) for name in KERNELS},
-    }
+def run_parts(
+    parts: Mapping[str, float],
+    run: Run,
+    keep: Callable[[Row], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> list[str]:
+    """Run parts in order while there is time, and keep each row as it comes.
+
+    Args:
+        parts: Seconds of each.
+        run: Gives the rows of a part that ends within so many seconds.
+        keep: Takes a row.
+        clock: Gives seconds.
+
+    Returns:
+        Parts with a row that holds an error.
+    """
+    end, failed = clock() + SECONDS, []
+    for name, seconds in parts.items():
+        start = clock()
+        if end - start <= GRACE:
+            keep({"part": name, "skipped": f"{SECONDS} s are over"})
+            continue
+        count = 0
+        for row in run(name, min(seconds, end - start - GRACE)):
+            keep(row)
+            count += 1
+            # "error" with a number is how far a result is from the exact one
+            if isinstance(row.get("error"), str) and name not in failed:
+                failed.append(name)
+        took = f"gpu: {name} took {clock() - start:.0f} s, {count} rows"
+        print(took, file=sys.stderr, flush=True)
+    return failed
 
 
-def run_part(name: str, limit: float) -> list[Row]:
-    """Rows of a part, or one that says what was wrong; after ``limit`` seconds it is stopped."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "benchmarks.gpu", name, str(file)]
-        if name == "tests":
-            beside = ["-n", "8"] if find_spec("xdist") else []  # most of the time kernels are compiled
-            command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors"]
-            command += [*beside, "--durations=10"]
+def run_part(name: str, seconds: float) -> Iterator[Row]:
+    """Rows of a part as its process prints them, and one that says what was wrong."""
+    rows = _printed(name, seconds)
+    yield from count_tests(rows) if name == "tests" else rows
+
+
+def count_tests(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows of the tests that fail, and in the end how many passed or could not be run."""
+    counts = Counter[str]()
+    for row in rows:
+        if "outcome" not in row:
+            yield row
+            continue
+        counts[row["outcome"]] += 1
+        if row["outcome"] == "failed":
+            yield {"test": row["test"], "error": "failed"}
+    found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    yield {"part": "tests", "result": found or "none ran"}
+
+
+def gpu_tests() -> list[str]:
+    """Files with tests that are marked ``gpu``: to collect the others takes a minute."""
+    files = [*(ROOT / "tests").glob("test_*.py"), *(ROOT / "kernels").rglob("test_*.py")]
+    marks = ("pytest.mark.gpu", "@on_device")
+    return sorted(str(file) for file in files if any(mark in file.read_text() for mark in marks))
+
+
+def _printed(name: str, seconds: float) -> Iterator[Row]:
+    command, fine = [sys.executable, "-m", "benchmarks.gpu", name, f"{seconds:.0f}"], (0,)
+    if name == "tests":
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu_tests", "-m", "gpu"]
+        command += ["-W", "default"]  # other versions of packages have warnings of their own
+        command += gpu_tests()
+        command += ["-n", "8"] if find_spec("xdist") else []  # most of the time kernels are compiled
+        fine = (0, 1, 5)  # what failed is in the rows; there may be no tests
+    ended: Row = {}
+    for line in _lines(command, seconds, ended):
         try:
-            code = subprocess.run(command, cwd=ROOT, timeout=max(1.0, limit)).returncode
-        except subprocess.TimeoutExpired:
-            return [{"what": name, "error": f"stopped after {limit:.0f} s"}]
-        if name == "tests":
-            return [
-                {"what": "tests marked gpu", **({"error": f"code {code}"} if code else {"correct": "passed"})}
-            ]
-        if code:
-            return [{"what": name, "error": f"code {code}"}]
-        rows: list[Row] = json.loads(file.read_text())
-        return rows
-
-
-def measure_pooling() -> list[Row]:
-    """Encoders that pool, against those that do not."""
-    rows = tite.measure("cuda")
-    return [*tite.bars(rows, "cuda"), *tite.table(rows)]
-
-
-def bench(name: str) -> list[Row]:
-    """Rows of the bench of a kernel."""
-    return [{"kernel": name, **row} for row in benches("cuda")[name].run("cuda")]
-
-
-def measure_encoder(name: str, shape: dict[str, int], device: str, passages: int) -> list[Row]:
-    """Tokens a second in bfloat16: transformers padded in sorted batches, against irkit by backend."""
-    import torch
-    from transformers import AutoModel, BertConfig, ModernBertConfig
-
-    from irkit import Encoder, Ragged
-    from irkit.model.batching import plan_steps
-
-    kind = ModernBertConfig if name.startswith("Modern") else BertConfig
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        AutoModel.from_config(kind(vocab_size=30_522, pad_token_id=0, **shape)).save_pretrained(folder)
-        theirs = AutoModel.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
-        theirs = theirs.to(device).eval()
-        ours = {
-            backend: Encoder.from_pretrained(folder, dtype=torch.bfloat16, attention=backend).to(device)
-            for backend in (("flash", "sdpa") if device == "cuda" else ("sdpa",))
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            yield row
+        else:
+            print(line, file=sys.stderr, flush=True)
+    if ended["code"] not in fine:
+        yield {
+            "part": name,
+            "error": f"stopped after {seconds + GRACE:.0f} s"
+            if ended["stopped"]
+            else f"code {ended['code']}",
         }
-    lengths = torch.empty(passages).log_normal_(4.2, 0.45).clamp(8, 256).long().sort(descending=True).values
-    ids = torch.randint(5, 30_000, (int(lengths.sum()),))
-    tokens = Ragged(ids, lengths)
-    steps = [tokens[rows].to(device) for rows in plan_steps(lengths, TOKENS_PER_STEP)]
-    batches = [
-        tuple(part.to(device) for part in tokens[at : at + BATCH].to_padded())
-        for at in range(0, passages, BATCH)
-    ]
 
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
 
-    @torch.inference_mode()
-    def padded() -> Any:
-        outputs = [theirs(input_ids=i, attention_mask=m.long()).last_hidden_state[m] for i, m in batches]
-        wait()
-        return outputs
+def _lines(command: list[str], seconds: float, ended: Row) -> Iterator[str]:
+    """Lines that a process prints; ``ended`` says how it ended. It is stopped ``GRACE`` after its time."""
+    paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    ) as process:
 
-    def packed(backend: str) -> Callable[[], Any]:
-        @torch.inference_mode()
-        def run() -> Any:
-            outputs = [ours[backend](step).values for step in steps]
-            wait()
-            return outputs
+        def stop() -> None:
+            ended["stopped"] = True
+            os.killpg(process.pid, signal.SIGKILL)  # and the workers of pytest
 
-        return run
+        ended["stopped"] = False
+        timer = threading.Timer(seconds + GRACE, stop)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                yield line.rstrip("\n")
+            ended["code"] = process.wait()
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
-    expected = torch.cat(padded()).float()
-    cosine = 1.0
-    for backend in ours:
-        got = torch.cat(packed(backend)()).float()
-        cosine = min(cosine, float(torch.nn.functional.cosine_similarity(expected, got, dim=-1).min()))
-    if cosine < 0.99:
-        raise SystemExit(f"gpu: {name} disagrees with transformers, cosine {cosine:.4f}; not timed")
-    contenders = {"transformers": padded, **{f"irkit {backend}": packed(backend) for backend in ours}}
-    seconds = interleave(contenders)
-    layers, d, inner = shape["num_hidden_layers"], shape["hidden_size"], shape["intermediate_size"]
-    products = 4 * d * d + (3 if name.startswith("Modern") else 2) * d * inner
-    flops = layers * (2 * len(ids) * products + 4 * d * float((lengths.double() ** 2).sum()))
-    peak = matmul_peak("bfloat16", 8192 if device == "cuda" else 512)
-    return [
-        {
-            "what": name,
-            "contender": contender,
-            "correct": f"cosine {cosine:.4f}",
-            "tokens/s": len(ids) / min(times),
-            "x transformers": ratio(seconds, contender, "transformers"),
-            "of peak": flops / min(times) / peak,
-        }
-        for contender, times in seconds.items()
-    ]
+
+def rows_of(part: str) -> Iterator[Row]:
+    """What a part measures, row by row."""
+    from benchmarks.gpu_timing import find_device, measure, measure_limits
+
+    device = find_device()
+    if part == "limits":
+        limits = measure_limits(device)
+        yield {"limit": "copy", "is": limits.copy / 1e9, "unit": "GB/s read and written"}
+        for dtype, flops in limits.products.items():
+            yield {"limit": f"product of {dtype}", "is": flops / 1e12, "unit": "TFLOP/s"}
+    elif part == "tite":
+        from benchmarks import tite
+
+        rows = []
+        for row in tite.measure(device.name):
+            rows.append(row)
+            yield row
+        yield from [*tite.bars(rows, device.name), *tite.table(rows)]
+    elif part in ("texts", "MiniLM-L6", "BERT-base", "ModernBERT-base"):
+        from benchmarks.gpu_encoders import measure_encoder, measure_texts
+
+        yield from measure_texts(device) if part == "texts" else measure_encoder(part, device)
+    else:
+        from benchmarks.gpu_kernels import KERNELS
+
+        for case in KERNELS[part](device):
+            yield from measure(case, device)
+
+
+def print_rows(
+    part: str, seconds: float, rows: Iterator[Row], clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Print rows while there is time; the exit code of the process."""
+    end = clock() + seconds
+    try:
+        for row in rows:
+            print(json.dumps(row), flush=True)
+            if clock() > end:
+                print(json.dumps({"part": part, "skipped": f"the rest, after {seconds:.0f} s"}), flush=True)
+                return 0
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing in OURS:
+            raise
+        print(json.dumps({"part": part, "skipped": f"needs {missing}"}), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(parts()[sys.argv[1]]()))
+    raise SystemExit(print_rows(sys.argv[1], float(sys.argv[2]), rows_of(sys.argv[1])))

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "add_result",
+    "begin_results",
     "data_dir",
     "fill_pages",
     "interleave",
@@ -137,6 +139,19 @@ def write_results(suite: str, rows: Iterable[Row]) -> Path:
     aside.write_text("\n".join(lines) + "\n")
     aside.replace(path)
     return path
+
+
+def begin_results(suite: str) -> Path:
+    """Replace ``results/SUITE.jsonl`` by its line of provenance; `add_result` adds the rows."""
+    return write_results(suite, [])
+
+
+def add_result(suite: str, row: Row) -> None:
+    """Add a row to ``results/SUITE.jsonl``; it is on the disk before this returns."""
+    with (RESULTS / f"{suite}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_results(suite: str) -> tuple[Row, list[Row]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,14 +73,14 @@ def main() -> None:
     from benchmarks.plot import draw_bars
 
     torch.set_num_threads(1)
-    rows = measure("cpu")
+    rows = list(measure("cpu"))
     write_results("tite_all", rows)
     write_results("tite_speed", table(rows))
     write_results("tite", bars(rows, "cpu"))
     (Path(__file__).parents[1] / "docs" / "tite.svg").write_text(draw_bars(rows, list(QUANTILES), "bfloat16"))
 
 
-def measure(device: str, sizes: Sizes | None = None) -> list[Row]:
+def measure(device: str, sizes: Sizes | None = None) -> Iterator[Row]:
     """A row for each contender, precision and kind of texts; ``seconds`` are those of a text in each round.
 
     Args:
@@ -92,7 +92,6 @@ def measure(device: str, sizes: Sizes | None = None) -> list[Row]:
     from benchmarks.tite_encoders import contenders
     from irkit import Ragged
 
-    rows = []
     clock = time.process_time if device == "cpu" else time.perf_counter
     for precision in PRECISIONS[device]:
         torch.manual_seed(0)
@@ -112,8 +111,7 @@ def measure(device: str, sizes: Sizes | None = None) -> list[Row]:
                     row["seconds"] = [each / sum(map(len, given[one.batches])) for each in seconds[one.name]]
                     row["texts/s"] = 1 / min(row["seconds"])
                     print(row, file=sys.stderr, flush=True)
-                    rows.append(row)
-    return rows
+                    yield row
 
 
 def batches(kind: str, device: str, name: str) -> list[Ragged]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -51,32 +49,6 @@ def test_results_are_stored_with_their_origin(tmp_path: Path, monkeypatch: pytes
     assert table[:4] == ["| a | b |", "| --- | --- |", "| 1.235 |  |", "| 2 | x |"]
     assert table[5:8] == ["| c |", "| --- |", "| 3 |"]
     assert json.loads((tmp_path / "made_up.jsonl").read_text().splitlines()[0]) == source
-
-
-def test_gpu_suite_skips_with_a_reason() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    command = [sys.executable, "-m", "benchmarks", "gpu"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (0, "gpu: skipped, torch sees no CUDA device\n")
-
-
-def test_a_part_of_the_gpu_suite_that_fails_leaves_the_others() -> None:
-    from benchmarks.gpu import KERNELS, run_part
-    from benchmarks.kernels import benches
-
-    assert run_part("nothing", 60) == [{"what": "nothing", "error": "code 1"}]
-    assert run_part("tite", 0) == [{"what": "tite", "error": "stopped after 0 s"}]
-    assert tuple(benches("cuda")) == KERNELS
-
-
-@pytest.mark.parametrize("name", ["MiniLM", "ModernBERT"])
-def test_encoder_of_the_gpu_suite(name: str) -> None:
-    from benchmarks.gpu import SIZES, measure_encoder
-
-    rows = measure_encoder(name, dict(zip(SIZES, (32, 2, 4, 64), strict=True)), "cpu", 40)
-    assert [row["contender"] for row in rows] == ["transformers", "irkit sdpa"]
-    assert all(row["tokens/s"] > 0 for row in rows)
 
 
 def curve(contender: str, recall: float, speed: float) -> dict[str, object]:

@@ -55,7 +55,7 @@ def test_every_encoder_is_compared_and_timed(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(tite, "TOKENS", {"cpu": 300})
     monkeypatch.setattr(tite, "ROUNDS", {"passages": 1, "queries": 1})
     monkeypatch.setattr(tite, "PRECISIONS", {"cpu": ("float32",)})
-    rows = tite.measure("cpu", SIZES)
+    rows = list(tite.measure("cpu", SIZES))
     names = ("BERT", "DistilBERT", "ModernBERT", "Funnel", *TITE)
     assert {each["model"] for each in rows} == set(names)
     assert all(each["difference"] < 1e-5 and each["texts/s"] > 0 for each in rows)

@@ -1,0 +1,288 @@
+"""The suite ``gpu`` where there is no GPU: what is kept, skipped and stopped, and how time is taken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(ROOT))
+    from benchmarks import gpu, gpu_timing, harness
+    from benchmarks.gpu_timing import Case, Device, Limits, measure
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def cpu(run: Callable[[], Any]) -> tuple[float, float]:
+    run()
+    return 0.5, 1.0
+
+
+DEVICE = Device("cpu", 1000, cpu)
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_timing, "measure_limits", lambda device: Limits(100.0, {"float32": 40.0}))
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    return tmp_path / "gpu.jsonl"
+
+
+def test_suite_skips_with_a_reason() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    command = [sys.executable, "-m", "benchmarks", "gpu"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "gpu: skipped, torch sees no CUDA device\n")
+
+
+def test_rows_are_on_the_disk_before_the_next_is_measured(results: Path) -> None:
+    harness.begin_results("gpu")
+    seen = []
+
+    def run(name: str, seconds: float) -> Iterator[dict[str, Any]]:
+        for number in range(2):
+            seen.append(len(results.read_text().splitlines()))
+            yield {"part": name, "number": number}
+
+    assert gpu.run_parts({"a": 5, "b": 5}, run, partial(harness.add_result, "gpu")) == []
+    assert seen == [1, 2, 3, 4]  # provenance, and what came before
+    source, rows = harness.read_results("gpu")
+    assert source["versions"]["torch"]
+    assert [(row["part"], row["number"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_a_part_that_fails_keeps_its_rows_and_leaves_the_others() -> None:
+    def run(name: str, seconds: float) -> Iterator[dict[str, Any]]:
+        yield {"part": name, "error": 1e-7}  # how far it is from the exact result
+        if name == "b":
+            yield {"part": name, "error": "code 1"}
+
+    rows = list[dict[str, Any]]()
+    assert gpu.run_parts({"a": 5, "b": 5, "c": 5}, run, rows.append) == ["b"]
+    assert [row["part"] for row in rows] == ["a", "b", "b", "c"]
+
+
+def test_parts_have_what_time_is_left() -> None:
+    clock, given = Clock(), {}
+
+    def run(name: str, seconds: float) -> Iterator[dict[str, Any]]:
+        given[name] = seconds
+        clock.now += seconds + gpu.GRACE
+        yield {"part": name}
+
+    rows = list[dict[str, Any]]()
+    parts = {"a": 300.0, "b": 300.0, "c": 300.0}
+    assert gpu.run_parts(parts, run, rows.append, clock) == []
+    assert given == {"a": 300.0, "b": gpu.SECONDS - 300.0 - 2 * gpu.GRACE}
+    assert clock.now <= gpu.SECONDS
+    assert rows[-1] == {"part": "c", "skipped": "470 s are over"}
+
+
+def test_all_parts_end_within_eight_minutes() -> None:
+    *others, tests = gpu.PARTS
+    assert tests == "tests"
+    assert sum(gpu.PARTS[name] for name in others) <= 370  # the tests have some, too
+    assert gpu.SECONDS <= 480
+
+
+def test_a_part_ends_by_its_own_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number in range(9):
+            clock.now += 4
+            yield {"number": number}
+
+    assert gpu.print_rows("a", 10, rows(), clock) == 0
+    *found, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert found == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert last == {"part": "a", "skipped": "the rest, after 10 s"}
+
+
+def test_what_is_missing_is_skipped_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(module: str) -> Iterator[dict[str, Any]]:
+        yield {"number": 1}
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    assert gpu.print_rows("a", 10, rows("pydantic.fields")) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"part": "a", "skipped": "needs pydantic"}
+    with pytest.raises(ModuleNotFoundError, match=r"irkit\.nothing"):
+        gpu.print_rows("a", 10, rows("irkit.nothing"))
+
+
+def test_a_process_that_fails_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(gpu.run_part("nothing", 60)) == [{"part": "nothing", "error": "code 1"}]
+    monkeypatch.setattr(gpu, "GRACE", 1)
+    code = 'import time; print(\'{"number": 1}\\n{"cut\', flush=True); time.sleep(600)'
+    lines = gpu._lines
+    monkeypatch.setattr(gpu, "_lines", lambda command, *rest: lines([sys.executable, "-c", code], *rest))
+    start = time.monotonic()
+    assert list(gpu.run_part("a", 1.0)) == [{"number": 1}, {"part": "a", "error": "stopped after 2 s"}]
+    assert time.monotonic() - start < 60
+
+
+def test_tests_are_counted_and_those_that_fail_are_named() -> None:
+    rows = [{"test": str(number), "outcome": "passed"} for number in range(3)]
+    rows += [{"test": "x", "outcome": "failed"}, {"part": "tests", "error": "stopped after 9 s"}]
+    assert list(gpu.count_tests(rows)) == [
+        {"test": "x", "error": "failed"},
+        {"part": "tests", "error": "stopped after 9 s"},
+        {"part": "tests", "result": "3 passed, 1 failed"},
+    ]
+    assert list(gpu.count_tests([])) == [{"part": "tests", "result": "none ran"}]
+
+
+def test_files_that_need_what_is_not_there_are_skipped_by_name(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("import no_such_package.deep\ndef test_a(): pass\n")
+    (tmp_path / "test_b.py").write_text("import irkit.no_such_module\ndef test_b(): pass\n")
+    (tmp_path / "test_c.py").write_text("def test_c(): pass\ndef test_d(): assert 0\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu_tests", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", "--rootdir", str(tmp_path), str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = (json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
+    assert [(row["test"], row["outcome"]) for row in lines] == [
+        ("test_a.py", "files skipped, needs no_such_package"),
+        ("test_b.py", "failed"),
+        ("test_c.py::test_c", "passed"),
+        ("test_c.py::test_d", "failed"),
+    ]
+
+
+def test_every_test_marked_gpu_is_in_the_files() -> None:
+    files = {Path(name).name for name in gpu.gpu_tests()}
+    assert {"test_encoder.py", "test_products.py", "test_triton_launches.py"} <= files
+    assert len(files) < 20
+
+
+def case(**ways: Any) -> Case:
+    def inputs(seed: int) -> Tensor:
+        return torch.full((10,), float(seed + 1))
+
+    return Case({"kernel": "sum"}, "float32", inputs, ways, lambda x: (x.double().sum()[None],), 50.0, 10.0)
+
+
+def total(x: Tensor) -> Tensor:
+    return x.sum()[None]
+
+
+def test_what_is_wrong_missing_or_broken_is_not_timed() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise ValueError("no such thing")
+
+    ways = {"irkit": total, "torch": total, "wrong": lambda x: total(x) + 1, "broken": broken}
+    rows = {row["way"]: row for row in measure(case(**ways, peer="needs peer"), DEVICE)}
+    assert rows["peer"] == {"kernel": "sum", "way": "peer", "skipped": "needs peer"}
+    assert rows["broken"]["error"] == "ValueError: no such thing"
+    assert rows["wrong"]["error"] == "differs by 0.1; not timed"
+    assert (rows["irkit"]["ms"], rows["irkit"]["x torch"]) == (500.0, 1.0)
+    nan = {row["way"]: row for row in measure(case(irkit=lambda x: total(x) * torch.nan), DEVICE)}
+    assert nan["irkit"]["error"] == "differs by nan; not timed"
+
+
+def test_a_device_that_has_failed_ends_the_part() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        list(measure(case(irkit=broken, torch=total), DEVICE))
+
+
+def test_the_limit_is_what_takes_longest() -> None:
+    found = gpu_timing.share(Limits(100.0, {"float32": 40.0}), "float32", 50.0, 10.0, 1.0)
+    assert found == {"% of limit": 50.0, "limit": "memory"}
+    found = gpu_timing.share(Limits(100.0, {"float32": 40.0}), "float32", 50.0, 30.0, 1.0)
+    assert found == {"% of limit": 75.0, "limit": "matrix"}
+    assert gpu_timing.share(Limits(100.0, {}), "int8", 50.0, 30.0, 1.0)["limit"] == "memory"
+
+
+def test_no_input_is_used_again_while_the_cache_may_hold_it() -> None:
+    """Between two uses of an input others of more than twice the cache are used, by whichever way."""
+    used = list[int]()
+
+    def way(x: Tensor) -> Tensor:
+        used.append(int(x[0]))
+        return x.sum()[None]
+
+    list(measure(case(irkit=way, torch=way), DEVICE))
+    count = len(set(used))
+    assert count * 40 > 2 * DEVICE.cache
+    timed = used[2 * (1 + count) : -2]  # after the comparison and a warm-up of both, before their memory
+    assert len(timed) > 2 * gpu_timing.ROUNDS
+    for at in range(len(timed) - count):
+        assert len(set(timed[at : at + count])) == count
+
+
+def test_events_are_put_around_all_calls_while_the_device_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = list[str]()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, other: Event) -> float:
+            return 7.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
+    seconds, host = gpu_timing._event_seconds(lambda: log.append("run"))
+    assert log == ["wait", "run", "wait", "sleep", "event", "run", "event", "wait"]
+    assert seconds == 0.007
+    assert host > 0
+
+
+@pytest.mark.parametrize("name", ["maxsim", "splade_pool", "ragged_pool", "residual_maxsim"])
+def test_kernels_agree_with_exact_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import gpu_kernels
+
+    monkeypatch.setattr(gpu_kernels, "TERMS", 300)
+    for one in gpu_kernels.KERNELS[name](DEVICE):
+        ways = {way: run for way, run in one.ways.items() if way in ("irkit", "torch")}
+        rows = list(measure(one._replace(ways=ways), DEVICE._replace(cache=0)))
+        assert [row["way"] for row in rows] == list(ways)
+        assert all(isinstance(row["error"], float) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["BERT-base", "ModernBERT-base"])
+def test_encoders_agree_with_transformers(name: str) -> None:
+    from benchmarks.gpu_encoders import measure_encoder
+
+    rows = list(measure_encoder(name, DEVICE))
+    assert [row["contender"] for row in rows] == ["transformers", "irkit sdpa"]
+    assert all(row["tokens/s"] > 0 for row in rows)
+
+
+def test_strings_to_vectors_without_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu_encoders import measure_texts
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    skipped, ours = measure_texts(DEVICE)
+    assert skipped["skipped"] == "needs sentence_transformers"
+    assert ours["texts/s"] == 20.0  # in the second that the clock says
