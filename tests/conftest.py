@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,14 @@ WORDS = ["a", "an", "the", "of", "in", "on", "search", "index", "vector", "token
 def text_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing that tests read is noted in the home of who runs them."""
     os.environ["IRKIT_CACHE"] = str(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches tests and their processes, also where a shell starts the suite with it ignored (`&`)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -672,6 +672,18 @@ def test_interrupt(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("search", "index", "--text", "x") == (130, "", "irkit: interrupted\n")
 
 
+@pytest.mark.slow
+def test_interrupts_are_heard_where_the_suite_starts_with_them_ignored() -> None:
+    """As `nohup make test` and `make test &` start it."""
+    code = f"""
+import signal, sys, pytest
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {__file__!r}, "-k", "interrupt"]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.splitlines()[-1].split(",")[0]) == (0, "5 passed")
+
+
 @pytest.mark.filterwarnings("default")
 def test_warnings_are_one_line(call: Call, tiny_bert: Path, tmp_path: Path) -> None:
     code, _, err = call("encode", tiny_bert, "-", "--out", tmp_path / "x.npy", stdin="text\n")
