@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irkit.data import Document
+from irkit.data import Document, Source, check_documents, read_documents
 from irkit.data.given import Collection, given_documents
 from irkit.errors import BadValueError
 from irkit.index import (
@@ -30,7 +30,7 @@ from irkit.representation import Representation
 if TYPE_CHECKING:
     from irkit.retriever import Retriever
 
-__all__ = ["CHUNK", "add_documents", "begin_build"]
+__all__ = ["CHUNK", "add_documents", "begin_build", "check_given"]
 
 CHUNK = 1024  # documents encoded and stored together
 
@@ -84,6 +84,20 @@ def begin_build(
     store.close()
     Store.build(path, overwrite=True).close()  # another key: what was begun is discarded
     return begin_build(model, documents, path, config, True, progress)
+
+
+def check_given(documents: Collection) -> None:
+    """Read a source or a list once, so that a malformed document or an id that comes twice is told at once.
+
+    Raises:
+        BadValueError: There is one; the message names file and line, or the place in the list.
+    """
+    if isinstance(documents, str | Path):
+        source = read_documents(documents)
+        if not source.once:
+            check_documents(source)
+    elif isinstance(documents, Sequence):
+        check_documents(Source("documents", lambda: enumerate(given_documents(documents), 1)))
 
 
 def _resumes(stored: Documents, stream: Iterator[Document], progress: StageProgress | None) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from irkit.arguments import shown
 from irkit.errors import ConfigError, StorageError
 
 __all__ = ["Config", "listed", "read_json", "read_mapping", "with_overrides"]
@@ -250,7 +251,7 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
         message = f"expected keys and values{_such_as(problem, model)}"
-    return f"{key}: {message}, got {problem['input']!r:.100}"
+    return f"{key}: {message}, got {shown(problem['input'], 100)}"
 
 
 def _such_as(problem: Any, model: type[BaseModel]) -> str:

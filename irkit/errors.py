@@ -9,6 +9,7 @@ import importlib
 from types import ModuleType
 
 __all__ = [
+    "BadKeyError",
     "BadTypeError",
     "BadValueError",
     "ConfigError",
@@ -32,6 +33,12 @@ class BadValueError(IrkitError, ValueError):
 
 class BadTypeError(IrkitError, TypeError):
     """An argument has a type that the operation cannot use."""
+
+
+class BadKeyError(BadValueError, KeyError):
+    """What is asked for by its key, such as a query of a run, is not there."""
+
+    __str__ = Exception.__str__  # of a KeyError it would be the message in quotes
 
 
 class ConfigError(BadValueError):

@@ -9,11 +9,13 @@ import subprocess
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from irkit.arguments import check_flags, check_utf8, shown
 from irkit.data import Qrels, read_qrels
 from irkit.errors import BadTypeError, BadValueError
 from irkit.run import Run
@@ -78,9 +80,13 @@ def evaluate(
         Means and values per query.
 
     Raises:
-        BadValueError: A measure is unknown or lacks a parameter, or run and judgments share no query.
-        BadTypeError: A grade is no integer.
+        BadValueError: A measure is unknown or lacks a parameter, run and judgments share no query, or a grade
+            is beyond a million, which trec_eval cannot count.
+        BadTypeError: A grade is no integer, or an id no string.
         StorageError: A file cannot be read.
+
+    Warns:
+        UserWarning: No judged document is in the run, so that most measures are 0.
 
     Examples:
         >>> result = evaluate({"q1": {"d1": 2.0, "d2": 1.0}}, {"q1": {"d2": 1}}, "RR@10 P@1")
@@ -89,11 +95,13 @@ def evaluate(
 
     Source: MacAvaney et al. 2022, https://arxiv.org/abs/2111.13466 (ir_measures).
     """
+    check_flags("evaluate", drop_identical_ids=drop_identical_ids)
     chosen = _parse(measures)
     run = as_run(run)
     if drop_identical_ids:
         run = run.without_identical_ids()
     judgments = choose_queries(_judgments(qrels), run, missing)
+    _check_documents(judgments, run)
     trec = {measure for measure in chosen.values() if isinstance(measure, TrecMeasure)}
     values: dict[Any, dict[str, float]] = {**score_trec(trec, judgments, run)}
     values |= _score(set(chosen.values()) - trec, judgments, run)
@@ -120,10 +128,19 @@ def compare(
         One row for each measure and system. Systems equal to the baseline on all queries have p = 1.
 
     Raises:
-        BadValueError: Measures or queries differ, or there are fewer than two queries.
+        BadTypeError: What is given is no evaluation.
+        BadValueError: Measures or queries differ, there are fewer than two queries, or an option makes
+            no sense.
 
     Source: Holm 1979, A Simple Sequentially Rejective Multiple Test Procedure.
     """
+    if not isinstance(systems, Mapping):
+        raise BadTypeError(f"compare: systems are {shown(systems)}; expected name -> evaluation")
+    for evaluation in (baseline, *systems.values()):
+        if not isinstance(evaluation, Evaluation):
+            raise BadTypeError(f"compare: got {shown(evaluation)}; expected what `evaluate` returns")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < 1:
+        raise BadValueError(f"compare: alpha is {shown(alpha)}; expected a number between 0 and 1")
     rows: list[Comparison] = []
     for measure, base in baseline.per_query.items():
         for name, system in systems.items():
@@ -156,6 +173,8 @@ def choose_queries(judgments: Mapping[str, T], run: Run, missing: str) -> dict[s
         BadValueError: There are no judgments, run and judgments share no query, or ``missing`` is neither
             ``"zero"`` nor ``"skip"``.
     """
+    if not isinstance(missing, str) or missing not in ("zero", "skip"):
+        raise BadValueError(f'evaluate: expected missing="zero" or "skip", got {shown(missing)}')
     if not judgments:
         raise BadValueError("evaluate: there are no judgments; expected grades of documents by query")
     judged = [query for query in judgments if query in run]
@@ -165,8 +184,6 @@ def choose_queries(judgments: Mapping[str, T], run: Run, missing: str) -> dict[s
             f"evaluate: none of the {len(judgments)} judged queries (such as {examples[0]!r}) is among the "
             f"{len(run)} of the run (such as {examples[1]!r}); do they belong together?"
         )
-    if missing not in ("zero", "skip"):
-        raise BadValueError(f'evaluate: expected missing="zero" or "skip", got {missing!r}')
     return {query: judgments[query] for query in (judged if missing == "skip" else judgments)}
 
 
@@ -175,10 +192,8 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     import ir_measures
     from ir_measures.measures import registry
 
-    if isinstance(measures, str):  # split at spaces, and at commas outside parentheses and between names
-        measures = re.findall(r"(?:\([^)]*\)|,(?=[-.\d])(?!11pt)|[^\s,(])+", measures)
     chosen: dict[str, Any] = {}
-    for name in map(str, measures):
+    for name in _names(measures):
         if re.split(r"[@(]", name)[0] not in registry and (trec := parse_trec_measure(name)):
             chosen[name] = trec
             continue
@@ -207,6 +222,19 @@ def _parse(measures: str | Iterable[str]) -> dict[str, Any]:
     return chosen
 
 
+def _names(measures: str | Iterable[str]) -> list[str]:
+    import ir_measures
+
+    if isinstance(measures, str):  # split at spaces, and at commas outside parentheses and between names
+        return re.findall(r"(?:\([^)]*\)|,(?=[-.\d])(?!11pt)|[^\s,(])+", measures)
+    known = isinstance(measures, Iterable) and not isinstance(measures, bytes)
+    given = list(measures) if known else [measures]
+    for name in given:
+        if not isinstance(name, str | ir_measures.Measure):
+            raise BadTypeError(f"evaluate: got {shown(name)} as a measure; expected a name such as nDCG@10")
+    return list(map(str, given))
+
+
 def _mean(name: str, measure: Any, values: Mapping[str, float]) -> float:
     if isinstance(measure, TrecMeasure):
         return aggregate(name, values.values())
@@ -231,13 +259,39 @@ def _judgments(qrels: Qrels | str | Path) -> Qrels:
     if isinstance(qrels, str | Path):
         return read_qrels(qrels)
     try:  # plain integers, which trec_eval insists on
-        return {
+        found = {
             query: {doc: operator.index(grade) for doc, grade in row.items()} for query, row in qrels.items()
         }
     except (AttributeError, TypeError) as error:
         raise BadTypeError(
             f"evaluate: qrels must be query id -> document id -> integer grade: {error}"
         ) from error
+    for name in (*found, *chain.from_iterable(found.values())):
+        if not isinstance(name, str):
+            raise BadTypeError(f"evaluate: qrels have the id {shown(name)}; expected ids that are strings")
+    return found
+
+
+def _check_documents(judgments: Qrels, run: Run) -> None:
+    """Refuse ids that trec_eval would take for others; warn where the run has no document that is judged."""
+    found = not any(query in run and run.columns(query)[0] for query in judgments)  # nothing to compare
+    for query, row in judgments.items():
+        ids = run.columns(query)[0] if query in run else []
+        check_utf8(f"evaluate: documents judged for query {query!a}", row)
+        if "\0" in "".join(chain(row, ids)):
+            raise BadValueError(
+                f"evaluate: a document of query {query!r} has a null character in its id, which ends ids in "
+                "trec_eval; expected others"
+            )
+        found = found or not row.keys().isdisjoint(ids)
+    if not found:
+        query = next(query for query in judgments if query in run)
+        examples = [next(iter(ids), "none") for ids in (judgments[query], run.columns(query)[0])]
+        warnings.warn(
+            f"evaluate: no judged document is in the run: for query {query!r} it has such as "
+            f"{examples[1]!r}, the judgments {examples[0]!r}; do they belong together?",
+            stacklevel=3,
+        )
 
 
 def _score(measures: set[Any], qrels: Qrels, run: Run) -> dict[Any, dict[str, float]]:
@@ -286,8 +340,10 @@ def correct_p(ps: list[float], correction: str | None) -> list[float]:
     """The p values of one family of tests, corrected for their number as `compare` does."""
     if correction is None:
         return ps
-    if correction not in ("holm", "bonferroni"):
-        raise BadValueError(f"compare: unknown correction {correction!r}; expected holm, bonferroni or None")
+    if not isinstance(correction, str) or correction not in ("holm", "bonferroni"):
+        raise BadValueError(
+            f"compare: unknown correction {shown(correction)}; expected holm, bonferroni or None"
+        )
     order = np.argsort(ps, kind="stable")
     factors = len(ps) - np.arange(len(ps)) if correction == "holm" else np.full(len(ps), len(ps))
     stepped = np.maximum.accumulate(np.array(ps)[order] * factors) if ps else np.empty(0)

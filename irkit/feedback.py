@@ -8,12 +8,12 @@ from typing import cast
 import numpy as np
 import torch
 
+from irkit.arguments import check_counts, shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Flat, Index, bm25
 from irkit.index.files import Array
 from irkit.ragged import Ragged
 from irkit.representation import Representation, Sparse
-from irkit.run import check_counts
 
 __all__ = ["RM3"]
 
@@ -48,7 +48,7 @@ class RM3:
     def __post_init__(self) -> None:
         check_counts("RM3", documents=self.documents, terms=self.terms)
         if not isinstance(self.weight, int | float) or isinstance(self.weight, bool):
-            raise BadTypeError(f"RM3: weight is {self.weight!r:.60}, expected a number from 0 to 1")
+            raise BadTypeError(f"RM3: weight is {shown(self.weight)}, expected a number from 0 to 1")
         if not 0 <= self.weight <= 1:
             raise BadValueError(f"RM3: weight is {self.weight}, expected a number from 0 to 1")
 

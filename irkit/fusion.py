@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from irkit.arguments import check_counts, shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation import as_run
-from irkit.run import Run, check_counts
+from irkit.run import Run
 
 __all__ = ["Method", "fuse"]
 
@@ -74,15 +75,15 @@ def fuse(
     Combination of Multiple Searches (``"sum"``).
     """
     if isinstance(runs, str | Path | Mapping | Run) or not isinstance(runs, Iterable):
-        raise BadTypeError(f"fuse: got {runs!r:.60}, expected two or more runs in a list")
+        raise BadTypeError(f"fuse: got {shown(runs)}, expected two or more runs in a list")
     given = list(runs)
     if len(given) < 2:
         raise BadValueError(f"fuse: expected two or more runs, got {len(given)}")
-    if method not in get_args(Method):
-        raise BadValueError(f"fuse: unknown method {method!r}; expected {', '.join(get_args(Method))}")
+    if not isinstance(method, str) or method not in get_args(Method):
+        raise BadValueError(f"fuse: unknown method {shown(method)}; expected {', '.join(get_args(Method))}")
     check_counts("fuse", k=k, depth=1 if depth is None else depth)
     if not _is_finite(rrf_k) or rrf_k <= 0:
-        raise BadValueError(f"fuse: rrf_k is {rrf_k!r}; expected a number above 0")
+        raise BadValueError(f"fuse: rrf_k is {shown(rrf_k)}; expected a number above 0")
     shares = _check_weights(weights, len(given))
     weighed = [pair for pair in zip(map(as_run, given), shares, strict=True) if pair[1]]
 
@@ -124,16 +125,21 @@ def _check_weights(weights: Sequence[float] | None, runs: int) -> Sequence[float
     if weights is None:
         return [1.0] * runs
     if isinstance(weights, str) or not isinstance(weights, Iterable):
-        raise BadTypeError(f"fuse: weights are {weights!r:.60}; expected a list of numbers, one for each run")
+        raise BadTypeError(
+            f"fuse: weights are {shown(weights)}; expected a list of numbers, one for each run"
+        )
     values = list(weights)
     if len(values) != runs:
         raise BadValueError(f"fuse: expected a weight for each of {runs} runs, got {len(values)}")
     if not all(_is_finite(value) and value >= 0 for value in values) or not any(values):
         raise BadValueError(
-            f"fuse: weights are {values!r:.60}; expected numbers of 0 or more, one of them above 0 at least"
+            f"fuse: weights are {shown(values)}; expected numbers of 0 or more, one of them above 0 at least"
         )
     return values
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
+def _is_finite(value: Any) -> bool:
+    number: Any = value
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+        return False
+    return bool(abs(number) <= sys.float_info.max)  # neither NaN is, nor an integer that no float holds

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
+from irkit.arguments import check_counts, shown
 from irkit.data import Document
 from irkit.data.given import Queries, given_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.fusion import Method, fuse
 from irkit.lookup import Filter, Hit, given_strings
 from irkit.retriever import Retriever
-from irkit.run import Run, check_counts
+from irkit.run import Run
 
 __all__ = ["Hybrid"]
 
@@ -53,7 +54,7 @@ class Hybrid:
         for retriever in self.retrievers:
             if not isinstance(retriever, Retriever):
                 raise BadTypeError(
-                    f"Hybrid: got {retriever!r:.60}, expected retrievers; Retriever.load makes one"
+                    f"Hybrid: got {shown(retriever)}, expected retrievers; Retriever.load makes one"
                 )
         if len(self.retrievers) < 2:
             raise BadValueError(f"Hybrid: expected two or more retrievers, got {len(self.retrievers)}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from irkit.arguments import shown
 from irkit.encoder.weights import read_weights, write_weights
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
 from irkit.ragged import Ragged
@@ -339,7 +340,7 @@ def _check_kinds(operation: str, queries: MultiVector, documents: MultiVector) -
 
 def _check_count(operation: str, name: str, count: int) -> None:
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise BadTypeError(f"{operation}: {name} is {count!r:.60}, expected a whole number")
+        raise BadTypeError(f"{operation}: {name} is {shown(count)}, expected a whole number")
     if count < 1:
         raise BadValueError(f"{operation}: {name} is {count}, expected 1 or more")
 

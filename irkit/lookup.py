@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from irkit.arguments import shown
 from irkit.data import JSON, Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Documents, Hits
@@ -58,7 +59,7 @@ def allowed_rows(documents: Documents, filter: Filter) -> np.ndarray[Any, np.dty
     """
     if isinstance(filter, str) or not isinstance(filter, Iterable):
         raise BadTypeError(
-            f"filter: got {filter!r:.100}, expected conditions in a dictionary or a list of ids"
+            f"filter: got {shown(filter, 100)}, expected conditions in a dictionary or a list of ids"
         )
     conditions = dict(filter) if isinstance(filter, Mapping) else {"_id": list(filter)}
     ids = conditions.pop("_id", None)
@@ -67,7 +68,7 @@ def allowed_rows(documents: Documents, filter: Filter) -> np.ndarray[Any, np.dty
         return allowed
     names = [ids] if isinstance(ids, str) else ids
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise BadTypeError(f"filter: ids are {ids!r:.100}, expected strings in a list")
+        raise BadTypeError(f"filter: ids are {shown(ids, 100)}, expected strings in a list")
     chosen = np.zeros(len(allowed) + 1, np.bool_)
     chosen[documents.find(names)] = True  # unknown ones are -1: the place after the last row
     return allowed & chosen[:-1]
@@ -83,7 +84,7 @@ def given_strings(operation: str, given: str | Iterable[str]) -> list[str]:
     items: list[Any] = [given] if single else list(given)
     wrong = [item for item in items if not isinstance(item, str)]
     if wrong:
-        raise BadTypeError(f"{operation}: got {wrong[0]!r:.100}, expected a string or several")
+        raise BadTypeError(f"{operation}: got {shown(wrong[0], 100)}, expected a string or several")
     return items
 
 

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from irkit.arguments import shown
 from irkit.errors import BadValueError, CorruptError, StorageError
 from irkit.index import IndexConfig, index_config
 from irkit.index.files import REMEDY
 from irkit.lexical import LexicalModel, is_lexical, lexical_index, lexical_model
-from irkit.model import Model
+from irkit.model import Device, Model
 
 __all__ = [
     "AnyModel",
     "changed_settings",
     "check_described",
     "check_model",
+    "check_placement",
     "default_index",
     "describe_model",
     "load_model",
@@ -52,6 +54,19 @@ def load_model(choice: AnyModel | Mapping[str, Any] | str | Path, **options: Any
     if isinstance(choice, Mapping) or is_lexical(choice):
         return lexical_model(cast(str, choice))
     return Model.from_pretrained(choice, **options)
+
+
+def check_placement(device: Device | None, dtype: object) -> None:
+    """Refuse devices that are not there, and unknown precisions, before a model is looked for.
+
+    Raises:
+        BadValueError: There is no such device or dtype.
+    """
+    from irkit.model.hardware import DTYPES, find_devices  # imports what runs models
+
+    find_devices(device)
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise BadValueError(f"dtype {shown(dtype)}: expected one of {', '.join(DTYPES)}")
 
 
 def named_model(path: Path, saved: Mapping[str, Any], **options: Any) -> AnyModel:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
 
 __all__ = ["Ragged", "as_tensor", "to_device"]
@@ -24,8 +25,8 @@ def as_tensor(operation: str, given: Any, dtype: torch.dtype | None = None) -> T
     """
     try:
         return torch.as_tensor(given, dtype=dtype, device=getattr(given, "device", "cpu"))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadTypeError(f"{operation}: got {given!r:.60}, expected numbers: {error}") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
+        raise BadTypeError(f"{operation}: got {shown(given)}, expected numbers: {error}") from error
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
@@ -98,7 +99,7 @@ class Ragged:
             dtype: Of the values; by default that of the first row that is not empty.
         """
         if not isinstance(rows, Iterable):
-            raise BadTypeError(f"Ragged.from_rows: got {rows!r:.60}, expected a sequence of rows")
+            raise BadTypeError(f"Ragged.from_rows: got {shown(rows)}, expected a sequence of rows")
         parts = [as_tensor("Ragged.from_rows: a row", row, dtype) for row in rows]
         if any(part.dim() == 0 for part in parts):
             raise BadTypeError("Ragged.from_rows: got a number, expected rows; wrap one row as [row]")

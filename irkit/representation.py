@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.ragged import Ragged, as_tensor
 
@@ -118,7 +119,7 @@ class Sparse:
         object.__setattr__(self, "weights", as_tensor("Sparse: weights", self.weights))
         if not isinstance(self.terms, Ragged) or not isinstance(self.dim, int):
             raise BadTypeError(
-                f"Sparse: got terms {type(self.terms).__name__} and dim {self.dim!r:.60}, expected a Ragged "
+                f"Sparse: got terms {type(self.terms).__name__} and dim {shown(self.dim)}, expected a Ragged "
                 "and the size of the vocabulary"
             )
         terms = self.terms.values

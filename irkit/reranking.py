@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from irkit.arguments import check_functions, is_count, shown
 from irkit.data import Document, Query
 from irkit.data.given import Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError
@@ -72,6 +73,8 @@ def rerank(
     if interaction is not None and teacher is not None:
         raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
     _check_interaction(retriever, interaction)
+    _check_k(k)
+    check_functions("reranking", teacher=teacher, progress=progress)
     if isinstance(candidates, Run):
         return rerank_run(retriever, queries, candidates, k, interaction, teacher, progress)
     texts, single = given_contents("reranking", retriever.model, queries)
@@ -123,7 +126,7 @@ def given_candidates(
 def _items(candidates: Candidates) -> list[Any]:
     if isinstance(candidates, str) or not isinstance(candidates, Iterable):
         raise BadTypeError(
-            f"reranking: candidates are {candidates!r:.60}, expected ids in a list, id -> text, or documents"
+            f"reranking: candidates are {shown(candidates)}, expected ids in a list, id -> text, or documents"
         )
     items = candidates.items() if isinstance(candidates, Mapping) else candidates
     return [item.id if isinstance(item, Hit) else item for item in items]
@@ -277,8 +280,8 @@ def rerank_texts(
 def _check_interaction(retriever: Retriever, interaction: Interaction | None) -> None:
     if interaction is not None and not callable(interaction):
         raise BadTypeError(
-            f"reranking: the interaction is {interaction!r:.60}; expected a function of two representations, "
-            "such as irkit.late_interaction.mean_maxsim"
+            f"reranking: the interaction is {shown(interaction)}; expected a function of two "
+            "representations, such as irkit.late_interaction.mean_maxsim"
         )
     about = retriever.store.meta["model"]
     if interaction is mean_maxsim and about["similarity"] == "meanmaxsim":
@@ -294,8 +297,10 @@ def _check_interaction(retriever: Retriever, interaction: Interaction | None) ->
 
 
 def _check_k(k: int | None) -> None:
-    if k is not None and (not isinstance(k, int | np.integer) or k < 1):
-        raise BadValueError(f"reranking: k is {k!r}; expected a whole number of 1 or more, or None for all")
+    if k is not None and not is_count(k):
+        raise BadValueError(
+            f"reranking: k is {shown(k)}; expected a whole number of 1 or more, or None for all"
+        )
 
 
 @torch.inference_mode()

@@ -7,12 +7,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
-from irkit.building import CHUNK, add_documents, begin_build
+from irkit.arguments import check_counts, check_flags, check_functions
+from irkit.building import CHUNK, add_documents, begin_build, check_given
 from irkit.data import Document, Query, Vector
 from irkit.data.given import Collection, Queries, given_documents, given_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.explanation import Explanation, TermWeights, explain, match_terms
-from irkit.index import Documents, Flat, Hits, IndexConfig, StageProgress, Store, open_index
+from irkit.index import Documents, Flat, Hits, IndexConfig, StageProgress, Store, index_config, open_index
 from irkit.index.place import check_place, directory_of
 from irkit.index.state import pinned
 from irkit.lexical import BM25, Impacts, LexicalModel, Vectors
@@ -23,6 +24,7 @@ from irkit.model_choice import (
     changed_settings,
     check_described,
     check_model,
+    check_placement,
     load_model,
     named_model,
 )
@@ -100,10 +102,18 @@ class Retriever:
 
         Raises:
             StorageError: There is an index or something else at ``path``, or the disk is full.
+            BadTypeError: An argument is of a type that makes no sense; nothing is touched.
             BadValueError: A document is malformed, an id comes twice, or a killed build of other documents
-                is there (``overwrite`` discards it).
+                is there (``overwrite`` discards it). Of a file or a list that is found out before anything is
+                encoded; the message names the line.
             LockedError: Another process is writing there.
         """
+        check_counts("building an index", chunk_size=chunk_size)
+        check_flags("building an index", overwrite=overwrite)
+        check_functions("building an index", progress=progress)
+        check_place(directory_of(path), overwrite)
+        index = None if index is None else index_config(index)
+        check_given(documents)
         model, store, remaining = begin_build(load_model(model), documents, path, index, overwrite, progress)
         try:
             retriever = cls(store, lambda: model)
@@ -141,6 +151,8 @@ class Retriever:
             CorruptError: A file is missing, truncated or altered.
             BadValueError: ``model`` is not the one it was built with.
         """
+        if device is not None or dtype != "float32":
+            check_placement(device, dtype)
         store = Store.open(path, verify=verify)
         if not {"model", "build"} <= set(store.meta):
             raise StorageError(
@@ -262,6 +274,7 @@ class Retriever:
         Raises:
             BadValueError: As for `search`; or a query id comes twice.
         """
+        check_functions("search", progress=progress)
         named = list(given_queries(queries))
         found = self._find([self.content(query) for query in named], k, filter, feedback)
         return read_run(self.documents, [query.id for query in named], found, progress)
@@ -367,6 +380,7 @@ class Retriever:
                 added.
             LockedError: Another process is writing.
         """
+        check_functions("adding documents", progress=progress)
         with self.store.update():
             self._check_build()
             add_documents(self, given_documents(documents, len(self.documents)), progress=progress)
@@ -393,6 +407,7 @@ class Retriever:
             BadValueError: There is no document of one of the ids (`add` those), an id comes twice, or a
                 document is malformed; nothing is replaced.
         """
+        check_functions("updating documents", progress=progress)
         items = list(given_documents(documents))
         with self.store.update():
             self._check_build()

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from irkit.arguments import check_counts, check_utf8, shown
 from irkit.data.files import decode, name_of, parse_json, read_lines
-from irkit.errors import BadTypeError, BadValueError
+from irkit.errors import BadKeyError, BadTypeError, BadValueError
 from irkit.files import replacing
 
-__all__ = ["Run", "ScoredDoc", "check_counts", "check_trec_words", "is_jsonl"]
+__all__ = ["Run", "ScoredDoc", "check_trec_words", "is_jsonl"]
 
 Ranking: TypeAlias = tuple[str, Sequence[str], "Sequence[float] | np.ndarray[Any, Any]"]
 """Query id, document ids and their scores."""
@@ -74,7 +75,7 @@ class Run:
         for found in [results, *results.values()] if isinstance(results, Mapping) else [results]:
             if not isinstance(found, Mapping):
                 raise BadTypeError(
-                    f"Run.from_dict: got {found!r:.60}, expected {{query id: {{document id: score}}}}"
+                    f"Run.from_dict: got {shown(found)}, expected {{query id: {{document id: score}}}}"
                 )
         return cls((query_id, list(found), list(found.values())) for query_id, found in results.items())
 
@@ -160,8 +161,17 @@ class Run:
         return list(self._rows)
 
     def columns(self, query_id: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
-        """Document ids and scores of one query, best first; the scores are for reading only."""
-        row = self._rows[query_id]
+        """Document ids and scores of one query, best first; the scores are for reading only.
+
+        Raises:
+            BadKeyError: The run has no such query.
+        """
+        try:
+            row = self._rows[query_id]
+        except (KeyError, TypeError, RecursionError):
+            raise BadKeyError(
+                f"Run: it has no query {shown(query_id)}, but {len(self)} others; `in` says whether it has"
+            ) from None
         span = slice(self._offsets[row], self._offsets[row + 1])
         return self._doc_ids[span], self._scores[span]
 
@@ -170,7 +180,7 @@ class Run:
         return list(zip(ids, scores.tolist(), strict=True))
 
     def __contains__(self, query_id: object) -> bool:
-        return query_id in self._rows
+        return isinstance(query_id, str) and query_id in self._rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -196,20 +206,25 @@ class Run:
 
 def _triples(rankings: Iterable[Ranking]) -> Iterator[Ranking]:
     if not isinstance(rankings, Iterable):
-        raise BadTypeError(f"Run: got {rankings!r:.60}, expected rankings")
+        raise BadTypeError(f"Run: got {shown(rankings)}, expected rankings")
     for ranking in rankings:
         if not isinstance(ranking, Sequence) or len(ranking) != 3:
-            raise BadTypeError(f"Run: got {ranking!r:.60}, expected query id, document ids and scores")
+            raise BadTypeError(f"Run: got {shown(ranking)}, expected query id, document ids and scores")
         yield ranking
 
 
 def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The scores of one query as float64, which holds float32 exactly."""
+    if isinstance(doc_ids, str | bytes) or not isinstance(doc_ids, Sequence):
+        raise BadTypeError(f"Run: document ids are {shown(doc_ids)}; expected a list of strings")
     for word in (query_id, *doc_ids):
         if not isinstance(word, str):
-            raise BadTypeError(f"Run: expected ids that are strings, got {word!r} ({type(word).__name__})")
+            raise BadTypeError(
+                f"Run: expected ids that are strings, got {shown(word)} ({type(word).__name__})"
+            )
     if not query_id or "" in doc_ids:
         raise BadValueError(f"Run: query {query_id!r} has an empty id")
+    check_utf8(f"Run: query {query_id!a}", (query_id, *doc_ids))
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -231,17 +246,6 @@ def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any
     return values
 
 
-def check_counts(operation: str, **counts: object) -> None:
-    """Refuse numbers of results that are not whole numbers of 1 or more.
-
-    Raises:
-        BadValueError: One is not; the message names it.
-    """
-    for name, value in counts.items():
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise BadValueError(f"{operation}: {name} is {value!r}; expected a whole number of 1 or more")
-
-
 def check_trec_words(words: Iterable[str]) -> None:
     """Refuse ids and tags that cannot be a column of a TREC run.
 
@@ -251,7 +255,7 @@ def check_trec_words(words: Iterable[str]) -> None:
     for word in words:
         if not isinstance(word, str) or not word or _SPACE.search(word):
             problem = "has a space, which separates columns there; write .jsonl" if word else "is no word"
-            raise BadValueError(f"writing a TREC run: {word!r} {problem}")
+            raise BadValueError(f"writing a TREC run: {shown(word)} {problem}")
 
 
 def is_jsonl(name: str) -> bool:

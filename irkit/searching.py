@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from irkit.arguments import check_counts, shown
 from irkit.errors import BadTypeError
 from irkit.index import Documents, Hits
 from irkit.lexical import Impacts, Vectors
 from irkit.lookup import Filter, allowed_rows, given_strings
 from irkit.model_choice import AnyModel
-from irkit.run import Run, check_counts
+from irkit.run import Run
 
 if TYPE_CHECKING:
     from irkit.feedback import RM3
@@ -53,6 +54,8 @@ def find_hits(
         BadValueError: ``k`` is below 1, or the filter makes no sense.
     """
     check_counts("search", k=k)
+    if feedback is not None and not callable(getattr(feedback, "expand", None)):
+        raise BadTypeError(f"search: feedback is {shown(feedback)}; expected irkit.feedback.RM3 or None")
     k = min(int(k), max(1, len(retriever.index)))
     allowed = None if filter is None else allowed_rows(retriever.documents, filter)
     for start in range(0, len(contents), _QUERIES):

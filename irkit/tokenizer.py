@@ -17,6 +17,7 @@ from tokenizers import AddedToken, normalizers, processors
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
+from irkit.arguments import shown
 from irkit.config import read_json
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.ragged import Ragged
@@ -136,7 +137,7 @@ class Tokenizer:
     def check_length(self, length: int | None, name: str = "max_length") -> None:
         """Raise, about ``name``, if ``length`` is no number or leaves no room for anything of a text."""
         if length is not None and (isinstance(length, bool) or not isinstance(length, int | np.integer)):
-            raise BadTypeError(f"Tokenizer: {name} is {length!r:.60}; expected a whole number of tokens")
+            raise BadTypeError(f"Tokenizer: {name} is {shown(length)}; expected a whole number of tokens")
         special = self.backend.num_special_tokens_to_add(False)
         if length is not None and length <= special:
             raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from irkit.arguments import is_count, shown
 from irkit.data import Qrels
 from irkit.errors import BadValueError
 from irkit.run import Run
 
 __all__ = ["TrecMeasure", "aggregate", "for_library", "parse_trec_measure", "relevance_strings", "score_trec"]
+
+_HIGHEST = 1_000_000  # grade
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -84,19 +87,22 @@ def score_trec(
     import pytrec_eval
 
     found: dict[TrecMeasure, dict[str, float]] = {measure: {} for measure in measures}
+    if not measures:
+        return found
+    first = max(qrels) + "+"  # is no query. trec_eval crashes where the first ranking that it sees is empty
+    judgments = for_library(qrels) | {first: {"": 0}}
     rankings = {query: _rank(run[query]) if query in run else [] for query in qrels}
     # places instead of scores: pytrec_eval holds single precision, in which close scores would be equal
-    scores = {query: {doc: -place for place, doc in enumerate(docs)} for query, docs in rankings.items()}
+    scores = {first: {"": 0}}
+    scores |= {query: {doc: -place for place, doc in enumerate(docs)} for query, docs in rankings.items()}
     own = {measure for measure in measures if measure.family in _DEFINITIONS and measure[:2] != ("ndcg", "")}
     for level in {measure.level for measure in measures}:
         names = {_library_name(measure): measure for measure in measures if measure.level == level}
         asked = [name for name, measure in names.items() if measure not in own]
-        values = pytrec_eval.RelevanceEvaluator(for_library(qrels), asked, relevance_level=level).evaluate(
-            scores
-        )
-        for query, row in values.items():
-            for name in asked:
-                found[names[name]][query] = row[name]
+        values = pytrec_eval.RelevanceEvaluator(judgments, asked, relevance_level=level).evaluate(scores)
+        for query in qrels:
+            for name in asked if query in values else ():
+                found[names[name]][query] = values[query][name]
     for query, docs in rankings.items():
         grades, judged = _grades(docs, qrels[query]), np.array(list(qrels[query].values()), dtype=np.int64)
         for measure in own:
@@ -105,7 +111,18 @@ def score_trec(
 
 
 def for_library(qrels: Qrels) -> Qrels:
-    """Add a document that is not relevant where all grades of a query are negative: pytrec_eval may hang."""
+    """Add a document that is not relevant where all grades of a query are negative: pytrec_eval may hang.
+
+    Raises:
+        BadValueError: A grade is beyond a million: it keeps a counter for each, and wraps around at 2^31.
+    """
+    for query, row in qrels.items():
+        for doc, grade in row.items():
+            if abs(grade) > _HIGHEST:
+                raise BadValueError(
+                    f"evaluate: document {doc!r} of query {query!r} has the grade {shown(grade)}; expected "
+                    f"-{_HIGHEST:,} to {_HIGHEST:,}"
+                )
     return {
         query: {**row, "": 0} if row and max(row.values()) < 0 else row  # no run has an empty id
         for query, row in qrels.items()
@@ -134,8 +151,8 @@ def relevance_strings(run: Run, qrels: Qrels, depth: int = 10) -> dict[str, str]
         >>> relevance_strings(Run.from_dict({"q": {"a": 3.0, "b": 2.0, "c": 1.0}}), {"q": {"a": 2, "c": 0}})
         {'q': '2-0'}
     """
-    if depth < 0:
-        raise BadValueError(f"relevance_strings: expected a depth of at least 0, got {depth}")
+    if not is_count(depth, 0):
+        raise BadValueError(f"relevance_strings: expected a depth of at least 0, got {shown(depth)}")
     found = {}
     for query, row in qrels.items():
         docs = _rank(run[query])[:depth] if query in run else []

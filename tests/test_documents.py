@@ -219,9 +219,9 @@ YEARS: list[dict[str, Any]] = [
         ({"tags": ["a", 3]}, [1, 4]),
         ({"tags": {"!=": "a"}}, [3, 4]),
         ({"tags": {">": 2}}, [4]),
-        ({"nested": 2000}, []),
         ({"year": {">": 1000}, "lang": ["de", "en"]}, [0, 1]),
-        ({"missing": {"!=": 1}}, []),
+        ({"lang": {"!=": None}, "year": [1999, "2005"]}, [0]),
+        ({"tags": None}, []),  # null may be anywhere
     ],
 )
 @pytest.mark.parametrize("block", [1, 3, 1 << 14])
@@ -255,6 +255,75 @@ def test_bad_filters_are_refused(tmp_path: Path, where: Any, message: str) -> No
     documents = build(tmp_path / "index", numbered(2))
     with pytest.raises(BadValueError, match=message):
         documents.filter(where)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"yaer": 2000}, "no document has the key 'yaer'; did you mean 'year'"),
+        (
+            {"year": 2000, "zzz": 1},
+            "no document has the key 'zzz'; there are 'lang', 'nested', 'open', 'tags'",
+        ),
+        ({"missing": {"!=": 1}}, "no document has the key 'missing'"),
+        ({"lang": 5}, r"'lang' == 5 is a number; documents have a string, such as 'de'"),
+        ({"lang": ["de", 5]}, "'lang' in 5 is a number"),
+        ({"lang": {">": 5}}, "'lang' > 5 is a number"),
+        ({"lang": {"!=": True}}, "'lang' != True is true or false"),
+        ({"nested": 2000}, "documents have keys and values, such as {'year': 2000}"),
+    ],
+)
+def test_filters_that_nothing_could_meet_are_refused(tmp_path: Path, where: Any, message: str) -> None:
+    given = [Document(f"d{i}", "", metadata=metadata) for i, metadata in enumerate(YEARS)]
+    documents = build(tmp_path / "index", given)
+    with pytest.raises(BadValueError, match=message):
+        documents.filter(where)
+
+
+def test_the_keys_of_a_filter_are_those_of_the_newest_state(tmp_path: Path) -> None:
+    documents = build(tmp_path / "index", [])
+    assert documents.filter({"year": 1}).tolist() == []  # there is nothing that it could disagree with
+    documents.add(numbered(2))
+    with pytest.raises(BadValueError, match="no document has the key 'year'; none has metadata"):
+        documents.filter({"year": 1})
+    documents.add([Document("x", "", metadata={"year": 1})])
+    assert documents.filter({"year": 1}).tolist() == [False, False, True]
+    with pytest.raises(BadValueError, match="documents have a number, such as 1"):
+        documents.filter({"year": "new"})
+    documents.add([Document("y", "", metadata={"year": "new"})])
+    assert documents.filter({"year": "new"}).tolist() == [False] * 3 + [True]
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("ab"), metadata_values, max_size=2), max_size=6),
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.dictionaries(
+            st.sampled_from(["==", "!=", "<", ">="]), st.integers(-2, 2) | st.text(max_size=1), min_size=1
+        ),
+        max_size=2,
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_filter_finds_what_meets_it_or_is_refused_because_nothing_could(
+    tmp_path_factory: pytest.TempPathFactory, given: list[dict[str, Any]], where: dict[str, Any]
+) -> None:
+    documents = build(
+        tmp_path_factory.mktemp("index"), [Document(str(i), "", metadata=m) for i, m in enumerate(given)]
+    )
+    meets = parse_filter(where)
+    try:
+        found = documents.filter(where).tolist()
+    except BadValueError:
+        of_no_type = any("!=" in test for test in where.values())  # what is of another type is not equal
+        assert of_no_type or not all(
+            any(map(parse_filter({key: {sign: value}}), given))
+            for key, test in where.items()
+            for sign, value in test.items()
+        )
+    else:
+        assert found == [meets(metadata) for metadata in given]
+        assert not given or all(any(key in metadata for metadata in given) for key in where)
 
 
 def test_filters_follow_changes(tmp_path: Path) -> None:

@@ -236,3 +236,29 @@ def test_gains_of_powers_of_two_whatever_queries_are_called():
 def test_what_gdeval_refuses_is_said():
     with pytest.raises(BadValueError, match=r"evaluate: ERR@10: gdeval.* up to 4; .*nDCG\(gains="):
         evaluate({"q": {"d": 1.0}}, {"q": {"d": 5}}, "ERR@10 P@5")
+
+
+def test_a_run_without_any_judged_document_is_told():
+    run, qrels = {"q": {"7": 1.0}, "r": {"8": 1.0}}, {"q": {"D7": 1}, "r": {"8": 0}}
+    assert evaluate(run, qrels).mean == {"nDCG@10": 0.0}  # one judged document will do, whatever its grade
+    with pytest.warns(UserWarning, match="no judged document is in the run: .* '7', .* 'D7'; do they"):
+        assert evaluate(run, {"q": {"D7": 1}}).mean == {"nDCG@10": 0.0}
+    assert evaluate({"q": {}}, {"q": {"a": 1}}).mean == {"nDCG@10": 0.0}  # no ids that could be others
+
+
+@pytest.mark.parametrize(
+    ("run", "qrels", "message"),
+    [
+        ({"q": {"a": 1.0}}, {"q": {"a": 2**31}}, "the grade 2147483648; expected -1,000,000 to 1,000,000"),
+        ({"q": {"a": 1.0}}, {"q": {"a": 10**9}}, "the grade 1000000000"),  # 8 GB of counters
+        ({"q": {"a": 1.0}}, {"q": {"a": -(10**400)}}, "the grade -1000"),
+        ({"q": {"a": 1.0}}, {"q": {"a": 1, "\ud800": 1}}, "unpaired surrogate"),
+        ({"q": {"a": 1.0}}, {"q": {"a": 1, None: 1}}, "the id None"),
+        ({"q": {"a": 1.0}}, {"q": {"a": 1}, None: {"a": 1}}, "the id None"),
+        ({"q": {"a\0b": 1.0}}, {"q": {"a": 1}}, "null character"),  # was found, and relevant
+    ],
+)
+@pytest.mark.parametrize("measure", ["nDCG@10", "map"])
+def test_what_trec_eval_would_take_for_something_else_or_crash_at_is_refused(run, qrels, message, measure):
+    with pytest.raises((BadValueError, BadTypeError), match=message):
+        evaluate(run, qrels, measure)

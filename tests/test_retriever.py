@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import re
@@ -20,7 +21,15 @@ import torch
 
 from irkit import Hybrid, Model, Retriever, score
 from irkit.data import Document, Query
-from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, LockedError, StorageError
+from irkit.errors import (
+    BadTypeError,
+    BadValueError,
+    ConfigError,
+    CorruptError,
+    IrkitError,
+    LockedError,
+    StorageError,
+)
 from irkit.retriever import Hit
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "cab", "dig", "fez", "gnu", "hip"]
@@ -144,11 +153,11 @@ def test_texts_are_numbered(model: Model, tmp_path: Path) -> None:
     ("documents", "message"),
     [
         ([("a", "x"), ("a", "y")], "'a'"),
-        ([("a", "x"), ("b", "x"), ("c", "x"), ("b", "y")], "'b'"),
+        ([("a", "x"), ("b", "x"), ("c", "x"), ("b", "y")], "documents:4: id 'b' was used before, at 2"),
         ([("", "x")], "item 0 .* id"),
         ([("a", "x"), {"text": "no id"}], "item 1 .*_id"),
         ([("a", 5)], "item 0 .*string"),
-        ([Document("a", "x", metadata={"when": object()})], "metadata of 'a'"),
+        ([Document("a", "x", metadata={"when": object()})], "documents:1: metadata"),
         ([17], "item 0 .*17"),
         ({"a": {"title": "no text"}}, "item 0 .*text"),
     ],
@@ -156,8 +165,21 @@ def test_texts_are_numbered(model: Model, tmp_path: Path) -> None:
 def test_bad_documents_build_nothing(model: Model, tmp_path: Path, documents: object, message: str) -> None:
     with pytest.raises(BadValueError, match=message):
         Retriever.build(model, documents, tmp_path / "index", chunk_size=3)
+    if isinstance(documents, list):  # is read once before anything is made
+        assert list(tmp_path.iterdir()) == []
+        documents = iter(documents)
+        with pytest.raises(BadValueError):
+            Retriever.build(model, documents, tmp_path / "index", chunk_size=3)
     with pytest.raises(StorageError, match="not finished"):
         Retriever.load(tmp_path / "index")
+
+
+def test_an_id_that_comes_twice_in_a_file_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.tsv"
+    path.write_text("".join(f"d{i % 5000}\ttext {i}\n" for i in range(5001)))
+    with pytest.raises(BadValueError, match=rf"^{path}:5001: id 'd0' was used before, at 1; ids must be"):
+        Retriever.build("no such model", path, tmp_path / "index")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_collection(model: Model, tmp_path: Path) -> None:
@@ -201,7 +223,6 @@ def test_k_beyond_all_documents(retriever: Retriever) -> None:
         ({"tags": ["t1", "t2"]}, lambda d: int(d.id[1:]) % 3 > 0),
         ({"_id": ["d1", "d2", "d15"], "year": {">": 1991}}, lambda d: d.id in ("d2", "d15")),
         ({"_id": "d4"}, lambda d: d.id == "d4"),
-        ({"nothing": 1}, lambda d: False),
         ({}, lambda d: True),
     ],
 )
@@ -216,7 +237,21 @@ def test_filters(retriever: Retriever, condition: object, qualifies: Callable[[D
 
 @pytest.mark.parametrize(
     "condition",
-    ["d1", 5, {"year": {"~": 3}}, {"_id": [1, 2]}, {"_id": {">": "d1"}}, [None], {"year": {"in": 3}}],
+    [
+        "d1",
+        5,
+        {"year": {"~": 3}},
+        {"_id": [1, 2]},
+        {"_id": {">": "d1"}},
+        [None],
+        {"year": {"in": 3}},
+        {"nothing": 1},
+        {"yaer": 1990},
+        {"year": "1990"},
+        {"year": {"!=": "1990"}},
+        {"year": [1990, "1991"]},
+        {"tags": 1},
+    ],
 )
 def test_bad_filters(retriever: Retriever, condition: object) -> None:
     with pytest.raises((BadValueError, BadTypeError), match="filter"):
@@ -475,11 +510,36 @@ def test_index_of_a_newer_version_is_named(retriever: Retriever, model: Model) -
 def test_existing_index_is_replaced_only_if_asked(retriever: Retriever, model: Model, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="overwrite"):
         Retriever.build(model, collection(3), tmp_path / "index")
-    with pytest.raises(BadValueError, match="more than once"):
+    with pytest.raises(BadValueError, match="documents:2: id 'a' was used before, at 1"):
         Retriever.build(model, [("a", "x"), ("a", "y")], tmp_path / "index", overwrite=True)
     assert len(Retriever.load(tmp_path / "index", model)) == 50
     assert len(Retriever.build(model, collection(3), tmp_path / "index", overwrite=True)) == 3
     assert len(Retriever.load(tmp_path / "index", model)) == 3
+
+
+@pytest.mark.parametrize("chosen", ["bm25", "vectors", None])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"chunk_size": value} for value in (0, -1, 2.5, "5", None, True, math.nan, 10**30)),
+        *({"overwrite": value} for value in ("no", 1, None)),
+        {"progress": 5},
+        {"index": "hsnw"},
+        {"index": 5},
+    ],
+)
+def test_wrong_arguments_of_a_build_touch_nothing(
+    model: Model, tmp_path: Path, chosen: str | None, wrong: dict[str, Any]
+) -> None:
+    texts = {"a": [1.0, 0.0], "b": [0.0, 1.0]} if chosen == "vectors" else {"a": "neural", "b": "gnu"}
+    Retriever.build(chosen or model, texts, tmp_path / "index")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    with pytest.raises(IrkitError, match=f"{next(iter(wrong))}.* (is|got|unknown) "):
+        Retriever.build(chosen or model, texts, tmp_path / "index", **{"overwrite": True, **wrong})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()} == before
+    with pytest.raises(IrkitError):
+        Retriever.build(chosen or model, texts, tmp_path / "new", **{"overwrite": True, **wrong})
+    assert not (tmp_path / "new").exists()
 
 
 class Stop(Exception):

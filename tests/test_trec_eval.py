@@ -15,6 +15,8 @@ from irkit.run import Run
 from irkit.standardization import read_standards, standardize
 from irkit.trec_measures import relevance_strings
 
+pytestmark = pytest.mark.filterwarnings("ignore:evaluate. no judged document:UserWarning")
+
 # The golden files are trec_eval 10's own test outputs; every line of every file is reproduced.
 
 
@@ -143,6 +145,16 @@ def test_every_measure_is_finite(judged, ranked):
     assert len(result.mean) == 21
     assert all(map(math.isfinite, result.mean.values()))
     assert all(math.isfinite(value) for row in result.per_query.values() for value in row.values())
+
+
+@pytest.mark.parametrize("measures", ["bpref map", "gm_bpref gm_map", "map bpref infAP", "gm_bpref infAP"])
+def test_rankings_that_are_empty_do_not_crash_trec_eval(measures):
+    for qrels in ({"q": {"a": 0}}, {"q": {"a": 1}}, {"q": {"a": 1, "b": 0}, "r": {"a": 1}}):
+        for _ in range(20):
+            result = evaluate({"q": {}}, qrels, measures)
+        assert all(
+            value in (0.0, math.log(1e-5)) for row in result.per_query.values() for value in row.values()
+        )
 
 
 QRELS = {"q": {"a": 3, "b": 0, "c": 1}}

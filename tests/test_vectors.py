@@ -284,7 +284,7 @@ def test_documents_that_do_not_fit(tmp_path: Path) -> None:
     assert not (tmp_path / "said").exists()
     with pytest.raises(ConfigError, match="similarity"):
         Vectors("euclidean")  # type: ignore[arg-type]
-    with pytest.raises(BadValueError, match="ids given more than once"):
+    with pytest.raises(BadValueError, match="documents:2: id 'a' was used before, at 1"):
         Retriever.build("vectors", [("a", [1.0]), ("a", [2.0])], tmp_path / "twice")
 
 

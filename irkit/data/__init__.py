@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from irkit.arguments import check_names
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
 from irkit.data.files import name_of
 from irkit.data.qrels import read_qrels_file
@@ -88,6 +89,7 @@ def read_queries(source: str | Path, split: str | None = None, field: str | None
         BadValueError: ``split`` with anything but a folder. While iterating: a line is malformed, or a
             judged query is missing.
     """
+    check_names("reading queries", split=split, field=field)
     name, build = name_of(source), partial(to_query, field=field)
     if not _is_folder(name):
         _reject_split(name, split)
@@ -110,6 +112,7 @@ def read_qrels(source: str | Path, split: str | None = None) -> Qrels:
         BadValueError: A line is malformed, the choice of the split is open, or ``split`` is given with
             anything but a folder.
     """
+    check_names("reading judgments", split=split)
     name = name_of(source)
     if _is_folder(name):
         return read_qrels_file(_split_file(name, split))

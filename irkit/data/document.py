@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
 
 __all__ = ["JSON", "Document", "Qrels", "Query", "Vector", "as_vector", "check_vector"]
@@ -44,6 +45,8 @@ class Document:
 
     def __post_init__(self) -> None:
         _check(self.id, text=self.text, title=self.title)
+        if not isinstance(self.metadata, Mapping):
+            raise BadTypeError(f"metadata: expected keys and values, got {shown(self.metadata)}")
         object.__setattr__(self, "vector", as_vector(self.vector))
 
     @property
@@ -82,7 +85,7 @@ class Query:
 def _check(identifier: str, **texts: str) -> None:
     for name, value in (("id", identifier), *texts.items()):
         if not isinstance(value, str):
-            raise BadTypeError(f"{name}: expected a string, got {value!r:.60} ({type(value).__name__})")
+            raise BadTypeError(f"{name}: expected a string, got {shown(value)} ({type(value).__name__})")
         try:
             value.isascii() or value.encode()
         except UnicodeEncodeError as error:  # tokenizers and files would stumble over it much later
@@ -112,7 +115,7 @@ def as_vector(vector: Any) -> Any:
         given = np.empty(0, object)
     if given.dtype.kind not in "fiu":
         raise BadTypeError(
-            f"vector: expected weights by term, numbers, or rows of as many numbers, got {vector!r:.60}"
+            f"vector: expected weights by term, numbers, or rows of as many numbers, got {shown(vector)}"
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold is told below
         numbers = given.astype(np.float32, copy=False)
@@ -134,11 +137,13 @@ def check_vector(vector: object) -> None:
     if vector is None:
         return
     if not isinstance(vector, Mapping):
-        raise BadTypeError(f"vector: expected weights by term, got {vector!r:.60}")
+        raise BadTypeError(f"vector: expected weights by term, got {shown(vector)}")
     for term, weight in vector.items():
         if not isinstance(term, str) or not isinstance(weight, int | float) or isinstance(weight, bool):
-            raise BadTypeError(f"vector: expected a number for each term, got {term!r:.60}: {weight!r:.60}")
-        if not math.isfinite(weight):
-            raise BadValueError(f"vector: the weight of {term!r:.60} is {weight}; expected finite ones")
+            raise BadTypeError(f"vector: expected a number for each term, got {shown(term)}: {shown(weight)}")
+        if not abs(weight) <= sys.float_info.max:
+            raise BadValueError(
+                f"vector: the weight of {shown(term)} is {shown(weight)}; expected finite ones"
+            )
         if "\n" in term or (not term.isascii() and any("\ud800" <= letter <= "\udfff" for letter in term)):
             raise BadValueError(f"vector: term {term!a:.60} has a line break or an unpaired surrogate")

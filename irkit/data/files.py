@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from irkit.arguments import check_utf8, shown
 from irkit.data.markup import is_markup, read_markup
 from irkit.data.vectors import SUFFIXES, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -46,10 +47,14 @@ def name_of(source: str | Path) -> str:
         BadValueError: It is empty.
     """
     if not isinstance(source, str | Path):
-        raise BadTypeError(f"got {source!r:.60} as a file, expected a path or the name of a source")
-    if not str(source):
+        raise BadTypeError(f"got {shown(source)} as a file, expected a path or the name of a source")
+    name = str(source)
+    if not name:
         raise BadValueError("got an empty name of a file; expected a path or the name of a source")
-    return str(source)
+    check_utf8("a file", [name])
+    if "\0" in name:
+        raise BadValueError(f"got {name!r:.60} as a file; a name has no null character")
+    return name
 
 
 def read_lines(path: str) -> Iterator[tuple[int, bytes]]:

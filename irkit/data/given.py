@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from irkit.arguments import shown
 from irkit.data.document import Document, Query
 from irkit.data.source import as_name, to_document
 from irkit.errors import BadTypeError, BadValueError
@@ -61,7 +62,7 @@ def given_queries(given: Queries) -> Iterator[Query]:
 
     for item in _items(given, read_queries):
         if not isinstance(item, Query) and not (isinstance(item, tuple) and len(item) == 2):
-            raise BadTypeError(f"queries: expected a Query or (id, text), got {item!r:.60}")
+            raise BadTypeError(f"queries: expected a Query or (id, text), got {shown(item)}")
         if isinstance(item, tuple):
             name, content = as_name(item[0]), item[1]
             item = Query(name, "", content) if _is_vector(content) else Query(name, content)
@@ -77,7 +78,7 @@ def _items(given: Any, read: Callable[[str | Path], Iterable[Any]]) -> Iterable[
             "zip(frame.id, frame.text)"
         )
     if not isinstance(given, Iterable):
-        raise BadTypeError(f"expected the name of a source or an iterable, got {given!r:.60}")
+        raise BadTypeError(f"expected the name of a source or an iterable, got {shown(given)}")
     return given.items() if isinstance(given, Mapping) else given
 
 
@@ -96,5 +97,5 @@ def _document(item: Any, position: int) -> Document:
             content = {"vector" if _is_vector(content) else "text": content}
         item = {**content, "_id": name}
     if not isinstance(item, Mapping):
-        raise BadTypeError(f"expected a Document, a record, (id, text) or a text, got {item!r:.60}")
+        raise BadTypeError(f"expected a Document, a record, (id, text) or a text, got {shown(item)}")
     return to_document(dict(item))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from irkit.arguments import shown
 from irkit.data.document import Qrels
 from irkit.data.files import decode, read_lines
 from irkit.errors import BadValueError
@@ -39,7 +40,7 @@ def collect_qrels(name: str, judgments: Iterable[Judgment]) -> Qrels:
         try:
             value = int(grade)
         except ValueError as error:
-            raise BadValueError(f"{name}:{number}: expected an integer grade, got {grade!r:.60}") from error
+            raise BadValueError(f"{name}:{number}: expected an integer grade, got {shown(grade)}") from error
         if qrels.setdefault(query_id, {}).setdefault(doc_id, value) != value:
             raise BadValueError(
                 f"{name}:{number}: document {doc_id!r} of query {query_id!r} was judged "

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from irkit.arguments import shown
 from irkit.data.document import Document, Query
 from irkit.data.files import Fields, read_records
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -108,7 +109,7 @@ def to_document(record: Record) -> Document:
     text = _pop_text(record, DOCUMENT_FIELDS.texts, vector)
     title, metadata = record.pop("title", None), record.pop("metadata", None)
     if not isinstance(metadata, dict | None):
-        raise BadValueError(f"metadata: expected keys and values, got {metadata!r:.60}")
+        raise BadValueError(f"metadata: expected keys and values, got {shown(metadata)}")
     title = "" if title is None else title
     return Document(as_name(identifier), text, title, record | (metadata or {}), vector)
 
@@ -126,8 +127,11 @@ def _pop_vector(record: Record) -> Any:
 
 
 def _is_vector(value: Any) -> bool:
-    if isinstance(value, list | tuple) and len(value):
-        return type(value[0]) in (int, float) or _is_vector(value[0])
+    for _ in range(2):  # rows of numbers, at most
+        if isinstance(value, list | tuple) and len(value):
+            value = value[0]
+            if type(value) in (int, float):
+                return True
     return isinstance(value, Mapping) or hasattr(value, "shape")
 
 
@@ -141,7 +145,9 @@ def _pop(record: Record, names: tuple[str, ...]) -> Any:
         if name in record:
             return record.pop(name)
     others = f" (or {', '.join(names[1:])})" if names[1:] else ""
-    raise BadValueError(f"missing key {names[0]!r}{others}; other keys: {', '.join(record) or 'none'}")
+    raise BadValueError(
+        f"missing key {names[0]!r}{others}; other keys: {', '.join(map(str, record)) or 'none'}"
+    )
 
 
 def as_name(identifier: Any) -> Any:
@@ -171,7 +177,7 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
     """
     name = getattr(documents, "name", "documents")
     if not isinstance(documents, Iterable):
-        raise BadTypeError(f"checking {name}: got {documents!r:.60}, expected documents")
+        raise BadTypeError(f"checking {name}: got {shown(documents)}, expected documents")
     if getattr(documents, "once", False) or iter(documents) is documents:
         raise BadTypeError(f"checking {name}: it can be read only once; save it to a file or pass a list")
 
@@ -179,11 +185,7 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
         return documents.numbered() if isinstance(documents, Source) else enumerate(documents, 1)
 
     def hashed(number: int, item: Document | Query) -> int:
-        if isinstance(item, Document) and item.metadata:
-            try:
-                _STORED.encode(item.metadata)
-            except (TypeError, ValueError) as error:
-                raise BadValueError(f"{name}:{number}: metadata that no index can store: {error}") from error
+        _check_storable(f"{name}:{number}", item)
         return hash(item.id)
 
     hashes = array("q", (hashed(number, item) for number, item in numbered()))
@@ -199,3 +201,13 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
                 )
             first[document.id] = number
     return len(hashes)
+
+
+def _check_storable(where: str, item: object) -> None:
+    if not isinstance(item, Document | Query):
+        raise BadTypeError(f"{where}: got {shown(item)}, expected a Document")
+    if isinstance(item, Document) and item.metadata:
+        try:
+            _STORED.encode(item.metadata)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadValueError(f"{where}: metadata that no index can store: {error}") from error

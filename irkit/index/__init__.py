@@ -25,7 +25,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.arguments import shown
+from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
 from irkit.files import explained
 from irkit.index.base import Index, StageProgress
 from irkit.index.compaction import compact
@@ -115,6 +116,10 @@ def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "
         raise ConfigError(
             "index 'auto' depends on the documents, which `Retriever.build` counts; name an index here"
         )
+    if not isinstance(store, Store):
+        raise BadTypeError(
+            f"creating an index: got {shown(store)}; expected a Store, such as Store.build(path)"
+        )
     saved = chosen.model_dump(mode="json")
     with store.update():
         begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})
@@ -133,6 +138,10 @@ def open_index(store: Store) -> Index:
         StorageError: There is none in it.
         ConfigError: Its configuration is of another version of irkit.
     """
+    if not isinstance(store, Store):
+        raise BadTypeError(
+            f"opening an index: got {shown(store)}; expected a Store, such as Store.open(path)"
+        )
     if "index" not in store.meta:
         raise StorageError(f"index {store.path}: the directory has no index in it; build one first")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 import numpy as np
 import torch
 
+from irkit.arguments import is_count, shown
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.forking import one_thread_after_fork
 from irkit.index.config import IndexConfig
@@ -23,7 +23,7 @@ from irkit.index.vocabulary import Vocabulary
 from irkit.representation import Dense, MultiVector, Representation, Sparse
 from irkit.scoring import score
 
-__all__ = ["Index", "StageProgress", "live_rows"]
+__all__ = ["Index", "StageProgress", "as_rows", "live_rows"]
 
 StageProgress: TypeAlias = Callable[[str, int, int | None], object]
 """``progress(stage, count, total)``: of ``stage``, ``count`` more of ``total`` are done.
@@ -153,12 +153,11 @@ class Index(ABC):
             BadValueError: k < 1, queries of another kind or width or with NaN, ``allowed`` of another length.
         """
         self._check("searching", queries)
-        try:
-            k = operator.index(k)
-        except TypeError:
-            raise BadTypeError(f"search: k is {k!r}; expected a whole number") from None
-        if k < 1:
-            raise BadValueError(f"search: k is {k}; expected 1 or more")
+        if isinstance(k, bool) or not hasattr(k, "__index__"):
+            raise BadTypeError(f"search: k is {shown(k)}; expected a whole number")
+        if not is_count(k):
+            raise BadValueError(f"search: k is {shown(k)}; expected 1 or more")
+        k = int(k)
         keep, n_q = self._keep(allowed), len(queries)
         wanted = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))
         if wanted and n_q:
@@ -185,7 +184,7 @@ class Index(ABC):
         """
         self._check("rescoring", queries)
         queries = queries.to("cpu", torch.float32)
-        rows = np.asarray(rows)
+        rows = as_rows("rescoring", rows)
         if rows.ndim != 2 or len(rows) != len(queries):
             raise BadValueError(
                 f"rescore: rows of shape {rows.shape} for {len(queries)} queries; expected (n_q, k)"
@@ -284,19 +283,20 @@ class Index(ABC):
             raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
 
     def _check_rows(self, operation: str, rows: Sequence[int] | Array) -> Array:
-        chosen = np.asarray(rows)
-        if chosen.size and chosen.dtype.kind not in "iu":
-            raise BadTypeError(f"{operation}: rows are {chosen.dtype}, expected integers")
+        chosen = as_rows(operation, rows)
         outside = chosen[(chosen < 0) | (chosen >= len(self))]
         if outside.size:
             raise BadValueError(f"{operation}: no row {outside.flat[0]}; there are rows 0 to {len(self) - 1}")
-        return chosen.astype(np.int64)
+        return chosen
 
     def _keep(self, allowed: Array | None) -> Array | None:
         keep = self.live if self.store.rows("removed.bin") else None
         if allowed is None:
             return keep
-        allowed = np.asarray(allowed)
+        try:
+            allowed = np.asarray(allowed)
+        except ValueError:  # lists of different lengths
+            raise BadTypeError(f"search: allowed is {shown(allowed)}; expected bool ({len(self)},)") from None
         if allowed.dtype != np.bool_ or allowed.shape != (len(self),):
             raise BadValueError(
                 f"search: allowed is {allowed.dtype} of shape {allowed.shape}; expected bool ({len(self)},), "
@@ -309,6 +309,21 @@ def _numbers(given: Representation) -> torch.Tensor:
     if isinstance(given, MultiVector):
         return given.tokens.values
     return given.values if isinstance(given, Dense) else given.weights
+
+
+def as_rows(operation: str, rows: Any) -> Array:
+    """Numbers of rows as an array of int64, of whatever shape.
+
+    Raises:
+        BadTypeError: They are no integers.
+    """
+    try:
+        chosen = np.asarray(rows)
+    except ValueError:  # lists of different lengths
+        raise BadTypeError(f"{operation}: rows are {shown(rows)}; expected integers") from None
+    if (chosen.size and chosen.dtype.kind not in "iu") or chosen.dtype == np.uint64:
+        raise BadTypeError(f"{operation}: rows are {chosen.dtype}, expected integers")
+    return chosen.astype(np.int64)
 
 
 def live_rows(store: Store, count: int) -> Array:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from irkit.arguments import shown
 from irkit.config import Config
 from irkit.errors import ConfigError
 
@@ -198,10 +199,12 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
             raise ConfigError(_unknown(choice))
     if not isinstance(choice, Mapping):
         raise ConfigError(
-            f"index: got {choice!r:.100}, expected a name, a configuration or its keys and values"
+            f"index: got {shown(choice, 100)}, expected a name, a configuration or its keys and values"
         )
     if "kind" not in choice:
-        raise ConfigError(f"index: missing key 'kind' in {dict(choice)!r:.100}; known: {', '.join(_KINDS)}")
+        raise ConfigError(
+            f"index: missing key 'kind' in {shown(dict(choice), 100)}; known: {', '.join(_KINDS)}"
+        )
     kind = choice["kind"]
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(_unknown(kind))

@@ -7,15 +7,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from irkit.arguments import shown
 from irkit.data.document import Document
 from irkit.errors import BadTypeError, BadValueError, CorruptError
-from irkit.index.base import live_rows
+from irkit.index.base import as_rows, live_rows
 from irkit.index.files import REMEDY, Array
-from irkit.index.filters import parse_filter
+from irkit.index.filters import Seen, check_filter, note_values, parse_filter
 from irkit.index.state import pinned
 from irkit.index.store import Store
 
@@ -42,6 +44,8 @@ class Documents:
     """
 
     def __init__(self, store: Store) -> None:
+        if not isinstance(store, Store):
+            raise BadTypeError(f"Documents: got {shown(store)}; expected a Store")
         self.store = store
         self._known = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
         self._mask = lru_cache(maxsize=16)(self._scan_metadata)
@@ -73,7 +77,7 @@ class Documents:
         """
         if not isinstance(id, str):
             raise BadTypeError(
-                f"documents: got {id!r:.60}, expected the id of one, a string; rows are fetched"
+                f"documents: got {shown(id)}, expected the id of one, a string; rows are fetched"
             )
         rows = self.find([id])
         if rows[0] < 0:
@@ -87,10 +91,14 @@ class Documents:
             Their rows.
 
         Raises:
+            BadTypeError: Something is no document.
             BadValueError: An id comes twice or is there already, or metadata is not JSON; nothing is added.
             StorageError: They could not be stored; nothing is added.
         """
-        items = list(documents)
+        items = list(documents) if isinstance(documents, Iterable) else [documents]
+        for item in items:
+            if not isinstance(item, Document):
+                raise BadTypeError(f"adding documents: got {shown(item)}; expected a Document")
         with self.store.update():
             ids = [item.id for item in items]
             self._refuse_duplicates(ids)
@@ -112,7 +120,13 @@ class Documents:
 
     @pinned
     def find(self, ids: Sequence[str]) -> Array:
-        """``(n,)`` int64 rows of documents by id; -1 where there is none, or none any more."""
+        """``(n,)`` int64 rows of documents by id; -1 where there is none, or none any more.
+
+        Raises:
+            BadTypeError: The ids are not strings in a list.
+        """
+        if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+            raise BadTypeError(f"documents: ids are {shown(ids)}; expected strings in a list")
         found = np.full(len(ids), -1, np.int64)
         wanted, (hashes, order) = _hashes(ids), self._hash_index()
         first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
@@ -162,24 +176,41 @@ class Documents:
             ``(len(self),)`` bool; treat it as read-only. Kept for the filters used last.
 
         Raises:
-            BadValueError: An operator or a value makes no sense.
+            BadValueError: An operator or a value makes no sense, no document has a key, or a value is of
+                another type than those that documents have for its key.
         """
         parse_filter(where)
         return self._mask(self.store.version, json.dumps(where, sort_keys=True))
 
     def _scan_metadata(self, version: int, where: str) -> Array:
-        meets = parse_filter(json.loads(where))
+        conditions = json.loads(where)
+        meets, seen = parse_filter(conditions), Seen((key, {}) for key in conditions)
         mask = np.full(len(self), meets({}))
+        for rows, values in self._metadata():
+            mask[rows] = [meets(value) for value in values]
+            note_values(seen, values)
+        if len(self):  # an index without documents has no keys to compare with
+            check_filter(
+                conditions, seen, lambda: {key for _, some in self._metadata() for key in chain(*some)}
+            )
+        return mask
+
+    def _metadata_keys(self) -> set[str]:
+        return {key for _, values in self._metadata() for key in chain.from_iterable(values)}
+
+    def _metadata(self) -> Iterator[tuple[Array, list[dict[str, Any]]]]:
+        """Rows that have metadata, and what they have, block by block."""
         for start in range(0, len(self) if self.store.rows("metadata.jsonl") else 0, _BLOCK_ROWS):
             rows = np.arange(start, min(start + _BLOCK_ROWS, len(self)))
             blob, starts, ends = self._spans(2, rows)
             lines = bytes(blob[starts[0] : ends[-1]])
             with self._readable("metadata"):
                 values = json.loads(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")  # one call is far faster
-                mask[rows[np.asarray(ends) > np.asarray(starts)]] = [
-                    meets(_mapping(value)) for value in values
-                ]
-        return mask
+                rows = rows[np.asarray(ends) > np.asarray(starts)]
+                if len(values) != len(rows):
+                    raise ValueError(f"{len(values)} values for {len(rows)} documents")
+                values = list(map(_mapping, values))
+            yield rows, values
 
     @contextlib.contextmanager
     def _readable(self, what: str) -> Iterator[None]:
@@ -225,7 +256,9 @@ class Documents:
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:
         """A blob and where in it each row starts and ends."""
-        rows = np.asarray(rows, np.int64)
+        rows = as_rows("documents", rows)
+        if rows.ndim != 1:
+            raise BadValueError(f"documents: rows of shape {rows.shape}; expected (n,)")
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise BadValueError(
                 f"documents: rows {rows.min()} to {rows.max()}, expected 0 to {len(self) - 1}"
@@ -244,8 +277,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _hashes(ids: Sequence[str]) -> Array:
-    digests = (hashlib.blake2b(identifier.encode(), digest_size=8).digest() for identifier in ids)
-    return np.frombuffer(b"".join(digests), "<u8")
+    try:  # no document has an unpaired surrogate in its id, but one may be asked for
+        names = [identifier.encode("utf-8", "surrogatepass") for identifier in ids]
+    except (AttributeError, LookupError, TypeError):
+        wrong = next((item for item in ids if not isinstance(item, str)), ids)
+        raise BadTypeError(f"documents: got the id {shown(wrong)}; expected a string") from None
+    return np.frombuffer(b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names), "<u8")
 
 
 def _line(document: Document) -> bytes:
@@ -262,7 +299,7 @@ def _json(value: Mapping[str, Any], identifier: str) -> bytes:
             json.dumps(dict(value), ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
             + b"\n"
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadValueError(
             f"adding documents: metadata of {identifier!r} is not JSON ({error}); expected numbers, strings, "
             "booleans, null, lists and dictionaries"

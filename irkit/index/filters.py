@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from irkit.arguments import shown
 from irkit.data.document import JSON
 from irkit.errors import BadValueError
 
-__all__ = ["parse_filter"]
+__all__ = ["Seen", "check_filter", "note_values", "parse_filter"]
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -18,6 +20,23 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _SIGNS = ("==", "!=", *_ORDER, "in")
+_KINDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    dict: "keys and values",
+    list: "a list",
+}
+
+Seen = dict[str, dict[str, JSON]]
+"""Key -> kind of value ("a number", ...) -> an example: what metadata has for the keys of a filter."""
+
+
+class _Condition(NamedTuple):
+    key: str
+    sign: str
+    wanted: Any
 
 
 def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], bool]:
@@ -31,28 +50,86 @@ def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], boo
         >>> meets({"year": 2005}), meets({"year": 2010}), meets({"year": "2005"}), meets({})
         (True, False, False, False)
     """
-    if not isinstance(where, Mapping) or not all(isinstance(key, str) for key in where):
-        raise BadValueError(
-            f"filter: got {where!r:.100}, expected a dictionary such as {{'year': {{'>=': 2000}}}}"
-        )
-    tests: list[tuple[str, Callable[[JSON], bool]]] = []
-    for key, condition in where.items():
-        if not isinstance(condition, Mapping):
-            condition = {"in" if isinstance(condition, list | tuple) else "==": condition}
-        tests += [(key, _test(key, sign, wanted)) for sign, wanted in condition.items()]
+    tests = [(condition.key, _test(*condition)) for condition in _conditions(where)]
     return lambda metadata: all(key in metadata and test(metadata[key]) for key, test in tests)
 
 
-def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
-    if sign not in _SIGNS:
-        raise BadValueError(f"filter: {key!r} has the operator {sign!r}, expected one of {' '.join(_SIGNS)}")
+def note_values(seen: Seen, metadata: Iterable[Mapping[str, JSON]]) -> None:
+    """Note in ``seen``, which has a key for each key of a filter, which kinds of values some metadata has."""
+    for values in metadata:
+        for key, kinds in seen.items():
+            if key in values:
+                for value in _elements(values[key]):
+                    kinds.setdefault(_KINDS.get(type(value), ""), value)  # null is of any kind
+                kinds.setdefault("", None)
+
+
+def check_filter(where: Mapping[str, Any], seen: Seen, known: Callable[[], Iterable[str]]) -> None:
+    """Refuse conditions that no document could meet, because of a misspelt key or a value of another type.
+
+    Args:
+        where: What `parse_filter` takes.
+        seen: What `note_values` found in the metadata of all documents.
+        known: All keys that metadata has; called for a message only.
+
+    Raises:
+        BadValueError: There is such a condition; the message names the nearest key, or what the key has.
+    """
+    for key, sign, wanted in _conditions(where):
+        if not seen[key]:
+            keys = sorted(known())
+            near = difflib.get_close_matches(key, keys, 1, 0.5)
+            hint = f"there are {', '.join(map(repr, keys[:20]))}" if keys else "none has metadata"
+            hint = f"did you mean {near[0]!r}?" if near else hint
+            raise BadValueError(f"filter: no document has the key {key!r:.60}; {hint}")
+        kinds = {kind: example for kind, example in seen[key].items() if kind}
+        for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
+            if kinds and value is not None and _KINDS[_plain(value)] not in kinds:
+                others = " or ".join(f"{kind}, such as {shown(example)}" for kind, example in kinds.items())
+                raise BadValueError(
+                    f"filter: {key!r} {sign} {shown(value)} is {_KINDS[_plain(value)]}; documents have "
+                    f"{others}"
+                )
+
+
+def _conditions(where: Mapping[str, Any]) -> list[_Condition]:
+    """The conditions one by one, checked.
+
+    Raises:
+        BadValueError: An operator or a value makes no sense.
+    """
+    if not isinstance(where, Mapping) or not all(isinstance(key, str) for key in where):
+        raise BadValueError(
+            f"filter: got {shown(where, 100)}, expected a dictionary such as {{'year': {{'>=': 2000}}}}"
+        )
+    conditions = []
+    for key, given in where.items():
+        if not isinstance(given, Mapping):
+            given = {"in" if isinstance(given, list | tuple) else "==": given}
+        if not given:
+            raise BadValueError(f"filter: {key!r} has no condition; expected a value, or {{'>=': 2000}}")
+        conditions += [_Condition(key, sign, _checked(key, sign, wanted)) for sign, wanted in given.items()]
+    return conditions
+
+
+def _checked(key: str, sign: Any, wanted: Any) -> Any:
+    if not isinstance(sign, str) or sign not in _SIGNS:
+        raise BadValueError(
+            f"filter: {key!r} has the operator {shown(sign)}, expected one of {' '.join(_SIGNS)}"
+        )
     choices = wanted if isinstance(wanted, list | tuple) else [wanted]
     usable = all(_comparable(wanted, wanted) if sign in _ORDER else _is_scalar(choice) for choice in choices)
+    usable = usable and not any(isinstance(choice, float) and choice != choice for choice in choices)  # NaN
     if not usable or (sign == "in") != isinstance(wanted, list | tuple):
         expected = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
         if sign == "in":
             expected = f"a list, each {expected}"
-        raise BadValueError(f"filter: {key!r} {sign} {wanted!r:.100}; expected {expected}")
+        raise BadValueError(f"filter: {key!r} {sign} {shown(wanted, 100)}; expected {expected}")
+    return wanted
+
+
+def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
+    choices = wanted if isinstance(wanted, list | tuple) else [wanted]
     if sign == "!=":
         return lambda value: not any(_same(element, wanted) for element in _elements(value))
     if sign in _ORDER:
@@ -65,6 +142,11 @@ def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
 
 def _is_scalar(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _plain(value: bool | float | str) -> type:
+    """The type of a scalar, which may be of a subclass, as those of numpy are."""
+    return next(kind for kind in _KINDS if isinstance(value, kind))
 
 
 def _elements(value: JSON) -> list[JSON]:

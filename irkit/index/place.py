@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Self
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, LockedError, StorageError
 from irkit.files import check_folder, explained
 from irkit.index.files import DATA_FILE, peek
@@ -88,7 +89,7 @@ def directory_of(path: str | Path) -> Path:
         StorageError: No directory can have that name.
     """
     if not isinstance(path, str | Path):
-        raise BadTypeError(f"index: got {path!r:.100} as its directory, expected a path")
+        raise BadTypeError(f"index: got {shown(path, 100)} as its directory, expected a path")
     try:
         Path(path).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a null character

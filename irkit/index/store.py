@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from irkit.errors import BadValueError, StorageError
+from irkit.arguments import check_flags, shown
+from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.files import explained, sync
 from irkit.index.files import (
     DATA_FILE,
@@ -114,6 +115,7 @@ class Store:
             StorageError: There is no finished index.
             CorruptError: A file is missing, truncated or altered.
         """
+        check_flags("opening an index", verify=verify)
         store = cls(directory_of(path))
         store._committed = store._load(verify)
         return store
@@ -132,9 +134,13 @@ class Store:
             StorageError: The directory holds an index (without ``overwrite``) or something else.
             LockedError: Another process is writing.
         """
+        check_flags("building an index", overwrite=overwrite)
+        try:
+            key = json.loads(json.dumps(key))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadTypeError(f"building an index: key is {shown(key)}; expected JSON: {error}") from None
         store = cls(directory_of(path))
         store.building = True
-        key = json.loads(json.dumps(key))
         check_place(store.path, overwrite)
         with explained(f"creating {path}"):
             store.path.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 
+from irkit.arguments import shown
 from irkit.data import Document, Query
 from irkit.data.document import check_vector
 from irkit.errors import BadTypeError, BadValueError
@@ -59,7 +60,7 @@ def _checked(vectors: Iterable[object]) -> list[Mapping[str, float]]:
     items = []
     for item in vectors:
         if not isinstance(item, Mapping):
-            raise BadTypeError(f"impacts: got {item!r:.60}, expected weights by term: {{term: weight}}")
+            raise BadTypeError(f"impacts: got {shown(item)}, expected weights by term: {{term: weight}}")
         check_vector(item)
         items.append(item)
     return items

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import torch
 
+from irkit.arguments import check_counts, shown
 from irkit.data import Document, Query
 from irkit.errors import BadValueError
 from irkit.index import Store
@@ -109,7 +110,11 @@ class LexicalModel(ABC):
             items: As `content` gives them.
             chunk_size: Documents of a part.
             progress: Called with the number of documents of each part.
+
+        Raises:
+            BadValueError: ``chunk_size`` is below 1.
         """
+        check_counts(self.name, chunk_size=chunk_size)
         source = iter(items)
         while chunk := list(islice(source, chunk_size)):
             yield self._rows(chunk)
@@ -139,8 +144,10 @@ class LexicalModel(ABC):
 
 def check_side(side: str) -> None:
     """Raise BadValueError unless ``side`` is one."""
-    if side not in get_args(Side):
-        raise BadValueError(f"represent: side {side!r}, expected {' or '.join(map(repr, get_args(Side)))}")
+    if not isinstance(side, str) or side not in get_args(Side):
+        raise BadValueError(
+            f"represent: side {shown(side)}, expected {' or '.join(map(repr, get_args(Side)))}"
+        )
 
 
 def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, dim: int) -> Sparse:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 import torch
 
+from irkit.arguments import shown
 from irkit.data import Document, Query
 from irkit.data.document import as_vector
 from irkit.errors import BadTypeError, BadValueError
@@ -162,7 +163,7 @@ class Vectors(LexicalModel):
     def _checked(self, vector: Any, owner: str) -> np.ndarray[Any, Any]:
         if isinstance(vector, str):
             raise BadTypeError(
-                f"vectors: {owner} is the text {vector!r:.60}, but this index has no model for texts; "
+                f"vectors: {owner} is the text {shown(vector)}, but this index has no model for texts; "
                 "give its vector, made by the model of the documents"
             )
         try:
@@ -171,8 +172,8 @@ class Vectors(LexicalModel):
             raise type(error)(f"vectors: {owner}: {error}") from error
         if not isinstance(numbers, np.ndarray):
             raise BadTypeError(
-                f"vectors: {owner} has {vector!r:.60}, expected numbers; weights by term go into an index of "
-                "their own, of the model 'impacts'"
+                f"vectors: {owner} has {shown(vector)}, expected numbers; weights by term go into an index "
+                "of their own, of the model 'impacts'"
             )
         expected = (self.dim,) if self.kind == "dense" else ("tokens", self.dim)
         if numbers.ndim != len(expected) or numbers.shape[-1] != self.dim:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, IrkitError, StorageError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def upload(
     from huggingface_hub import HfApi
 
     if not isinstance(repo_id, str):
-        raise BadTypeError(f"push_to_hub: got {repo_id!r:.60}, expected a name such as 'user/name'")
+        raise BadTypeError(f"push_to_hub: got {shown(repo_id)}, expected a name such as 'user/name'")
     api = HfApi(token=token)
     with _explained(f"push_to_hub: the Hugging Face hub does not take {repo_id!r}"):
         return _send(api, write, library_class, repo_id, private, revision, commit_message)

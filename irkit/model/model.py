@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from irkit.arguments import shown
 from irkit.bars import bar
 from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
@@ -71,8 +72,8 @@ class Model(Pipeline):
         """Refuse a name, which other libraries take here."""
         if parts and isinstance(parts[0], str | Path):
             raise BadTypeError(
-                f"Model: got {str(parts[0])!r:.100}, expected tokenizer, encoder and head; a name is "
-                f"loaded by Model.from_pretrained({str(parts[0])!r:.100})"
+                f"Model: got {shown(str(parts[0]), 100)}, expected tokenizer, encoder and head; a name is "
+                f"loaded by Model.from_pretrained({shown(str(parts[0]), 100)})"
             )
         return super().__new__(cls)
 
@@ -150,7 +151,7 @@ class Model(Pipeline):
             isinstance(markers, tuple | list) and [type(marker) for marker in markers] == [str, str]
         ):
             raise BadTypeError(
-                f"Model.multi_vector: markers are {markers!r:.60}, expected one of queries and one of "
+                f"Model.multi_vector: markers are {shown(markers)}, expected one of queries and one of "
                 "documents, such as ('[Q] ', '[D] ')"
             )
         places = find_devices(device)
@@ -351,7 +352,7 @@ class Model(Pipeline):
         if any(part and part._int8_fingerprint for part in (self, self.query_model)):
             raise BadValueError("save_pretrained: the weights are int8; load the model in float32 to save it")
         if not isinstance(path, str | Path):
-            raise BadTypeError(f"save_pretrained: got {path!r:.60}, expected the path of a directory")
+            raise BadTypeError(f"save_pretrained: got {shown(path)}, expected the path of a directory")
         parts: Parts = {
             "tokenizer": self.tokenizer,
             "encoder": self.encoder,
@@ -548,4 +549,4 @@ class Model(Pipeline):
 
 def _check_name(operation: str, name: object) -> None:
     if not isinstance(name, str | Path) or not str(name):
-        raise BadTypeError(f"Model.{operation}: got {name!r:.60}, expected a directory or a name of the hub")
+        raise BadTypeError(f"Model.{operation}: got {shown(name)}, expected a directory or a name of the hub")

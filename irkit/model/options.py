@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TypedDict
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.model.hardware import Device
 
@@ -63,7 +64,7 @@ def check_options(options: EncodeOptions, kind: str) -> None:
     if size is not None and (not isinstance(size, int) or size < 1):
         raise BadValueError(f"encode: batch_size is {size!r}, expected a whole number of 1 or more")
     if not isinstance(options.get("prompt"), str | None):
-        raise BadTypeError(f"encode: prompt is {options.get('prompt')!r:.60}, expected a string")
+        raise BadTypeError(f"encode: prompt is {shown(options.get('prompt'))}, expected a string")
 
 
 def with_prompt(name: str, options: EncodeOptions) -> EncodeOptions:

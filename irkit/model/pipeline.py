@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from irkit.arguments import shown
 from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
@@ -230,7 +231,7 @@ class Pipeline(nn.Module):
             ConfigError: Queries are expanded to more tokens.
         """
         if side not in get_args(Side):
-            raise BadValueError(f"set_length: side {side!r:.60}, expected {' or '.join(get_args(Side))}")
+            raise BadValueError(f"set_length: side {shown(side)}, expected {' or '.join(get_args(Side))}")
         part = self.of(side)
         part.tokenizer.check_length(length, f"{side}_length")
         if isinstance(part.head, MultiVectorHead):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from irkit.arguments import shown
 from irkit.config import Config
 from irkit.encoder import Encoder, Pooling
 from irkit.encoder.families import FAMILIES
@@ -89,7 +90,9 @@ def pooling_choice(given: Any) -> PoolingChoice | Schedule | None:
     if isinstance(given, Mapping):
         return PoolingChoice.parse(given, "pooling")
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ConfigError(f"pooling: got {given!r:.60}, expected keys and values, or a list with one a layer")
+        raise ConfigError(
+            f"pooling: got {shown(given)}, expected keys and values, or a list with one a layer"
+        )
     known = (type(None), Pooling)
     return tuple(each if isinstance(each, known) else Pooling.parse(each, "pooling") for each in given)
 

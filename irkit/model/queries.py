@@ -11,6 +11,7 @@ import torch
 from pydantic import BeforeValidator
 from tokenizers import models, normalizers, pre_tokenizers
 
+from irkit.arguments import shown
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
 from irkit.formats import LoadEncoder, SideParts, read_model
@@ -94,8 +95,8 @@ def query_config(choice: str | Mapping[str, Any] | QueryConfig) -> QueryConfig:
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(kind, str) or kind not in _CLASSES:
         raise ConfigError(
-            f"queries: got {choice!r:.100}, expected 'lexical', 'static' or keys and values with a kind of "
-            f"{', '.join(_CLASSES)}"
+            f"queries: got {shown(choice, 100)}, expected 'lexical', 'static' or keys and values with a kind "
+            f"of {', '.join(_CLASSES)}"
         )
     return _CLASSES[kind].parse(given, "queries")
 

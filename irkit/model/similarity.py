@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
 from irkit.model.terms import as_sparse
@@ -114,7 +115,7 @@ def _texts(vectors: Vectors) -> MultiVector:
         rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(none, none[:, 0])
     except (TypeError, RuntimeError) as error:
         raise BadTypeError(
-            f"similarity: got {vectors!r:.60}, expected an array (tokens, dim) a text"
+            f"similarity: got {shown(vectors)}, expected an array (tokens, dim) a text"
         ) from error
     if rows.values.dim() != 2:
         raise BadValueError(
@@ -142,7 +143,7 @@ def _rows(vectors: Vectors) -> Tensor:
         given = np.asarray(vectors) if isinstance(vectors, Sequence) else vectors
         tensor = torch.as_tensor(given, device=getattr(given, "device", "cpu")).float()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadTypeError(f"similarity: got {vectors!r:.60}, expected vectors (n, dim)") from error
+        raise BadTypeError(f"similarity: got {shown(vectors)}, expected vectors (n, dim)") from error
     if tensor.dim() not in (1, 2):
         raise BadValueError(f"similarity: expected vectors (n, dim), got shape {tuple(tensor.shape)}")
     return tensor if tensor.dim() == 2 else tensor.view(min(1, len(tensor)), -1 if len(tensor) else 0)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.ragged import Ragged
 from irkit.representation import Sparse
@@ -28,7 +29,7 @@ def as_sparse(operation: str, given: Any) -> Sparse:
     if isinstance(given, np.ndarray):
         given = torch.from_numpy(given)
     if not isinstance(given, Tensor):
-        raise BadTypeError(f"{operation}: got {given!r:.60}, expected Sparse or a tensor (n, dim)")
+        raise BadTypeError(f"{operation}: got {shown(given)}, expected Sparse or a tensor (n, dim)")
     if given.dim() not in (1, 2):
         raise BadValueError(f"{operation}: got a tensor of shape {tuple(given.shape)}, expected (n, dim)")
     rows = given[None] if given.dim() == 1 else given

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 import torch
 
+from irkit.arguments import shown
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError, StorageError, require
 from irkit.index.place import MANIFEST
@@ -208,7 +209,7 @@ def _check(queries: Sequence[Query], documents: Sequence[Sequence[Document]]) ->
         if wrong is not None:
             name = kind.__name__
             raise BadTypeError(
-                f"scoring: got {wrong!r:.60}, expected a {name}, such as irkit.data.{name}('1', 'a text')"
+                f"scoring: got {shown(wrong)}, expected a {name}, such as irkit.data.{name}('1', 'a text')"
             )
 
 
