@@ -15,7 +15,8 @@ import numpy as np
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError
 from irkit.index.base import StageProgress
 from irkit.index.config import FaissConfig, MuveraConfig
-from irkit.index.files import Array
+from irkit.index.faiss_structure import check_structure, read_structure
+from irkit.index.files import REMEDY, Array
 from irkit.index.flat import Flat, query_blocks
 from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
@@ -60,7 +61,7 @@ class Faiss(Flat):
                 return
             grows = "NSG" not in self._options.factory  # which takes all rows in one addition
             if covered and grows and n < 4 * (trained or n):
-                structure = self._place(faiss.deserialize_index(self.store.read(_FILE)))
+                structure = self._place(self._read(copied=True))
             else:
                 structure, covered = self._place(self._new(n)), 0
                 trained = 0 if structure.is_trained else n
@@ -144,9 +145,13 @@ class Faiss(Flat):
                 values, wanted, params=self._parameters(structure, wanted, keep, share)
             )
         except RuntimeError:  # this structure takes no filter: what it finds is filtered below
-            scores, rows = structure.search(
-                values, wanted, params=self._parameters(structure, wanted, None, 1)
-            )
+            try:
+                scores, rows = structure.search(
+                    values, wanted, params=self._parameters(structure, wanted, None, 1)
+                )
+            except RuntimeError as error:
+                raise self._damaged(error) from None
+        rows[(rows < 0) | (rows >= self._state("covered"))] = -1  # a damaged list may have any
         if keep is not None:
             rows[(rows >= 0) & ~keep[rows]] = -1
         return scores, rows
@@ -158,7 +163,7 @@ class Faiss(Flat):
         if keep is not None:
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little"))
         if hasattr(core, "hnsw"):
-            width = math.ceil(max(self._options.ef_search, 2 * wanted) / share)
+            width = min(math.ceil(max(self._options.ef_search, 2 * wanted) / share), structure.ntotal)
             return faiss.SearchParametersHNSW(efSearch=width, **options)
         if hasattr(core, "nprobe"):
             usual = self._options.nprobe or math.ceil(3 * math.sqrt(core.nlist))
@@ -175,15 +180,21 @@ class Faiss(Flat):
 
     def _open(self) -> tuple[Any, Array]:
         """The stored structure and the mapped file that it reads its large arrays from."""
-        content = self.store.read(_FILE)
+        return self._place(self._read()), self.store.read(_FILE)
+
+    def _read(self, copied: bool = False) -> Any:
+        """What the file has, if it is what the configuration makes."""
         try:
-            structure = faiss.read_index(faiss.ZeroCopyIOReader(faiss.swig_ptr(content), len(content)))
-        except RuntimeError as error:
-            raise CorruptError(
-                f"index {self.store.path}: FAISS cannot read its structure ({_reason(error)}); "
-                "restore the directory from a copy or rebuild the index"
-            ) from None
-        return self._place(structure), content
+            structure = read_structure(self.store.read(_FILE), copied)
+            check_structure(structure, self._new(len(self)), self._state("covered"))
+        except (RuntimeError, ValueError) as error:
+            raise self._damaged(error) from None
+        return structure
+
+    def _damaged(self, error: Exception) -> CorruptError:
+        return CorruptError(
+            f"index {self.store.path}: FAISS cannot read its structure ({_reason(error)}); {REMEDY}"
+        )
 
     def _new(self, n: int, dim: int = 0) -> Any:
         """An empty structure for ``n`` rows."""
@@ -288,6 +299,6 @@ def _write(structure: Any, path: Path) -> None:
         raise OSError(_reason(error)) from error
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """FAISS's message without the place in its source."""
     return re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).strip()

@@ -139,7 +139,7 @@ class Muvera(Faiss):
         self, queries: Representation, k: int, keep: Array | None, share: float
     ) -> tuple[Array, Array]:
         assert isinstance(queries, MultiVector)
-        wanted = max(self.config.candidates, 2 * k)
+        wanted = min(max(self.config.candidates, 2 * k), self._state("covered"))
         _, rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), wanted, keep, share)
         empty = (queries.tokens.lengths == 0).numpy()
         kept = (self.live if keep is None else keep)[: self._state("covered")]

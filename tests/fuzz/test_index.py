@@ -32,6 +32,11 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "flat_sparse": ("impacts", "sparse", "flat"),
     "flat_bm25": ("bm25", "text", "flat"),
     "flat_int8": ("vectors", "multi_vector", {"kind": "flat", "dtype": "int8"}),
+    "hnsw": ("vectors", "dense", "hnsw"),
+    "ivf": ("vectors", "dense", "ivf"),
+    "pq": ("vectors", "dense", "pq"),
+    "ivfpqfs": ("vectors", "dense", "ivfpqfs"),
+    "pca": ("vectors", "dense", "PCAR8,IVF4_HNSW8,PQ4x4"),
     "inverted": ("impacts", "sparse", SPARSE),
     "inverted_uint8": ("impacts", "sparse", {**SPARSE, "dtype": "uint8"}),
     "approximate": ("impacts", "sparse", {**SPARSE, "mode": "approximate"}),
@@ -42,6 +47,7 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
         for bits in (1, 2, 4, 8)
     },
     "plaid_tokens": ("vectors", "multi_vector", {"kind": "plaid", "keep_tokens": True, "nprobe": 2}),
+    "muvera": ("vectors", "multi_vector", {"kind": "muvera", "repetitions": 2, "bits": 2, "candidates": 20}),
 }
 
 

@@ -1,0 +1,119 @@
+"""A FAISS structure of a file: read with limits, and held against what its configuration makes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from irkit.index.files import Array
+
+__all__ = ["check_structure", "read_structure"]
+
+faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
+
+_LIMITS = ("vector_byte", "loop")  # of what FAISS reads, where its version has such
+_TABLES = 1 << 31  # bytes that FAISS may take for tables that it computes, which these are limits of, too
+_limits_lock = threading.Lock()  # they are FAISS's, of the whole process
+# what FAISS computes with and does not hold against the sizes of its arrays, as a factory string settles it
+_SETTLED = [
+    *("d", "metric_type", "code_size", "by_residual", "parallel_mode"),
+    *("M", "M2", "nbits", "ksub", "bbs", "implem", "skip", "qbs", "qbs2"),
+]
+_QUANTIZER = ("d", "M", "nbits", "dsub", "ksub", "code_size")
+_BLOCKS = ("block_size", "n_per_block")
+
+
+def read_structure(content: Array, copied: bool = False) -> Any:
+    """The structure in the bytes of a file.
+
+    Args:
+        content: The bytes.
+        copied: Whether it may grow; else it goes on reading its large arrays from ``content``.
+
+    Raises:
+        RuntimeError: FAISS cannot read it.
+        ValueError: It says that it is larger than the file.
+    """
+    try:
+        with _limited(len(content)):
+            if copied:
+                return faiss.deserialize_index(content)
+            return faiss.read_index(faiss.ZeroCopyIOReader(faiss.swig_ptr(content), len(content)))
+    except MemoryError:
+        raise ValueError("it says that it is larger than its file") from None
+
+
+def check_structure(structure: Any, template: Any, rows: int) -> None:
+    """Refuse a structure that searches would leave.
+
+    FAISS itself refuses, as it reads, graphs and lists that point outside of their arrays (from 1.15 on).
+
+    Args:
+        structure: What was read.
+        template: What the configuration makes, empty.
+        rows: That it covers.
+
+    Raises:
+        ValueError: It is of another kind, width or number of rows; or a size is not that of its array.
+    """
+    inner, made = faiss.downcast_index(structure), faiss.downcast_index(template)
+    alike = isinstance(inner, type(made)) or isinstance(made, type(inner))
+    _need(alike, f"it is {type(inner).__name__}, expected {type(made).__name__}")
+    _need(inner.ntotal == rows and inner.is_trained, f"it has {inner.ntotal} vectors of {rows}")
+    for name in _SETTLED:
+        _equal(inner, made, name)
+    if hasattr(inner, "chain"):
+        _need(inner.chain.size() == made.chain.size(), "other transformations")
+        for place in range(inner.chain.size()):
+            for name in ("d_in", "d_out"):
+                _equal(inner.chain.at(place), made.chain.at(place), name)
+            _need(inner.chain.at(place).is_trained, "transformations that are not trained")
+        check_structure(inner.index, made.index, rows)
+    if hasattr(inner, "storage"):
+        check_structure(inner.storage, made.storage, rows)
+    if hasattr(inner, "invlists"):
+        _check_lists(inner, made)
+    if hasattr(inner, "pq"):
+        for name in _QUANTIZER:
+            _equal(inner.pq, made.pq, name)
+        _need(inner.pq.centroids.size() == inner.pq.d * inner.pq.ksub, "centroids of codes")
+    if hasattr(inner, "ntotal2") and hasattr(inner, "codes"):  # codes in blocks
+        _need(inner.ntotal2 == -(-rows // inner.bbs) * inner.bbs, "blocks of codes")
+        _need(inner.codes.size() == inner.ntotal2 * inner.M2 // 2, "codes")
+
+
+def _check_lists(inner: Any, made: Any) -> None:
+    check_structure(inner.quantizer, made.quantizer, inner.nlist)
+    lists, others = (faiss.downcast_InvertedLists(some.invlists) for some in (inner, made))
+    _need(type(lists) is type(others) and lists.nlist == inner.nlist, "lists")
+    for name in _BLOCKS if hasattr(lists, "block_size") else ("code_size",):
+        _equal(lists, others, name)
+
+
+def _equal(first: Any, second: Any, name: str) -> None:
+    found, expected = getattr(first, name, None), getattr(second, name, None)
+    if isinstance(expected, int):  # and no function
+        _need(found == expected, f"{name} is {found}, expected {expected}")
+
+
+def _need(fine: bool, what: str) -> None:
+    if not fine:
+        raise ValueError(what)
+
+
+@contextlib.contextmanager
+def _limited(size: int) -> Iterator[None]:
+    """Let FAISS make no array of more bytes than a file of this size has, or its tables."""
+    with _limits_lock:
+        there = [name for name in _LIMITS if hasattr(faiss, f"set_deserialization_{name}_limit")]
+        before = [getattr(faiss, f"get_deserialization_{name}_limit")() for name in there]
+        try:
+            for name in there:
+                getattr(faiss, f"set_deserialization_{name}_limit")(max(size, _TABLES))
+            yield
+        finally:
+            for name, limit in zip(there, before, strict=True):
+                getattr(faiss, f"set_deserialization_{name}_limit")(limit)
