@@ -51,6 +51,14 @@ def test_results_are_stored_with_their_origin(tmp_path: Path, monkeypatch: pytes
     assert json.loads((tmp_path / "made_up.jsonl").read_text().splitlines()[0]) == source
 
 
+def test_every_bench_of_a_kernel_is_found() -> None:
+    from benchmarks.kernels import benches
+
+    found = benches()
+    assert {"int8_linear", "maxsim", "ragged_attention", "ragged_pool", "splade_pool"} <= set(found)
+    assert all(callable(bench.run) for bench in found.values())
+
+
 def curve(contender: str, recall: float, speed: float) -> dict[str, object]:
     return {
         "collection": "generated 10k",

@@ -16,18 +16,14 @@ import torch
 __all__ = ["on_cores", "peak_memory", "take_turns"]
 
 
-def take_turns(
-    ways: Mapping[str, Callable[[], Any]], rounds: int, device: str, cores: int
-) -> dict[str, list[float]]:
+def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, cores: int) -> dict[str, list[float]]:
     """Seconds of every way in every round; of CPU time on one core, which neighbours disturb less."""
     clock = time.process_time if cores == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, function in ways.items():
-            _wait(device)
             start = clock()
             function()
-            _wait(device)
             seconds[way].append(clock() - start)
     return seconds
 

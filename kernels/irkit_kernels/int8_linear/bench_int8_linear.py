@@ -14,14 +14,13 @@ from torch.nn import functional as F
 from irkit_kernels.int8_linear import int8_linear, pack_weight
 from irkit_kernels.int8_linear.reference import int8_linear_reference, quantize_weight
 
-__all__ = ["DEVICES", "run"]
+__all__ = ["run"]
 
-DEVICES = ("cpu",)
 ROWS = (64, 256, 1024, 2048)
 SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))  # (k, n) of a layer of MiniLM
 
 
-def run(device: str = "cpu", rounds: int = 15) -> list[dict[str, Any]]:
+def run(rounds: int = 15) -> list[dict[str, Any]]:
     """Time every shape, all ways in turn in each round, on ``torch.get_num_threads()`` threads.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Speed of MaxSim of ragged texts against plain torch, numba, maxsim-cpu and, on CUDA, flash-maxsim.
+"""Speed of MaxSim of ragged texts on the CPU, against plain torch, numba and maxsim-cpu.
 
 Vectors are random, of 128 dimensions and length 1; queries have 32 tokens, documents 40 to 250.
 """
@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit_kernels._benching import on_cores, peak_memory, take_turns
+from irkit_kernels._benching import on_cores, take_turns
 from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
 
-__all__ = ["DEVICES", "run"]
+__all__ = ["run"]
 
-DEVICES = ("cpu", "cuda")
 DIM, QUERY, DOCUMENT = 128, 32, (40, 250)
 ROUNDS = 15
 TOLERANCE = {"float32": 2e-5, "float16": 0.02, "bfloat16": 0.15, "int8": 0.15}  # of scores of about 10
@@ -30,40 +29,39 @@ TOLERANCE = {"float32": 2e-5, "float16": 0.02, "bfloat16": 0.15, "int8": 0.15}  
 Ways = dict[str, Callable[[], Any]]
 
 
-def run(device: str = "cpu") -> list[dict[str, Any]]:
+def run() -> list[dict[str, Any]]:
     """Time a query against 10 and 1000 documents, and the scores of a training batch with their gradients.
 
-    All ways in turn in each round; on the CPU with one core and with all of them.
+    All ways in turn in each round; with one core and with all of them.
 
     Returns:
         One dict a way: its best milliseconds, multiply-adds of the similarities per second, the median over
-        the rounds of the time of torch's float32 to its own, the largest error of a score against float64,
-        and on CUDA the peak of the memory beside the inputs.
+        the rounds of the time of torch's float32 to its own, and the largest error against float64.
 
     Raises:
         RuntimeError: A result is wrong.
     """
     rows = []
-    for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
+    for cores in sorted({1, len(os.sched_getaffinity(0))}):
         with on_cores(cores):
             for n in (10, 1000):
-                rows += _measure(f"1 query x {n} documents", 1, n, device, cores, _search_ways)
-            rows += _measure("32 x 128 and gradients", 32, 128, device, cores, _training_ways)
+                rows += _measure(f"1 query x {n} documents", 1, n, cores, _search_ways)
+            rows += _measure("32 x 128 and gradients", 32, 128, cores, _training_ways)
     return rows
 
 
 class Problem:
-    """Random texts: values and offsets on the device, lengths as Python's numbers."""
+    """Random texts: values and offsets, and lengths as Python's numbers."""
 
-    def __init__(self, n_q: int, n_d: int, device: str) -> None:
+    def __init__(self, n_q: int, n_d: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self.lengths = torch.randint(DOCUMENT[0], DOCUMENT[1] + 1, (n_d,), generator=generator).tolist()
         sizes = (n_q * QUERY, sum(self.lengths))
-        values = (F.normalize(torch.randn(size, DIM, generator=generator), dim=1) for size in sizes)
-        self.queries, self.documents = (x.to(device) for x in values)
-        self.query_offsets = torch.arange(n_q + 1, dtype=torch.int32, device=device) * QUERY
-        ends = torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32)
-        self.document_offsets = ends.to(device)
+        self.queries, self.documents = (
+            F.normalize(torch.randn(size, DIM, generator=generator), dim=1) for size in sizes
+        )
+        self.query_offsets = torch.arange(n_q + 1, dtype=torch.int32) * QUERY
+        self.document_offsets = torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32)
         self.n_q = n_q
 
     def to(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -78,11 +76,7 @@ class Problem:
         """All similarities, then the maxima in float32, document by document: fastest of 6 ways on a CPU."""
         similarity = documents @ queries.T
         similarity = similarity.to(torch.promote_types(similarity.dtype, torch.float32))
-        if similarity.is_cuda:
-            lengths = torch.tensor(self.lengths, device=similarity.device)
-            best = torch.segment_reduce(similarity, "max", lengths=lengths, axis=0)
-        else:
-            best = torch.stack([part.amax(0) for part in similarity.split(self.lengths)])
+        best = torch.stack([part.amax(0) for part in similarity.split(self.lengths)])
         return best.view(-1, self.n_q, QUERY).sum(2).T
 
 
@@ -95,8 +89,6 @@ def _search_ways(problem: Problem) -> Ways:
     (q, q_scales), (d, d_scales) = quantize_rows(problem.queries), quantize_rows(problem.documents)
     ends = problem.query_offsets, problem.document_offsets
     ways["maxsim int8"] = lambda: maxsim_int8(q, q_scales, ends[0], d, d_scales, ends[1])
-    if problem.queries.is_cuda:
-        return ways | _flash_search(problem)
     ways["numba float32"] = _numba(problem)
     if find_spec("maxsim_cpu"):
         import maxsim_cpu
@@ -109,7 +101,6 @@ def _search_ways(problem: Problem) -> Ways:
 
 def _training_ways(problem: Problem) -> Ways:
     grad = torch.randn(problem.n_q, len(problem.lengths), generator=torch.Generator().manual_seed(1))
-    grad = grad.to(problem.queries.device)
 
     def way(score: Callable[..., Tensor], values: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         leaves = [x.detach().clone().requires_grad_() for x in values]
@@ -126,29 +117,7 @@ def _training_ways(problem: Problem) -> Ways:
         name = str(dtype).removeprefix("torch.")
         ways[f"torch {name}"] = way(problem.torch, problem.to(dtype))
         ways[f"maxsim {name}"] = way(problem.ours, problem.to(dtype))
-    if problem.queries.is_cuda and find_spec("flash_maxsim"):
-        from flash_maxsim import flash_maxsim_batched_train
-
-        padded = torch.nn.utils.rnn.pad_sequence(list(problem.documents.split(problem.lengths)), True).half()
-        lengths = torch.tensor(problem.lengths, device=padded.device)
-        queries = problem.queries.half().view(problem.n_q, QUERY, DIM)
-        ways["flash-maxsim float16"] = way(
-            lambda q, d: flash_maxsim_batched_train(q, d, doc_lengths=lengths), (queries, padded)
-        )
-        ways["maxsim float16"] = way(problem.ours, problem.to(torch.float16))
     return ways
-
-
-def _flash_search(problem: Problem) -> Ways:
-    if not find_spec("flash_maxsim"):
-        return {}
-    from flash_maxsim import flash_maxsim_packed
-
-    values, ends, longest = problem.to(torch.float16), problem.document_offsets, max(problem.lengths)
-    return {
-        "maxsim float16": lambda: problem.ours(*values),
-        "flash-maxsim float16": lambda: flash_maxsim_packed(*values, ends, longest)[None],
-    }
 
 
 def _numba(problem: Problem) -> Callable[[], Tensor]:
@@ -180,37 +149,35 @@ def _numba(problem: Problem) -> Callable[[], Tensor]:
 
 
 def _measure(
-    name: str, n_q: int, n_d: int, device: str, cores: int, ways_of: Callable[[Problem], Ways]
+    name: str, n_q: int, n_d: int, cores: int, ways_of: Callable[[Problem], Ways]
 ) -> list[dict[str, Any]]:
-    problem = Problem(n_q, n_d, device)
+    problem = Problem(n_q, n_d)
     exact = problem.torch(*problem.to(torch.float64))
-    ways, errors, memory = ways_of(problem), {}, {}
+    ways, errors = ways_of(problem), {}
     for way, function in ways.items():
         function()  # compiles
-        scores = torch.as_tensor(function(), device=device)
-        memory[way] = peak_memory(function, device) if device == "cuda" else 0.0
+        scores = torch.as_tensor(function())
         errors[way] = float((scores - exact).abs().max())
         if not errors[way] <= TOLERANCE[way.split()[1]]:
             raise RuntimeError(f"maxsim: {way} differs from float64 by {errors[way]:.2g} on {name}")
-    times = take_turns(ways, ROUNDS, device, cores)
+    times = take_turns(ways, ROUNDS, cores)
     work = n_q * QUERY * sum(problem.lengths) * DIM
     return [
         {
             "shape": name,
-            "cores": cores or None,
+            "cores": cores,
             "way": way,
             "ms": 1e3 * min(seconds),
             "GMAC/s": work / min(seconds) / 1e9,
             "x torch float32": median(a / b for a, b in zip(times["torch float32"], seconds, strict=True)),
             "error": errors[way],
-            **({"MB": memory[way]} if device == "cuda" else {}),
         }
         for way, seconds in times.items()
     ]
 
 
 if __name__ == "__main__":
-    for row in run("cuda" if torch.cuda.is_available() else "cpu"):
+    for row in run():
         print(
             "  ".join(
                 f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()

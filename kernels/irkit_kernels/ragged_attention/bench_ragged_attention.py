@@ -21,17 +21,14 @@ from torch.nn import functional as F
 from irkit_kernels.ragged_attention import ragged_attention
 from irkit_kernels.ragged_attention.reference import attention_reference
 
-__all__ = ["DEVICES", "run"]
+__all__ = ["run"]
 
-DEVICES = ("cpu",)
 HEADS, TOKENS, ROUNDS, DROPOUT = 12, 1024, 10, 0.1
 EQUAL = {False: (8, 16, 32, 64, 80, 128, 256, 512, 2048), True: (32, 128, 512)}  # in training: fewer
 
 
-def run(device: str = "cpu") -> list[dict[str, Any]]:
+def run() -> list[dict[str, Any]]:
     """Measure rows of equal lengths and a length-sorted step of mixed lengths, about 1024 tokens each."""
-    if device not in DEVICES:
-        raise ValueError(f"ragged_attention: no kernel for {device!r}, only for {DEVICES}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Speed of pooling and of its gradient against ``F.embedding_bag`` and against copying as many bytes.
+"""Speed of pooling and of its gradient on a CPU core, against ``F.embedding_bag`` and copying as many bytes.
 
 Sequences are as long as MS MARCO's passages (75 tokens on average) and 768 wide. Copying is what the hardware
 can do: bytes read once and written once.
@@ -19,17 +19,16 @@ from irkit_kernels._benching import on_cores, take_turns
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
 
-__all__ = ["DEVICES", "run"]
+__all__ = ["run"]
 
-DEVICES = ("cpu", "cuda")
 WIDTH, ROUNDS = 768, 15
-SEQUENCES = {"cpu": (16, 64), "cuda": (8192,)}  # 8192: 1 to 3 GB, far more than any cache
+SEQUENCES = (16, 64)
 WINDOWS = ((2, 2), (3, 2))
 
 Ways = dict[str, Callable[[], Any]]
 
 
-def run(device: str = "cpu") -> list[dict[str, Any]]:
+def run() -> list[dict[str, Any]]:
     """Time windows of two sizes in float32 and bfloat16, all ways in turn in each round; on one core.
 
     Returns:
@@ -40,25 +39,25 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
     Raises:
         RuntimeError: A result is wrong.
     """
-    shapes = product(SEQUENCES[device], WINDOWS, (torch.float32, torch.bfloat16))
-    with on_cores(int(device == "cpu")):
-        return [row for shape in shapes for row in _measure(*shape, device)]
+    shapes = product(SEQUENCES, WINDOWS, (torch.float32, torch.bfloat16))
+    with on_cores(1):
+        return [row for shape in shapes for row in _measure(*shape)]
 
 
-def _measure(n: int, window: tuple[int, int], dtype: torch.dtype, device: str) -> list[dict[str, Any]]:
+def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.empty(n).log_normal_(4.2, 0.45, generator=generator).clamp(8, 512).long()
     counts = pooled_lengths(lengths, *window)
-    offsets, ends = (F.pad(x.cumsum(0), (1, 0)).int().to(device) for x in (lengths, counts))
+    offsets, ends = (F.pad(x.cumsum(0), (1, 0)).int() for x in (lengths, counts))
     total = int(counts.sum())
-    values = torch.randn(int(lengths.sum()), WIDTH, generator=generator).to(device, dtype).requires_grad_()
-    grad = torch.randn(total, WIDTH, generator=generator).to(device, dtype)
-    local = torch.arange(total, device=device) - ends[:-1].repeat_interleave(counts.to(device))
-    starts = local * window[1] + offsets[:-1].repeat_interleave(counts.to(device))
-    sizes = (offsets[1:].repeat_interleave(counts.to(device)) - starts).clamp(max=window[0])
+    values = torch.randn(int(lengths.sum()), WIDTH, generator=generator).to(dtype).requires_grad_()
+    grad = torch.randn(total, WIDTH, generator=generator).to(dtype)
+    local = torch.arange(total) - ends[:-1].repeat_interleave(counts)
+    starts = local * window[1] + offsets[:-1].repeat_interleave(counts)
+    sizes = (offsets[1:].repeat_interleave(counts) - starts).clamp(max=window[0])
     bags = F.pad(sizes.cumsum(0), (1, 0))
-    tokens = torch.arange(int(bags[-1]), device=device) + (starts - bags[:-1]).repeat_interleave(sizes)
-    half = torch.empty((values.nbytes + grad.nbytes) // 2, dtype=torch.uint8, device=device)
+    tokens = torch.arange(int(bags[-1])) + (starts - bags[:-1]).repeat_interleave(sizes)
+    half = torch.empty((values.nbytes + grad.nbytes) // 2, dtype=torch.uint8)
     other = torch.empty_like(half).fill_(1)  # touched, or its pages would be mapped while it is timed
 
     def ours() -> Tensor:
@@ -68,10 +67,10 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype, device: str) -
         return F.embedding_bag(tokens, values, bags[:-1], mode="mean")
 
     functions = {"ragged_pool": ours, "embedding_bag": theirs}
-    few, expected = offsets[:9].cpu(), {}  # 8 sequences
-    some = values[: int(few[-1])].detach().cpu()
+    few, expected = offsets[:9], {}  # 8 sequences
+    some = values[: int(few[-1])].detach()
     expected["forward"] = pool_forward(some, few, *window)
-    expected["backward"] = pool_backward(grad[: len(expected["forward"])].cpu(), few, *window)
+    expected["backward"] = pool_backward(grad[: len(expected["forward"])], few, *window)
     rows = []
     for direction in ("forward", "backward"):
         ways: Ways = {"copy": lambda: half.copy_(other)}
@@ -79,11 +78,11 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype, device: str) -
             ways[name] = torch.no_grad()(function)
             if direction == "backward":
                 ways[name] = _gradient(function(), values, grad)
-            got = ways[name]()[: len(expected[direction])].detach().cpu()
+            got = ways[name]()[: len(expected[direction])].detach()
             if name == "ragged_pool":  # the gradient of embedding_bag is not that exact in bfloat16
                 torch.testing.assert_close(got, expected[direction], msg=lambda m: f"ragged_pool: {m}")
         repeated = {way: _repeat(function, n) for way, function in ways.items()}
-        times = take_turns(repeated, ROUNDS, device, int(device == "cpu"))
+        times = take_turns(repeated, ROUNDS, 1)
         best = {way: min(seconds) / _repeats(n) for way, seconds in times.items()}
         rows.append(
             {
@@ -122,5 +121,5 @@ def _repeat(function: Callable[[], Any], n: int) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    for row in run("cuda" if torch.cuda.is_available() else "cpu"):
+    for row in run():
         print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))

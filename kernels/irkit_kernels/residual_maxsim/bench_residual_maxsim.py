@@ -29,9 +29,8 @@ from irkit_kernels.residual_maxsim import (
     train_codebook,
 )
 
-__all__ = ["DEVICES", "run"]
+__all__ = ["run"]
 
-DEVICES = ("cpu",)
 DOCUMENTS, CENTROIDS, DIM, QUERY, LENGTHS = 5000, 8192, 128, 32, (40, 101)
 VECTORS, SCORED, NPROBE, FOUND, ROUNDS = 4000, 256, 2, 1024, 15
 
@@ -47,7 +46,7 @@ class Step(NamedTuple):
     tolerance: float  # of what they return
 
 
-def run(device: str = "cpu") -> list[dict[str, Any]]:
+def run() -> list[dict[str, Any]]:
     """Time each step on one core.
 
     Returns:
@@ -56,8 +55,6 @@ def run(device: str = "cpu") -> list[dict[str, Any]]:
     Raises:
         RuntimeError: A result is wrong.
     """
-    if device not in DEVICES:
-        raise ValueError(f"residual_maxsim: no bench for {device!r}, only for {DEVICES}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

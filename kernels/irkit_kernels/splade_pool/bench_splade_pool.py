@@ -1,4 +1,4 @@
-"""Speed and memory of pooled vocabulary weights against plain torch.
+"""Speed and memory of pooled vocabulary weights on the CPU, against plain torch.
 
 Vectors are random, with as many terms as BERT has; all sequences of a batch are equally long, which spares
 plain torch the padding.
@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from irkit_kernels._benching import on_cores, peak_memory, take_turns
 from irkit_kernels.splade_pool import splade_pool, splade_pool_reference, splade_pool_sparse
 
-__all__ = ["DEVICES", "run"]
+__all__ = ["run"]
 
-DEVICES = ("cpu", "cuda")
 TERMS, TOP_K = 30_522, 256
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03}  # of weights of 1 or 2
 
@@ -47,24 +46,17 @@ class Shape(NamedTuple):
     rounds: int = 2
 
 
-SHAPES = {
-    "cpu": (
-        Shape("1 x 8, d 384", 1, 8, 384, rounds=15),
-        Shape("1 x 32, d 768", 1, 32, 768, rounds=15),
-        Shape("32 x 8, d 384", 32, 8, 384, rounds=9),
-        Shape("8 x 128, d 384, and gradients", 8, 128, 384, gradients=True, rounds=3),
-        Shape("32 x 256, d 384", 32, 256, 384),
-        Shape("32 x 256, d 768", 32, 256, 768),
-    ),
-    "cuda": (
-        Shape("1 x 8, d 768", 1, 8, 768, rounds=15),
-        Shape("64 x 256, d 768", 64, 256, 768, rounds=15),
-        Shape("64 x 256, d 768, and gradients", 64, 256, 768, gradients=True, rounds=9),
-    ),
-}
+SHAPES = (
+    Shape("1 x 8, d 384", 1, 8, 384, rounds=15),
+    Shape("1 x 32, d 768", 1, 32, 768, rounds=15),
+    Shape("32 x 8, d 384", 32, 8, 384, rounds=9),
+    Shape("8 x 128, d 384, and gradients", 8, 128, 384, gradients=True, rounds=3),
+    Shape("32 x 256, d 384", 32, 256, 384),
+    Shape("32 x 256, d 768", 32, 256, 768),
+)
 
 
-def run(device: str = "cpu", shapes: tuple[Shape, ...] | None = None) -> list[dict[str, Any]]:
+def run(shapes: tuple[Shape, ...] | None = None) -> list[dict[str, Any]]:
     """Time every shape in float32 and bfloat16, all ways in turn in each round; on one core and on all.
 
     Returns:
@@ -76,23 +68,23 @@ def run(device: str = "cpu", shapes: tuple[Shape, ...] | None = None) -> list[di
         RuntimeError: A result is wrong.
     """
     rows = []
-    for cores in sorted({1, len(os.sched_getaffinity(0))}) if device == "cpu" else (0,):
+    for cores in sorted({1, len(os.sched_getaffinity(0))}):
         with on_cores(cores):
-            for shape in shapes or SHAPES[device]:
+            for shape in shapes or SHAPES:
                 for dtype in (torch.float32, torch.bfloat16):
-                    rows += _measure(shape, dtype, device, cores)
+                    rows += _measure(shape, dtype, cores)
     return rows
 
 
-def _measure(shape: Shape, dtype: torch.dtype, device: str, cores: int) -> list[dict[str, Any]]:
+def _measure(shape: Shape, dtype: torch.dtype, cores: int) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     sizes = (shape.n * shape.tokens, shape.d), (TERMS, shape.d), (TERMS,)
     parts = [torch.randn(size, generator=generator) for size in sizes]
     parts[1] /= shape.d**0.5
     parts[2] -= 2.5  # half of the weights are 0
-    hidden, weight, bias = (x.to(device, dtype).requires_grad_(shape.gradients) for x in parts)
-    offsets = torch.arange(shape.n + 1, dtype=torch.int32, device=device) * shape.tokens
-    grad = torch.randn(shape.n, TERMS, generator=generator).to(device)
+    hidden, weight, bias = (x.to(dtype).requires_grad_(shape.gradients) for x in parts)
+    offsets = torch.arange(shape.n + 1, dtype=torch.int32) * shape.tokens
+    grad = torch.randn(shape.n, TERMS, generator=generator)
 
     def plain() -> Tensor:
         logits = F.linear(hidden, weight, bias).view(shape.n, shape.tokens, TERMS)
@@ -114,24 +106,24 @@ def _measure(shape: Shape, dtype: torch.dtype, device: str, cores: int) -> list[
         ways[f"splade_pool_sparse, top {TOP_K}"] = lambda: splade_pool_sparse(*arguments, top_k=TOP_K)
     name = str(dtype).removeprefix("torch.")
     few = min(2, shape.n)
-    exact_parts = [x.detach().cpu().double() for x in (hidden[: few * shape.tokens], weight, bias)]
-    exact = splade_pool_reference(exact_parts[0], offsets[: few + 1].cpu(), *exact_parts[1:])
+    exact_parts = [x.detach().double() for x in (hidden[: few * shape.tokens], weight, bias)]
+    exact = splade_pool_reference(exact_parts[0], offsets[: few + 1], *exact_parts[1:])
     memory = {}
     for way, function in ways.items():
         result = function()  # compiles
-        memory[way] = peak_memory(function, device)
+        memory[way] = peak_memory(function, "cpu")
         if isinstance(result, tuple):
             continue
-        error = float((result[:few].detach().cpu() - exact).abs().max())
+        error = float((result[:few].detach() - exact).abs().max())
         if not error <= TOLERANCE[name]:
             raise RuntimeError(f"splade_pool: {way} differs from float64 by {error:.2g} on {shape.name}")
-    times = take_turns(ways, shape.rounds, device, cores)
+    times = take_turns(ways, shape.rounds, cores)
     work = shape.n * shape.tokens * TERMS * shape.d
     return [
         {
             "shape": shape.name,
             "dtype": name,
-            "cores": cores or None,
+            "cores": cores,
             "way": way,
             "ms": 1e3 * min(seconds),
             "GMAC/s": work / min(seconds) / 1e9,
@@ -153,5 +145,5 @@ def _step(function: Callable[[], Tensor], leaves: tuple[Tensor, ...], grad: Tens
 
 
 if __name__ == "__main__":
-    for row in run("cuda" if torch.cuda.is_available() else "cpu"):
+    for row in run():
         print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
