@@ -8,9 +8,10 @@ from torch import Tensor
 
 from irkit.errors import BadTypeError, BadValueError
 from irkit.forking import one_thread_after_fork
+from irkit.ragged import to_device
 from irkit.representation import Dense, MultiVector, Representation, Sparse
 
-__all__ = ["check_comparable", "score", "score_pairs"]
+__all__ = ["check_comparable", "score", "score_pairs", "score_rows"]
 
 _FEW = 16  # queries
 
@@ -82,9 +83,27 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
         left, right = pairs.T
         return (queries.values.float()[left] * documents.values.float()[right]).sum(1)
     if isinstance(queries, MultiVector) and isinstance(documents, MultiVector):
-        return _maxsim(queries, documents, pairs.to(queries.tokens.device))
+        return _maxsim(queries, documents, to_device(pairs, queries.tokens.device))
     parts = [score(queries[i : i + 1], documents[j : j + 1])[0] for i, j in pairs.tolist()]
     return torch.cat(parts) if parts else torch.zeros(0, device="cpu")
+
+
+def score_rows(queries: MultiVector, documents: MultiVector, rows: Tensor) -> Tensor:
+    """Score some documents of each query, otherwise as `score`; a device waits for nothing.
+
+    Args:
+        queries: ``n_q`` of them.
+        documents: ``n_d`` of them.
+        rows: ``(n_q, n)`` int64 rows of documents, on the device of the vectors.
+
+    Returns:
+        ``(n_q, n)`` float32.
+    """
+    check_comparable(queries, documents)
+    own = torch.arange(len(queries), device=rows.device)[:, None].expand_as(rows)
+    pairs = torch.stack([own.flatten(), rows.flatten()], dim=1)
+    maxima = rows.shape[1] * len(queries.tokens.values)
+    return _maxsim(queries, documents, pairs, maxima).view(rows.shape)
 
 
 def check_comparable(queries: Representation, documents: Representation) -> None:
@@ -112,9 +131,11 @@ def _inner_products(queries: Tensor, documents: Tensor) -> Tensor:
     return queries @ documents.T
 
 
-def _maxsim(queries: MultiVector, documents: MultiVector, pairs: Tensor | None = None) -> Tensor:
+def _maxsim(
+    queries: MultiVector, documents: MultiVector, pairs: Tensor | None = None, maxima: int | None = None
+) -> Tensor:
     q, d = queries.tokens, documents.tokens
     values = (q.values, d.values)
     if q.values.dtype != d.values.dtype or q.values.dtype == torch.float64:
         values = (q.values.float(), d.values.float())
-    return maxsim(values[0], q.offsets, values[1], d.offsets, pairs)
+    return maxsim(values[0], q.offsets, values[1], d.offsets, pairs, maxima)

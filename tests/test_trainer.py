@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -232,6 +233,38 @@ def test_a_loss_that_is_no_number_ends_training_and_keeps_the_last_checkpoint(
         trainer.train()
     good = Model.from_pretrained(newest_checkpoint(tmp_path / "out"))
     assert all(bool(value.isfinite().all()) for value in good.parameters())
+
+
+@pytest.mark.parametrize("norm", [0.0, 1.0])
+def test_a_step_waits_for_a_gpu_once(
+    model: Model,
+    files: Any,
+    tmp_path: Path,
+    norm: float,
+    record_dispatch: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For its losses and the norm of its gradient, before the weights change."""
+    args = arguments(tmp_path / "out", max_grad_norm=norm, gradient_accumulation_steps=2)
+    trainer = Trainer(model, args, open_data(files), [KLDivergence(), InfoNCE()])
+    batches = list(itertools.islice(trainer.get_train_dataloader(), 2))
+    monkeypatch.setattr(trainer, "_prepare_inputs", lambda batch: batch.to(record_dispatch.device))
+    trainer.step.to(record_dispatch.device)
+    trainer.create_optimizer_and_scheduler(4)
+    trainer.current_gradient_accumulation_steps = 2
+    for _ in range(2):  # the state of the optimizer is there in the second
+        record_dispatch.clear()
+        for batch in batches:
+            trainer.training_step(trainer.step, batch)
+        clipped = trainer._clip_grad_norm(trainer.step) if norm else None
+        assert trainer._get_grad_norm(trainer.step, clipped) > 0
+        trainer.optimizer.step()
+        assert len(record_dispatch.waits) == 1
+        assert record_dispatch.pageable == record_dispatch.waits  # these numbers
+    trainer.training_step(trainer.step, batches[0])
+    trainer._losses[-1] *= torch.nan
+    with pytest.raises(TrainingError, match="the loss is nan at step 1"):
+        trainer._get_grad_norm(trainer.step)
 
 
 def test_a_weight_that_is_no_number_is_never_saved(model: Model, files: Any, tmp_path: Path) -> None:

@@ -197,6 +197,80 @@ def test_gradient_caching_repeats_the_dropout_of_the_first_pass(
         assert_close(found[0], found[2])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_caching_shows_torch_the_device_whose_random_state_counts(
+    tiny_bert: Any, kind: str, record_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def checkpoint(function: Any, *args: Any, use_reentrant: bool) -> Any:
+        seen.append([each.device.type for each in args if isinstance(each, torch.Tensor)])
+        return function(*args)
+
+    monkeypatch.setattr("irkit.training.step.checkpoint", checkpoint)
+    model = make_model(tiny_bert, kind).train()
+    step = TrainStep(model, [InfoNCE()], gradient_cache_size=3).to(record_dispatch.device)
+    step(make_batch(model).to(record_dispatch.device))
+    assert seen == [["cuda"]] * 5  # two chunks of queries, three of documents
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_caching_repeats_the_dropout_of_a_gpu(
+    tiny_bert: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(tiny_bert, kind).to("cuda").train()
+    batch, step = make_batch(model).to("cuda"), TrainStep(model, [InfoNCE()], gradient_cache_size=2)
+    found = []
+    for keep, seed in ((False, 5), (True, 5), (False, 6)):
+        if keep:
+            monkeypatch.setattr("irkit.training.step.checkpoint", lambda f, *args, use_reentrant: f(*args))
+        torch.manual_seed(seed)
+        found.append(gradients(step, batch))
+    for name, gradient in found[0].items():
+        assert (found[1][name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
+    with pytest.raises(AssertionError):
+        assert_close(found[0], found[2])
+
+
+@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize(("kind", "most"), [("dense", 0), ("multi_vector", 0), ("sparse", 2)])
+def test_a_step_on_a_gpu_waits_for_nothing(
+    tiny_bert: Any, kind: str, most: int, size: int | None, record_dispatch: Any
+) -> None:
+    """Of a sparse model for the number of maxima that have a gradient, in its backward pass, twice."""
+    model = make_model(tiny_bert, kind)
+    losses = [KLDivergence(), InfoNCE(), MarginMSE()]
+    batch = make_batch(model)
+    expected = gradients(TrainStep(model, losses), batch)
+    step = TrainStep(model, losses, gradient_cache_size=size).to(record_dispatch.device)
+    step.zero_grad()
+    record_dispatch.clear()
+    there = batch.to(record_dispatch.device)
+    step(there, 1.0).backward()
+    assert len(record_dispatch.waits) == (most if size is None else most // 2 * 5)
+    assert not record_dispatch.pageable
+    found = {name: weight.grad.cpu() for name, weight in step.named_parameters() if weight.grad is not None}
+    assert_close(expected, found)
+
+
+@pytest.mark.parametrize("kind", ["dense", "multi_vector"])
+def test_scores_of_own_documents_alone_make_no_device_wait(
+    tiny_bert: Any, kind: str, record_dispatch: Any
+) -> None:
+    model = make_model(tiny_bert, kind)
+    batch, loss = make_batch(model), KLDivergence()
+    expected = gradients(TrainStep(model, [loss]), batch)
+    step = TrainStep(model, [loss]).to(record_dispatch.device)
+    step.zero_grad()
+    record_dispatch.clear()
+    there = batch.to(record_dispatch.device)
+    step(there, 1.0).backward()
+    assert not record_dispatch.waits
+    found = {name: weight.grad.cpu() for name, weight in step.named_parameters() if weight.grad is not None}
+    assert_close(expected, found)
+
+
 def test_gradient_caching_keeps_the_activations_of_one_chunk_only(tiny_bert: Any) -> None:
     model = make_model(tiny_bert, "dense")
     batch = make_batch(model)

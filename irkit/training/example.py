@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from irkit.errors import BadValueError
-from irkit.ragged import Ragged
+from irkit.ragged import Ragged, to_device
 
 __all__ = ["Batch", "Example"]
 
@@ -80,6 +80,8 @@ class Batch:
         """On another device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
-            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor | Ragged)
+            name: value.to(device) if isinstance(value, Ragged) else to_device(value, device)
+            for name, value in values.items()
+            if isinstance(value, Tensor | Ragged)
         }
         return replace(self, **moved)

@@ -18,7 +18,7 @@ from irkit.model import Model
 from irkit.model.similarity import averaged, compare
 from irkit.ragged import Ragged
 from irkit.representation import Dense, MultiVector, Representation, Sparse, concat
-from irkit.scoring import score, score_pairs
+from irkit.scoring import score, score_rows
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
 from irkit.training.lora import merged
@@ -125,7 +125,13 @@ class TrainStep(ModelStep):
         if size is None or len(tokens) <= size or not torch.is_grad_enabled():
             return self._encode(tokens, side)
         chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
-        return concat(checkpoint(self._encode, chunk, side, use_reentrant=False) for chunk in chunks)
+        # torch restores the random state of the devices whose tensors it sees, and sees none in a Ragged
+        return concat(
+            checkpoint(self._encode_again, chunk.values, chunk, side, use_reentrant=False) for chunk in chunks
+        )
+
+    def _encode_again(self, _: Tensor, tokens: Ragged, side: Side) -> Representation:
+        return self._encode(tokens, side)
 
     def _encode(self, tokens: Ragged, side: Side) -> Representation:
         part = self.model.of(side)
@@ -143,8 +149,8 @@ class TrainStep(ModelStep):
             matrix = self._compare(queries, documents)
             own = matrix.gather(1, columns)
         else:
-            pairs = torch.stack([mask.nonzero()[:, 0], joint.own[mask]], dim=1)
-            own = mask.float().masked_scatter(mask, score_pairs(queries, documents, pairs))
+            assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
+            own = score_rows(queries, documents, columns)
         return Scores(
             own=own.masked_fill(~mask, 0.0),
             mask=mask,

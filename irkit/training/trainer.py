@@ -111,6 +111,7 @@ class Trainer(transformers.Trainer):
         self.rates, self.folder = args.learning_rates, Path(str(args.output_dir))
         self._sums: dict[str, Any] = {}
         self._steps = 0.0
+        self._losses: list[Tensor] = []
         if args.lora is not None:
             if not isinstance(model, ModelStep):
                 raise ConfigError(f"lora: for models of irkit, not for a {type(model).__name__}")
@@ -224,14 +225,9 @@ class Trainer(transformers.Trainer):
     # the loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        """The loss of a batch.
-
-        Raises:
-            TrainingError: It is no number.
-        """
+        """The loss of a batch; `_get_grad_norm` looks whether it is a number."""
         loss: Tensor = model(inputs, self.state.global_step / max(1, self.state.max_steps))
-        if not bool(loss.isfinite()):
-            self._stop(f"the loss is {loss.item()}")
+        self._losses.append(loss.detach())
         share = 1 / self.current_gradient_accumulation_steps  # of a step
         for name, value in getattr(self.step, "parts", {}).items():
             self._sums[name] = self._sums.get(name, 0.0) + share * value
@@ -239,10 +235,20 @@ class Trainer(transformers.Trainer):
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm)  # type: ignore[no-untyped-call]
-        if self.accelerator.scaler is None and not math.isfinite(norm):  # fp16 skips such a step
-            self._stop(f"the gradient has a norm of {float(norm)}")
-        return norm
+        """The norm, read together with the losses of the step: the only time in it that a GPU is waited for.
+
+        Raises:
+            TrainingError: It is no number, or a loss is none.
+        """
+        norm = torch.as_tensor(super()._get_grad_norm(model, grad_norm))  # type: ignore[no-untyped-call]
+        *losses, found = torch.stack([*(loss.to(norm) for loss in self._losses), norm]).tolist()
+        self._losses = []
+        for loss in losses:
+            if not math.isfinite(loss):
+                self._stop(f"the loss is {loss}")
+        if self.accelerator.scaler is None and not math.isfinite(found):  # fp16 skips such a step
+            self._stop(f"the gradient has a norm of {found}")
+        return found
 
     def _stop(self, what: str, step: int | None = None) -> NoReturn:
         last, step = newest_checkpoint(self.folder), step or self.state.global_step + 1

@@ -80,7 +80,7 @@ def recording() -> Iterator[Record]:
     """
     record, pinned = Record(), _Pinned()
     devices = _Devices(pinned)
-    with _cuda(record), _triton(record), devices, _Operations(record, pinned, devices):
+    with _cuda(record, pinned), _triton(record), devices, _Operations(record, pinned, devices):
         yield record
 
 
@@ -141,10 +141,6 @@ class _Devices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is Tensor.pin_memory:
-            return self.pinned.add(args[0].clone())
-        if func is Tensor.is_pinned:
-            return args[0] in self.pinned
         if func is Tensor.cuda:
             func, args = Tensor.to, (args[0], _CUDA)
         if func is torch.device:
@@ -205,7 +201,7 @@ class _Operations(TorchDispatchMode):
         """Whether results are on the device; copies and waits are noted."""
         packet, target = func.overloadpacket, kwargs.get("device")
         if packet is aten._to_copy:
-            there = on_device if target is None else bool(target == _PLACE)
+            there = on_device if target is None else target.type != "cpu"
             if there != on_device:
                 self._copied(args[0], None, there, bool(kwargs.get("non_blocking")))
             return there
@@ -217,7 +213,7 @@ class _Operations(TorchDispatchMode):
             return there
         if on_device:
             self._looked_at(packet, func, args, kwargs)
-        return on_device or bool(target == _PLACE)
+        return on_device or (target is not None and target.type != "cpu")
 
     def _copied(self, source: Tensor, target: Tensor | None, there: bool, non_blocking: bool) -> None:
         """A copy between CPU and device; torch pins the target itself where it makes it, unless it waits."""
@@ -270,7 +266,7 @@ def _line() -> str:
 
 
 @contextmanager
-def _cuda(record: Record) -> Iterator[None]:
+def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
     """The parts of `torch.cuda` that a call needs: streams in which everything is done at once."""
 
     class Event:
@@ -300,6 +296,7 @@ def _cuda(record: Record) -> Iterator[None]:
         return nullcontext()
 
     stand_ins = {
+        "_lazy_init": nothing,  # where the engine of autograd runs Python code it leaves `_Devices` out
         "Event": Event,
         "Stream": Stream,
         "stream": nothing,
@@ -313,6 +310,8 @@ def _cuda(record: Record) -> Iterator[None]:
         patch.multiple(torch.cuda, **stand_ins),
         patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: True),
         patch.object(Tensor, "record_stream", nothing),
+        patch.object(Tensor, "pin_memory", lambda tensor, *_: pinned.add(tensor.clone())),
+        patch.object(Tensor, "is_pinned", lambda tensor, *_: tensor in pinned),
     ):
         yield
 

@@ -24,6 +24,7 @@ def maxsim(
     documents: Tensor,
     document_offsets: Tensor,
     pairs: Tensor | None = None,
+    maxima: int | None = None,
 ) -> Tensor:
     """Sum over a query's tokens of the largest inner product with a token of the document.
 
@@ -39,6 +40,8 @@ def maxsim(
         documents: ``(total_d, d)`` of the same dtype.
         document_offsets: ``(n_d + 1,)`` int32, likewise.
         pairs: ``(p, 2)`` int64 rows of queries and of documents, to score these pairs alone.
+        maxima: Tokens of the queries of all pairs, added up; None lets CUDA count them where there is a
+            gradient, for which it waits.
 
     Returns:
         ``(n_q, n_d)`` float32, or ``(p,)`` with pairs.
@@ -53,7 +56,7 @@ def maxsim(
 
     Source: Khattab and Zaharia 2020 (ColBERT), equation 3.
     """
-    return _scores(Tokens(queries, query_offsets), Tokens(documents, document_offsets), pairs)
+    return _scores(Tokens(queries, query_offsets), Tokens(documents, document_offsets), pairs, maxima)
 
 
 def maxsim_int8(
@@ -88,26 +91,26 @@ def maxsim_int8(
     return _scores(first, Tokens(documents, document_offsets, document_scales), pairs)
 
 
-def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> Tensor:
+def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None, maxima: int | None = None) -> Tensor:
     _check_kinds(queries, documents, pairs)
     wanted = queries.values.requires_grad or documents.values.requires_grad
     if (wanted and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-        scores: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs)[0]
+        scores: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs, maxima)[0]
         return scores
     return _run(queries, documents, pairs, with_argmax=False)[0]
 
 
 def _forward(*tensors: Any) -> tuple[Tensor, Tensor]:
-    return _run(Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6], with_argmax=True)
+    return _run(Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6], with_argmax=True, maxima=tensors[7])
 
 
 def _run(
-    queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
+    queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, maxima: int | None = None
 ) -> tuple[Tensor, Tensor]:
     if queries.values.is_cuda:
         from . import triton_kernel
 
-        return triton_kernel.forward(queries, documents, pairs, with_argmax)
+        return triton_kernel.forward(queries, documents, pairs, with_argmax, maxima)
     _check_values(queries, documents, pairs)
     plan = cpu_kernel.plan_for(queries.values.dtype, pairs is not None)
     if plan is None:
@@ -226,7 +229,7 @@ def _name(queries: Tokens) -> str:
 torch.library.define(
     "irkit::maxsim",
     "(Tensor queries, Tensor query_offsets, Tensor? query_scales, Tensor documents, Tensor document_offsets, "
-    "Tensor? document_scales, Tensor? pairs) -> (Tensor, Tensor)",
+    "Tensor? document_scales, Tensor? pairs, SymInt? maxima) -> (Tensor, Tensor)",
 )
 torch.library.define(
     "irkit::maxsim_backward",
@@ -243,7 +246,8 @@ def _(*tensors: Any) -> tuple[Tensor, Tensor]:
     queries, documents, pairs = Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6]
     shapes: Any = (queries.rows, documents.rows), (documents.rows, queries.values.shape[0])
     if pairs is not None:  # maxima: of the tokens of the queries of all pairs
-        shapes = pairs.shape[:1], (torch.library.get_ctx().new_dynamic_size(),)
+        maxima = torch.library.get_ctx().new_dynamic_size() if tensors[7] is None else tensors[7]
+        shapes = pairs.shape[:1], (maxima,)
     return queries.values.new_empty(shapes[0], dtype=torch.float32), queries.offsets.new_empty(shapes[1])
 
 
@@ -253,14 +257,14 @@ def _(grad: Tensor, queries: Tensor, _: Tensor, documents: Tensor, *rest: Any) -
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    queries, query_offsets, _, documents, document_offsets, _, pairs = inputs
+    queries, query_offsets, _, documents, document_offsets, _, pairs, _ = inputs
     ctx.save_for_backward(queries, query_offsets, documents, document_offsets, pairs, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     d_queries, d_documents = torch.ops.irkit.maxsim_backward(grad, *ctx.saved_tensors)
-    return d_queries, None, None, d_documents, None, None, None
+    return d_queries, None, None, d_documents, None, None, None, None
 
 
 torch.library.register_autograd("irkit::maxsim", _gradients, setup_context=_save)

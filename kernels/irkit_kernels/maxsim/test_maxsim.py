@@ -254,12 +254,12 @@ def test_opcheck_and_compile(path, paired):
     values = [x.values.clone().requires_grad_() for x in (queries, documents)]
     arguments = (values[0], queries.offsets, values[1], documents.offsets, pairs)
     if path == "this CPU":  # the code behind the operator makes no difference
-        floats = (values[0], queries.offsets, None, values[1], documents.offsets, None, pairs)
+        floats = (values[0], queries.offsets, None, values[1], documents.offsets, None, pairs, None)
         torch.library.opcheck(torch.ops.irkit.maxsim.default, floats)
         quantized = [
             Tokens(q, x.offsets, s) for x in (queries, documents) for q, s in [quantize_rows(x.values)]
         ]
-        torch.library.opcheck(torch.ops.irkit.maxsim.default, (*quantized[0], *quantized[1], pairs))
+        torch.library.opcheck(torch.ops.irkit.maxsim.default, (*quantized[0], *quantized[1], pairs, None))
 
     def loss(*arguments):
         scores = maxsim(*arguments)

@@ -120,7 +120,7 @@ def score(
 
 
 def forward(
-    queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool
+    queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, maxima: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `cpu_kernel.maxsim`, on the device of the tensors."""
     values = queries.values.contiguous()
@@ -134,7 +134,9 @@ def forward(
         if with_argmax:
             lengths = queries.offsets.diff()[pairs[:, 0]]
             ends = lengths.cumsum(0)
-            starts, argmax_shape = ends - lengths, (int(ends[-1]) if jobs else 0,)
+            if maxima is None:
+                maxima = int(ends[-1]) if jobs else 0
+            starts, argmax_shape = ends - lengths, (maxima,)
     scores = values.new_empty(shape, dtype=torch.float32)
     argmax = values.new_empty(argmax_shape if with_argmax else 0, dtype=torch.int32)
     quantized = queries.scales is not None
