@@ -136,7 +136,8 @@ def measure(case: Case, device: Device) -> Iterator[Row]:
             for each in inputs:  # what is made once for each input is made now
                 way(each)
         except Exception as error:
-            if "CUDA error" in str(error):  # nothing works any more in this process
+            if any(sign in str(error) for sign in ("CUDA error", "Triton Error [CUDA]")):
+                # nothing works any more in this process
                 raise
             yield {**row, "error": f"{type(error).__name__}: {error!s:.200}"}
             continue

@@ -86,6 +86,28 @@ def test_a_part_that_fails_keeps_its_rows_and_leaves_the_others() -> None:
     assert [row["part"] for row in rows] == ["a", "b", "b", "c"]
 
 
+def test_the_table_is_printed_whatever_failed(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import __main__ as command
+
+    def run(name: str, seconds: float) -> Iterator[dict[str, Any]]:
+        yield {"kernel": name, "ms": 0.25} if name == "maxsim" else {"part": name, "error": "code 1"}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(gpu, "run_part", run)
+    monkeypatch.setattr(gpu, "PARTS", {"limits": 5, "maxsim": 5})
+    monkeypatch.setattr(harness, "fill_pages", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
+    with pytest.raises(SystemExit, match="gpu: failed: limits; see above"):
+        command.main()
+    printed = capsys.readouterr().out
+    assert "| limits | code 1 |" in printed
+    assert "| maxsim | 0.25 |" in printed
+    assert "a GPU, irkit" in printed
+
+
 def test_parts_have_what_time_is_left() -> None:
     clock, given = Clock(), {}
 
@@ -156,20 +178,21 @@ def test_tests_are_counted_and_those_that_fail_are_named() -> None:
     assert list(gpu.count_tests([])) == [{"part": "tests", "result": "none ran"}]
 
 
-def test_files_that_need_what_is_not_there_are_skipped_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=str)
+def test_files_that_need_what_is_not_there_are_skipped_by_name(workers: tuple[str], tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("import no_such_package.deep\ndef test_a(): pass\n")
     (tmp_path / "test_b.py").write_text("import irkit.no_such_module\ndef test_b(): pass\n")
     (tmp_path / "test_c.py").write_text("def test_c(): pass\ndef test_d(): assert 0\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu_tests", "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors", "--rootdir", str(tmp_path), str(tmp_path)]
+    command += ["--continue-on-collection-errors", *workers, "--rootdir", str(tmp_path), str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    lines = (json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
-    assert [(row["test"], row["outcome"]) for row in lines] == [
+    rows = (json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
+    assert {(row["test"], row["outcome"]) for row in rows} == {
         ("test_a.py", "files skipped, needs no_such_package"),
         ("test_b.py", "failed"),
         ("test_c.py::test_c", "passed"),
         ("test_c.py::test_d", "failed"),
-    ]
+    }
 
 
 def test_every_test_marked_gpu_is_in_the_files() -> None:
