@@ -13,7 +13,17 @@ from pathlib import Path
 
 from irkit.errors import StorageError
 
-__all__ = ["abandoned", "check_folder", "explained", "replacing", "scratch", "sync", "write_text"]
+__all__ = [
+    "abandoned",
+    "check_folder",
+    "explained",
+    "make_folder",
+    "replacing",
+    "scratch",
+    "sync",
+    "sync_name",
+    "write_text",
+]
 
 
 def check_folder(folder: Path, operation: str) -> None:
@@ -74,6 +84,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 yield aside
                 sync(aside)
                 aside.replace(target)
+                sync_name(target)
         finally:
             with contextlib.suppress(OSError):  # it was renamed, or never came to be
                 aside.unlink()
@@ -137,6 +148,20 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a directory and those above it; it stays after a power cut."""
+    missing = [path for path in folder.parents if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder, *missing):
+        sync_name(path)
+
+
+def sync_name(path: Path) -> None:
+    """Wait until the name of a file or a directory is on the disk, where its directory may be opened."""
+    with contextlib.suppress(PermissionError):
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

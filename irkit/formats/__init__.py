@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from irkit.errors import BadValueError, ConfigError, StorageError
-from irkit.files import scratch, sync
+from irkit.files import scratch, sync, sync_name
 from irkit.formats import huggingface, sentence_transformers, stanford
 from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts, SideParts
 from irkit.tokenizer import Tokenizer
@@ -125,6 +125,7 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
                 if target.exists():
                     target.rename(old)
                 new.rename(target)
+                sync_name(target)
             except BaseException:
                 if old.exists() and not target.exists():
                     old.rename(target)

@@ -18,7 +18,7 @@ import numpy as np
 
 from irkit.arguments import check_flags, shown
 from irkit.errors import BadTypeError, BadValueError, StorageError
-from irkit.files import explained, sync
+from irkit.files import explained, make_folder, sync
 from irkit.index.files import (
     DATA_FILE,
     Array,
@@ -39,6 +39,7 @@ _BLOCK_BYTES = 1 << 24
 _TAKE_ROWS = 1 << 12
 _UNCHANGED = "the stored index is unchanged"
 _MADE = "the change is made, but may not survive a power cut"
+_UNTIDY = "the change is made; files that no longer count are left to the next one"
 
 
 class Store:
@@ -143,7 +144,7 @@ class Store:
         store.building = True
         check_place(store.path, overwrite)
         with explained(f"creating {path}"):
-            store.path.mkdir(parents=True, exist_ok=True)
+            make_folder(store.path)
         store._lock = Lock(store.path)
         try:
             check_place(store.path, overwrite)  # again, now that nobody else can change it
@@ -314,7 +315,7 @@ class Store:
                 finally:
                     own.state, own.updating = before, False
                     self._dirty.clear()
-                self._clean()
+                self._clean(_UNTIDY)
         finally:
             changing.release()
 
@@ -327,7 +328,7 @@ class Store:
             self.building = False
         with explained(f"publishing {self.path}", _MADE):
             sync(self.path)
-        self._clean()
+        self._clean(_UNTIDY)
         self._unlock()
 
     def refresh(self) -> bool:
@@ -400,9 +401,9 @@ class Store:
         with explained(f"writing {self._manifest}", _MADE):
             sync(self.path)
 
-    def _clean(self) -> None:
+    def _clean(self, outcome: str = "") -> None:
         """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
-        with explained(f"cleaning {self.path}"):
+        with explained(f"cleaning {self.path}", outcome):
             manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
             if not self.building and manifests[1] and self._outdated(manifests[1].meta.get("build")):
                 (self.path / BUILDING).unlink()
