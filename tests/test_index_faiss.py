@@ -3,6 +3,7 @@
 # ruff: noqa: PT012 (an update is a block)
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from irkit import Dense, score
 from irkit.config import Config
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError, StorageError
 from irkit.index import FaissConfig, FlatConfig, Index, Store, create_index, index_config, open_index
+from irkit.index.faiss_package import import_faiss, need_gpu
 
 DIM, N = 16, 3000
 
@@ -283,10 +285,68 @@ def test_names_of_indexes() -> None:
 def test_asking_for_a_gpu_that_is_not_there(tmp_path: Path, data: Dense) -> None:
     if faiss.get_num_gpus():
         pytest.skip("there is a GPU")
-    with pytest.raises(MissingDependencyError, match=r"irkit\[gpu\]"):
+    message = "needs faiss-gpu in the place of .* pip uninstall -y faiss-cpu && pip install faiss-gpu"
+    with pytest.raises(MissingDependencyError, match=message):
         build(tmp_path / "index", {"kind": "faiss", "factory": "ivf", "device": "gpu"}, data)
     index = build(tmp_path / "index", {"kind": "faiss", "factory": "ivf", "device": "auto"}, data)
     assert recall(index, data[::50], data) >= 0.9
+
+
+def package(folder: Path, *names: str, module: str | None = "") -> None:
+    """Packages of these names, and what the last one has left in the folder of the module."""
+    for name in names:
+        about = folder / f"{name.replace('-', '_')}-1.15.1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.15.1\n")
+    (folder / "faiss").mkdir()
+    if module is not None:
+        (folder / "faiss" / "__init__.py").write_text(module)
+
+
+WHOLE = "def index_factory(): ...\ndef get_num_gpus():\n    return 0\n"
+BOTH = r"pip uninstall -y faiss-cpu faiss-gpu && pip install faiss-gpu(?!-)"
+
+
+@pytest.mark.parametrize(
+    ("names", "module", "message"),
+    [
+        (
+            ["faiss-cpu", "faiss-gpu"],
+            "raise AttributeError('delete_GpuResourcesVector')",
+            f"{BOTH}.*delete_Gpu",
+        ),
+        (["faiss-cpu", "faiss-gpu"], "raise RuntimeError('no CUDA runtime')", f"replace each other.*{BOTH}"),
+        (["faiss-gpu"], None, "install it anew: pip uninstall -y faiss-gpu && pip install faiss-gpu"),
+        (["faiss-gpu-cu12"], "", "pip uninstall -y faiss-gpu-cu12 && pip install faiss-gpu-cu12"),
+        ([], "import no_such_library", "No module named 'no_such_library'.*pip install faiss-cpu"),
+    ],
+)
+def test_a_faiss_that_is_broken_is_told_with_the_command_that_repairs_it(
+    names: list[str], module: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, *names, module=module)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.raises(MissingDependencyError, match=message):
+        import_faiss()
+
+
+def test_two_packages_of_faiss_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "faiss-cpu", "faiss-gpu", module=WHOLE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.warns(UserWarning, match=BOTH):
+        module = import_faiss()
+    with pytest.raises(MissingDependencyError, match=f"device 'gpu': faiss-cpu and faiss-gpu .*{BOTH}"):
+        need_gpu(module)
+
+
+def test_faiss_for_gpus_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "faiss-gpu", module=f"{WHOLE}class StandardGpuResources: ...\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "faiss")
+    with pytest.raises(MissingDependencyError, match="FAISS finds none; set it to 'auto' or 'cpu'"):
+        need_gpu(import_faiss())
 
 
 @pytest.mark.parametrize(("factory", "kind"), [("IVF16,Flat", "IndexIVFFlat"), ("IVF16,PQ8", "IndexIVFPQ")])

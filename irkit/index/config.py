@@ -50,7 +50,8 @@ class FaissConfig(Config):
             (under two bytes a dimension); 1 fetches no more than the hits.
         train_size: Vectors sampled to train centroids and codes.
         seed: Makes the build reproducible, which for HNSW means one thread; None uses all threads.
-        device: ``"gpu"`` trains and searches on a GPU (needs faiss-gpu), ``"auto"`` where there is one.
+        device: ``"gpu"`` trains and searches on a GPU, which needs faiss-gpu in the place of faiss-cpu;
+            ``"auto"`` does where both are there.
 
     Source: Douze et al., The Faiss library, arXiv 2401.08281; Malkov and Yashunin, arXiv 1603.09320.
     """

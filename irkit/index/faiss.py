@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import re
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from irkit.errors import ConfigError, CorruptError, MissingDependencyError
+from irkit.errors import ConfigError, CorruptError
 from irkit.index.base import StageProgress
 from irkit.index.config import FaissConfig, MuveraConfig
+from irkit.index.faiss_package import import_faiss, need_gpu
 from irkit.index.faiss_structure import check_structure, read_structure
 from irkit.index.files import REMEDY, Array
 from irkit.index.flat import Flat, query_blocks
@@ -24,7 +24,7 @@ from irkit.representation import Representation
 
 __all__ = ["Faiss"]
 
-faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
+faiss: Any = import_faiss()
 
 _FILE = "faiss.index"
 _FEW = 2048  # rows that are scanned sooner than looked up
@@ -233,12 +233,9 @@ class Faiss(Flat):
 
     def _place(self, structure: Any) -> Any:
         """The structure on the configured device; those that have no GPU version stay on the CPU."""
-        count = faiss.get_num_gpus() if self._options.device != "cpu" else 0
-        if self._options.device == "gpu" and not count:
-            raise MissingDependencyError(
-                "index: device 'gpu' needs a GPU and faiss-gpu. Install it with: pip install 'irkit[gpu]'"
-            )
-        if count:
+        if self._options.device == "gpu":
+            need_gpu(faiss)
+        if self._options.device != "cpu" and faiss.get_num_gpus():
             with contextlib.suppress(RuntimeError):
                 return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, structure)
         return structure
