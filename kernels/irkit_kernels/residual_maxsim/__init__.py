@@ -14,6 +14,7 @@ from .op import (
     residual_maxsim,
     train_codebook,
 )
+from .tensor_build import tensor_assign, tensor_encode
 from .tensor_op import TensorTokens, tensor_interaction, tensor_maxsim, tensor_probe
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "probe",
     "query_table",
     "residual_maxsim",
+    "tensor_assign",
+    "tensor_encode",
     "tensor_interaction",
     "tensor_maxsim",
     "tensor_probe",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .reference import NBITS, WINDOW, bits_of, packed_width
 
-__all__ = ["TensorTokens", "tensor_interaction", "tensor_maxsim", "tensor_probe"]
+__all__ = ["TensorTokens", "levels_of", "tensor_interaction", "tensor_maxsim", "tensor_probe"]
 
 _CODEBOOKS = [(2 ** (WINDOW - nbits), 2**nbits) for nbits in NBITS]
 
@@ -118,7 +118,7 @@ def tensor_maxsim(
 
         parts = (queries, table, query_offsets, tokens, document_offsets, codebook, pairs)
         return triton_kernel.residual_maxsim(*parts)
-    levels = codebook.flatten()[_windows(tokens.packed, queries.shape[1], nbits)].float()
+    levels = levels_of(tokens.packed, codebook, queries.shape[1])
     a, b = tokens.coefficients[:, :1].float(), tokens.coefficients[:, 1:].float()
     return _by_pair(
         table, query_offsets, tokens.codes, document_offsets, pairs, (queries.float(), a, b * levels)
@@ -148,11 +148,12 @@ def _by_pair(
     return out
 
 
-def _windows(packed: Tensor, dim: int, nbits: int) -> Tensor:
-    both = packed.long()
+def levels_of(packed: Tensor, codebook: Tensor, dim: int) -> Tensor:
+    """The levels ``(n, dim)`` float32 that ``packed (n, bytes)`` stands for."""
+    nbits, both = bits_of(codebook), packed.long()
     both = both | torch.nn.functional.pad(both[:, :-1], (1, 0)) << WINDOW
     planes = [both >> shift & 255 for shift in range(WINDOW - nbits, -1, -nbits)]
-    return torch.cat(planes, dim=1)[:, :dim]
+    return codebook.flatten()[torch.cat(planes, dim=1)[:, :dim]].float()
 
 
 def _check(

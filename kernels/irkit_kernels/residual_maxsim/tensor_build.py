@@ -1,0 +1,124 @@
+"""`assign` and `encode` for torch tensors, block by block on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .reference import NOTHING, STEPS, TURNS, WINDOW, bits_of, packed_width
+from .tensor_op import TensorTokens, levels_of
+
+__all__ = ["tensor_assign", "tensor_encode"]
+
+_PRODUCTS = 1 << 27  # made at a time: 512 MB
+_CHOICES = 1 << 27  # bytes of what was chosen for each number, by state
+_ROWS = 1 << 15  # vectors encoded at a time
+
+
+def tensor_assign(values: Tensor, centroids: Tensor) -> Tensor:
+    """Find the centroid of largest inner product with each vector.
+
+    Args:
+        values: ``(n, d)`` float32.
+        centroids: ``(K, d)`` float32, not none.
+
+    Returns:
+        ``(n,)`` int64.
+    """
+    _check("tensor_assign", values, centroids)
+    rows = max(1, _PRODUCTS // len(centroids))
+    parts = [(some @ centroids.T).argmax(1) for some in values.split(rows)]
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=values.device), *parts])
+
+
+def tensor_encode(values: Tensor, centroids: Tensor, codes: Tensor, codebook: Tensor) -> TensorTokens:
+    """Encode vectors, given the centroid of each, as `encode` does.
+
+    Args:
+        values: ``(n, d)`` float32.
+        centroids: ``(K, d)`` float32.
+        codes: ``(n,)`` uint16 or int32 below K, trusted, which becomes part of the result.
+        codebook: ``(2**(8 - nbits), 2**nbits)`` int8 from `train_codebook`.
+
+    Returns:
+        ``n`` tokens.
+    """
+    _check("tensor_encode", values, centroids)
+    nbits = bits_of(codebook)
+    width = packed_width(values.shape[1], nbits)
+    states = WINDOW // nbits * width * 2 ** (WINDOW - nbits)
+    coefficients = torch.empty(len(values), 2, dtype=torch.float16, device=values.device)
+    packed = torch.empty(len(values), width, dtype=torch.uint8, device=values.device)
+    rows = max(1, min(_ROWS, _CHOICES // states))
+    for start in range(0, len(values), rows):
+        some = slice(start, start + rows)
+        there = centroids[codes[some].int()]
+        coefficients[some], packed[some] = _encode(values[some].double(), there.double(), codebook)
+    return TensorTokens(codes, coefficients, packed)
+
+
+def _encode(x: Tensor, c: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients and levels of vectors ``(n, d)`` float64, as `reference.encode_reference` has them."""
+    most = torch.finfo(torch.float16).max
+    xx, cc, xc = (x * x).sum(1), (c * c).sum(1), (x * c).sum(1)
+    a, b = _ratio(xc, cc, cc > 0), torch.zeros_like(xx)
+    square = (x - a[:, None] * c).square().sum(1)
+    some = square > NOTHING * xx
+    factor = STEPS * _ratio(torch.full_like(xx, x.shape[1]), square, some).sqrt()
+    packed = torch.empty(0)
+    for _ in range(TURNS):
+        steps = (factor[:, None] * (x - a[:, None] * c)).clamp(-128, 127).round()
+        packed = _best_way(steps.float(), codebook)
+        u = levels_of(packed, codebook, x.shape[1]).double()
+        cu, uu, xu = (c * u).sum(1), (u * u).sum(1), (x * u).sum(1)
+        det = cc * uu - cu * cu
+        fits = some & (det > NOTHING * cc * uu)
+        a = torch.where(fits, _ratio(xc * uu - xu * cu, det, fits), _ratio(xc, cc, cc > 0))
+        alone = _ratio(xu, uu, some & (cc == 0) & (uu > 0))
+        b = torch.where(fits, _ratio(xu * cc - xc * cu, det, fits), alone)
+        factor = _ratio(torch.ones_like(b), b, b != 0)
+    return torch.stack([a, b], dim=1).clamp(-most, most).half(), packed
+
+
+def _best_way(steps: Tensor, codebook: Tensor) -> Tensor:
+    """The bytes ``(n, width)`` whose levels are nearest to whole ``steps (n, d)``: Viterbi's algorithm.
+
+    Sums of squares are whole and below 2^24, so float32 has them exactly; of equals the first is taken.
+    """
+    (n, dim), nbits = steps.shape, bits_of(codebook)
+    width, planes, states = packed_width(dim, nbits), WINDOW // nbits, 2 ** (WINDOW - nbits)
+    order = [plane * width + i for i in range(width) for plane in range(planes)]  # as their bits follow
+    levels, columns = codebook.flatten().float(), steps.T.contiguous()
+    costs = steps.new_full((n, states), torch.inf)
+    costs[:, 0] = 0
+    first = torch.empty(len(order), n, states, dtype=torch.uint8, device=steps.device)
+    for i, number in enumerate(order):
+        if number < dim:
+            each = (columns[number][:, None] - levels).square_().view(n, states, 2**nbits)
+            each.add_(costs[:, :, None])
+        else:
+            each = costs[:, :, None].expand(n, states, 2**nbits)
+        costs, leaving = each.reshape(n, 2**nbits, states).min(1)
+        first[i] = leaving
+    state = costs.argmin(1, keepdim=True)
+    packed = torch.empty(n, width, dtype=torch.uint8, device=steps.device)
+    for i in range(len(order) - 1, -1, -1):
+        window = first[i].gather(1, state) * states + state
+        if i % planes == planes - 1:
+            packed[:, i // planes] = window[:, 0]
+        state = window >> nbits
+    return packed
+
+
+def _ratio(a: Tensor, b: Tensor, valid: Tensor) -> Tensor:
+    return torch.where(valid, a / torch.where(valid, b, 1), 0)
+
+
+def _check(name: str, values: Tensor, centroids: Tensor) -> None:
+    shapes = tuple(values.shape), tuple(centroids.shape)
+    fits = values.dim() == centroids.dim() == 2 and values.shape[1] == centroids.shape[1] and len(centroids)
+    if not fits or {values.dtype, centroids.dtype} != {torch.float32} or values.device != centroids.device:
+        raise ValueError(
+            f"{name}: expected float32 values (n, d) and centroids (K, d) on one device, got {values.dtype} "
+            f"{shapes[0]} on {values.device} and {centroids.dtype} {shapes[1]} on {centroids.device}"
+        )
