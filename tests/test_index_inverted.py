@@ -340,7 +340,9 @@ def build_counts(path: Path, kind: str, pieces: list[Sparse], **options: Any) ->
         index = create_index(store, {"kind": kind, "dtype": "float32"} | options)
         with store.update():
             bm25.begin(store, 1.2, 0.75)
-            store.append("vocabulary.txt", np.frombuffer(b"and so on\n" * 10_000, np.uint8))  # as one that grows has it
+            store.append(
+                "vocabulary.txt", np.frombuffer(b"and so on\n" * 10_000, np.uint8)
+            )  # as one that grows has it
         for piece in pieces:
             index.add(piece)
             index.finish()

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from irkit_kernels.residual_maxsim import train_codebook
 
+import irkit.index.clustering
 import irkit.index.plaid
 from irkit import Model, MultiVector, Ragged, Retriever, score
 from irkit.errors import BadValueError, ConfigError, CorruptError
@@ -30,6 +32,7 @@ from irkit.index import (
 from irkit.index.clustering import (
     build_lists,
     centroid_count,
+    fit_tokens,
     read_lists,
     sample_places,
     train_centroids,
@@ -40,6 +43,7 @@ from irkit.index.plaid import Plaid
 from irkit.index.plaid_search import TensorSearch
 
 DIM = 32
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -414,11 +418,121 @@ def test_a_gpu_finds_what_the_cpu_finds(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", [texts(300, 0)], device="gpu")
+    with pytest.raises(ConfigError, match="torch finds none"), Store.build(tmp_path / "index") as store:
+        create_index(store, {"kind": "plaid", "device": "gpu"}).add(texts(0, 0))
+    index = build(tmp_path / "index", [texts(300, 0)])
+    index.config = PlaidConfig(device="gpu")
     with pytest.raises(ConfigError, match="torch finds none"):
         index.search(texts(1, 1), 3)
     index.config = PlaidConfig()
     assert index.search(texts(1, 1), 3).rows.min() >= 0
+
+
+@pytest.fixture
+def gpu(record_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device that is not there, with memory to spare: ``gpu.free`` bytes."""
+    record_dispatch.free = 80 << 30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (record_dispatch.free, 80 << 30))
+    return record_dispatch
+
+
+def test_an_index_is_built_on_a_gpu_as_on_a_cpu(tmp_path: Path, gpu: Any) -> None:
+    """With faiss-cpu, too: all of it is torch."""
+    data, queries = texts(900, 0), texts(60, 1)
+    index = build(tmp_path / "gpu", [data], device="gpu")
+    assert {"argmax", "segment_reduce", "min", "triton:residual_maxsim"} & set(gpu.operations)
+    found = recall(index, queries, data)
+    kept = index.representations(np.arange(900)).tokens.values
+    gpu.clear()
+    expected = build(tmp_path / "cpu", [data], device="cpu")
+    assert gpu.operations == []
+    assert index.stats() | {"bytes": 0} == expected.stats() | {"bytes": 0}
+    assert found >= recall(expected, queries, data) - 0.02
+    error, usual = (
+        float((each - data.tokens.values).square().sum())
+        for each in (kept, expected.representations(np.arange(900)).tokens.values)
+    )
+    assert error < 1.02 * usual
+    assert len(index.add(texts(100, 5))) == 100
+    index.finish()  # more centroids, of tokens that those there fit worst
+    assert index.stats()["covered"] == 1000
+
+
+@pytest.mark.parametrize("count", [1, 40, 600])
+def test_centroids_by_tensors_are_as_good_as_those_of_faiss(count: int) -> None:
+    values = texts(900, 0).tokens.values.numpy()
+    fit = {}
+    for name in ("tensors", "faiss"):
+        centroids = (
+            irkit.index.clustering._tensor_centroids(torch.from_numpy(values), count, 0).numpy()
+            if name == "tensors"
+            else train_centroids(values, count, 1.0, 0, CPU).astype(np.float32)
+        )
+        assert centroids.shape == (count, DIM)
+        np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-3)
+        fit[name] = float((values @ centroids.T).max(1).mean())
+    assert fit["tensors"] > 0.98 * fit["faiss"]
+
+
+def test_centroids_of_few_different_values_and_of_none() -> None:
+    values = torch.eye(DIM)[:2].repeat(50, 1)
+    centroids = irkit.index.clustering._tensor_centroids(values, 10, 0)
+    assert torch.allclose((values @ centroids.T).amax(1), torch.ones(100), atol=1e-5)
+    assert torch.equal(
+        irkit.index.clustering._tensor_centroids(torch.zeros(9, DIM), 3, 0), torch.zeros(3, DIM)
+    )
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_documents_are_compressed_by_tensors_as_by_kernels(empty: bool) -> None:
+    data, rng = texts(40, 0).tokens, np.random.default_rng(0)
+    values, lengths = data.values.numpy(), data.lengths.numpy()
+    if empty:
+        lengths = np.concatenate([[0], lengths, [0]])
+    centroids = values[rng.choice(len(values), 20, replace=False)]
+    codes = (values @ centroids.T).argmax(1).astype(np.uint16)
+    codebook = train_codebook(values - centroids[codes], 4)
+    arrays = (values, lengths, centroids, codes, codebook)
+    tokens, means, scales = fit_tokens(*arrays, CPU)
+    _, packed, of_means, factors = irkit.index.clustering._tensor_fit(*map(torch.from_numpy, arrays))
+    np.testing.assert_allclose(factors, scales, rtol=1e-4)
+    assert (np.abs(of_means.numpy() - means.astype(np.int32)) <= 1).all()  # rounded either way
+    assert np.mean((packed.numpy() == tokens.packed).all(1)) > 0.9
+
+
+def test_a_gpu_without_memory_is_left_alone(tmp_path: Path, gpu: Any) -> None:
+    index, queries = build(tmp_path / "index", [texts(300, 0)], device="cpu"), texts(3, 1)
+    expected = index.search(queries, 5)
+    gpu.free = 1 << 20
+    index.config = PlaidConfig(device="auto")
+    with pytest.warns(UserWarning, match=r"searching this index takes 0\.0 GB .* so the CPU does it"):
+        found = index.search(queries, 5)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    assert index.search(queries, 5).rows.shape == (3, 5)  # nothing is told again
+    index.config = PlaidConfig(device="gpu")
+    with pytest.raises(ConfigError, match=r"has 0\.0 GB free; free some, or set device to 'auto'"):
+        index.search(queries, 5)
+    with pytest.warns(UserWarning, match="building this index takes 1.0 GB"):
+        build(tmp_path / "other", [texts(300, 0)], device="auto")
+
+
+def test_memory_that_runs_out_on_the_way_is_as_if_there_were_none(
+    tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    index, queries = build(tmp_path / "index", [texts(300, 0)], device="cpu"), texts(3, 1)
+    expected = index.search(queries, 5)
+    monkeypatch.setattr("irkit.index.plaid_search._rounded", full)
+    index.config = PlaidConfig(device="auto")
+    with pytest.warns(UserWarning, match="so the CPU does it"):
+        found = index.search(queries, 5)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    index.config = PlaidConfig(device="gpu")
+    with pytest.raises(ConfigError, match="searching this index takes"):
+        index.search(queries, 5)
 
 
 def test_numbers_of_centroids() -> None:
@@ -452,9 +566,9 @@ def test_lists_hold_each_document_once_per_centroid(
 
 def test_centroids_fit_as_well_as_those_of_one_clustering(monkeypatch: pytest.MonkeyPatch) -> None:
     values = texts(3000, 0).tokens.values.numpy()
-    at_once = train_centroids(values, 400, 3.0, 0, False)
+    at_once = train_centroids(values, 400, 3.0, 0, CPU)
     monkeypatch.setattr("irkit.index.clustering._DIRECT", 10)
-    in_steps = train_centroids(values, 400, 3.0, 0, False)
+    in_steps = train_centroids(values, 400, 3.0, 0, CPU)
     fits = [(values @ c.astype(np.float32).T).max(1).mean() for c in (at_once, in_steps)]
     assert fits[1] >= fits[0] - 0.015
     np.testing.assert_allclose(np.linalg.norm(in_steps.astype(np.float32), axis=1), 3, atol=6e-3)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from irkit_kernels.residual_maxsim import Tokens, assign, encode
+import torch
+from irkit_kernels.residual_maxsim import Tokens, assign, encode, tensor_assign, tensor_encode
+from torch import Tensor
 
+from irkit.index.faiss_package import import_faiss
 from irkit.index.files import Array, allocate
 
 __all__ = [
     "build_lists",
     "centroid_count",
     "fit_tokens",
+    "nearest_codes",
     "read_lists",
     "sample_places",
     "train_centroids",
@@ -30,6 +33,7 @@ _PART = 1 << 17  # tokens assigned at a time
 _POINTS = 8  # tokens for each centroid, at least
 _STEP = 64  # centroids come in multiples of it
 _BLOCK = 1 << 20  # tokens listed at a time
+_SPLIT = 1 / 1024  # how far a centroid is from that whose tokens it shares, as FAISS has it
 _NARROW = 1 << 16  # documents whose numbers fit into two bytes
 
 
@@ -47,24 +51,34 @@ def sample_places(total: int, size: int, seed: int) -> Array:
     return np.minimum((parts * (total / size)).astype(np.int64), total - 1)
 
 
-def train_centroids(values: Array, count: int, length: float, seed: int, gpu: bool) -> Array:
+def nearest_codes(values: Array, centroids: Array, device: torch.device) -> Array:
+    """The centroid ``(K, dim)`` of largest inner product with each of ``values (n, dim)``: ``(n,)`` int32."""
+    if device.type == "cpu":
+        return assign(values, centroids)
+    nearest: Array = tensor_assign(*(_moved(x, device) for x in (values, centroids))).int().cpu().numpy()
+    return nearest
+
+
+def train_centroids(values: Array, count: int, length: float, seed: int, device: torch.device) -> Array:
     """Spherical k-means.
 
-    FAISS makes few clusters first, then more within each, which takes a moment; some rounds over all of them
-    make up for the order. With a GPU, FAISS does all of it at once.
+    On a CPU, FAISS makes few clusters first, then more within each, which takes a moment; some rounds over
+    all of them make up for the order. A GPU does all of it at once.
 
     Args:
         values: ``(n, dim)`` float32, at least ``count``.
         count: Of centroids.
         length: That they get, all the same, so that the largest inner product is that of the nearest.
         seed: Of the choice of the first ones.
-        gpu: Whether to use one, if FAISS can.
+        device: Where to compute.
 
     Returns:
         ``(count, dim)`` float16 of that length (or 0, where all values are).
     """
-    faiss: Any = importlib.import_module("faiss")  # a second, where it is not needed
-    gpu = gpu and faiss.get_num_gpus() > 0
+    if device.type != "cpu":
+        found: Array = _tensor_centroids(_moved(values, device), count, seed).cpu().numpy()
+        return (length * found).astype(np.float16)
+    faiss: Any = import_faiss()  # a second, where it is not needed
 
     def cluster(some: Array, groups: int) -> Array:
         clustering = faiss.Kmeans(
@@ -73,7 +87,6 @@ def train_centroids(values: Array, count: int, length: float, seed: int, gpu: bo
             niter=_ROUNDS,
             seed=seed + 1,  # FAISS takes no 0
             spherical=True,
-            gpu=gpu,
             min_points_per_centroid=1,
             max_points_per_centroid=len(some),
         )
@@ -81,7 +94,7 @@ def train_centroids(values: Array, count: int, length: float, seed: int, gpu: bo
         centroids: Array = clustering.centroids
         return centroids
 
-    if gpu or count <= _DIRECT:
+    if count <= _DIRECT:
         return (length * cluster(values, count)).astype(np.float16)
     groups = cluster(values[sample_places(len(values), _POINTS * count, seed)], math.isqrt(count))
     order, starts = _grouped(assign(values, groups), len(groups))
@@ -103,6 +116,43 @@ def train_centroids(values: Array, count: int, length: float, seed: int, gpu: bo
     return (length * centroids).astype(np.float16)
 
 
+def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
+    """What FAISS's k-means does, as tensors: ``(count, dim)`` of length 1, or 0, where all values are.
+
+    Sums are of sorted values, so that they do not depend on the order in which a GPU adds.
+    """
+    first = np.sort(np.random.default_rng(seed).choice(len(values), count, replace=False))
+    centroids = _normalised(values[_moved(first, values.device)])
+    apart = 1 + _SPLIT * (-1) ** torch.arange(values.shape[1], device=values.device)
+    for _ in range(_ROUNDS):
+        codes = tensor_assign(values, centroids)
+        sizes = torch.zeros(count, dtype=torch.int64, device=values.device)
+        sizes.scatter_add_(0, codes, torch.ones_like(codes))
+        sums = _sums(values[codes.argsort(stable=True)], sizes)
+        # those that have no values share those of the largest, a little apart
+        empty, order = sizes == 0, sizes.argsort(stable=True, descending=True)
+        other = order[(empty.cumsum(0) - 1) % (~empty).sum()]
+        sums = torch.where(empty[:, None], sums[other] * apart, sums)
+        centroids = _normalised(sums)
+    return centroids
+
+
+def _sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sums ``(n, dim)`` of as many rows of ``values (total, dim)``, in turn, as ``lengths (n,)`` say."""
+    sums: Tensor = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0)
+    return sums
+
+
+def _normalised(values: Tensor) -> Tensor:
+    """Rows of length 1, but for those of length 0."""
+    lengths = values.norm(dim=1, keepdim=True)
+    return values.div(lengths.where(lengths > 0, 1))
+
+
+def _moved(array: Array, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
 def _grouped(codes: Array, count: int) -> tuple[Array, Array]:
     """Places in order of their code, and where those of each begin: ``(n,)`` and ``(count + 1,)``."""
     starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=count))])
@@ -110,7 +160,7 @@ def _grouped(codes: Array, count: int) -> tuple[Array, Array]:
 
 
 def fit_tokens(
-    values: Array, lengths: Array, centroids: Array, codes: Array, codebook: Array
+    values: Array, lengths: Array, centroids: Array, codes: Array, codebook: Array, device: torch.device
 ) -> tuple[Tokens, Array, Array]:
     """Compress documents: each token less its document's mean residual, which 8 bits hold.
 
@@ -120,13 +170,32 @@ def fit_tokens(
         centroids: ``(K, dim)`` float32.
         codes: ``(total,)`` uint16 or int32, the centroid of each token.
         codebook: Levels of residuals.
+        device: Where to compute.
 
     Returns:
         The tokens; and the means, ``(n, dim)`` int8 with a factor for each, ``(n,)`` float32.
     """
+    if device.type != "cpu":
+        parts = _tensor_fit(*(_moved(x, device) for x in (values, lengths, centroids, codes, codebook)))
+        coefficients, packed, of_means, factors = (part.cpu().numpy() for part in parts)
+        return Tokens(codes, coefficients, packed), of_means, factors
     means, scales = _means(values - centroids[codes], lengths)
     rest = values - np.repeat(means * scales[:, None], lengths, axis=0)
     return encode(rest, centroids, codes, codebook), means, scales
+
+
+def _tensor_fit(
+    values: Tensor, lengths: Tensor, centroids: Tensor, codes: Tensor, codebook: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Coefficients and levels of the tokens, and means and their factors, as `fit_tokens` has them."""
+    sums = _sums(values - centroids[codes.int()], lengths)
+    means = sums / lengths.clamp(min=1)[:, None]
+    scales = means.abs().amax(1) / 127
+    scales = scales.where(scales > 0, 1)
+    means = (means / scales[:, None]).round()
+    row = torch.repeat_interleave(lengths, output_size=len(values))
+    tokens = tensor_encode(values - (means * scales[:, None])[row], centroids, codes, codebook)
+    return tokens.coefficients, tokens.packed, means.to(torch.int8), scales
 
 
 def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:

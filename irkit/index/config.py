@@ -83,7 +83,8 @@ class PlaidConfig(Config):
             scores are then those of `irkit.score`, and codes only choose the documents.
         train_size: Tokens sampled to train the centroids, at most.
         seed: Makes the build reproducible.
-        device: ``"gpu"`` trains and searches on a GPU, ``"auto"`` where there is one.
+        device: ``"gpu"`` builds and searches on a GPU by torch; ``"auto"`` where there is one with enough free
+            memory for the whole index.
 
     Source: Santhanam et al., PLAID, arXiv 2205.09707.
     """

@@ -8,20 +8,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from irkit_kernels.residual_maxsim import Tokens, assign, decode, train_codebook
+from irkit_kernels.residual_maxsim import Tokens, decode, train_codebook
 
-from irkit.errors import ConfigError, CorruptError
+from irkit.errors import CorruptError
 from irkit.index.base import Index, StageProgress
 from irkit.index.clustering import (
     build_lists,
     centroid_count,
     fit_tokens,
+    nearest_codes,
     read_lists,
     sample_places,
     train_centroids,
     write_lists,
 )
 from irkit.index.config import PlaidConfig
+from irkit.index.device import check_device, on_device
 from irkit.index.files import REMEDY, Array
 from irkit.index.flat import Flat, halved
 from irkit.index.layout import fitting, row_ends
@@ -45,6 +47,7 @@ _CANDIDATES = 256  # at least
 _RANKED = 4  # times as many documents of visited centroids are ranked by their centroids
 _VISITED = 32  # centroids a query, at least
 _LONGEST = 1 << 15  # centroids, which float16 has to hold
+_WORK = 1 << 30  # bytes of a GPU that building takes beyond its input
 _MARGIN = 4  # documents scored exactly beyond those wanted: whole numbers may confuse neighbours
 
 
@@ -127,6 +130,11 @@ class Plaid(Flat):
         more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self._state("covered")}
         return super().stats() | more
 
+    def _append(self, representation: Representation) -> None:
+        if not len(self):
+            check_device(self.config.device)  # what is wrong shows before the work is done
+        super()._append(representation)
+
     def _stored(self, representation: Representation) -> dict[str, Array]:
         return halved(representation)
 
@@ -149,7 +157,13 @@ class Plaid(Flat):
             errors = np.linalg.norm(values - self._nearest(values), axis=1)
             values = values[np.argsort(-errors)[: max(new, len(values) // 2)]]
         length = float(store.meta["index"].get("length", 1)) if have else _typical_length(values)
-        centroids = train_centroids(values, new, length, seed, self.config.device != "cpu")
+        needed = _WORK + 3 * values.nbytes
+        centroids = on_device(
+            self.config.device,
+            "building this index",
+            needed,
+            lambda device: train_centroids(values, new, length, seed, device),
+        )
         with store.update():
             store.append("centroids.bin", centroids)
             if not have:
@@ -171,14 +185,21 @@ class Plaid(Flat):
 
     def _nearest(self, values: Array) -> Array:
         """``(n, dim)`` the nearest centroid of each token."""
-        centroids = self._centroids()
-        return centroids[assign(values, centroids)]
+        centroids, needed = self._centroids(), _WORK + 2 * values.nbytes
+        codes = on_device(
+            self.config.device,
+            "building this index",
+            needed,
+            lambda device: nearest_codes(values, centroids, device),
+        )
+        nearest: Array = centroids[codes]
+        return nearest
 
     def _compress(self, report: StageProgress) -> None:
         """Encode the tokens of further rows, and let go of them unless they are to be kept."""
-        store, centroids, codebook = self.store, self._centroids(), self._codebook()
+        store = self.store
         covered, row, ends, kept = self._state("covered"), store.rows("means.bin"), self._ends(), self._kept()
-        wide = len(centroids) > _NARROW
+        wide = self._count() > _NARROW
         if wide and store.rows("codes.bin") and store.read("codes.bin").dtype == np.uint16:
             self._widen_codes()
         report("compressing", row - covered, len(self) - covered)
@@ -188,8 +209,7 @@ class Plaid(Flat):
             values = store.take("values.bin", np.arange(first, ends[stop - 1]) - kept).astype(np.float32)
             lengths = np.diff(ends[row:stop], prepend=first)
             with fitting(store.path):
-                codes: Array = assign(values, centroids).astype(np.int32 if wide else np.uint16)
-                tokens, means, scales = fit_tokens(values, lengths, centroids, codes, codebook)
+                tokens, means, scales = self._fit(values, lengths, wide)
             with store.update():
                 for name, array in zip(_ARRAYS, tokens, strict=True):
                     store.append(name, array)
@@ -201,6 +221,16 @@ class Plaid(Flat):
             if not self.config.keep_tokens:
                 store.drop("values.bin")
             store.meta["index"]["covered"] = len(self)
+
+    def _fit(self, values: Array, lengths: Array, wide: bool) -> tuple[Tokens, Array, Array]:
+        """The compressed tokens ``(total, dim)`` of documents, and their means and factors."""
+        centroids, codebook = self._centroids(), self._codebook()
+
+        def compress(device: torch.device) -> tuple[Tokens, Array, Array]:
+            codes = nearest_codes(values, centroids, device).astype(np.int32 if wide else np.uint16)
+            return fit_tokens(values, lengths, centroids, codes, codebook, device)
+
+        return on_device(self.config.device, "building this index", _WORK + 3 * values.nbytes, compress)
 
     def _widen_codes(self) -> None:
         with self.store.update():
@@ -351,14 +381,17 @@ class Plaid(Flat):
         return Effort(nprobe, visited, ranked, candidates, refined, wanted)
 
     def _searcher(self) -> tuple[Structure, CpuSearch | TensorSearch]:
-        structure, device = self._structure(), self.config.device
-        if device == "gpu" and not torch.cuda.is_available():
-            raise ConfigError("index: device is 'gpu', but torch finds none; set it to 'auto' or 'cpu'")
-        if device != "cpu" and torch.cuda.is_available():
+        structure = self._structure()
+
+        def load(device: torch.device) -> CpuSearch | TensorSearch:
+            if device.type == "cpu":
+                with fitting(self.store.path):
+                    return CpuSearch(structure)
             self._check_numbers(structure)
-            return structure, TensorSearch(structure, torch.device("cuda"))
-        with fitting(self.store.path):
-            return structure, CpuSearch(structure)
+            return TensorSearch(structure, device)
+
+        needed = TensorSearch.needed(structure)
+        return structure, on_device(self.config.device, "searching this index", needed, load)
 
     def _check_numbers(self, structure: Structure) -> None:
         """Refuse what kernels of a CPU leave aside, and tensors on a GPU stumble over for good."""
