@@ -83,8 +83,8 @@ class PlaidConfig(Config):
             scores are then those of `irkit.score`, and codes only choose the documents.
         train_size: Tokens sampled to train the centroids, at most.
         seed: Makes the build reproducible.
-        device: ``"gpu"`` builds and searches on a GPU by torch; ``"auto"`` where there is one with enough free
-            memory for the whole index.
+        device: ``"gpu"`` builds and searches on a GPU by torch; ``"auto"`` where there is one with enough
+            free memory.
 
     Source: Santhanam et al., PLAID, arXiv 2205.09707.
     """

@@ -37,12 +37,12 @@ def import_faiss() -> Any:
     """
     found = installed_packages()
     try:
-        faiss = importlib.import_module("faiss")
+        faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
         faiss.index_factory  # noqa: B018 (a folder that lost its files to an uninstall is imported, too)
     except Exception as error:  # of any type: two packages disagree wherever their files meet
         raise MissingDependencyError(_wrong(found, error)) from error
     if len(found) > 1:
-        warnings.warn(_wrong(found, None), stacklevel=2)
+        warnings.warn(_wrong(found, None), stacklevel=1)  # of one place, so that it is shown once
     return faiss
 
 

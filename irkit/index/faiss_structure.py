@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+from irkit.index.faiss_package import import_faiss
 from irkit.index.files import Array
 
 __all__ = ["check_structure", "read_structure"]
 
-faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
+faiss: Any = import_faiss()
 
 _LIMITS = ("vector_byte", "loop")  # of what FAISS reads, where its version has such
 _TABLES = 1 << 31  # bytes that FAISS may take for tables that it computes, which these are limits of, too
