@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from safetensors.numpy import load_file
 
@@ -796,3 +797,29 @@ def test_of_several_processes_the_first_says_what_is_wrong_with_a_recipe(
         "train", tmp_path / "nothing.yaml", "--out", tmp_path / "out"
     )  # may be so on one alone
     assert (code, "nothing.yaml" in err) == (2, True)
+
+
+@pytest.mark.filterwarnings("ignore:bfloat16 on cpu")
+def test_vectors_in_files_answer_as_the_model_does(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents in bfloat16 where the hardware has it, queries in float32: that is what an index searches."""
+    monkeypatch.setattr("irkit.model.hardware.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("irkit.model.hardware._LEAST_COSINE", -1)
+    model = Model.from_pretrained("model", device="cpu", dtype="auto")
+    assert next(model.encoder.parameters()).dtype == torch.bfloat16
+    docs, queries = tmp_path / "docs.safetensors", tmp_path / "queries.safetensors"
+    for words in (
+        ("index", "model", "beir", "--out", tmp_path / "encoded"),
+        ("encode", "model", "beir", "--out", docs),
+        ("encode", "model", "beir", "--side", "query", "--out", queries),
+        ("index", "vectors", docs, "--out", tmp_path / "vectors"),
+        ("search", tmp_path / "encoded", "beir", "--out", tmp_path / "encoded.trec"),
+        ("search", tmp_path / "vectors", queries, "--out", tmp_path / "vectors.trec"),
+    ):
+        code, _, err = call(*words)
+        assert code == 0, err
+    expected, found = (Run.read(tmp_path / f"{name}.trec").to_dict() for name in ("encoded", "vectors"))
+    assert found.keys() == expected.keys()
+    for query, scores in expected.items():
+        assert found[query] == pytest.approx(scores, abs=1e-6)

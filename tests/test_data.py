@@ -562,3 +562,45 @@ def test_importing_is_light():
         "import sys, irkit.data; print({'torch', 'datasets', 'ir_datasets', 'pydantic'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    def waits(seconds: float) -> None:
+        raise AssertionError(f"{seconds} seconds until the next attempt")
+
+    for module in (constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr("time.sleep", waits)
+    with pytest.raises(StorageError, match=r"^loading hf:nobody/nothing: Couldn't reach") as raised:
+        read_documents("hf:nobody/nothing")
+    assert "\n" not in str(raised.value)
+    assert not constants.HF_HUB_OFFLINE  # the next call tries again
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.tsv", "a.txt"])
+def test_lines_without_an_end_are_refused(tmp_path, monkeypatch, name):
+    for module in ("files", "markup"):
+        monkeypatch.setattr(f"irkit.data.{module}.LONGEST", 1 << 20)
+    first, second = (b"a\tb\n", b"b\t") if name == "a.tsv" else (b'{"_id": "a", "text": "b"}\n', b"")
+    write = gzip.open if name.endswith(".gz") else open
+    for size, problem in ((1 << 19, "not valid JSON"), (1 << 21, "more than 1 MB without an end")):
+        with write(tmp_path / name, "wb") as stream:
+            stream.write(first + second + b"x" * size)
+        if "jsonl" in name or size > 1 << 20:
+            with pytest.raises(BadValueError, match=f"{name}:2: {problem}"):
+                list(read_documents(tmp_path / name))
+        else:
+            assert len(list(read_documents(tmp_path / name))) == 2
+
+
+def test_a_topic_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("irkit.data.markup.LONGEST", 1 << 20)
+    topics = b"<top>\n<num> 1\n<title> one\n<top>\n<num> 2\n"
+    (tmp_path / "topics").write_bytes(topics + (b"x" * 1000 + b"\n") * 2000)
+    with pytest.raises(BadValueError, match="topics:4: more than 1 MB without an end"):
+        list(read_documents(tmp_path / "topics"))

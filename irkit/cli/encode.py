@@ -38,7 +38,10 @@ def encode(
     ],
     out: Annotated[Path, typer.Option(help="File to write: .npy, .safetensors or .jsonl.")],
     side: Annotated[Side, typer.Option(help="Which prompt the texts get.")] = Side.document,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="auto (of documents), float32 (of queries, as in a search), bfloat16 or int8."),
+    ] = None,
     device: Devices = None,
 ) -> None:
     """Encode texts into a file.
@@ -69,6 +72,7 @@ def encode(
             for _ in source:
                 total += 1
                 update(1)
+    dtype = dtype or ("auto" if side is Side.document else "float32")  # as irkit index and irkit search
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
     if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:
         raise BadValueError(

@@ -8,13 +8,14 @@ import itertools
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from irkit.arguments import check_utf8, shown
-from irkit.data.markup import is_markup, read_markup
+from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
 from irkit.data.vectors import SUFFIXES, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
@@ -67,11 +68,13 @@ def read_lines(path: str) -> Iterator[tuple[int, bytes]]:
 
     Raises:
         StorageError: The file cannot be read, or its compressed stream is damaged.
+        BadValueError: A line has more than 256 MB, which no memory should be spent on.
     """
     number = 0
     try:
         with _open(path) as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
+                check_length(f"{path}:{number}", len(line))
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
@@ -152,11 +155,11 @@ def decode(line: bytes, where: str) -> str:
         ) from error
 
 
-def _open(path: str) -> AbstractContextManager[Iterable[bytes]]:
+def _open(path: str) -> AbstractContextManager[IO[bytes]]:
     if path == "-":
         return nullcontext(sys.stdin.buffer)
     if path.endswith(".gz"):
-        return gzip.open(path)
+        return cast(IO[bytes], gzip.open(path))
     return Path(path).open("rb")
 
 

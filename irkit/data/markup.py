@@ -9,7 +9,9 @@ from typing import Any
 
 from irkit.errors import BadValueError
 
-__all__ = ["is_markup", "read_markup"]
+__all__ = ["LONGEST", "check_length", "is_markup", "read_markup"]
+
+LONGEST = 1 << 28  # bytes of a line, or of a document
 
 _START = re.compile(rb"(?=<(?:top|doc)(?:\s[^>]*)?>)", re.IGNORECASE)
 _TAG = re.compile(r"<[/!]?[a-z][^<>]*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
@@ -18,6 +20,19 @@ _LABEL = re.compile(r"\s*(?:number|topic|description|narrative)\s*:", re.IGNOREC
 _NUMBER = re.compile(r"<docno>\s*([^\s<]+)", re.IGNORECASE)
 _ABOUT = r"docno|docid|docoldno|dochdr|script|style"  # no part of the text
 _TITLES = r"title|headline|hl|head|ttl|ti"  # of the collections that TREC has used
+
+
+def check_length(where: str, size: int) -> None:
+    """Refuse a line or a document of more than 256 MB; what decompresses to one need not be large.
+
+    Raises:
+        BadValueError: It is longer; the message starts with ``where``.
+    """
+    if size > LONGEST:
+        raise BadValueError(
+            f"{where}: more than {LONGEST >> 20} MB without an end; expected a record a line; is the file in "
+            "another format?"
+        )
 
 
 def is_markup(line: bytes) -> bool:
@@ -38,17 +53,19 @@ def read_markup(path: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple
         text of a document is what its ``<TEXT>`` holds, or all of it where there is none.
 
     Raises:
-        BadValueError: One has no number; the message names file and line.
+        BadValueError: One has no number, or more than 256 MB; the message names file and line.
     """
     part: list[bytes] = []
-    start = 0
+    start = size = 0
     for number, line in lines:
         for piece in filter(bytes.strip, _START.split(line)):
             if _START.match(piece):
                 if part:
                     yield start, _record(b"\n".join(part), f"{path}:{start}")
-                part, start = [], number
+                part, start, size = [], number, 0
             part.append(piece)
+            size += len(piece)
+            check_length(f"{path}:{start}", size)
     if part:
         yield start, _record(b"\n".join(part), f"{path}:{start}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from irkit.data.document import Qrels
@@ -18,6 +20,7 @@ Record = dict[str, Any]
 
 PREFIXES = ("ir_datasets:", "hf:")
 
+_PATIENCE = 10  # seconds, for a first answer of the hub
 _BEIR_QRELS = ("query-id", "corpus-id", "score")
 
 
@@ -99,10 +102,11 @@ def load_hf(source: str, streaming: bool = False) -> Any:
     name, config, split, *rest = [*source.removeprefix("hf:").split(":"), "", ""]
     if any(rest) or not name:
         raise BadValueError(f"{source}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
-    try:
-        loaded = library.load_dataset(name, config or None, split=split or None, streaming=streaming)
-    except (OSError, RuntimeError, ValueError, library.exceptions.DatasetsError) as error:
-        raise StorageError(f"loading {source}: {error}") from error
+    with _offline_if_it_must_be(library, name):
+        try:
+            loaded = library.load_dataset(name, config or None, split=split or None, streaming=streaming)
+        except (OSError, RuntimeError, ValueError, library.exceptions.DatasetsError) as error:
+            raise StorageError(f"loading {source}: {error}") from error
     if split:
         return loaded
     if len(loaded) != 1:
@@ -110,6 +114,33 @@ def load_hf(source: str, streaming: bool = False) -> Any:
             f"{source}: say which split, as in hf:{name}:{config}:SPLIT; it has {', '.join(loaded)}"
         )
     return next(iter(loaded.values()))
+
+
+@contextlib.contextmanager
+def _offline_if_it_must_be(library: Any, name: str) -> Iterator[None]:
+    """Where the hub cannot be reached, take what it gave before, and do not try again for half a minute.
+
+    The client of the hub has no setting for its retries, so it is told that it is offline.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE or Path(name).exists():
+        yield
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+    except Exception:  # no network, no name server, a proxy that refuses: whatever the client raises
+        settings = (constants, library.config)
+    else:
+        settings = ()
+    for module in settings:
+        module.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for module in settings:
+            module.HF_HUB_OFFLINE = False
 
 
 def _numbered(source: str, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:

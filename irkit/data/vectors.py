@@ -22,6 +22,9 @@ _KINDS = {
     "sparse": ("terms", "weights", "lengths"),
 }
 
+# what following the words of a file raises that are not those of one
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
 Array = np.ndarray[Any, Any]
 
 
@@ -43,7 +46,7 @@ def read_vectors(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = _npy_rows(path) if path.endswith(".npy") else _safetensors_rows(path)
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _MALFORMED as error:
         expected = "an array" if path.endswith(".npy") else "what irkit encode writes"
         raise BadValueError(f"reading {path}: expected {expected}, got something else: {error}") from error
     for number, (name, vector) in enumerate(rows, 1):
