@@ -1,15 +1,25 @@
-"""What tests of Triton kernels share: CUDA where there is some, otherwise Triton's interpreter on the CPU."""
+"""What tests of kernels share: guarded memory; for Triton CUDA, or its interpreter on the CPU."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import faulthandler
+import math
+import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +30,9 @@ __all__ = [
     "INTERPRETED",
     "Launches",
     "compiles",
+    "guarded",
+    "guarded_memory",
+    "in_child",
     "interpreted",
     "needs_no_gpu",
     "on_device",
@@ -30,6 +43,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+_PAGE = mmap.PAGESIZE
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # that numpy has, too
 needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
 
 
@@ -106,3 +121,78 @@ def _type(value: Any) -> Any:
         return "i32" if type(value) is int and value != 1 else value
     name = str(value.dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     return "*" + name.replace("uint", "u").replace("int", "i")
+
+
+def guarded(given: Any, before: bool = False) -> Any:
+    """A copy of an array or a tensor that ends where memory begins that cannot be read: who goes on crashes.
+
+    Args:
+        given: Of numpy or torch.
+        before: The copy begins behind such memory instead.
+    """
+    if isinstance(given, torch.Tensor):
+        words = given.detach().contiguous().view(_WORDS[given.element_size()]).numpy()
+        return torch.from_numpy(guarded(words, before)).view(given.dtype)
+    copy = _room(given.shape, given.dtype, before)
+    copy[...] = given
+    return copy
+
+
+@contextlib.contextmanager
+def guarded_memory(before: bool = False) -> Iterator[None]:
+    """Guard what is made by numpy.empty, numpy.zeros, torch.empty and Tensor.new_empty, too."""
+
+    def array(shape: Any, dtype: Any = float) -> Any:
+        return _room(shape if isinstance(shape, tuple) else (shape,), np.dtype(dtype), before)
+
+    def tensor(*shape: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        sizes = torch.Size(shape if not shape or isinstance(shape[0], int) else shape[0])
+        words = _WORDS[dtype.itemsize]
+        room = array(tuple(sizes), torch.empty_like(torch.zeros(0), dtype=words).numpy().dtype)
+        return torch.from_numpy(room).view(dtype)
+
+    def like(self: torch.Tensor, *shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> Any:
+        return tensor(*shape, dtype=dtype or self.dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "empty", array)
+        patch.setattr(np, "zeros", array)
+        patch.setattr(torch, "empty", tensor)
+        patch.setattr(torch.Tensor, "new_empty", like)
+        yield
+
+
+def _room(shape: tuple[int, ...], dtype: Any, before: bool) -> Any:
+    """An array of zeros at the border of pages without access."""
+    size = math.prod(shape) * dtype.itemsize
+    inside = -(-size // _PAGE) * _PAGE
+    pages = mmap.mmap(-1, inside + 2 * _PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    for page in (start, start + _PAGE + inside):  # 0: PROT_NONE
+        if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(page), _PAGE, 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    place = _PAGE if before else _PAGE + inside - size
+    return np.frombuffer(pages, np.uint8, size, place).view(dtype).reshape(shape)
+
+
+def in_child(run: Callable[[], object]) -> None:
+    """Call ``run()`` in a forked child, so that a crash is a failure that says where it was."""
+    with tempfile.TemporaryFile() as errors:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of forks beside threads, of which the child makes no use
+            child = os.fork()
+        if not child:
+            status = 1
+            try:
+                torch.set_num_threads(1)
+                faulthandler.enable(errors)
+                run()
+                status = 0
+            except BaseException:
+                os.write(errors.fileno(), traceback.format_exc().encode())
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        errors.seek(0)
+        reason = signal.Signals(-status).name if status < 0 else f"exit {status}"
+        assert not status, f"{reason}\n{errors.read().decode()}"

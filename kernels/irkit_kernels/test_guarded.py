@@ -1,0 +1,232 @@
+"""No kernel reads or writes beyond its arrays: each ends, or begins, at a page without access."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from irkit_kernels._testing import guarded, guarded_memory, in_child
+from irkit_kernels.int8_linear import int8_linear, pack_weight
+from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
+from irkit_kernels.ragged_attention import ragged_attention
+from irkit_kernels.ragged_pool import ragged_pool
+from irkit_kernels.residual_maxsim import (
+    Tokens,
+    assign,
+    decode,
+    encode,
+    interaction,
+    pack_centroids,
+    probe,
+    query_table,
+    residual_maxsim,
+    train_codebook,
+)
+from irkit_kernels.sparse_search import Effort, Searcher, build
+from irkit_kernels.splade_pool import splade_pool, splade_pool_sparse
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LENGTHS = ((1,), (3, 0, 5), (17, 1, 33, 2), (64, 67))
+
+
+def offsets_of(lengths: tuple[int, ...], dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=dtype)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def check(operation: Callable[..., Any], *given: Any, **options: Any) -> None:
+    """The result of an operation on guarded memory is that on any other."""
+    expected = flat(operation(*given, **options))
+    for before in (False, True):
+        with guarded_memory(before):
+            guards = [guarded(x, before) if isinstance(x, Tensor | np.ndarray) else x for x in given]
+            found = flat(operation(*guards, **options))
+        for first, second in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(first, second)
+
+
+def forked(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a child, as what it finds is a signal."""
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        in_child(lambda: test(**given))
+
+    return run
+
+
+def flat(result: Any) -> list[Any]:
+    if isinstance(result, tuple):
+        return [array for part in result for array in flat(part)]
+    return [result.detach().float().numpy().copy() if isinstance(result, Tensor) else np.array(result)]
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["behind", "before"])
+def test_reads_beyond_the_border_are_seen(before: bool) -> None:
+    array = guarded(np.arange(5, dtype=np.int32), before)
+    assert array.tolist() == [0, 1, 2, 3, 4]
+    outside = array.ctypes.data + (-1 if before else array.nbytes)
+    with pytest.raises(AssertionError, match="SIGSEGV"):
+        in_child(lambda: ctypes.string_at(outside, 1))
+
+    def reads_scratch() -> None:
+        with guarded_memory(before):
+            for array in (np.empty(7, np.uint8), np.zeros((3, 5)), torch.empty(3).numpy()):
+                assert array.nbytes
+            tensor = torch.zeros(1).new_empty(2, 3, dtype=torch.bfloat16)
+        ctypes.string_at(tensor.data_ptr() + (-1 if before else 12), 1)
+
+    with pytest.raises(AssertionError, match="SIGSEGV"):
+        in_child(reads_scratch)
+
+
+@pytest.mark.parametrize("dim", [1, 4, 7, 17, 48, 129])
+@forked
+def test_maxsim(dim: int) -> None:
+    for number, lengths in enumerate(LENGTHS):
+        queries = LENGTHS[(number + 1) % len(LENGTHS)]
+        sides = [(random(sum(some), dim), offsets_of(some)) for some in (queries, lengths)]
+        (q, q_offsets), (d, d_offsets) = sides
+        pairs = torch.tensor([[len(queries) - 1, len(lengths) - 1], [0, 0]])
+        for dtype in FLOATS:
+            check(maxsim, q.to(dtype), q_offsets, d.to(dtype), d_offsets)
+            check(maxsim, q.to(dtype), q_offsets, d.to(dtype), d_offsets, pairs)
+        check(gradients_of_maxsim, q, q_offsets, d, d_offsets)
+        small = *quantize_rows(q), q_offsets, *quantize_rows(d), d_offsets
+        check(maxsim_int8, *small)
+        check(maxsim_int8, *small, pairs)
+
+
+def gradients_of_maxsim(q: Tensor, q_offsets: Tensor, d: Tensor, d_offsets: Tensor) -> Any:
+    q, d = q.requires_grad_(), d.requires_grad_()
+    scores = maxsim(q, q_offsets, d, d_offsets)
+    return torch.autograd.grad(scores[scores.isfinite()].sum(), (q, d), allow_unused=True)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (3, 5, 7), (6, 64, 33), (17, 66, 130)])
+@forked
+def test_int8_linear(m: int, k: int, n: int) -> None:
+    check(pack_weight, random(n, k), random(n))
+    for activation in ("none", "gelu"):
+        check(int8_linear, random(m, k), pack_weight(random(n, k)), n, activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [8, 40, 64])
+@forked
+def test_ragged_attention(head_dim: int, dtype: torch.dtype) -> None:
+    for lengths in LENGTHS:
+        tokens, offsets = (sum(lengths), 2, head_dim), offsets_of(lengths)
+        q, k, v = (random(*tokens, dtype=dtype) for _ in range(3))
+        check(ragged_attention, q, k, v, offsets, offsets)
+        check(ragged_attention, q, k, v, offsets, offsets, window=3)
+        check(gradients_of_attention, q, k, v, offsets)
+
+
+def gradients_of_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Any:
+    sides = [x.requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(ragged_attention(*sides, offsets, offsets).float().sum(), sides)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dim", [1, 7, 33, 64])
+@forked
+def test_ragged_pool(dim: int, dtype: torch.dtype) -> None:
+    for lengths in LENGTHS:
+        for kernel, stride in ((1, 1), (3, 2), (5, 5)):
+            check(
+                ragged_pool,
+                random(sum(lengths), dim, dtype=dtype),
+                offsets_of(lengths),
+                kernel,
+                stride,
+            )
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize(("dim", "vocabulary"), [(1, 1), (7, 33), (33, 130), (64, 1000)])
+@forked
+def test_splade_pool(dim: int, vocabulary: int, pooling: str) -> None:
+    for lengths in LENGTHS[1:3]:
+        for dtype in FLOATS:
+            hidden, weight = random(sum(lengths), dim, dtype=dtype), random(vocabulary, dim, dtype=dtype)
+            given = hidden, offsets_of(lengths), weight, random(vocabulary, dtype=dtype)
+            check(splade_pool, *given, pooling=pooling)
+            check(splade_pool_sparse, *given, pooling=pooling, top_k=3)
+
+
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+@pytest.mark.parametrize(("dim", "tokens"), [(3, 1), (7, 40), (48, 33), (129, 2)])
+@forked
+def test_residual_maxsim(dim: int, tokens: int, nbits: int) -> None:
+    values, centroids = random(sum(LENGTHS[2]), dim).numpy(), random(21, dim).numpy()
+    codes = assign(values, centroids)
+    check(assign, values, centroids)
+    codebook = train_codebook(values - centroids[codes], nbits)
+    check(train_codebook, values - centroids[codes], nbits)
+    for kind in (np.uint16, np.int32):
+        own = codes.astype(kind)
+        check(encode, values, centroids, own, codebook)
+        encoded = encode(values, centroids, own, codebook)
+        check(lambda *x: decode(Tokens(*x[:3]), *x[3:]), *encoded, centroids, codebook)
+        starts = np.arange(len(centroids) + 1) * 2
+        documents = np.arange(2 * len(centroids), dtype=np.int32) % len(LENGTHS[2])
+        offsets = offsets_of(LENGTHS[2], torch.int64).numpy()
+        query = random(tokens, dim).numpy()
+        check(search, query, centroids, *encoded, codebook, offsets, starts, documents)
+
+
+def search(
+    query: Any, centroids: Any, codes: Any, coefficients: Any, packed: Any, codebook: Any, *index: Any
+) -> Any:
+    """All that a search of compressed tokens calls."""
+    offsets, starts, lists = index
+    table, n = query_table(query, pack_centroids(centroids)), len(offsets) - 1
+    found = probe(table, 3, starts, lists, guarded(np.ones(n, np.bool_)), 2)
+    rows = guarded(np.arange(n, dtype=np.int32)[::-1])
+    tokens = Tokens(codes, coefficients, packed)
+    rough = interaction(table, codes, offsets, rows)
+    return found, rough, residual_maxsim(table, tokens, offsets, codebook, rows)
+
+
+@pytest.mark.parametrize("terms", [np.uint16, np.uint32])
+@pytest.mark.parametrize("weights", [np.float32, np.float16, np.uint16, np.uint8])
+@forked
+def test_sparse_search(weights: Any, terms: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irkit_kernels.sparse_search.op._FEW", 1)
+    monkeypatch.setattr("irkit_kernels.sparse_search.op._SCORE", 0)
+    rng = np.random.default_rng(0)
+    for n, dim, few in ((1, 1, 4096), (37, 65, 4096), (700, 130, 0), (16384 + 129, 9, 0)):
+        monkeypatch.setattr("irkit_kernels.sparse_search.cpu_search.MOST_DOCUMENTS", few)
+        rows = [np.sort(rng.choice(dim, rng.integers(0, min(dim, 9) + 1), replace=False)) for _ in range(n)]
+        values = np.concatenate(rows).astype(terms)
+        amounts = (1 + 100 * rng.random(len(values))).astype(weights)
+        scales = rng.random(n).astype(np.float32) if np.dtype(weights).kind == "u" else None
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+        keep = rng.random(n) < 0.7
+        check(searches, offsets, values, amounts, scales, keep, dim)
+
+
+def searches(offsets: Any, terms: Any, weights: Any, scales: Any, keep: Any, dim: int) -> Any:
+    """Exact and approximate searches, with a filter and without, of a batch and of one query."""
+    forward, results = (offsets, terms, weights, scales), []
+    searcher = Searcher(build(forward, dim), forward)
+    asked = guarded(np.arange(dim, dtype=np.int32)[:7])
+    queries = guarded(np.array([0, len(asked), len(asked)])), asked, guarded(np.ones(len(asked), np.float32))
+    n = len(offsets) - 1
+    for effort in (None, Effort(3, 0.5, 20)):
+        for filtered in (None, keep):
+            for k in (1, min(n, 40)):
+                results.append(searcher.find(queries, k, filtered, effort))
+    single = searcher.single(1)(torch.from_numpy(asked), torch.ones(len(asked)))
+    return (*results, single or ())
