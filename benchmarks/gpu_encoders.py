@@ -104,6 +104,7 @@ def measure_texts(device: Device | None = None) -> Iterator[Row]:
     words = [f"w{number}" for number in range(30_000)]
     lengths = [min(254, max(6, int(draw.lognormvariate(4.2, 0.45)))) for _ in range(TEXTS if large else 20)]
     texts = [" ".join(draw.choices(words, k=length)) for length in lengths]
+    what = "strings to vectors, MiniLM-L6"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder, words, dict(zip(SIZES, SHAPES["MiniLM-L6"] if large else TINY, strict=True)))
@@ -113,7 +114,7 @@ def measure_texts(device: Device | None = None) -> Iterator[Row]:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
-            yield {"what": "strings to vectors", "contender": PEER, "skipped": f"needs {error.name}"}
+            yield {"what": what, "contender": PEER, "skipped": f"needs {error.name}"}
         else:
             settings = {"dtype": torch.bfloat16}
             theirs = SentenceTransformer(str(folder), device=device.name, model_kwargs=settings)
@@ -127,7 +128,7 @@ def measure_texts(device: Device | None = None) -> Iterator[Row]:
             raise ValueError(f"vectors of irkit and of {PEER} have a cosine of {cosine:.4f}; not timed")
     for contender, seconds, faster in _turns(ways, PEER, lambda way: device.seconds(way)[1]):
         yield {
-            "what": "strings to vectors, MiniLM-L6",
+            "what": what,
             "contender": contender,
             "cosine": cosine,
             "texts/s": len(texts) / seconds,

@@ -25,7 +25,7 @@ TOLERANCE = {
     "float16": 1e-2,
     "bfloat16": 2e-2,
     "int8": 2e-2,
-}  # of the norm of the difference
+}  # of the norm of the difference to that of what is exact
 
 Way = Callable[[Any], Any]
 
@@ -123,26 +123,34 @@ def measure(case: Case, device: Device) -> Iterator[Row]:
     Every call has inputs that were last used so long ago that the cache holds them no more: all ways take
     the next of one circle of inputs.
     """
+    try:
+        yield from _measure(case, device)
+    except Exception as error:
+        if _ends_all(error):
+            raise
+        yield {**case.labels, "error": _words(error)}
+
+
+def _measure(case: Case, device: Device) -> Iterator[Row]:
     inputs = [case.inputs(seed) for seed in range(2 + int(4 * device.cache // case.nbytes))]
     exact = case.exact(inputs[0])
-    ways, errors = dict[str, Way](), dict[str, float]()
+    ways, differences = dict[str, Way](), dict[str, float]()
     for name, way in case.ways.items():
         row = {**case.labels, "way": name}
         if isinstance(way, str):
             yield {**row, "skipped": way}
             continue
         try:
-            errors[name] = _error(way(inputs[0]), exact if name == "irkit" else exact[:1])
+            differences[name] = _difference(way(inputs[0]), exact if name == "irkit" else exact[:1])
             for each in inputs:  # what is made once for each input is made now
                 way(each)
         except Exception as error:
-            if any(sign in str(error) for sign in ("CUDA error", "Triton Error [CUDA]")):
-                # nothing works any more in this process
+            if _ends_all(error):
                 raise
-            yield {**row, "error": f"{type(error).__name__}: {error!s:.200}"}
+            yield {**row, "error": _words(error)}
             continue
-        if not errors[name] <= TOLERANCE[case.dtype]:
-            yield {**row, "error": f"differs by {errors[name]:.2g}; not timed"}
+        if not differences[name] <= TOLERANCE[case.dtype]:
+            yield {**row, "error": f"differs by {differences[name]:.2g}; not timed"}
             continue
         ways[name] = way
     circle = cycle(inputs)
@@ -153,8 +161,17 @@ def measure(case: Case, device: Device) -> Iterator[Row]:
         pairs = zip(times.get("torch", times[name])[0], seconds, strict=True)
         row["x torch"] = median(theirs / mine for theirs, mine in pairs) if "torch" in times else None
         row |= share(limits, case.dtype, case.nbytes, case.flops, median(seconds))
-        row |= {"error": errors[name]}
+        row |= {"difference": differences[name]}
         yield {**row, "MB": peak_memory(lambda way=ways[name]: way(inputs[0]), device.name)}
+
+
+def _ends_all(error: Exception) -> bool:
+    """Whether nothing works any more in this process."""
+    return any(sign in str(error) for sign in ("CUDA error", "Triton Error [CUDA]"))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.200}"
 
 
 def _turns(
@@ -177,15 +194,15 @@ def _turns(
     return times
 
 
-def _error(found: Any, exact: tuple[Tensor, ...]) -> float:
+def _difference(found: Any, exact: tuple[Tensor, ...]) -> float:
     """The norm of the difference over that of what is exact, the largest of several."""
     results = found if isinstance(found, tuple) else (found,)
-    errors = []
+    differences = []
     for got, wanted in zip(results, exact, strict=False):
         wanted = wanted.detach().to(got.device)
         difference = got[: len(wanted)].detach().double() - wanted
-        errors.append(float(difference.norm() / wanted.norm()))
-    return max(errors) if all(error == error for error in errors) else float("nan")
+        differences.append(float(difference.norm() / wanted.norm()))
+    return max(differences) if all(error == error for error in differences) else float("nan")
 
 
 def _fastest(device: Device, run: Callable[[], Any]) -> float:
