@@ -850,3 +850,14 @@ for place in sorted(Path(sys.argv[1]).glob("* index")):  # that of BM25 comes fi
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stderr == ""
     assert result.stdout.splitlines() == [f"{name} index []" for name in sorted(["bm25", "dense", *models])]
+
+
+def test_an_index_whose_files_are_cut_in_use_is_not_read(tmp_path: Path) -> None:
+    texts = {f"d{number}": f"common word{number}" for number in range(3000)}
+    retriever = Retriever.build("bm25", texts, tmp_path / "index")
+    for file in (tmp_path / "index").glob("*.g*"):
+        os.truncate(file, 0)  # as cp does that writes another index over it
+    with pytest.raises(CorruptError, match="cut short while it is in use"):
+        retriever.search("common", 3)
+    with pytest.raises(CorruptError, match="it has 0 bytes"):
+        retriever.add(["new"])

@@ -576,3 +576,23 @@ def test_opening_during_a_change_tries_again(path: Path, monkeypatch: pytest.Mon
     slow_map.busy = True
     monkeypatch.setattr(Entry, "map", slow_map)
     assert bytes(Store.open(path).read("blob.index")) == b"newer"
+
+
+def test_a_file_that_is_cut_in_use_is_said(path: Path) -> None:
+    store = Store.open(path)
+    array = store.read("numbers.bin")
+    [file] = path.glob("numbers.*")
+    whole = file.read_bytes()
+    with file.open("ab") as stream:  # as a writer does before it commits
+        stream.write(b"more")
+    store.check_uncut()
+    assert array[-1] == 99
+    os.truncate(file, 100)
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=rf"{file}: cut short while it is in use;"):
+            store.check_uncut()
+    file.unlink()
+    file.write_bytes(whole)  # another file of the same name: the mapped one stays cut
+    with pytest.raises(CorruptError, match="cut short"):
+        store.check_uncut()
+    assert Store.open(path).read("numbers.bin")[-1] == 99

@@ -27,6 +27,7 @@ __all__ = [
     "Manifest",
     "allocate",
     "checksum",
+    "is_cut",
     "peek",
     "read_manifest",
     "release",
@@ -211,12 +212,23 @@ def checksum(array: Array) -> int:
 
 def release(array: Array) -> None:
     """Give mapped pages back: they stay in the kernel's cache, but no longer count as this process's."""
+    pages = _pages(array)
+    if pages is not None:
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def is_cut(array: Array) -> bool:
+    """Whether the file of a mapped array was truncated since: to read it would end the process."""
+    pages = _pages(array)
+    return pages is not None and pages.size() < len(pages)
+
+
+def _pages(array: Array) -> mmap.mmap | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    pages = base.obj if isinstance(base, memoryview) else base
-    if isinstance(pages, mmap.mmap):
-        pages.madvise(mmap.MADV_DONTNEED)
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def write_at(path: Path, position: int, content: memoryview | bytes) -> None:

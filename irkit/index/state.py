@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from irkit.errors import CorruptError, StorageError
 from irkit.files import explained
-from irkit.index.files import Array, Entry, Manifest, read_manifest
+from irkit.index.files import REMEDY, Array, Entry, Manifest, is_cut, read_manifest
 from irkit.index.layout import check_layout
 from irkit.index.place import absence
 
@@ -55,6 +55,15 @@ class State:
         if name not in self.maps:
             self.maps[name] = self.entries[name].map(directory)
         return self.maps[name]
+
+    def check_uncut(self, directory: Path) -> None:
+        """Raise CorruptError if a file that is mapped was truncated."""
+        for name, array in list(self.maps.items()):
+            if is_cut(array):
+                raise CorruptError(
+                    f"index file {directory / self.entries[name].file}: cut short while it is in use; "
+                    f"replace an index by another directory, never write into its files; {REMEDY}"
+                )
 
     def verify(self, directory: Path) -> None:
         """Raise CorruptError unless the files are what was written."""

@@ -350,6 +350,14 @@ class Store:
         """
         self._state.verify(self.path)
 
+    def check_uncut(self) -> None:
+        """Refuse to go on with a file that was truncated since it was opened: to read it would be fatal.
+
+        Raises:
+            CorruptError: There is one.
+        """
+        self._state.check_uncut(self.path)
+
     def close(self) -> None:
         """Release the lock; a build that was not published stays to be resumed."""
         self._unlock()
