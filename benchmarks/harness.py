@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,10 @@ def render(suite: str) -> str:
     """The results of a suite as markdown: a table for each set of columns, and a line of provenance."""
     source, rows = read_results(suite)
     lines: list[str] = []
-    for columns, group in groupby(rows, key=tuple):
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row), []).append(row)
+    for columns, group in groups.items():
         lines += ["", *(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns)))]
         lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in group]
     versions = ", ".join(f"{name} {version}" for name, version in source["versions"].items())
