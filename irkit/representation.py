@@ -12,7 +12,7 @@ from torch import Tensor
 
 from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError
-from irkit.ragged import Ragged, as_tensor
+from irkit.ragged import Ragged, as_tensor, to_device
 
 __all__ = ["Dense", "MultiVector", "Representation", "Sparse", "concat", "representation_from_arrays"]
 
@@ -48,7 +48,7 @@ class Dense:
         return self.values.shape[0]
 
     def __getitem__(self, rows: Rows) -> Dense:
-        return Dense(self.values[rows])
+        return Dense(self.values[to_device(rows, self.values.device) if isinstance(rows, Tensor) else rows])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Dense:
         """Move to a device and a dtype."""

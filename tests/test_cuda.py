@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from irkit_kernels._recording import recording
+from torch.nn import functional as F
 
+from irkit import Model
 from irkit.encoder import Encoder, attention
 from irkit.encoder.attention import attend, pick_backend
-from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, PooledHead
+from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, PooledHead, token_pooling
+from irkit.heads.token_pooling import pool_rows
 from irkit.ragged import Ragged
 
 SIZES = {
@@ -193,3 +199,113 @@ def test_heads_that_flash_attention_has_not_are_told_once() -> None:
     with pytest.warns(UserWarning, match="no heads of width 12"):
         found = attend(rows, rows, rows, backend="flash")
     assert torch.equal(found.cpu(), attend(rows, rows, rows, backend="flash").cpu())
+
+
+def pooled(rows: Ragged, device: Any, *arguments: Any) -> tuple[Ragged, torch.Tensor]:
+    """On the CPU, and the gradient of the vectors."""
+    values = rows.values.to(device).requires_grad_()
+    found = pool_rows(rows.to(device).with_values(values), *arguments)
+    weights = torch.linspace(1, 2, found.values.shape[1]).to(device)
+    (gradient,) = torch.autograd.grad((found.values.square() * weights).sum(), values)
+    return found.with_values(found.values.detach()).to("cpu"), gradient.cpu()
+
+
+@pytest.mark.parametrize("factor", [1, 1.5, 2, 3, 20])
+@pytest.mark.parametrize("protected", [0, 1, 4])
+@pytest.mark.parametrize("doubled", [False, True])
+def test_token_pooling_finds_the_clusters_of_scipy(
+    factor: float, protected: int, doubled: bool, record_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(int(10 * factor) + protected)
+    lengths = torch.tensor([0, 1, 2, 5, 33, 40, 7, 3, 0, 21])
+    values = F.normalize(torch.randn(int(lengths.sum()), 8, generator=generator), dim=1)
+    if doubled:  # vectors at no distance at all, most of them several times
+        values = values[torch.randint(len(values) // 2, (len(values),), generator=generator)]
+    monkeypatch.setattr(token_pooling, "_DISTANCES", 3 * 40**2)  # rows go in four parts
+    expected, upstream = pooled(Ragged(values, lengths), "cpu", factor, protected)
+    found, gradient = pooled(Ragged(values, lengths), record_dispatch.device, factor, protected)
+    assert torch.equal(found.lengths, expected.lengths)
+    for row, wanted in zip(found, expected, strict=True):
+        assert torch.equal(row[:protected], wanted[:protected])
+        near = torch.cdist(row.double(), wanted.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        assert near.shape == (0, 0) or near.amin(0).max() <= 1e-6 >= near.amin(1).max()
+    torch.testing.assert_close(gradient, upstream)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=12), st.integers(1, 4), st.integers(0, 2), st.integers(0, 99))
+def test_token_pooling_of_vectors_at_equal_distances(
+    lengths: list[int], factor: int, protected: int, seed: int
+) -> None:
+    """Which of them are joined is anybody's choice, how many there are at most is not."""
+    total, sizes = sum(lengths), torch.tensor(lengths, dtype=torch.int64)
+    chosen = torch.randint(4, (total,), generator=torch.Generator().manual_seed(seed))
+    rows = Ragged(torch.eye(4)[chosen], sizes)
+    with recording() as record:
+        found = pool_rows(rows.to(record.device), factor, protected).to("cpu")
+    for row, vectors in zip(rows, found, strict=True):
+        rest = max(0, len(row) - protected)
+        assert len(vectors) <= len(row) - rest + (max(rest // factor, 1) if rest else 0)
+        assert torch.equal(vectors[:protected], row[:protected])
+        assert all(each.any() for each in vectors)
+
+
+def test_token_pooling_waits_for_few_numbers(record_dispatch: Any) -> None:
+    lengths = torch.full((6,), 40)
+    values = F.normalize(torch.randn(240, 8), dim=1)
+    rows = Ragged(values, lengths).to(record_dispatch.device)
+    record_dispatch.clear()
+    pool_rows(rows, 2)
+    looks = [wait for wait in record_dispatch.waits if "done.all()" in wait]
+    assert 1 <= len(looks) <= 10  # every fourth round; how many rounds there are the vectors decide
+    assert len(record_dispatch.waits) == len(looks) + 1  # and how many clusters each row has
+
+
+TEXTS = [
+    "neural search",
+    "a text",
+    "the index of a token in the model",
+    "in",
+    "",
+    "vector search on an index",
+]
+
+
+@pytest.mark.parametrize("kind", ["dense", "multi_vector", "pooled", "sparse"])
+def test_encoding_waits_once_for_a_part_while_the_next_is_at_work(
+    kind: str, tiny_bert: Any, record_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then where the number of vectors or weights depends on their values, step by step."""
+    if kind == "dense":
+        with pytest.warns(UserWarning, match="does not say how"):
+            model = Model.from_pretrained(tiny_bert, device="cpu", attention="sdpa")
+    elif kind == "sparse":
+        model = Model.sparse(tiny_bert, {"document_max_active_dims": 4}, device="cpu", attention="sdpa")
+    else:
+        pooling = {"token_pooling": {"pool_factor": 2}} if kind == "pooled" else {}
+        model = Model.multi_vector(tiny_bert, None, pooling, device="cpu", attention="sdpa")
+    model.tokens_per_step = 20
+    expected = list(model.represent_stream(TEXTS * 3, "document", chunk_size=6))
+    model.to(record_dispatch.device)
+    begun: list[int] = []
+    begin = model._begin
+
+    def noted(*arguments: Any) -> Any:
+        begun.append(len(begun))
+        return begin(*arguments)
+
+    monkeypatch.setattr(model, "_begin", noted)
+    record_dispatch.clear()
+    stream = model.represent_stream(TEXTS * 3, "document", chunk_size=6)
+    for place, (found, wanted) in enumerate(zip(stream, expected, strict=True)):
+        assert len(begun) == min(place + 2, 3)
+        for name, array in wanted.arrays().items():
+            arrays = [torch.tensor(each) for each in (found.arrays()[name], array)]
+            if kind == "pooled":  # clusters have no order
+                arrays = [each.float().sort(0).values for each in arrays]
+            torch.testing.assert_close(*arrays)
+    synchronized = [wait for wait in record_dispatch.waits if wait.startswith("synchronize")]
+    assert len(synchronized) == 3
+    if kind in ("dense", "multi_vector"):
+        assert record_dispatch.waits == synchronized
+        assert not record_dispatch.pageable

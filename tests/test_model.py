@@ -208,7 +208,7 @@ def test_truncation_and_normalisation(model):
     ],
 )
 def test_what_is_not_text(model, texts, problem, monkeypatch):
-    monkeypatch.setattr(model, "encode_tokens", lambda tokens, **_: Dense(torch.zeros(len(tokens), 32)))
+    monkeypatch.setattr(model, "_begin", lambda tokens, *_: lambda: Dense(torch.zeros(len(tokens), 32)))
     with pytest.raises(BadTypeError, match=problem):
         model.encode(texts)
     with pytest.raises(BadTypeError, match="one string"):

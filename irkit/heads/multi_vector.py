@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from irkit.config import Config
 from irkit.errors import BadValueError
 from irkit.heads.base import Head, Normalize, Side, width_after
-from irkit.heads.token_pooling import pool_tokens
+from irkit.heads.token_pooling import pool_rows
 from irkit.heads.windows import windows
 from irkit.ragged import Ragged
 from irkit.representation import MultiVector
@@ -263,7 +263,5 @@ class MultiVectorHead(Head):
 
 
 def _pooled(vectors: Ragged, pooling: TokenPooling) -> Ragged:
-    rows = [pool_tokens(row, pooling.pool_factor, pooling.protected_tokens) for row in vectors]
-    if rows:
-        vectors = Ragged(torch.cat(rows), torch.tensor([len(row) for row in rows]))
+    vectors = pool_rows(vectors, pooling.pool_factor, pooling.protected_tokens)
     return vectors.with_values(F.normalize(vectors.values, dim=-1)) if pooling.normalize else vectors

@@ -5,8 +5,132 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["pool_tokens"]
+from irkit.ragged import Ragged, to_device
+
+__all__ = ["pool_rows", "pool_tokens"]
+
+_LONGEST = 4096  # vectors of a row whose distances are kept on a GPU
+_DISTANCES = 1 << 26  # on a GPU at once, 8 bytes each
+_ROUNDS = 4  # of merges before the host looks whether all are done
+
+
+def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
+    """`pool_tokens` of each row, on its device: a GPU takes all rows at once.
+
+    The clusters are the same on either device wherever no two distances are equal by chance; equal vectors
+    may be there.
+
+    Args:
+        vectors: Ragged ``(total, dim)`` of length 1; gradients flow through the means.
+        factor: As for `pool_tokens`.
+        protected: As for `pool_tokens`.
+    """
+    if not len(vectors.values):
+        return vectors
+    if vectors.values.is_cpu or vectors.max_length - protected > _LONGEST:
+        rows = [pool_tokens(row, factor, protected) for row in vectors]
+        return Ragged(torch.cat(rows), torch.tensor([len(row) for row in rows]))
+    first = vectors.lengths.clamp(max=protected)
+    rest = vectors.places(first, vectors.lengths - first)
+    clusters = torch.tensor([max(int(length // factor), 1) for length in rest.lengths.tolist()])
+    merges = (rest.lengths - clusters).clamp(min=0)
+    if not bool(merges.any()):
+        return vectors
+    size = max(1, _DISTANCES // max(1, rest.max_length) ** 2)
+    values = rest.with_values(vectors.values[rest.values])
+    parts = range(0, len(rest), size)
+    heads = [_cluster(values[at : at + size], to_device(merges[at : at + size], rest.device)) for at in parts]
+    starts = [F.pad(torch.cumsum(values.lengths, 0), (1, 0))[at] for at in parts]  # of the rows of each part
+    head = torch.cat([place + int(start) for place, start in zip(heads, starts, strict=True)])
+
+    # the vectors of a cluster side by side, clusters in the order of their heads
+    order = head.argsort(stable=True)
+    is_head = head == torch.arange(len(head), device=head.device)
+    counts = torch.zeros_like(head).index_add_(0, head, torch.ones_like(head))
+    numbers = F.pad(is_head.cumsum(0), (1, 0))[rest.offsets.long()].diff().cpu()  # the clusters of each row
+    found = (~is_head).to(torch.uint8).argsort(stable=True)[: int(numbers.sum())]  # for nonzero a host waits
+    bags = (counts.cumsum(0) - counts)[found]
+    means = F.embedding_bag(order, values.values, bags, mode="mean")
+
+    # what is protected comes first in each row
+    none = torch.zeros_like(first)
+    pooled = Ragged(torch.empty(int((first + numbers).sum()), 0, device=rest.device), first + numbers)
+    places = torch.cat([pooled.places(none, first).values, pooled.places(first, numbers).values])
+    both = torch.cat([vectors.values[vectors.places(none, first).values], means])
+    return pooled.with_values(both[places.argsort()])
+
+
+def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
+    """Ward's clusters of the vectors of each row.
+
+    All pairs that are each other's nearest are merged in each round: Ward's distances never shrink, so the
+    tree is that of merging one pair after the other. A cluster lives in the slot of its last vector.
+
+    Args:
+        vectors: Ragged ``(total, dim)``.
+        merges: ``(n,)`` on the device: merges of each row, and further ones of the same distance.
+
+    Returns:
+        ``(total,)`` places in ``vectors.values``: the last vector of the cluster of each.
+    """
+    padded, there = vectors.to_padded()
+    padded = padded.detach().float()
+    n, m = there.shape
+    if not m:
+        return torch.empty(0, dtype=torch.int64, device=vectors.device)
+    slots = torch.arange(m, device=there.device)
+    upper = slots[:, None] < slots
+    distances = (1 - padded @ padded.mT).clamp_(0, 2).double()
+    distances = _symmetric(distances.masked_fill_(~(there[:, :, None] & there[:, None, :]), torch.inf), upper)
+    sizes, parents = there.double(), slots.repeat(n, 1)
+    heights = torch.full_like(sizes, torch.inf)
+    for rounds in range(m):  # each merges a pair at least
+        nearest, near = distances.min(2)
+        if rounds and rounds % _ROUNDS == 0:
+            done = (heights < nearest.amin(1, keepdim=True)).sum(1) >= merges
+            if bool(done.all()):  # what is left is farther than all that was asked for
+                break
+        mutual = (near.gather(1, near) == slots) & nearest.isfinite()
+        into, gone = mutual & (near < slots), mutual & (near > slots)
+        parents, heights = torch.where(gone, near, parents), torch.where(gone, nearest, heights)
+        distances, sizes = _merged(distances, sizes, torch.where(into, near, slots), nearest, into, gone)
+        distances = _symmetric(distances, upper)
+    last = heights.sort(dim=1).values.gather(1, (merges - 1).clamp(min=0)[:, None])
+    heads = torch.where((heights <= last) & (merges > 0)[:, None], parents, slots)
+    for _ in range(m.bit_length()):
+        heads = heads.gather(1, heads)
+    starts = vectors.offsets[:-1, None]
+    return (heads + starts).flatten()[vectors.slots(m)]
+
+
+def _symmetric(distances: Tensor, upper: Tensor) -> Tensor:
+    """What is above the diagonal also below it, and infinity on it."""
+    distances = distances.masked_fill(~upper, torch.inf)
+    return torch.minimum(distances, distances.mT)
+
+
+def _merged(
+    distances: Tensor, sizes: Tensor, sources: Tensor, nearest: Tensor, into: Tensor, gone: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Distances and sizes after slots ``into`` took in their ``sources``; those that are ``gone`` are far.
+
+    Source: Lance and Williams 1967; the operations are those of scipy, in its order.
+    """
+    taken = sizes.gather(1, sources)
+    larger = torch.where(into, sizes + taken, sizes).masked_fill(gone, 0)
+
+    def rows(before: Tensor, of_columns: Tensor) -> Tensor:
+        theirs = before.gather(1, sources[:, :, None].expand_as(before))
+        x, y, i = taken[:, :, None], sizes[:, :, None], of_columns[:, None, :]
+        share, between = 1.0 / (x + y + i), nearest[:, :, None]
+        after = (i + x) * share * theirs * theirs + (i + y) * share * before * before
+        after = (after - i * share * between * between).clamp_(min=0).sqrt_()
+        return torch.where(into[:, :, None], after, before)
+
+    after = rows(rows(distances, sizes).mT, larger)
+    return after.masked_fill(gone[:, :, None] | gone[:, None, :], torch.inf), larger
 
 
 def pool_tokens(vectors: Tensor, factor: float, protected: int = 1) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head, Side
 from irkit.ragged import Ragged
-from irkit.representation import Representation, concat
+from irkit.representation import Dense, MultiVector, Representation, Sparse, concat
 
 __all__ = [
     "Progress",
     "Template",
     "ahead",
+    "begin_tokens",
+    "behind",
     "chunks",
     "encode_tokens",
     "hidden_states",
@@ -66,7 +69,29 @@ def encode_tokens(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Representation:
-    """Encode rows of token ids in steps of similar lengths.
+    """Encode rows of token ids in steps of similar lengths, see `begin_tokens`.
+
+    Returns:
+        A representation of each row, in the order of ``tokens``, float32 on the CPU.
+    """
+    return begin_tokens(
+        encoder, head, tokens, template, budget=budget, batch_size=batch_size, progress=progress
+    )()
+
+
+def begin_tokens(
+    encoder: AnyEncoder,
+    head: Head,
+    tokens: Ragged,
+    template: Template,
+    *,
+    budget: int,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Callable[[], Representation]:
+    """Encode rows of token ids in steps of similar lengths, without waiting for a GPU that does it.
+
+    The rows are put back in order where they were made, and then copied to pinned memory of the CPU.
 
     Args:
         encoder: Gives hidden states.
@@ -78,7 +103,8 @@ def encode_tokens(
         progress: Told of finished rows.
 
     Returns:
-        A representation of each row, in the order of ``tokens``, float32 on the CPU.
+        A function that waits for the copy: a representation of each row, in the order of ``tokens``, float32
+        on the CPU.
     """
     tokens, attended = head.expand(tokens, template.side)
     steps = plan_steps(tokens.lengths, budget, batch_size)
@@ -90,7 +116,34 @@ def encode_tokens(
         if progress is not None:
             progress(len(rows))
     places = torch.argsort(torch.cat(steps))
-    return concat(parts).to("cpu", torch.float32)[places]
+    return _fetched(concat(parts).to(dtype=torch.float32)[places])
+
+
+def _fetched(made: Representation) -> Callable[[], Representation]:
+    """A function that waits until it is on the CPU; the copy begins now."""
+    if isinstance(made, Dense):
+        return _copied([made.values], Dense)
+    if isinstance(made, MultiVector):
+        lengths = made.tokens.lengths
+        return _copied([made.tokens.values], lambda values: MultiVector(Ragged(values, lengths)))
+    lengths, dim = made.terms.lengths, made.dim
+    tensors = [made.terms.values, made.weights]
+    return _copied(tensors, lambda terms, weights: Sparse(Ragged(terms, lengths), weights, dim))
+
+
+def _copied(tensors: list[Tensor], make: Callable[..., Representation]) -> Callable[[], Representation]:
+    device = tensors[0].device
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # torch pins their memory
+    if device.type != "cuda":
+        return lambda: make(*copies)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(device))
+
+    def fetch() -> Representation:
+        done.synchronize()
+        return make(*copies)
+
+    return fetch
 
 
 def hidden_states(
@@ -183,3 +236,14 @@ def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Itera
                 yield result
                 result = following.result()
             yield result
+
+
+def behind(calls: Iterable[Callable[[], _Result]], by: int) -> Iterator[_Result]:
+    """What calls give, in order, each called after ``by`` more were made: on those a GPU works meanwhile."""
+    waiting: deque[Callable[[], _Result]] = deque()
+    for call in calls:
+        waiting.append(call)
+        if len(waiting) > by:
+            yield waiting.popleft()()
+    while waiting:
+        yield waiting.popleft()()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, get_args
@@ -20,7 +20,7 @@ from irkit.forking import one_thread_after_fork
 from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
 from irkit.heads import Head, MultiVectorConfig, MultiVectorHead, Side, SparseHead
 from irkit.heads.static import StaticHead
-from irkit.model.batching import Progress, Template, ahead, chunks, encode_tokens, hidden_states
+from irkit.model.batching import Progress, Template, ahead, begin_tokens, behind, chunks, hidden_states
 from irkit.model.hardware import Device, find_device, find_devices, keep_few_shapes
 from irkit.model.parallel import encode_in_processes
 from irkit.model.pooling import check_pooling
@@ -295,18 +295,24 @@ class Pipeline(nn.Module):
             progress: Called with the number of rows finished since its last call.
         """
         one_thread_after_fork()
+        return self._begin(tokens, template, batch_size, progress)()
+
+    def _begin(
+        self, tokens: Ragged, template: Template, batch_size: int | None, progress: Progress | None
+    ) -> Callable[[], Representation]:
+        """As `encode_tokens`; the function that comes back waits for the GPU, if there is one."""
         model = self.of(template.side)
         if isinstance(model.encoder, NoEncoder):
             part = model._looked_up(tokens, template)
             if progress is not None:
                 progress(len(part))
-            return part
+            return lambda: part
         model.eval()
         budget = _BUDGET.get(self.device.type, _BUDGET["cpu"])
         if isinstance(model.encoder, Encoder) and model.head.pools(template.side):
             _, stride = model.encoder.config.window
             budget *= min(stride, _MORE)
-        return encode_tokens(
+        return begin_tokens(
             model.encoder,
             model.head,
             tokens,
@@ -352,9 +358,11 @@ class Pipeline(nn.Module):
         if device is None or isinstance(device, str | torch.device):
             if device is not None:
                 self.to(find_device(device))
-            for tokens in ahead(partial(self.tokenize, template=template), pieces):
+            tokenized = ahead(partial(self.tokenize, template=template), pieces)
+            begun = (self._begin(tokens, template, batch_size, progress) for tokens in tokenized)
+            for part in behind(begun, by=self.device.type == "cuda"):
                 empty = False
-                yield self.encode_tokens(tokens, template, batch_size=batch_size, progress=progress)
+                yield part
         else:
             for part in encode_in_processes(self, find_devices(device), pieces, template, batch_size):
                 empty = False
