@@ -67,6 +67,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("irkit_kernels.sparse_search.cpu_search.MOST_DOCUMENTS", 8)
 
 
+@functools.cache
 def documents(kind: str, start: int, stop: int) -> list[Document]:
     """Of a kind of vectors, or of texts; always the same."""
     items = []
@@ -90,7 +91,7 @@ def use(path: Path, vectors: str, change: bool) -> Any:
     if vectors == "text":
         queries = [" ".join(WORDS[:5]), WORDS[7], "none"]
     with Retriever.load(path) as retriever:
-        found = [retriever.search(queries, 5), retriever.search(queries[0], 200)]
+        found = [retriever.search(queries, 5), retriever.search(queries[0], 20)]
         found += [
             retriever.search(queries, 5, {"lang": "de"}),
             retriever.search(queries, 3, ["d3", "d9", "?"]),
