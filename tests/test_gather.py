@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from irkit import Model
 from irkit.training.checkpoints import put_weights, trained_weights
 from irkit.training.data import Collator
 from irkit.training.example import Batch, Example
+from irkit.training.gather import _Gather
 from irkit.training.losses import CrossEntropy, EmbeddingDistillation, InfoNCE, KLDivergence
 from irkit.training.regularizers import Flops
 from irkit.training.step import TrainStep
@@ -57,6 +59,22 @@ CASES = [
     ("guided", "embedding"),
     ("sharded", "infonce"),
 ]
+
+
+def test_backward_sends_each_process_the_sums_of_its_own_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    def reduce_scatter(own: torch.Tensor, shares: torch.Tensor) -> None:
+        sent.append(shares.clone())
+        own.copy_(shares.view(3, -1, 2)[1])
+
+    monkeypatch.setattr(dist, "reduce_scatter_tensor", reduce_scatter)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    gradient = torch.arange(8.0).view(4, 2)
+    own, _ = _Gather.backward(SimpleNamespace(sizes=[3, 1, 0]), gradient)
+    assert own.tolist() == [[6.0, 7.0]]
+    assert sent[0].shape == (9, 2)
+    assert torch.equal(sent[0][:4], gradient)
 
 
 def batch(model: Model, share: slice, texts: bool = False) -> Batch:

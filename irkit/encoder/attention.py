@@ -20,7 +20,7 @@ __all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rota
 _ROWS = 128  # rotated together: in float32 they stay in the cache
 _WIDEST = 256  # heads of flash attention, whose widths are multiples of 8
 _NEEDS = (
-    "attention='flash' needs a torch that was built with it, or flash-attn: docs/python.md, section Devices"
+    "attention='flash' needs a torch built with it, or flash-attn: docs/quickstart.md says how to install"
 )
 
 Backend = Literal["eager", "sdpa", "flash"]

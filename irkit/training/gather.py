@@ -151,9 +151,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return torch.split(total, context.sizes)[dist.get_rank()], None
+        # each process is sent the sums of its own rows, in shares of one size
+        parts, most = torch.split(gradients[0], context.sizes), max(context.sizes)
+        shares = torch.cat([F.pad(part, (0, 0) * (part.dim() - 1) + (0, most - len(part))) for part in parts])
+        own = torch.empty_like(shares[:most])
+        dist.reduce_scatter_tensor(own, shares.contiguous())
+        return own[: context.sizes[dist.get_rank()]], None
 
 
 def _numbers(number: int, device: torch.device) -> list[int]:
