@@ -6,6 +6,8 @@ A message names the operation, what it got, what it expected and what to do abou
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "StorageError",
     "TrainingError",
     "require",
+    "told_as",
 ]
 
 
@@ -86,3 +89,26 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
             f"{purpose} needs the package {module.split('.')[0]!r}. "
             f"Install it with: pip install 'irkit[{extra}]'"
         ) from error
+
+
+@contextmanager
+def told_as(kind: type[IrkitError], operation: str, advice: str) -> Iterator[None]:
+    """Raise ``kind`` where other libraries, or values of any type in a file, raise errors of their own.
+
+    Panics of the tokenizers library are among them, which are no Exception and whose class has no place to be
+    imported from.
+
+    Args:
+        kind: Class of the error.
+        operation: Start of the message.
+        advice: Its end: what to do.
+    """
+    try:
+        yield
+    except (IrkitError, Warning):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        raise kind(f"{operation}: {reason}; {advice}") from error

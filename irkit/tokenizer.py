@@ -19,7 +19,7 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
 from irkit.arguments import shown
 from irkit.config import read_json
-from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
+from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError, told_as
 from irkit.ragged import Ragged
 
 __all__ = ["Piece", "Tokenizer", "sentence_settings", "strings", "well_formed"]
@@ -42,6 +42,7 @@ _COPIED = (
     "*.model",  # sentencepiece
 )
 _PROBE = "Éléphants & naïve façades: 3,141 tokenizers' #hash-tags, 日本語, Ωmega, emoji 🙂, unaffableness"
+_ADVICE = "its files may be damaged; download or save them again"
 _LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set no limit
 
 
@@ -103,6 +104,11 @@ class Tokenizer:
             CorruptError: Its files are damaged.
         """
         folder = Path(directory)
+        with told_as(CorruptError, f"loading the tokenizer of {folder}", _ADVICE):
+            return cls._load(folder)
+
+    @classmethod
+    def _load(cls, folder: Path) -> Tokenizer:
         settings = _optional(folder / "special_tokens_map.json") | _optional(folder / "tokenizer_config.json")
         own = sentence_settings(folder)
         tokenizer = cls(_read(folder, settings), folder, settings)
@@ -142,6 +148,16 @@ class Tokenizer:
         if length is not None and length <= special:
             raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")
 
+    def highest_id(self) -> int:
+        """The highest id that a token of a text, or one that is added to it, can get; -1 if there is none.
+
+        Raises:
+            CorruptError: The tokenizer does not work.
+        """
+        with told_as(CorruptError, f"loading the tokenizer of {self.source}", _ADVICE):
+            added = self.backend.encode("").ids
+            return max(chain(added, self.backend.get_vocab().values()), default=-1)
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
@@ -160,14 +176,15 @@ class Tokenizer:
 
         Raises:
             BadTypeError: Something is not a string.
-            BadValueError: ``max_length`` leaves no room beside the special tokens.
+            BadValueError: ``max_length`` leaves no room beside the special tokens, or the tokenizer fails.
         """
         inputs = [prompt + text for text in strings(texts)]
         backend = self._backend(max_length)
-        try:
-            encodings = backend.encode_batch_fast(inputs)
-        except TypeError:  # a lone surrogate
-            encodings = backend.encode_batch_fast([well_formed(text) for text in inputs])
+        with told_as(BadValueError, "tokenizing", _ADVICE):
+            try:
+                encodings = backend.encode_batch_fast(inputs)
+            except TypeError:  # a lone surrogate
+                encodings = backend.encode_batch_fast([well_formed(text) for text in inputs])
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         values = np.fromiter(ids, np.int64, int(lengths.sum()))
@@ -175,11 +192,13 @@ class Tokenizer:
 
     def pieces(self, text: str, prompt: str = "", max_length: int | None = None) -> list[Piece]:
         """The tokens that calling the tokenizer makes of one text, as strings with their places in it."""
-        encoding = self._backend(max_length).encode(well_formed(prompt + text))
-        places = [
-            [min(max(0, place - len(prompt)), len(text)) for place in offsets] for offsets in encoding.offsets
-        ]
-        return [Piece(token, *place) for token, place in zip(encoding.tokens, places, strict=True)]
+        backend, skipped = self._backend(max_length), len(prompt)
+        with told_as(BadValueError, "tokenizing", _ADVICE):
+            encoding = backend.encode(well_formed(prompt + text))
+            places = [
+                [min(max(0, place - skipped), len(text)) for place in offsets] for offsets in encoding.offsets
+            ]
+            return [Piece(token, *place) for token, place in zip(encoding.tokens, places, strict=True)]
 
     def ids(self, words: Iterable[str]) -> list[int]:
         """Ids of those of ``words`` that are tokens as they stand."""

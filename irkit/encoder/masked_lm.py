@@ -82,4 +82,4 @@ def masked_lm(settings: Mapping[str, Any]) -> MaskedLM | None:
         known = activation(act)
     except ConfigError as error:
         raise ConfigError(f"masked language model: a {family} with {error} is not supported") from error
-    return MaskedLM(_ARCHITECTURES[family], FAMILIES[family].prefixes[0], names, known, eps)
+    return MaskedLM(_ARCHITECTURES[family], FAMILIES[family].prefixes[0], names, known, float(eps))

@@ -34,7 +34,7 @@ def read_weights(directory: str | Path) -> dict[str, Tensor]:
 
     Raises:
         StorageError: There is no weight file.
-        CorruptError: A weight file is damaged.
+        CorruptError: A weight file is damaged, or holds numbers that are not finite.
     """
     folder = Path(directory)
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _torch_file)):
@@ -43,6 +43,7 @@ def read_weights(directory: str | Path) -> dict[str, Tensor]:
             tensors: dict[str, Tensor] = {}
             for file in files:
                 tensors |= read(file)
+            check_finite(tensors.items(), folder)
             return tensors
     raise StorageError(
         f"loading {folder}: expected model.safetensors or pytorch_model.bin there, found neither"
@@ -79,7 +80,7 @@ def import_weights(
         The tensors of task heads, by their names in the checkpoint.
 
     Raises:
-        CorruptError: Weights are missing, left over, of another shape, or no numbers.
+        CorruptError: Weights are missing, left over, or of another shape.
     """
     prefix = find_prefix(tensors, names, family)
     found: dict[str, Tensor] = {}
@@ -110,7 +111,6 @@ def import_weights(
                 f"loading {source}: {parts[0]} gives {tuple(found[parts[0]].shape)} for {name}, "
                 f"config.json says {tuple(parameter.shape)}"
             )
-    check_finite(((part, found[part]) for part in wanted), source)
     module.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -124,7 +124,8 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> N
     for name, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        extremes = torch.stack(tensor.detach().aminmax())  # a tenth of the time that isfinite takes
+        numbers = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()  # float8
+        extremes = torch.stack(numbers.aminmax())  # a tenth of the time that isfinite takes
         if not bool(extremes.isfinite().all()):
             raise CorruptError(
                 f"loading {source}: {name} holds infinite numbers or none; download or save the model again"
@@ -149,7 +150,13 @@ def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -
 def _shards(folder: Path, name: str) -> list[Path]:
     index = folder / f"{name}.index.json"
     if index.is_file():
-        weight_map = read_json(index).get("weight_map", {})
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(file, str) and file.isprintable() and Path(file).name for file in weight_map.values()
+        ):
+            raise CorruptError(
+                f"reading {index}: weight_map {weight_map!r:.60}, expected a file for each weight"
+            )
         return [folder / Path(file).name for file in sorted(set(weight_map.values()))]
     return [folder / name] if (folder / name).is_file() else []
 

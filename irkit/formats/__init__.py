@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from irkit.errors import BadValueError, ConfigError, StorageError
+from irkit.encoder.lookup import NoEncoder
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError, told_as
 from irkit.files import scratch, sync, sync_name
 from irkit.formats import huggingface, sentence_transformers, stanford
 from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts, SideParts
@@ -32,6 +33,7 @@ FORMATS = (  # file that marks a directory, reader; the first that fits is taken
     ("config.json", huggingface.read),
 )
 WRITERS = {"sentence-transformers": sentence_transformers.write, "stanford": stanford.write}
+_ADVICE = "a file holds a value of the wrong kind or size; download or save the model again"
 _FOLDERS = re.compile(r"(query_|document_)?\d+_\w+|query")
 _FILES = re.compile(  # what this and other libraries write beside each other in a model directory
     r"(modules|config|config_sentence_transformers|sentence_\w+_config|router_config|generation_config"
@@ -61,8 +63,12 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     _refuse_adapter(folder)
     for mark, read in FORMATS:
         if (folder / mark).is_file():
-            with torch.device("cpu"):  # whatever the default of torch is
-                return read(folder, load_encoder)
+            # on the CPU whatever the default of torch is
+            with torch.device("cpu"), told_as(CorruptError, f"loading {folder}", _ADVICE):
+                parts = read(folder, load_encoder)
+                for side in (parts, parts.get("query", parts)):
+                    _check_ids(side["tokenizer"], side["encoder"], folder)
+                return parts
     if next(folder.glob("*.dnn"), None) is not None:
         raise StorageError(
             f"loading {folder}: a checkpoint of ColBERT's first version (.dnn), which only ColBERT itself "
@@ -80,7 +86,22 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
         folder = sentence_transformers.text_encoder(folder)
     if not (folder / "config.json").is_file():
         raise StorageError(f"loading {folder}: not a model directory, it holds no config.json")
-    return Tokenizer.from_pretrained(folder), load_encoder(folder)
+    with told_as(CorruptError, f"loading {folder}", _ADVICE):
+        tokenizer, encoder = Tokenizer.from_pretrained(folder), load_encoder(folder)
+        _check_ids(tokenizer, encoder, folder)
+        return tokenizer, encoder
+
+
+def _check_ids(tokenizer: Tokenizer, encoder: AnyEncoder | NoEncoder, folder: Path) -> None:
+    """Raise where a text could get an id that the encoder has no vector for."""
+    if isinstance(encoder, NoEncoder):
+        return
+    highest, rows = tokenizer.highest_id(), len(encoder.word_embeddings)
+    if highest >= rows:
+        raise CorruptError(
+            f"loading {folder}: the tokenizer has ids up to {highest}, the encoder embeds {rows} tokens; "
+            "they are not of one model, or the embeddings were not resized for added tokens"
+        )
 
 
 def _refuse_adapter(folder: Path) -> None:

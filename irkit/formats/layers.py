@@ -38,7 +38,7 @@ def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -
     """
     modules: Modules = []
     for kind, path in entries:
-        if not isinstance(kind, str) or not isinstance(path, str):
+        if not isinstance(kind, str) or not isinstance(path, str) or not path.isprintable():
             raise CorruptError(f"reading {folder / file}: type {kind!r}, path {path!r}: no names")
         if not kind.startswith("sentence_transformers.") and kind not in _OTHERS:
             raise ConfigError(f"loading {folder}: module {kind} is code of its own, which irkit does not run")

@@ -81,6 +81,9 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         side: _read_side(folder, modules, kind, settings, load_encoder) for side, modules in sides.items()
     }
     documents = read_side["document"]
+    default = settings.get("default_prompt_name")
+    if not isinstance(default, str | None):
+        raise ConfigError(f"loading {folder}: default_prompt_name is {default!r:.60}, expected str or null")
     similarity = str(settings.get("similarity_fn_name") or "").lower() or None  # PyLate writes MaxSim
     known = SIMILARITIES[documents["head"].kind]
     if kind == "ColBERT" and similarity not in known:
@@ -94,7 +97,7 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         "encoder": documents["encoder"],
         "head": documents["head"],
         "prompts": prompts,
-        "default_prompt_name": settings.get("default_prompt_name"),
+        "default_prompt_name": default,
         "similarity_name": similarity,
         "truncate_dim": settings.get("truncate_dim"),
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,6 +21,8 @@ from irkit.representation import MultiVector
 
 __all__ = ["MultiVectorConfig", "MultiVectorHead", "QueryExpansion", "TokenPooling"]
 
+_LONGEST = 1 << 20  # tokens of a text: queries are filled up to their length
+
 
 class QueryExpansion(Config):
     """Queries are filled up with a token whose vectors then stand for words that were not asked for.
@@ -32,7 +34,7 @@ class QueryExpansion(Config):
         token: What is added; by default the mask token, else the last token of every text.
     """
 
-    length: int = Field(32, ge=1)
+    length: int = Field(32, ge=1, le=_LONGEST)
     strategy: Literal["fixed", "min"] = "fixed"
     attend: bool = False
     token: str | None = None
@@ -76,8 +78,8 @@ class MultiVectorConfig(Config):
         'fixed'
     """
 
-    query_length: PositiveInt | None = None
-    document_length: PositiveInt | None = None
+    query_length: int | None = Field(None, ge=1, le=_LONGEST)
+    document_length: int | None = Field(None, ge=1, le=_LONGEST)
     query_expansion: QueryExpansion | None = None
     skiplist_words: tuple[str, ...] = tuple(string.punctuation)
     skiplist_sides: tuple[Side, ...] = ("document",)

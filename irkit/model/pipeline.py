@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -293,6 +294,9 @@ class Pipeline(nn.Module):
             template: What made them.
             batch_size: Most rows encoded at once, beside `tokens_per_step`.
             progress: Called with the number of rows finished since its last call.
+
+        Raises:
+            BadValueError: Numbers are infinite or none.
         """
         one_thread_after_fork()
         return self._begin(tokens, template, batch_size, progress)()
@@ -312,7 +316,7 @@ class Pipeline(nn.Module):
         if isinstance(model.encoder, Encoder) and model.head.pools(template.side):
             _, stride = model.encoder.config.window
             budget *= min(stride, _MORE)
-        return begin_tokens(
+        finish = begin_tokens(
             model.encoder,
             model.head,
             tokens,
@@ -321,6 +325,7 @@ class Pipeline(nn.Module):
             batch_size=batch_size,
             progress=progress,
         )
+        return lambda: _finite(finish())
 
     def _looked_up(self, tokens: Ragged, template: Template) -> Representation:
         """Without an encoder all rows are done at once, in no time."""
@@ -484,6 +489,19 @@ class Pipeline(nn.Module):
         if isinstance(representation, Sparse) and unit:
             return unit_length(representation)
         return representation
+
+
+def _finite(made: Representation) -> Representation:
+    """The same, or an error about what no index takes and no score can be made of."""
+    if isinstance(made, Dense):
+        values = made.values
+    else:
+        values = made.weights if isinstance(made, Sparse) else made.tokens.values
+    if not math.isfinite(values.sum().item()) and not values.isfinite().all():  # a sum may be too large
+        raise BadValueError(
+            "encode: the model gives NaN or infinite values; its weights are damaged, or do not fit its dtype"
+        )
+    return made
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:

@@ -1,0 +1,271 @@
+"""Model directories that were damaged, or made by somebody else: an error, or vectors of finite numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+
+from irkit import Model
+from irkit.encoder import Encoder
+from irkit.encoder.presets import tite_settings
+from irkit.tokenizer import Tokenizer
+
+TEXTS = ["neural search of the index, 42", "a", ""]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+PLAIN = {"max_position_embeddings": 64, **SIZES}
+
+
+def dense(tiny: Path, folder: Path) -> None:
+    model = Model.from_pretrained(tiny)
+    model.save_pretrained(folder)
+    place = folder / "2_Dense"
+    place.mkdir()
+    write(
+        place / "config.json", {"in_features": 32, "out_features": 16, "activation_function": "torch.nn.Tanh"}
+    )
+    save(place, {"linear.weight": torch.randn(16, 32), "linear.bias": torch.zeros(16)})
+    modules = read(folder / "modules.json")
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append({"idx": 3, "name": "3", "path": "3_N", "type": "sentence_transformers.models.Normalize"})
+    write(folder / "modules.json", modules)
+
+
+def multi_vector(tiny: Path, folder: Path) -> None:
+    pooling = {"pool_factor": 2.0}
+    Model.multi_vector(tiny, {"dim": 8}, {"document_length": 12, "token_pooling": pooling}).save_pretrained(
+        folder
+    )
+
+
+def pylate(tiny: Path, folder: Path) -> None:
+    Model.multi_vector(tiny, {"dim": 8}).save_pretrained(folder)
+    names = {"Dense": "pylate.models.Dense.Dense"}
+    modules = [
+        entry | {"type": names.get(entry["type"].rpartition(".")[2], entry["type"])}
+        for entry in read(folder / "modules.json")
+        if entry["type"].rpartition(".")[2] in ("Transformer", "Dense")
+    ]
+    write(folder / "modules.json", modules)
+    settings = {"query_prefix": "[unused0] ", "document_prefix": "[unused1] ", "query_length": 8}
+    more = {"document_length": 16, "attend_to_expansion_tokens": True, "skiplist_words": [",", "."]}
+    write(folder / "config_sentence_transformers.json", {"model_type": "ColBERT", **settings, **more})
+
+
+def stanford(tiny: Path, folder: Path) -> None:
+    projection = {"dim": 8, "bias": False}
+    config = {"query_expansion": {"length": 8}, "document_length": 20}
+    model = Model.multi_vector(tiny, projection, config, markers=("[Q] ", "[D] "))
+    model.save_pretrained(folder, format="stanford")
+
+
+def splade(tiny: Path, folder: Path) -> None:
+    config = transformers.BertConfig(vocab_size=read(tiny / "config.json")["vocab_size"], **PLAIN)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer(tiny, folder)
+
+
+def sparse(tiny: Path, folder: Path) -> None:
+    Model.sparse(tiny).save_pretrained(folder)
+
+
+def static(tiny: Path, folder: Path) -> None:
+    weights = {"index": 2.0, "text": 0.5}
+    Model.sparse(tiny).set_queries({"kind": "static", "weights": weights}).save_pretrained(folder)
+
+
+def bare(tiny: Path, folder: Path) -> None:
+    shutil.copytree(tiny, folder)
+
+
+def tite(tiny: Path, folder: Path) -> None:
+    size = read(tiny / "config.json")["vocab_size"]
+    settings = tite_settings(1, layers=3, hidden_size=32, heads=2, max_length=8, vocab_size=size)
+    Encoder(settings).save_pretrained(folder)
+    tokenizer(tiny, folder)
+
+
+def adapter(tiny: Path, folder: Path) -> None:
+    config = transformers.ElectraConfig(vocab_size=read(tiny / "config.json")["vocab_size"], **PLAIN)
+    transformers.ElectraModel(config).save_pretrained(folder)
+    tokenizer(tiny, folder)
+
+
+FORMATS: dict[str, Callable[[Path, Path], None]] = {
+    "sentence_transformers": dense,
+    "multi_vector": multi_vector,
+    "pylate": pylate,
+    "stanford": stanford,
+    "splade": splade,
+    "sparse": sparse,
+    "static": static,
+    "huggingface": bare,
+    "tite": tite,
+    "adapter": adapter,
+}
+
+
+def read(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+def write(file: Path, data: Any) -> None:
+    file.write_text(json.dumps(data))
+
+
+def save(folder: Path, tensors: dict[str, Tensor]) -> None:
+    from irkit.encoder.weights import write_weights
+
+    write_weights(folder, tensors)
+
+
+def tokenizer(tiny: Path, folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny / name, folder / name)
+
+
+def encode(folder: Path) -> list[Tensor]:
+    """All numbers of what the model makes of a few texts."""
+    model = Model.from_pretrained(folder, device="cpu")
+    found: list[Tensor] = []
+    for run in (model.encode_query, model.encode_document):
+        output = run(TEXTS)
+        for part in output if isinstance(output, list) else [output]:
+            numbers = torch.as_tensor(part)
+            found.append((numbers.to_dense() if numbers.is_sparse else numbers).float())
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_directory(
+    name: str, fuzz: Any, mutate: SimpleNamespace, tiny_bert: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    folder = tmp_path / "model"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        FORMATS[name](tiny_bert, folder)
+        wanted = encode(folder)
+    files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    plain = sorted(file for file in files if file.endswith((".json", ".metadata")))
+    values = {file: json.loads(files[file]) for file in plain}
+
+    def make(random: Random) -> list[Any]:
+        case = []
+        for _ in range(random.randint(1, 3)):
+            if random.random() < 0.7:
+                file = random.choice(plain)
+                case.append([file, mutate.choose(random, values[file])])
+            else:
+                file = random.choice(sorted(files))
+                case.append([file, mutate.choose(random, files[file])])
+        return case
+
+    def run(case: list[Any]) -> str:
+        changed: dict[str, Any] = {}
+        for file, edit in case:
+            if file not in files:
+                continue
+            is_json = edit[0] in ("set", "drop", "deep")
+            now = changed.get(file, values[file] if is_json and file in values else files[file])
+            if isinstance(now, bytes) != is_json:
+                changed[file] = mutate.apply(now, edit)
+        with tempfile.TemporaryDirectory() as place:
+            copy = Path(place) / "model"
+            shutil.copytree(folder, copy)
+            for file, content in changed.items():
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                (copy / file).write_bytes(data)
+            found = encode(copy)
+        if not all(bool(part.isfinite().all()) for part in found):
+            return "wrong"
+        same = len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+        return "right" if same else "different"
+
+    fuzz(f"model_{name}", make, run)
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    words = ["<s>", "</s>", "<unk>", "<mask>", "<pad>", *"aestrhniocdlmu", "Ġ", "th", "the", "er", "Ġthe"]
+    ids = {word: number for number, word in enumerate(words)}
+    merges = [("t", "h"), ("th", "e"), ("e", "r"), ("Ġ", "the")]
+    made = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token="<unk>", dropout=None, fuse_unk=True))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend("_"), normalizers.Strip()])
+    return made
+
+
+def unigram() -> tokenizers.Tokenizer:
+    pieces = [
+        ("<unk>", 0.0),
+        ("\u2581", -1.0),
+        *((letter, -3.0) for letter in "aestrhniocdlmu"),
+        ("the", -2.0),
+    ]
+    made = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace("a", "e")]
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
+    made.enable_padding(pad_id=0, pad_token="<unk>", pad_to_multiple_of=8)
+    made.enable_truncation(20, stride=2)
+    return made
+
+
+def word_level() -> tokenizers.Tokenizer:
+    words = {word: number for number, word in enumerate(["[UNK]", "[SEP]", "[CLS]", "search", "the", ","])}
+    made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.add_tokens(
+        [AddedToken("of the", lstrip=True, normalized=False), AddedToken("index", single_word=True)]
+    )
+    made.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.StripAccents()])
+    split = pre_tokenizers.Split(tokenizers.Regex("[aeiou]+"), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(True), pre_tokenizers.Punctuation(), split]
+    )
+    made.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 2))
+    return made
+
+
+@pytest.mark.parametrize("build", [byte_level, unigram, word_level])
+def test_a_tokenizer(build: Any, fuzz: Any, mutate: SimpleNamespace, tmp_path: Path) -> None:
+    """The library behind it is of Rust, whose panics are no exceptions and whose aborts end the process."""
+    whole = json.loads(build().to_str())
+    config = {"model_max_length": 16, "unk_token": "[UNK]", "truncation_side": "right", "do_lower_case": True}
+    files = {"tokenizer.json": whole, "tokenizer_config.json": config}
+
+    def make(random: Random) -> list[Any]:
+        names = random.choices(list(files), [5, 1], k=random.randint(1, 3))
+        return [[name, mutate.choose(random, files[name])] for name in names]
+
+    def run(case: list[Any]) -> str:
+        changed = dict(files)
+        for name, edit in case:
+            changed[name] = mutate.apply(changed[name], edit)
+        with tempfile.TemporaryDirectory() as place:
+            for name, value in changed.items():
+                write(Path(place) / name, value)
+            made = Tokenizer.from_pretrained(place)
+        highest = made.highest_id()
+        ids = made([*TEXTS, "the of the index", "x" * 300], "a prompt ").values
+        made.pieces("the search")
+        return "different" if int(ids.max() if len(ids) else -1) <= highest else "wrong"
+
+    run([])
+    fuzz(f"tokenizer_{build.__name__}", make, run)
