@@ -16,9 +16,11 @@ import torch
 import yaml
 
 from irkit import Model, evaluate
-from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
-from irkit.study import StudyConfig, check_study, run_study
+from irkit.errors import BadValueError, ConfigError, IrkitError, LockedError, StorageError
+from irkit.study import StudyConfig, check_study, parts, run_study
 from irkit.study import running as module
+from irkit.training import model_recipe
+from irkit.training.model_recipe import make_model
 
 # Says what it found, then what it scores: the more, the higher the learning rate. Names of models are orders.
 TRAINER = """
@@ -66,6 +68,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "trainer.py").write_text(TRAINER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "IRKIT", [sys.executable, str(tmp_path / "trainer.py")])
+    monkeypatch.setattr(module, "check_parts", lambda recipes: {})  # which are orders
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
@@ -258,7 +261,7 @@ def test_a_study_that_is_ended_ends_its_runs(place):
 import sys
 from irkit.cli import main
 from irkit.study import running
-running.IRKIT = [sys.executable, "trainer.py"]
+running.IRKIT, running.check_parts = [sys.executable, "trainer.py"], lambda recipes: {}
 main(["study", "study.yaml", "--out", "out"])
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
@@ -290,9 +293,7 @@ def test_the_command_says_what_failed(command):
 
 
 @pytest.mark.slow  # two processes that import everything
-def test_a_real_training(place, monkeypatch, tiny_bert):
-    monkeypatch.undo()  # the trainer is irkit train
-    monkeypatch.chdir(place)
+def write_collection():
     corpus = [{"_id": f"d{n}", "text": f"text of index {n}"} for n in range(6)]
     queries = [{"_id": f"q{n}", "text": f"search {n}"} for n in range(4)]
     judged = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(4))]
@@ -301,6 +302,76 @@ def test_a_real_training(place, monkeypatch, tiny_bert):
         Path(f"beir/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for split in ("train", "test"):
         Path(f"beir/qrels/{split}.tsv").write_text("\n".join(judged) + "\n")
+    return corpus, queries
+
+
+PRETRAINING = {"texts": "beir", "objectives": {"kind": "bag_of_words"}, "train": {"max_steps": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": "no-model"}}, "no-model"),
+        ({"data": {"source": "no-data"}}, "no-data"),
+        ({"data": {"source": "beir", "split": "dev"}}, "dev"),
+        ({"evaluation": {"source": "no-collection", "at_end": True}}, "no-collection"),
+        ({"pretraining": PRETRAINING | {"texts": "no-texts"}}, "no-texts"),
+        ({"pretraining": PRETRAINING | {"validation": "no-validation"}}, "no-validation"),
+        (
+            {
+                "model": {"kind": "sparse", "name": "MODEL"},
+                "vocabulary": {"texts": "beir", "target": "no-target"},
+            },
+            "no-target",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_all_runs_lack_is_said_before_the_first(monkeypatch, tiny_bert, changes, message):
+    monkeypatch.setattr(module, "check_parts", parts.check_parts)
+    write_collection()
+    recipe = {**RECIPE, "model": {"name": "MODEL", "kind": "multi_vector"}, **changes}
+    recipe = json.loads(json.dumps(recipe).replace("MODEL", str(tiny_bert)))
+    with pytest.raises(IrkitError, match=f"study: no variant can be trained, none was started: .*{message}"):
+        run_study(study_of(recipe=recipe), "out")
+    assert not Path("out").exists()
+
+
+def test_a_variant_that_cannot_be_trained_is_named_and_the_others_run(monkeypatch, tiny_bert):
+    monkeypatch.setattr(module, "check_parts", parts.check_parts)
+    write_collection()
+    opened = []
+    monkeypatch.setattr(model_recipe, "make_model", lambda model: opened.append(model) or make_model(model))
+    model = {"name": str(tiny_bert), "kind": "multi_vector"}
+    variants = VARIANTS | {"lost": {"model.name": "no-model"}}
+    with pytest.warns(UserWarning, match="study: variant 'lost' cannot be trained: .*no-model"):
+        runs = run_study(study_of(recipe={**RECIPE, "model": model}, variants=variants), "out")
+    assert all(trial.finished for trial in runs)  # the script takes any name
+    assert [each.name for each in opened] == [str(tiny_bert), "no-model"]  # each once, for six runs
+    run_study(
+        study_of(recipe={**RECIPE, "model": model}, variants=variants), "out"
+    )  # nothing is left to check
+    assert len(opened) == 2
+
+
+def test_a_model_whose_vocabulary_is_trained_first_is_not_made(monkeypatch):
+    monkeypatch.setattr(module, "check_parts", parts.check_parts)
+    write_collection()
+    sizes = {"layers": 2, "hidden_size": 8, "heads": 2, "max_length": 4}
+    model = {"kind": "new", "preset": "2-late", "tokenizer": {"size": 50}, "sizes": sizes}
+    recipe = {
+        "model": model,
+        "pretraining": PRETRAINING,
+        **{key: RECIPE[key] for key in RECIPE if key != "model"},
+    }
+    study = study_of(recipe=recipe)
+    assert module.check_parts({"one": module._resolved(check_study(study, Path("out"))[0])}) == {}
+
+
+def test_a_real_training(place, monkeypatch, tiny_bert):
+    monkeypatch.undo()  # the trainer is irkit train
+    monkeypatch.chdir(place)
+    corpus, queries = write_collection()
     recipe = {
         **RECIPE,
         "model": {"name": str(tiny_bert), "kind": "multi_vector", "projection": {"dim": 8}},

@@ -7,17 +7,22 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from irkit.errors import BadValueError, ConfigError, LockedError
+from irkit.errors import BadValueError, ConfigError, IrkitError, LockedError
 from irkit.files import check_folder, explained, write_text
 from irkit.study.config import StudyConfig
+from irkit.study.parts import check_parts
 from irkit.study.report import write_report
 from irkit.study.trial import Trial, trials
+
+if TYPE_CHECKING:
+    from irkit.training.recipe import TrainRecipe
 
 __all__ = ["check_study", "run_study"]
 
@@ -47,16 +52,11 @@ def check_study(study: StudyConfig, out: Path) -> list[Trial]:
         ConfigError: The recipe of a variant is wrong, or another one than what was begun there.
         StorageError: The directory cannot be written to.
     """
-    from irkit.training.pretraining.recipe import PretrainRecipe
-    from irkit.training.recipe import TrainRecipe
-    from irkit.vocabulary.recipe import VocabularyRecipe
-
-    kinds = {"train": TrainRecipe, "pretrain": PretrainRecipe, "transfer-vocab": VocabularyRecipe}
     check_folder(out, f"study: {out}")
     found = trials(study, out)
     for trial in found:
         try:
-            recipe = kinds[_verb(trial)].resolve(trial.recipe)
+            recipe = _resolved(trial)
         except ConfigError as error:
             raise ConfigError(f"variant {trial.variant!r}: {error}") from error
         if not recipe.evaluation:
@@ -75,8 +75,9 @@ def run_study(
 ) -> list[Trial]:
     """Train every run that has not finished, and write the report after each.
 
-    Runs that were killed go on at their last checkpoint, those that failed are tried again. A failure does
-    not stop the others.
+    Before the first one, the models, data and collections of all variants are opened, each once; if no
+    variant can be trained, none is started. Runs that were killed go on at their last checkpoint, those that
+    failed are tried again. A failure does not stop the others.
 
     Args:
         study: What to run, see `StudyConfig`; or keys and values, or a YAML file.
@@ -90,6 +91,7 @@ def run_study(
 
     Raises:
         ConfigError: The study or the recipe of a variant is wrong; nothing has run.
+        IrkitError: No variant can be trained, as of a model or a file that is missing; nothing has run.
         LockedError: A run of an earlier call still goes on.
 
     Examples:
@@ -99,11 +101,12 @@ def run_study(
     study, out = StudyConfig.resolve(study, overrides), Path(out)
     slots = _slots(jobs)
     found = check_study(study, out)
+    waiting = [trial for trial in found if not trial.finished]
+    _check_first(waiting)
     with explained(f"study: making {out}"):
         out.mkdir(parents=True, exist_ok=True)
     settings = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     write_text(out / "study.yaml", settings)
-    waiting = [trial for trial in found if not trial.finished]
     running: list[_Process] = []
     try:
         while waiting or running:
@@ -126,6 +129,27 @@ def run_study(
             each.process.wait()
     write_report(out)
     return found
+
+
+def _resolved(trial: Trial) -> TrainRecipe:
+    from irkit.training.pretraining.recipe import PretrainRecipe
+    from irkit.training.recipe import TrainRecipe
+    from irkit.vocabulary.recipe import VocabularyRecipe
+
+    kinds = {"train": TrainRecipe, "pretrain": PretrainRecipe, "transfer-vocab": VocabularyRecipe}
+    return kinds[_verb(trial)].resolve(trial.recipe)
+
+
+def _check_first(waiting: Iterable[Trial]) -> None:
+    """Raise where all runs would fail; name the variants that would where others can be trained."""
+    recipes = {trial.variant: _resolved(trial) for trial in waiting}
+    failures = check_parts(recipes)
+    if failures and len(failures) == len(recipes):
+        raise IrkitError(
+            f"study: no variant can be trained, none was started: {next(iter(failures.values()))}"
+        )
+    for variant, error in failures.items():
+        warnings.warn(f"study: variant {variant!r} cannot be trained: {error}", stacklevel=3)
 
 
 def _slots(jobs: int | None) -> list[dict[str, str]]:
