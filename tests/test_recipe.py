@@ -178,6 +178,12 @@ def test_arguments_evaluate_where_there_is_something(tmp_path: Path) -> None:
     )
     assert every.eval_strategy == "epoch"
     assert every.metric_for_best_model == "eval_RR@10"
+    assert (every.load_best_model_at_end, every.save_strategy) == (True, "epoch")
+    assert not only_end.load_best_model_at_end
+    for said in ({"save_steps": 7}, {"save_strategy": "no"}, {"load_best_model_at_end": False}):
+        own = TrainRecipe.resolve(recipe(evaluation={"source": "x"}, train=said)).arguments(tmp_path)
+        assert not own.load_best_model_at_end
+        assert {key: getattr(own, key) for key in said} == said
     stopping = {"eval_steps": 5, "early_stopping_patience": 2}
     steps = TrainRecipe.resolve(recipe(evaluation={"source": "x"}, train=stopping)).arguments(tmp_path)
     assert (steps.eval_strategy, steps.save_strategy, steps.save_steps) == ("steps", "steps", 5)

@@ -24,6 +24,7 @@ class ModelStep(nn.Module):
     Attributes:
         model: What is trained.
         parts: Values of the last step that are logged, by name.
+        signs: Values of the last step that show whether it collapses, see `irkit.training.collapse`.
     """
 
     model: Model
@@ -33,6 +34,7 @@ class ModelStep(nn.Module):
         super().__init__()
         self.model = model
         self.parts: dict[str, Any] = {}
+        self.signs: dict[str, Any] = {}
 
     def shared(self, count: int, device: torch.device) -> float:
         """By what to divide the sum of a loss, that the mean over processes is that over all they count.

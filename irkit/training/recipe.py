@@ -93,6 +93,8 @@ class TrainRecipe(Config):
     def arguments(self, output_dir: str | Path) -> TrainingArguments:
         """Arguments of the trainer, which evaluates where the recipe has something to evaluate on.
 
+        It then also ends with the best model that it has seen, unless ``train`` says what is saved.
+
         Raises:
             ConfigError: A name is unknown, or a value is impossible.
         """
@@ -100,6 +102,8 @@ class TrainRecipe(Config):
         if during := [each for each in self.evaluation if not each.at_end]:
             defaults["eval_strategy"] = "steps" if self.train.get("eval_steps") else "epoch"
             defaults["metric_for_best_model"] = f"eval_{during[0].measure}"
+            if self.train.get("eval_strategy") != "no":
+                defaults["load_best_model_at_end"] = not {"save_strategy", "save_steps"} & self.train.keys()
         return TrainingArguments.parse(defaults | self.train, output_dir)
 
 

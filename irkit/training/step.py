@@ -19,6 +19,7 @@ from irkit.model.similarity import averaged, compare
 from irkit.ragged import Ragged
 from irkit.representation import Dense, MultiVector, Representation, Sparse, concat
 from irkit.scoring import score, score_rows
+from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
 from irkit.training.lora import merged
@@ -94,7 +95,7 @@ class TrainStep(ModelStep):
             batch: On the device of the model.
             progress: Share of all steps that are done, for the schedules of regularisers.
         """
-        self.parts = {}
+        self.parts, self.signs = {}, {}
         queries, documents = self.encode(batch.queries, "query"), self.encode(batch.documents, "document")
         with torch.autocast(batch.own.device.type, enabled=False):
             joint = join(
@@ -114,9 +115,15 @@ class TrainStep(ModelStep):
                 scores = self._scores(joint, width)
                 for loss in losses:
                     guide = guides.get(getattr(loss, "guide", None) or "")
-                    value = joint.share * loss(scores if guide is None else replace(scores, guide=guide))
+                    guided = scores if guide is None else replace(scores, guide=guide)
+                    value = joint.share * loss(guided)
                     self._note(loss.kind, value, width if self.matryoshka else None)
                     total = total + weight * loss.weight * value
+                    if width == widths[0][0] and (most := chance(loss, guided)) is not None:
+                        name = f"{loss.kind}_{width}" if self.matryoshka else loss.kind
+                        self.signs[name + CHANCE] = self.signs.get(name + CHANCE, 0.0) + joint.share * most
+            if (alike := likeness(documents)) is not None:
+                self.signs[ALIKE] = alike
             return total + self._penalties(queries, joint, progress)
 
     def encode(self, tokens: Ragged, side: Side) -> Representation:

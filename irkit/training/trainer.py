@@ -6,6 +6,7 @@ import copy
 import math
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +33,7 @@ from irkit.training.checkpoints import (
     saving,
     trained_weights,
 )
+from irkit.training.collapse import CollapseWatch, is_sign
 from irkit.training.lora import add_lora
 from irkit.training.model_step import ModelStep
 from irkit.training.step import TrainStep
@@ -112,6 +114,8 @@ class Trainer(transformers.Trainer):
         self._sums: dict[str, Any] = {}
         self._steps = 0.0
         self._losses: list[Tensor] = []
+        terms = self.step.model.dim if isinstance(model, ModelStep) and model.model.kind == "sparse" else None
+        self._watch = CollapseWatch(args.learning_rate, terms)
         if args.lora is not None:
             if not isinstance(model, ModelStep):
                 raise ConfigError(f"lora: for models of irkit, not for a {type(model).__name__}")
@@ -229,7 +233,7 @@ class Trainer(transformers.Trainer):
         loss: Tensor = model(inputs, self.state.global_step / max(1, self.state.max_steps))
         self._losses.append(loss.detach())
         share = 1 / self.current_gradient_accumulation_steps  # of a step
-        for name, value in getattr(self.step, "parts", {}).items():
+        for name, value in (getattr(self.step, "parts", {}) | getattr(self.step, "signs", {})).items():
             self._sums[name] = self._sums.get(name, 0.0) + share * value
         self._steps += share
         return loss
@@ -259,11 +263,21 @@ class Trainer(transformers.Trainer):
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in transformers, with the parts of the loss."""
-        if "loss" in logs and self._steps:
-            logs = logs | {name: float(value) / self._steps for name, value in self._sums.items()}
+        """As in transformers, with the parts of the loss, and a warning where they show a collapse."""
+        is_end = "train_loss" in logs
+        if self._steps and ("loss" in logs or is_end):
+            means = {name: float(value) / self._steps for name, value in self._sums.items()}
             self._sums, self._steps = {}, 0.0
+            shown = {name: value for name, value in means.items() if not is_sign(name)}
+            logs = logs | ({} if is_end else shown) | self._warned(means, is_end)
         super().log(logs, start_time)
+
+    def _warned(self, means: Mapping[str, float], last: bool) -> dict[str, Any]:
+        """Warn of what has collapsed, in a line that the log gets, too."""
+        said = self._watch(means, self.state.global_step, self.state.max_steps, last=last)
+        for message in said if self.args.process_index == 0 else ():
+            warnings.warn(message, stacklevel=2)
+        return {"warning": "; ".join(said)} if said else {}
 
     # evaluation
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from irkit.errors import BadValueError
 from irkit.heads import PooledHead
 from irkit.model import Model
+from irkit.representation import Dense
+from irkit.training.collapse import ALIKE, likeness
 from irkit.training.model_step import ModelStep
 from irkit.training.pretraining.base import BaseObjective, Encoded, ObjectiveModule, Value
 from irkit.training.pretraining.batches import PretrainBatch
@@ -63,8 +65,11 @@ class PretrainStep(ModelStep):
             batch: On the device of the model.
             progress: Of no use.
         """
-        total, self.parts = torch.zeros((), device=batch.tokens.device), {}
-        for objective, value in self.values(batch):
+        total, self.parts, self.signs = torch.zeros((), device=batch.tokens.device), {}, {}
+        encoded = self._encoded(batch)
+        if encoded.vectors is not None and (alike := likeness(Dense(encoded.vectors))) is not None:
+            self.signs[ALIKE] = alike
+        for objective, value in self._values(encoded):
             loss = value.total / self.shared(value.count, value.total.device)
             total = total + objective.weight * loss
             self.parts[objective.kind] = loss.detach()
@@ -74,9 +79,14 @@ class PretrainStep(ModelStep):
 
     def values(self, batch: PretrainBatch) -> list[tuple[BaseObjective, Value]]:
         """What each objective says of a batch."""
+        return self._values(self._encoded(batch))
+
+    def _encoded(self, batch: PretrainBatch) -> Encoded:
         hidden = self.model.encoder(batch.tokens)
         vectors = None if self._pool is None else self._pool(hidden, batch.tokens).values
-        encoded = Encoded(self.model, batch, hidden, vectors)
+        return Encoded(self.model, batch, hidden, vectors)
+
+    def _values(self, encoded: Encoded) -> list[tuple[BaseObjective, Value]]:
         modules: dict[str, ObjectiveModule] = dict(self.modules_of.items())  # type: ignore[arg-type]
         return [(each, modules[each.kind](encoded)) for each in self.objectives]
 

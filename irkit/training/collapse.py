@@ -1,0 +1,164 @@
+"""Trainings that collapse: what shows it, and how users are told while there is time to stop.
+
+What is measured of a batch is a few sums on the device of the model. They are read where the trainer logs,
+which waits for the device in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from irkit.representation import Dense, MultiVector, Representation
+from irkit.training.losses import CrossEntropy, InfoNCE, Loss, PairwiseCrossEntropy
+from irkit.training.scores import Scores
+
+__all__ = ["ALIKE", "CHANCE", "CollapseWatch", "chance", "is_sign", "likeness"]
+
+ALIKE, CHANCE = "alike", "_chance"
+"""Among the signs of a step: name of what `likeness` gives; what follows the name of a loss for `chance`."""
+
+_CONTRASTIVE = (InfoNCE, CrossEntropy, PairwiseCrossEntropy)
+_STEPS = 20  # fewer teach too little to be judged
+_SETTLED = 0.3  # share of the steps after which something should have been learned
+_REGULARIZED = 0.5  # after which regularizers, whose factors rise at first, should have had an effect
+_LASTING = 10  # steps in a row, as one may be an accident
+_AT_CHANCE = (0.98, 1.05)  # times the loss at chance; what is higher still falls, or says so by itself
+_BELOW_CHANCE = 0.9
+_ALL_ALIKE, _UNLIKE = 0.99, 0.9  # mean cosines
+_DEAD = 1.0  # terms
+_DENSE = 0.9  # of the vocabulary, as `CalibrationConfig.highest`
+
+
+def is_sign(name: str) -> bool:
+    """Whether a value is there for the watch alone."""
+    return name == ALIKE or name.endswith(CHANCE)
+
+
+@torch.no_grad()
+def chance(loss: Loss, scores: Scores) -> Tensor | None:
+    """The value of a contrastive loss if all documents scored the same; None of other losses.
+
+    Of InfoNCE without a guide this is the logarithm of the number of documents that compete.
+    """
+    if not isinstance(loss, _CONTRASTIVE):
+        return None
+    everything = None if scores.all is None else torch.zeros_like(scores.all)
+    value: Tensor = loss(replace(scores, own=torch.zeros_like(scores.own), all=everything))
+    return value
+
+
+@torch.no_grad()
+def likeness(rows: Representation) -> Tensor | None:
+    """Mean cosine between two vectors of texts, or of tokens; None if there are not two."""
+    if not isinstance(rows, Dense | MultiVector):
+        return None
+    vectors = rows.values if isinstance(rows, Dense) else rows.tokens.values
+    if (count := len(vectors)) < 2:
+        return None
+    exact = torch.promote_types(vectors.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(vectors, dim=1, dtype=exact)
+    inverse = torch.where(norms > 0, 1 / norms, 0)
+    total = (inverse.to(vectors.dtype) @ vectors).to(exact)  # of all unit vectors, without a copy of them
+    mean: Tensor = (total.square().sum() - (norms > 0).sum()) / (count * (count - 1))
+    return mean
+
+
+class CollapseWatch:
+    """Finds in what is logged that a training has collapsed, and says so once of each kind.
+
+    Args:
+        rate: The learning rate, for the advice.
+        vocabulary: Terms of a sparse model; None of others.
+
+    Examples:
+        >>> watch = CollapseWatch(1e-3, vocabulary=1000)
+        >>> watch({"active_dims_document": 0.2}, 30, 100)
+        []
+        >>> watch({"active_dims_document": 0.1}, 40, 100)[0][:52]
+        'training: documents have 0.1 terms each at step 40: '
+    """
+
+    def __init__(self, rate: float, vocabulary: int | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._slower = f"lower the learning_rate ({rate:.2g}) or make warmup_steps longer"
+        self._since, self._told, self._was_good = dict[str, int](), set[str](), set[str]()
+
+    def __call__(self, logs: Mapping[str, float], step: int, steps: int, *, last: bool = False) -> list[str]:
+        """What is new.
+
+        Args:
+            logs: Means of the parts of the loss since the last call.
+            step: Steps that are done.
+            steps: Of all of them.
+            last: Whether there will be no other call.
+        """
+        found = dict(self._symptoms(logs, step, step / max(1, steps)))
+        self._since = {kind: self._since.get(kind, step) for kind in found}
+        lasting = [kind for kind in found if last or step - self._since[kind] >= _LASTING]
+        new = [kind for kind in lasting if kind not in self._told]
+        self._told.update(new)
+        return [f"training: {found[kind]}" for kind in new]
+
+    def _symptoms(self, logs: Mapping[str, float], step: int, share: float) -> Iterator[tuple[str, str]]:
+        """Kind and message of each."""
+        for side, texts in (("query", "queries"), ("document", "documents")):
+            terms = logs.get(f"active_dims_{side}")
+            if terms is not None and self._vocabulary is not None:
+                yield from self._of_terms(side, f"{texts} have", terms, step, share)
+        for name in logs:
+            if name.endswith(CHANCE):
+                loss = name.removesuffix(CHANCE)
+                yield from self._of_loss(loss, logs[loss], logs[name], step, share)
+        if ALIKE in logs:
+            yield from self._of_vectors(logs[ALIKE], step, share)
+
+    def _of_terms(
+        self, side: str, have: str, terms: float, step: int, share: float
+    ) -> Iterator[tuple[str, str]]:
+        most = self._vocabulary or 0
+        if terms < _DEAD:
+            yield (
+                f"dead {side}",
+                f"{have} {terms:.2g} terms each at step {step}: their sparse vectors are dying, and what has "
+                f"no term learns nothing; lower the factor '{side}' of the regularizer, add the regularizer "
+                f"anti_zero, or {self._slower}",
+            )
+        if terms > _DENSE * most and share >= _REGULARIZED and step >= _STEPS:
+            yield (
+                f"dense {side}",
+                f"{have} {terms:,.0f} of {most:,} terms each at step {step}: their vectors are not sparse, "
+                f"and an index of them is large and slow; raise the factor '{side}' of the regularizer, or "
+                f"set {side}_max_active_dims of the model",
+            )
+
+    def _of_loss(
+        self, name: str, loss: float, most: float, step: int, share: float
+    ) -> Iterator[tuple[str, str]]:
+        if loss < _BELOW_CHANCE * most:
+            self._was_good.add(name)
+        low, high = _AT_CHANCE
+        if 0 < low * most <= loss <= high * most and self._judged(name, step, share):
+            yield (
+                name,
+                f"{name} is {loss:.3g} at step {step}, as if all documents scored the same ({most:.3g}): the "
+                f"model does not tell relevant documents from others; {self._slower}, and "
+                "see whether the temperature fits the scores and the examples are right",
+            )
+
+    def _of_vectors(self, alike: float, step: int, share: float) -> Iterator[tuple[str, str]]:
+        if alike < _UNLIKE:
+            self._was_good.add(ALIKE)
+        if alike >= _ALL_ALIKE and self._judged(ALIKE, step, share):
+            yield (
+                ALIKE,
+                f"two vectors of a batch have a cosine of {alike:.3f} on average at step {step}: all texts "
+                f"look alike to the model; {self._slower}, and train by a loss with negatives, as infonce",
+            )
+
+    def _judged(self, name: str, step: int, share: float) -> bool:
+        """Whether bad values are a collapse: the training was better, or it had time to become so."""
+        return step >= _STEPS and (name in self._was_good or share >= _SETTLED)
