@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_rel
 
+from irkit.evaluation import correct_p
 from irkit.study.config import StudyConfig
 from irkit.training.arguments import TrainingArguments
 from irkit.training.pretraining.recipe import PretrainRecipe
@@ -164,6 +167,23 @@ def test_a_wrong_number_is_seen(tmp_path: Path) -> None:
     for wrong in ("train.learning_rate=1e-3", "train.weight_decay=0.1", "data.documents=2"):
         recipe = TrainRecipe.resolve(path, [wrong])
         assert len(differing(recipe, recipe.arguments(tmp_path), RECIPES["colbert_study"])) == 1
+
+
+def test_the_parts_of_a_transfer_are_tested_against_the_transfer() -> None:
+    """What docs/vocabulary_transfer.md says of its ablation follows from the seeds of its table."""
+    root = EXAMPLES.parent
+    lines = (root / "benchmarks" / "results" / "study_vocabulary.jsonl").read_text().splitlines()
+    rows = {row.get("variant"): row for row in map(json.loads, lines)}
+    seeds = {name: [float(seed) for seed in row["seeds"].split(", ")] for name, row in rows.items() if name}
+    names = ["No APC", "No OMC", "No PDA"]
+    ps = [float(ttest_rel(seeds[name], seeds["Transfer"]).pvalue) for name in names]
+    corrected = correct_p(ps, "holm")
+    page = " ".join((root / "docs" / "vocabulary_transfer.md").read_text().split())
+    assert [f"{p:.2g}" for p in ps] == ["0.00058", "0.79", "0.047"]
+    assert "p = 0.0006, 0.0017 corrected" in page
+    assert "-0.002 (p = 0.79)" in page
+    assert "+0.021 (p = 0.047, corrected 0.094)" in page
+    assert list(corrected) == pytest.approx([0.0017, 0.79, 0.094], rel=0.03)
 
 
 def test_studies_have_the_rows_of_the_papers() -> None:

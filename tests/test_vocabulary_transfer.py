@@ -341,7 +341,16 @@ def test_the_verb(make: Callable[..., Path], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hidden_words_of_minilm_are_best_recovered_by_meaning(minilm: str, tmp_path: Path) -> None:
-    """40 % of its words are taken away and given back; the numbers are in docs/vocabulary_transfer.md."""
+    """40 % of its words are taken away and given back: the table in docs/vocabulary_transfer.md.
+
+    That is the mean over three choices of words with a deviation of at most 0.004, this the first of them.
+    """
+    table = {  # cosines to the true rows: mean, median, lowest tenth; norm, of the true one
+        "semantic": (0.686, 0.677, 0.607, 0.58),
+        "subtoken": (0.160, 0.110, -0.027, 0.69),
+        "mean": (0.092, 0.089, -0.035, 0.10),
+        "random_new": (-0.001, 0.000, -0.066, 0.95),
+    }
     state = json.loads((Path(minilm) / "tokenizer.json").read_text())
     vocabulary = state["model"]["vocab"]
     words = [token for token in vocabulary if token[0] != "[" and len(token.removeprefix("##")) > 1]
@@ -350,11 +359,12 @@ def test_hidden_words_of_minilm_are_best_recovered_by_meaning(minilm: str, tmp_p
     shutil.copyfile(Path(minilm) / "tokenizer.json", tmp_path / "tokenizer.json")
     rewrite(tmp_path, [token for token in sorted(vocabulary, key=vocabulary.get) if token not in hidden])
     source, whole = transfer_vocabulary(minilm, tmp_path).model, embeddings(Model.sparse(minilm))
-    cosines = {}
-    for kind in ("semantic", "subtoken", "mean", "random_new"):
+    for kind, expected in table.items():
         moved = transfer_vocabulary(source, minilm, {"initialization": kind})
         new, rows = moved.alignment.is_new, embeddings(moved.model)
         assert int(new.sum()) == len(hidden)
         assert torch.equal(rows[~new], whole[~new])
-        cosines[kind] = float(torch.cosine_similarity(rows[new], whole[new]).mean())
-    assert cosines["semantic"] > 0.6 > 0.2 > cosines["subtoken"] > cosines["mean"] > cosines["random_new"]
+        cosines = torch.cosine_similarity(rows[new], whole[new])
+        norm = (rows[new].norm(dim=1) / whole[new].norm(dim=1)).mean()
+        found = [cosines.mean(), cosines.median(), cosines.quantile(0.1), norm]
+        assert list(map(float, found)) == pytest.approx(expected, abs=0.012), kind
