@@ -44,6 +44,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 _PAGE = mmap.PAGESIZE
+_GUARD = 256 * _PAGE  # so much, as a wrong index may miss an array by far
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # that numpy has, too
 needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
 
@@ -166,12 +167,12 @@ def _room(shape: tuple[int, ...], dtype: Any, before: bool) -> Any:
     """An array of zeros at the border of pages without access."""
     size = math.prod(shape) * dtype.itemsize
     inside = -(-size // _PAGE) * _PAGE
-    pages = mmap.mmap(-1, inside + 2 * _PAGE)
+    pages = mmap.mmap(-1, inside + 2 * _GUARD)
     start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    for page in (start, start + _PAGE + inside):  # 0: PROT_NONE
-        if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(page), _PAGE, 0):
+    for guard in (start, start + _GUARD + inside):  # 0: PROT_NONE
+        if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(guard), _GUARD, 0):
             raise OSError(ctypes.get_errno(), "mprotect")
-    place = _PAGE if before else _PAGE + inside - size
+    place = _GUARD if before else _GUARD + inside - size
     return np.frombuffer(pages, np.uint8, size, place).view(dtype).reshape(shape)
 
 
