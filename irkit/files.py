@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -84,7 +85,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 yield aside
                 sync(aside)
                 aside.replace(target)
-                sync_name(target)
+                with explained(f"writing {path}", "it is written, but may not survive a power cut"):
+                    sync_name(target)
         finally:
             with contextlib.suppress(OSError):  # it was renamed, or never came to be
                 aside.unlink()
@@ -97,16 +99,17 @@ def scratch(target: Path) -> Iterator[Path]:
     Those of killed processes are removed at the start. What one of them had moved from ``target`` to ``old``
     in its folder is moved back where nothing has taken its place.
     """
-    stem = f".{target.name[:60]}-"
-    for left in abandoned(target.parent, rf"{re.escape(stem)}\w{{8}}\.part"):
+    stem = f".{target.name[:50]}-"
+    for left in abandoned(target.parent, rf"{re.escape(stem)}\d{{1,9}}-\w{{8}}\.part"):
+        if _lives(int(left.name.split("-")[-2])):  # it may be about to lock its folder
+            continue
         if not target.exists():
             with contextlib.suppress(OSError):
                 (left / "old").rename(target)
         shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(".new", stem, target.parent))
+    folder = Path(tempfile.mkdtemp(".part", f"{stem}{os.getpid()}-", target.parent))
     try:
         with _locked(folder):
-            folder = folder.rename(folder.with_suffix(".part"))  # what others look for is locked already
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,6 +121,16 @@ def abandoned(folder: Path, names: str) -> Iterator[Path]:
         for path in sorted(path for path in folder.iterdir() if re.fullmatch(names, path.name)):
             with contextlib.suppress(OSError), _locked(path, must=True):
                 yield path
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # that of somebody else
+        pass
+    return True
 
 
 @contextlib.contextmanager
@@ -159,9 +172,12 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Wait until the name of a file or a directory is on the disk, where its directory may be opened."""
-    with contextlib.suppress(PermissionError):
+    """Wait until the name of a file or a directory is on the disk, if its directory can be synced."""
+    try:
         sync(path.parent)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def sync(path: Path) -> None:

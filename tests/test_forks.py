@@ -27,7 +27,7 @@ import irkit.index.state
 import irkit.index.store
 from irkit import Dense, MultiVector, Ragged, Retriever, Sparse
 from irkit.errors import BadValueError, LockedError, StorageError
-from irkit.index import Store, create_index
+from irkit.index import Store, create_index, open_index
 from irkit.training.resumable import write_resumable
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -259,6 +259,11 @@ def search_twice(name: str, path: str) -> int:
     return ended(in_child(again_and_again))
 
 
+def open_and_fork(name: str, path: str) -> int:
+    queries, index = made(KINDS[name][0], 64, 1), open_index(Store.open(path))
+    return ended(in_child(lambda: index.search(queries, 10)))
+
+
 def encode_twice(path: str) -> int:
     from irkit import Model, score
 
@@ -282,6 +287,8 @@ def run_script(*words: object) -> str:
 
 def test_search_fork_search(tmp_path: Path) -> None:
     codes = json.loads(run_script("search", tmp_path))
+    assert codes == dict.fromkeys(KINDS, 0)
+    codes = json.loads(run_script("open", tmp_path))  # nothing is computed before the fork
     assert codes == dict.fromkeys(KINDS, 0)
 
 
@@ -343,5 +350,6 @@ if __name__ == "__main__":
     if task == "encode":
         result: Any = encode_twice(place)
     else:
-        result = {name: search_twice(name, f"{place}/{name}") for name in KINDS}
+        act = search_twice if task == "search" else open_and_fork
+        result = {name: act(name, f"{place}/{name}") for name in KINDS}
     sys.stdout.write(json.dumps(result))

@@ -41,6 +41,7 @@ _FILES = re.compile(  # what this and other libraries write beside each other in
     r"|(model|pytorch_model).*\.index)\.json"
     r"|(model|pytorch_model)[\w-]*\.(safetensors|bin)"
     r"|(vocab|merges)\.txt|\w+(\.bpe)?\.model|artifact\.metadata|README\.md|\.gitattributes"
+    r"|\.[\w.]+\.\d+\.part"  # by a kill, see irkit.files.replacing
 )
 
 

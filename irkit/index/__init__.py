@@ -28,6 +28,7 @@ from typing import Any
 from irkit.arguments import shown
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
 from irkit.files import explained
+from irkit.forking import one_thread_after_fork
 from irkit.index.base import Index, StageProgress
 from irkit.index.compaction import compact
 from irkit.index.config import (
@@ -120,6 +121,7 @@ def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "
         raise BadTypeError(
             f"creating an index: got {shown(store)}; expected a Store, such as Store.build(path)"
         )
+    one_thread_after_fork()  # a build goes on to train
     saved = chosen.model_dump(mode="json")
     with store.update():
         begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})
