@@ -56,6 +56,17 @@ def record_dispatch() -> Iterator[Any]:
 
 
 @pytest.fixture
+def gpu(record_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same, found by torch, with ``gpu.free`` bytes of free memory."""
+    import torch
+
+    record_dispatch.free = 80 << 30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (record_dispatch.free, 80 << 30))
+    return record_dispatch
+
+
+@pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run ``irkit`` with these words: exit code, standard output and standard error."""
     from irkit.cli import main

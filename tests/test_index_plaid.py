@@ -428,15 +428,6 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert index.search(texts(1, 1), 3).rows.min() >= 0
 
 
-@pytest.fixture
-def gpu(record_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A device that is not there, with memory to spare: ``gpu.free`` bytes."""
-    record_dispatch.free = 80 << 30
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (record_dispatch.free, 80 << 30))
-    return record_dispatch
-
-
 def test_an_index_is_built_on_a_gpu_as_on_a_cpu(tmp_path: Path, gpu: Any) -> None:
     """With faiss-cpu, too: all of it is torch."""
     data, queries = texts(900, 0), texts(60, 1)

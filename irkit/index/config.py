@@ -31,10 +31,13 @@ class FlatConfig(Config):
     Attributes:
         dtype: ``"int8"`` keeps the tokens of multi-vector models in 8 bits a dimension and searches them so:
             a quarter of the bytes, several times as fast. Scores are exact for what is kept.
+        device: ``"gpu"`` keeps dense vectors on a GPU, too, and searches them there by torch; ``"auto"`` does
+            where there is one with enough free memory. Of other kinds ``"auto"`` is the CPU.
     """
 
     kind: Literal["flat"] = "flat"
     dtype: Literal["float32", "int8"] = "float32"
+    device: Literal["auto", "cpu", "gpu"] = "cpu"
 
 
 class FaissConfig(Config):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from irkit.errors import BadValueError
+from irkit.errors import BadValueError, ConfigError
 from irkit.index import bm25
 from irkit.index.base import Index, StageProgress
+from irkit.index.config import FlatConfig
+from irkit.index.device import check_device, on_device
 from irkit.index.files import Array
+from irkit.index.flat_device import DenseSearch
 from irkit.index.layout import row_ends
 from irkit.index.state import pinned
 from irkit.index.topk import Hits, TopK
-from irkit.representation import MultiVector, Representation, representation_from_arrays
+from irkit.representation import Dense, MultiVector, Representation, representation_from_arrays
 from irkit.scoring import score
 
 __all__ = ["Flat", "halved", "query_blocks"]
@@ -64,6 +68,8 @@ class Flat(Index):
                 bm25.renew(self.store)
 
     def _append(self, representation: Representation) -> None:
+        if not len(self):
+            self._check_device(representation)  # what is wrong shows before the work is done
         for name, array in self._stored(representation).items():
             self.store.append(f"{name}.bin", array)
 
@@ -75,9 +81,41 @@ class Flat(Index):
         return Hits(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _search_block(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        on_gpu = self._device_search(queries)
+        if on_gpu:
+            return on_gpu(cast(Dense, queries).values, k, keep)
         best = TopK(len(queries), k)
         self._scan(queries, best, 0, keep)
         return best.hits()
+
+    def _device_search(self, queries: Representation) -> DenseSearch | None:
+        """The search on a GPU, if the configuration is for one and its memory suffices."""
+        self._check_device(queries)
+        config = self.config
+        if not isinstance(config, FlatConfig) or config.device == "cpu" or queries.kind != "dense":
+            return None
+
+        def load() -> DenseSearch | None:
+            values = self.store.read("values.bin")
+            return on_device(
+                config.device,
+                "searching this index",
+                DenseSearch.needed(values),
+                lambda device: None if device.type == "cpu" else DenseSearch(values, device),
+            )
+
+        return self.store.derived(("search", config.device), load)
+
+    def _check_device(self, given: Representation) -> None:
+        """Refuse a GPU that is asked for and not there, or is for vectors of another kind."""
+        if not isinstance(self.config, FlatConfig) or self.config.device != "gpu":
+            return
+        if given.kind != "dense":
+            raise ConfigError(
+                f"index: 'flat' uses a GPU for dense vectors, got {given.kind}; set device to 'auto' or 'cpu'"
+                + (", or choose 'plaid'" if given.kind == "multi_vector" else "")
+            )
+        check_device("gpu")
 
     def _scan(self, queries: Representation, best: TopK, first: int, keep: Array | None) -> None:
         """Push the exact scores of the rows from ``first`` on where ``keep`` is true (None: everywhere)."""

@@ -68,6 +68,10 @@ class TopK:
         """Consider ``scores (n_q, n)`` of ``rows (n_q, n)``, each row at most once; row -1 is none."""
         self._merge(np.where(rows < 0, _NOTHING, _key(scores, rows)))
 
+    def push_keys(self, keys: Array) -> None:
+        """Consider hits as ``keys (n_q, n)`` int64, each row at most once."""
+        self._merge(keys)
+
     def hits(self) -> Hits:
         """What was found so far."""
         keys = np.sort(self._keys, axis=1)[:, ::-1]
