@@ -9,7 +9,16 @@ from typing import Any
 
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["check_counts", "check_flags", "check_functions", "check_names", "check_utf8", "is_count", "shown"]
+__all__ = [
+    "check_counts",
+    "check_flags",
+    "check_functions",
+    "check_names",
+    "check_path",
+    "check_utf8",
+    "is_count",
+    "shown",
+]
 
 
 def shown(value: object, width: int = 60) -> str:
@@ -79,6 +88,19 @@ def check_names(operation: str, **names: object) -> None:
             raise BadTypeError(f"{operation}: {name} is {shown(value)}; expected a string")
 
 
+def check_path(operation: str, path: object) -> None:
+    """Refuse names that no file can have.
+
+    Raises:
+        BadValueError: It has an unpaired surrogate or a null character.
+    """
+    check_utf8(operation, [str(path)])
+    if "\0" in str(path):
+        raise BadValueError(
+            f"{operation}: {shown(str(path))} has a null character; expected the name of a file"
+        )
+
+
 def check_utf8(operation: str, names: Iterable[str]) -> None:
     """Refuse names that no file, no index and no library in C can hold.
 
@@ -90,6 +112,6 @@ def check_utf8(operation: str, names: Iterable[str]) -> None:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:
         raise BadValueError(
-            f"{operation}: an id has an unpaired surrogate ({text[error.start]!a}), which no UTF-8 text can "
+            f"{operation}: a name has an unpaired surrogate ({text[error.start]!a}), which no UTF-8 text can "
             "hold; repair or drop it"
         ) from None

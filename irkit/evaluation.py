@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from irkit.arguments import check_flags, check_utf8, shown
+from irkit.arguments import check_flags, shown
 from irkit.data import Qrels, read_qrels
 from irkit.errors import BadTypeError, BadValueError
 from irkit.run import Run
-from irkit.trec_measures import TrecMeasure, aggregate, for_library, parse_trec_measure, score_trec
+from irkit.trec_measures import TrecMeasure, aggregate, check_ids, for_library, parse_trec_measure, score_trec
 
 __all__ = ["Comparison", "Evaluation", "as_run", "choose_queries", "compare", "correct_p", "evaluate"]
 
@@ -273,16 +273,11 @@ def _judgments(qrels: Qrels | str | Path) -> Qrels:
 
 
 def _check_documents(judgments: Qrels, run: Run) -> None:
-    """Refuse ids that trec_eval would take for others; warn where the run has no document that is judged."""
+    """Refuse ids that trec_eval would take for others; warn if the run has no document that is judged."""
     found = not any(query in run and run.columns(query)[0] for query in judgments)  # nothing to compare
     for query, row in judgments.items():
         ids = run.columns(query)[0] if query in run else []
-        check_utf8(f"evaluate: documents judged for query {query!a}", row)
-        if "\0" in "".join(chain(row, ids)):
-            raise BadValueError(
-                f"evaluate: a document of query {query!r} has a null character in its id, which ends ids in "
-                "trec_eval; expected others"
-            )
+        check_ids(query, ids)
         found = found or not row.keys().isdisjoint(ids)
     if not found:
         query = next(query for query in judgments if query in run)

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from irkit.data.files import decode, read_lines
-from irkit.errors import BadValueError
+from irkit.arguments import shown
+from irkit.data.files import decode, name_of, read_lines
+from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation import Evaluation, as_run, choose_queries
 from irkit.run import Run
 from irkit.trec_measures import TrecMeasure, aggregate, parse_trec_measure, score_trec
@@ -50,7 +51,7 @@ def read_preferences(path: str | Path) -> Preferences:
         BadValueError: A line is malformed, or a document has two grades in one part.
     """
     preferences: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    for number, line in read_lines(str(path)):
+    for number, line in read_lines(name_of(path)):
         columns = decode(line, f"{path}:{number}").split()
         try:
             grade = float(columns[-1])
@@ -90,6 +91,7 @@ def evaluate_preferences(
         missing: As in `irkit.evaluation.evaluate`.
 
     Raises:
+        BadTypeError: Preferences or measures are something else.
         BadValueError: A measure is unknown, a judge contradicts themself, or run and preferences share no
             query.
         StorageError: A file cannot be read.
@@ -103,8 +105,14 @@ def evaluate_preferences(
     """
     run = as_run(run)
     given = read_preferences(preferences) if isinstance(preferences, str | Path) else preferences
+    _check_preferences(given)
     chosen = choose_queries(given, run, missing)
+    if isinstance(measures, bytes) or not isinstance(measures, Iterable):
+        raise BadTypeError(f"evaluate_preferences: measures are {shown(measures)}; expected names")
     names = measures.replace(",", " ").split() if isinstance(measures, str) else list(measures)
+    for name in names:
+        if not isinstance(name, str):
+            raise BadTypeError(f"evaluate_preferences: measure {shown(name)}; expected a name")
     if not names:
         raise BadValueError("evaluate_preferences: got no measures, expected some such as prefs_avgjg")
     values: dict[str, dict[str, float]] = {}
@@ -120,6 +128,22 @@ def evaluate_preferences(
     return Evaluation(
         {name: aggregate(name, values[name].values()) for name in names}, {n: values[n] for n in names}
     )
+
+
+def _check_preferences(given: Preferences) -> None:
+    """Refuse what is not query -> judge -> part -> document -> grade."""
+    level: list[tuple[str, Any]] = [("", given)]
+    for what in ("judges by query", "parts by judge", "grades by part", "grades by document"):
+        for key, value in level:
+            if not isinstance(value, Mapping) or (key and not value):
+                raise BadTypeError(f"evaluate_preferences: {key!r} has {shown(value)}; expected {what}")
+        level = [pair for _, value in level for pair in value.items()]
+        for key, _ in level:
+            if not isinstance(key, str):
+                raise BadTypeError(f"evaluate_preferences: got {shown(key)}; expected ids that are strings")
+    for doc, grade in level:
+        if not isinstance(grade, int | float) or not abs(grade) <= 1e15:
+            raise BadTypeError(f"evaluate_preferences: grade {shown(grade)} of {doc!r}; expected a number")
 
 
 def _plain(name: str) -> TrecMeasure:

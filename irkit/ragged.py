@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from irkit.arguments import shown
+from irkit.arguments import is_count, shown
 from irkit.errors import BadTypeError, BadValueError
 
 __all__ = ["Ragged", "as_tensor", "to_device"]
@@ -133,6 +133,8 @@ class Ragged:
     @classmethod
     def concat(cls, parts: Sequence[Ragged]) -> Ragged:
         """The rows of all ``parts``, in order; at least one part."""
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, Ragged) for part in parts):
+            raise BadTypeError(f"Ragged.concat: got {shown(parts)}, expected a list of Ragged")
         if not parts:
             raise BadValueError("Ragged.concat: got no parts, expected at least one")
         return cls(torch.cat([part.values for part in parts]), torch.cat([part.lengths for part in parts]))
@@ -148,6 +150,8 @@ class Ragged:
             ``values (n, length, ...)`` and a boolean ``mask (n, length)``.
         """
         length = self.max_length if length is None else length
+        if not is_count(length, 0):
+            raise BadTypeError(f"Ragged.to_padded: length is {shown(length)}, expected a whole number")
         if length < self.max_length:
             raise BadValueError(
                 f"Ragged.to_padded: length {length} is under the longest row {self.max_length}"
@@ -282,7 +286,7 @@ class Ragged:
                 return part
             chosen = torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu")
         else:
-            chosen = torch.as_tensor(rows, device="cpu")
+            chosen = as_tensor("Ragged: rows", rows).cpu()
             if chosen.dtype == torch.bool:
                 chosen = chosen.nonzero().squeeze(1)
             elif chosen.numel() == 0:

@@ -140,6 +140,9 @@ class Sparse:
     @classmethod
     def from_dense(cls, values: Tensor) -> Sparse:
         """Keep the values of ``(n, vocabulary)`` that are not zero."""
+        values = as_tensor("Sparse.from_dense", values)
+        if values.dim() != 2:
+            raise BadValueError(f"Sparse.from_dense: shape {tuple(values.shape)}, expected (n, vocabulary)")
         mask = values != 0
         terms = torch.arange(values.shape[1], device=values.device).expand_as(values)
         return cls(Ragged.from_padded(terms, mask), values[mask], values.shape[1])

@@ -151,7 +151,7 @@ class Retriever:
             CorruptError: A file is missing, truncated or altered.
             BadValueError: ``model`` is not the one it was built with.
         """
-        if device is not None or dtype != "float32":
+        if device is not None or not isinstance(dtype, str) or dtype != "float32":
             check_placement(device, dtype)
         store = Store.open(path, verify=verify)
         if not {"model", "build"} <= set(store.meta):

@@ -59,9 +59,9 @@ class Run:
         self._rows: dict[str, int] = {}  # query id -> position in offsets
         self._offsets, self._doc_ids, parts = [0], list[str](), [np.empty(0)]
         for query_id, doc_ids, scores in _triples(rankings):
+            values = _check(query_id, doc_ids, scores)
             if query_id in self._rows:
                 raise BadValueError(f"Run: query {query_id!r} appears twice; expected one ranking per query")
-            values = _check(query_id, doc_ids, scores)
             order = np.argsort(-values, kind="stable")
             self._rows[query_id] = len(self._rows)
             self._doc_ids += [doc_ids[i] for i in order.tolist()]
@@ -254,7 +254,8 @@ def check_trec_words(words: Iterable[str]) -> None:
     """
     for word in words:
         if not isinstance(word, str) or not word or _SPACE.search(word):
-            problem = "has a space, which separates columns there; write .jsonl" if word else "is no word"
+            spaced = isinstance(word, str) and word
+            problem = "has a space, which separates columns there; write .jsonl" if spaced else "is no word"
             raise BadValueError(f"writing a TREC run: {shown(word)} {problem}")
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from irkit.data.files import decode, read_lines
-from irkit.errors import BadValueError
+from irkit.arguments import shown
+from irkit.data.files import decode, name_of, read_lines
+from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation import Evaluation
 from irkit.trec_measures import aggregate
 
@@ -28,7 +29,7 @@ def read_standards(path: str | Path) -> Standards:
         BadValueError: A line is malformed.
     """
     standards: dict[str, dict[str, tuple[float, float]]] = {}
-    for number, line in read_lines(str(path)):
+    for number, line in read_lines(name_of(path)):
         try:
             query, measure, *texts = decode(line, f"{path}:{number}").split()
             mean, deviation = map(float, texts)
@@ -54,6 +55,7 @@ def standardize(evaluation: Evaluation, standards: Standards) -> Evaluation:
         standard, or off one of deviation 0, is -1,000,000 as in trec_eval.
 
     Raises:
+        BadTypeError: Evaluation or standards are something else.
         BadValueError: No query of the evaluation has a standard.
 
     Examples:
@@ -63,6 +65,15 @@ def standardize(evaluation: Evaluation, standards: Standards) -> Evaluation:
 
     Source: Webber, Moffat and Zobel 2008, Score Standardization for Inter-Collection Comparison.
     """
+    if not isinstance(evaluation, Evaluation):
+        raise BadTypeError(f"standardize: got {shown(evaluation)}; expected what `evaluate` returns")
+    rows = standards.values() if isinstance(standards, Mapping) else [standards]
+    for row in rows:
+        values = row.values() if isinstance(row, Mapping) else [row]
+        if not all(isinstance(pair, tuple) and [type(x) for x in pair] == [float, float] for pair in values):
+            raise BadTypeError(
+                f"standardize: standards have {shown(row)}; expected measure -> (mean, deviation), floats"
+            )
     if not any(query in standards for row in evaluation.per_query.values() for query in row):
         raise BadValueError(
             "standardize: no query of the evaluation has a standard; do they belong together?"

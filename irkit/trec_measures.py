@@ -13,12 +13,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from irkit.arguments import is_count, shown
+from irkit.arguments import check_utf8, is_count, shown
 from irkit.data import Qrels
-from irkit.errors import BadValueError
+from irkit.errors import BadTypeError, BadValueError
 from irkit.run import Run
 
-__all__ = ["TrecMeasure", "aggregate", "for_library", "parse_trec_measure", "relevance_strings", "score_trec"]
+__all__ = [
+    "TrecMeasure",
+    "aggregate",
+    "check_ids",
+    "for_library",
+    "parse_trec_measure",
+    "relevance_strings",
+    "score_trec",
+]
 
 _HIGHEST = 1_000_000  # grade
 
@@ -92,6 +100,8 @@ def score_trec(
     first = max(qrels) + "+"  # is no query. trec_eval crashes where the first ranking that it sees is empty
     judgments = for_library(qrels) | {first: {"": 0}}
     rankings = {query: _rank(run[query]) if query in run else [] for query in qrels}
+    for query, docs in rankings.items():
+        check_ids(query, docs)
     # places instead of scores: pytrec_eval holds single precision, in which close scores would be equal
     scores = {first: {"": 0}}
     scores |= {query: {doc: -place for place, doc in enumerate(docs)} for query, docs in rankings.items()}
@@ -117,6 +127,7 @@ def for_library(qrels: Qrels) -> Qrels:
         BadValueError: A grade is beyond a million: it keeps a counter for each, and wraps around at 2^31.
     """
     for query, row in qrels.items():
+        check_ids(query, row)
         for doc, grade in row.items():
             if abs(grade) > _HIGHEST:
                 raise BadValueError(
@@ -127,6 +138,21 @@ def for_library(qrels: Qrels) -> Qrels:
         query: {**row, "": 0} if row and max(row.values()) < 0 else row  # no run has an empty id
         for query, row in qrels.items()
     }
+
+
+def check_ids(query: str, docs: Iterable[str]) -> None:
+    """Refuse ids that trec_eval, which is written in C, would take for others, or abort at.
+
+    Raises:
+        BadValueError: One has a null character, which ends it there, or an unpaired surrogate.
+    """
+    words = (query, *docs)
+    check_utf8(f"evaluate: query {query!a}", words)
+    if "\0" in "".join(words):
+        raise BadValueError(
+            f"evaluate: query {query!r}: an id of it has a null character, which ends ids in trec_eval; "
+            "expected others"
+        )
 
 
 def aggregate(name: str, values: Iterable[float]) -> float:
@@ -153,6 +179,12 @@ def relevance_strings(run: Run, qrels: Qrels, depth: int = 10) -> dict[str, str]
     """
     if not is_count(depth, 0):
         raise BadValueError(f"relevance_strings: expected a depth of at least 0, got {shown(depth)}")
+    if not isinstance(run, Run):
+        raise BadTypeError(f"relevance_strings: got {shown(run)}; expected a Run")
+    if not isinstance(qrels, Mapping) or not all(isinstance(row, Mapping) for row in qrels.values()):
+        raise BadTypeError(
+            f"relevance_strings: qrels are {shown(qrels)}; expected grades by query and document"
+        )
     found = {}
     for query, row in qrels.items():
         docs = _rank(run[query])[:depth] if query in run else []

@@ -256,6 +256,7 @@ def test_a_run_without_any_judged_document_is_told():
         ({"q": {"a": 1.0}}, {"q": {"a": 1, None: 1}}, "the id None"),
         ({"q": {"a": 1.0}}, {"q": {"a": 1}, None: {"a": 1}}, "the id None"),
         ({"q": {"a\0b": 1.0}}, {"q": {"a": 1}}, "null character"),  # was found, and relevant
+        ({"q": {"a": 1.0}}, {"q": {"a": 1}, "r\0s": {"a": 1}, "r\0t": {"a": 1}}, "null character"),  # aborted
     ],
 )
 @pytest.mark.parametrize("measure", ["nDCG@10", "map"])

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from irkit.arguments import check_utf8, shown
+from irkit.arguments import check_path, shown
 from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
 from irkit.data.vectors import SUFFIXES, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
@@ -52,9 +52,7 @@ def name_of(source: str | Path) -> str:
     name = str(source)
     if not name:
         raise BadValueError("got an empty name of a file; expected a path or the name of a source")
-    check_utf8("a file", [name])
-    if "\0" in name:
-        raise BadValueError(f"got {name!r:.60} as a file; a name has no null character")
+    check_path("reading", name)
     return name
 
 

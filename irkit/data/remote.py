@@ -122,18 +122,16 @@ def _offline_if_it_must_be(library: Any, name: str) -> Iterator[None]:
 
     The client of the hub has no setting for its retries, so it is told that it is offline.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE or Path(name).exists():
         yield
         return
+    settings: tuple[Any, ...] = ()
     try:
         get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
     except Exception:  # no network, no name server, a proxy that refuses: whatever the client raises
         settings = (constants, library.config)
-    else:
-        settings = ()
     for module in settings:
         module.HF_HUB_OFFLINE = True
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ _KINDS = {
 }
 
 # what following the words of a file raises that are not those of one
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(EOFError, SyntaxError, tokenize.TokenError),  # of a header that is no literal of Python
+)
 
 Array = np.ndarray[Any, Any]
 

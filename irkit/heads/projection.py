@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from irkit.arguments import shown
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
 
@@ -191,11 +192,11 @@ def projection_config(choice: str | Mapping[str, Any] | ProjectionConfig) -> Pro
         return choice
     if isinstance(choice, Mapping):
         return ProjectionConfig.parse(choice, "projection")
-    if choice in PRESETS:
+    if isinstance(choice, str) and choice in PRESETS:
         return PRESETS[choice]
-    near = difflib.get_close_matches(str(choice), PRESETS, 1, 0.3)
+    near = difflib.get_close_matches(shown(choice).strip("'"), PRESETS, 1, 0.3)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PRESETS)}"
-    raise ConfigError(f"projection: no preset is named {choice!r:.100}; {hint}")
+    raise ConfigError(f"projection: no preset is named {shown(choice, 100)}; {hint}")
 
 
 def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projection]:

@@ -219,6 +219,6 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
 
 def _unknown(name: object) -> str:
     known = [*_KINDS, *_SHORT]
-    near = difflib.get_close_matches(str(name), known, 1)
+    near = difflib.get_close_matches(shown(name).strip("'"), known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}, or a FAISS factory string"
-    return f"index: unknown kind {name!r}; {hint}"
+    return f"index: unknown kind {shown(name)}; {hint}"

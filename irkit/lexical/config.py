@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
+from irkit.arguments import shown
 from irkit.config import Config
 from irkit.errors import ConfigError
 
@@ -101,7 +102,9 @@ def lexical_config(data: Mapping[str, Any]) -> LexicalConfig:
     Raises:
         ConfigError: A key or a value is unknown.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"model: got {shown(data)}; expected a name or keys and values")
     kind = data.get("kind")
     if not is_lexical(kind):
-        raise ConfigError(f"model: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}")
+        raise ConfigError(f"model: unknown kind {shown(kind)}; expected one of {', '.join(_KINDS)}")
     return _KINDS[str(kind)].parse(data, str(kind))

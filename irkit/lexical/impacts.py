@@ -57,6 +57,8 @@ class Impacts(LexicalModel):
 
 
 def _checked(vectors: Iterable[object]) -> list[Mapping[str, float]]:
+    if not isinstance(vectors, Iterable):
+        raise BadTypeError(f"impacts: got {shown(vectors)}, expected weights by term of several texts")
     items = []
     for item in vectors:
         if not isinstance(item, Mapping):

@@ -141,6 +141,8 @@ class Vectors(LexicalModel):
     def represent(self, items: Iterable[Any], side: Side) -> Dense | MultiVector:
         """The vectors, of length 1 if they are compared by cosine."""
         check_side(side)
+        if not isinstance(items, Iterable):
+            raise BadTypeError(f"vectors: got {shown(items)}, expected several vectors")
         return self._rows([self._checked(item, f"a {side}") for item in items])
 
     def keep(self, count: int) -> None:
@@ -187,8 +189,11 @@ class Vectors(LexicalModel):
 
 def _axes(given: Any) -> int:
     """Axes of nested lists and arrays, by the first of each; below 0 if they hold no numbers."""
+    axes = 0
+    while isinstance(given, list | tuple):
+        if not given:
+            return axes + 1
+        axes, given = axes + 1, given[0]
     if hasattr(given, "ndim"):
-        return int(given.ndim)
-    if isinstance(given, list | tuple):
-        return 1 + (_axes(given[0]) if given else 0)
-    return 0 if isinstance(given, int | float) else -9
+        return axes + int(given.ndim)
+    return axes if isinstance(given, int | float) else -9

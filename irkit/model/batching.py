@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from irkit.arguments import is_count, shown
 from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
@@ -218,8 +219,8 @@ def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
     Raises:
         BadValueError: ``size`` is not positive.
     """
-    if not isinstance(size, int) or size < 1:
-        raise BadValueError(f"chunk_size must be at least 1, got {size!r}")
+    if not is_count(size):
+        raise BadValueError(f"chunk_size must be at least 1, got {shown(size)}")
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
+from irkit.arguments import shown
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
@@ -63,10 +64,10 @@ def find_device(name: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(name)
         known = device.type in ("cpu", "cuda")
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         known = False
     if not known:
-        raise BadValueError(f"device {name!r}: expected cpu, cuda or cuda:0, cuda:1 and so on")
+        raise BadValueError(f"device {shown(name)}: expected cpu, cuda or cuda:0, cuda:1 and so on")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
     return device

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from irkit.arguments import shown
 from irkit.errors import BadTypeError, IrkitError, StorageError
+from irkit.files import explained
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -48,10 +49,10 @@ def local_directory(name_or_path: str | Path) -> Path:
     Raises:
         StorageError: There is neither.
     """
-    path = Path(name_or_path)
-    if path.is_dir():
-        return path
-    whole = str(name_or_path)
+    path, whole = Path(name_or_path), str(name_or_path)
+    with explained(f"loading {whole:.200}"):  # too long a name, for one
+        if path.is_dir():
+            return path
     name, _, revision = whole.partition("@")
     if path.exists():
         raise StorageError(f"loading {whole}: it is a file; expected the directory of a model")

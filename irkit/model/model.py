@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from irkit.arguments import shown
+from irkit.arguments import check_names, check_path, shown
 from irkit.bars import bar
 from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
@@ -109,6 +109,7 @@ class Model(Pipeline):
             BadValueError: There is no such dtype, device or attention.
         """
         _check_name("from_pretrained", name_or_path)
+        check_names("Model.from_pretrained", revision=revision, dtype=dtype, attention=attention)
         if revision is not None:
             name_or_path = f"{name_or_path}@{revision}"
         places = find_devices(device)
@@ -147,6 +148,7 @@ class Model(Pipeline):
             ConfigError: There is no such preset, key or value.
         """
         _check_name("multi_vector", name_or_path)
+        check_names("Model.multi_vector", dtype=dtype, attention=attention)
         if markers is not None and not (
             isinstance(markers, tuple | list) and [type(marker) for marker in markers] == [str, str]
         ):
@@ -164,7 +166,7 @@ class Model(Pipeline):
         with torch.device("cpu"):
             layers = [] if projection is None else projection_layers(projection_config(projection), size)
         if not isinstance(config, MultiVectorConfig):
-            config = MultiVectorConfig.parse(config or {}, "multi-vector model")
+            config = MultiVectorConfig.parse({} if config is None else config, "multi-vector model")
         parts: Parts = {
             "tokenizer": tokenizer,
             "encoder": encoder,
@@ -207,11 +209,12 @@ class Model(Pipeline):
             BadValueError: A term stands twice in the vocabulary, or it is empty.
         """
         _check_name("sparse", name_or_path)
+        check_names("Model.sparse", dtype=dtype, attention=attention)
         places = find_devices(device)
         load = partial(Encoder.from_pretrained, attention=attention)
         tokenizer, encoder = read_encoder(local_directory(name_or_path), load)
         if not isinstance(config, SparseConfig):
-            config = SparseConfig.parse(config or {}, "sparse model")
+            config = SparseConfig.parse({} if config is None else config, "sparse model")
         with torch.device("cpu"):
             head = sparse.make_head(encoder, tokenizer, config, vocabulary)
         parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": head}
@@ -353,6 +356,8 @@ class Model(Pipeline):
             raise BadValueError("save_pretrained: the weights are int8; load the model in float32 to save it")
         if not isinstance(path, str | Path):
             raise BadTypeError(f"save_pretrained: got {shown(path)}, expected the path of a directory")
+        check_path("save_pretrained", path)
+        check_names("save_pretrained", format=format)
         parts: Parts = {
             "tokenizer": self.tokenizer,
             "encoder": self.encoder,
@@ -485,7 +490,9 @@ class Model(Pipeline):
     def _pruned(self, limit: int | None) -> Self:
         """A copy that shares all weights and keeps so many of each text."""
         if type(limit) is not int or limit < 1:
-            raise BadValueError(f"encode: max_active_dims is {limit!r}, expected a whole number of 1 or more")
+            raise BadValueError(
+                f"encode: max_active_dims is {shown(limit)}, expected a whole number of 1 or more"
+            )
         model, head = copy.copy(self), copy.copy(self.head)
         assert isinstance(head, SparseHead | StaticHead)  # by its kind, checked before
         limits = {f"{side}_max_active_dims": limit for side in get_args(Side)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TypedDict
 
-from irkit.arguments import shown
+from irkit.arguments import check_flags, is_count, shown
 from irkit.errors import BadTypeError, BadValueError
 from irkit.model.hardware import Device
 
@@ -13,6 +13,15 @@ __all__ = ["EncodeOptions", "check_options", "with_prompt"]
 
 _NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")
 _ONLY_SPARSE = ("max_active_dims", "convert_to_sparse_tensor")
+
+
+_FLAGS = (
+    "show_progress_bar",
+    "convert_to_numpy",
+    "convert_to_tensor",
+    "normalize_embeddings",
+    "convert_to_sparse_tensor",
+)
 
 
 class EncodeOptions(TypedDict, total=False):
@@ -57,12 +66,15 @@ def check_options(options: EncodeOptions, kind: str) -> None:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
+    for name in _FLAGS:
+        if options.get(name) is not None:
+            check_flags("encode", **{name: options.get(name)})
     for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
-        if options.get(name):
+        if options.get(name) not in (None, False):
             raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
     size = options.get("batch_size")
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise BadValueError(f"encode: batch_size is {size!r}, expected a whole number of 1 or more")
+    if size is not None and not is_count(size):
+        raise BadValueError(f"encode: batch_size is {shown(size)}, expected a whole number of 1 or more")
     if not isinstance(options.get("prompt"), str | None):
         raise BadTypeError(f"encode: prompt is {shown(options.get('prompt'))}, expected a string")
 

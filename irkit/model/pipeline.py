@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from irkit.arguments import shown
+from irkit.arguments import check_functions, is_count, shown
 from irkit.encoder import Encoder
 from irkit.encoder.lookup import NoEncoder
 from irkit.errors import BadValueError
@@ -111,8 +111,8 @@ class Pipeline(nn.Module):
     @similarity_name.setter
     def similarity_name(self, name: str) -> None:
         known = SIMILARITIES[self.kind]
-        if name not in known:
-            raise BadValueError(f"Model: similarity {name!r}, expected one of {', '.join(known)}")
+        if not isinstance(name, str) or name not in known:
+            raise BadValueError(f"Model: similarity {shown(name)}, expected one of {', '.join(known)}")
         self._similarity_name = name
 
     def join_queries(self, parts: SideParts | None) -> None:
@@ -213,8 +213,10 @@ class Pipeline(nn.Module):
         Raises:
             BadValueError: There is no prompt of that name.
         """
-        if name is not None and name not in self.prompts:
-            raise BadValueError(f"Model: no prompt is named {name!r}, there are {', '.join(self.prompts)}")
+        if name is not None and (not isinstance(name, str) or name not in self.prompts):
+            raise BadValueError(
+                f"Model: no prompt is named {shown(name)}, there are " + ", ".join(self.prompts)
+            )
         return self.prompts[name] if name is not None else ""
 
     def max_length(self, side: Side) -> int | None:
@@ -231,7 +233,7 @@ class Pipeline(nn.Module):
             BadValueError: That leaves no room for the text, or there is no such side.
             ConfigError: Queries are expanded to more tokens.
         """
-        if side not in get_args(Side):
+        if not isinstance(side, str) or side not in get_args(Side):
             raise BadValueError(f"set_length: side {shown(side)}, expected {' or '.join(get_args(Side))}")
         part = self.of(side)
         part.tokenizer.check_length(length, f"{side}_length")
@@ -356,6 +358,7 @@ class Pipeline(nn.Module):
         Yields:
             The rows of each ``chunk_size`` texts; one part without rows if there are no texts.
         """
+        check_functions("encode", progress=progress)
         pieces = chunks(strings(texts), chunk_size)
         if isinstance(self.of(template.side).encoder, NoEncoder) and isinstance(device, Sequence):
             device = None  # there is nothing to deal out
@@ -511,10 +514,10 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
 
 
 def _check_dim(operation: str, dim: int | None, width: int) -> None:
-    if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= width):
+    if dim is not None and (not is_count(dim) or dim > width):
         raise BadValueError(
-            f"{operation}: truncate_dim is {dim!r}; expected a whole number from 1 to {width}, the width of "
-            "the vectors, or None for all of it"
+            f"{operation}: truncate_dim is {shown(dim)}; expected a whole number from 1 to {width}, the "
+            "width of the vectors, or None for all of it"
         )
 
 

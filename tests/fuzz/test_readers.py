@@ -1,0 +1,225 @@
+"""Files and filters that others wrote: an error that says where, or what can be read of them."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from irkit import Dense, MultiVector, Ragged, Retriever, Run, Sparse, evaluate
+from irkit.cli.filters import parse_filters
+from irkit.cli.recipe import IndexRecipe
+from irkit.config import with_overrides
+from irkit.data import Document, check_documents, read_documents, read_qrels, read_queries
+from irkit.index.config import index_config
+from irkit.preferences import evaluate_preferences, read_preferences
+from irkit.standardization import read_standards
+from irkit.training.recipe import TrainRecipe
+from irkit.vector_files import write_vectors
+
+Fuzz = Callable[..., None]
+
+
+def _documents(path: Path) -> None:
+    """Read them as a build does, which reads them twice."""
+    source = read_documents(path)
+    count = check_documents(source)
+    found = list(source)
+    assert count == len(found)
+    for document in found:
+        assert document.id
+        document.full_text.encode()
+        json.dumps(document.metadata, allow_nan=False)
+        if isinstance(document.vector, np.ndarray):
+            assert np.isfinite(document.vector).all()
+
+
+def _queries(path: Path) -> None:
+    for query in read_queries(path):
+        query.text.encode()
+
+
+def _run(path: Path) -> None:
+    run = Run.read(path)
+    evaluate(
+        run, {name: {"d1": 1, "d2": 0} for name in run.query_ids} or {"q": {"d": 1}}, "nDCG@10 map bpref"
+    )
+
+
+def _qrels(path: Path) -> None:
+    qrels = read_qrels(path)
+    evaluate({name: {"d1": 1.0, "d9": 0.5} for name in qrels}, qrels, "nDCG@10 AP R@5 bpref")
+
+
+def _preferences(path: Path) -> None:
+    preferences = read_preferences(path)
+    evaluate_preferences({name: {"d1": 1.0, "d2": 0.5} for name in preferences}, preferences)
+
+
+def _recipe(path: Path) -> None:
+    IndexRecipe.resolve(str(path), {}, ["chunk_size=5"])
+
+
+TEXT = b"""{"_id": "d1", "title": "One", "text": "about it", "metadata": {"year": 2001, "tags": ["a", null]}}
+{"id": 7, "contents": "more \\u00fc\\ud83d\\ude00", "lang": "de", "n": -1.5e3}
+{"docid": "d3", "text": "x", "vector": {"bear": 2.0, "winter": 0.5}}
+{"_id": "d4", "text": "", "vector": [[0.5, 1.0], [2.0, -3.0]]}
+"""
+TOPICS = b"""<top>
+<num> Number: 301
+<title> International Organized Crime
+<desc> Description: Identify organizations
+</top>
+<top>
+<num> Number: 302 <title> Polio &amp; more <!-- no --> <narr> x </top>
+"""
+DOCS = b"""<DOC>
+<DOCNO> FT911-1 </DOCNO>
+<HEADLINE> FT 14 MAY 91 </HEADLINE>
+<TEXT>
+Some text &lt;here&gt; caf\xe9
+</TEXT>
+</DOC>
+<DOC><DOCNO>2</DOCNO><TEXT>more</DOC>
+"""
+RECIPE = b"""model: bm25
+corpus: corpus.jsonl
+index: {kind: inverted, dtype: uint8, effort: 0.3, mode: auto}
+bm25: &a {k1: 1.2, b: 0.75, stop_words: [the, of]}
+dtype: auto
+chunk_size: 1_024
+"""
+READERS: dict[str, tuple[str, bytes, Callable[[Path], None]]] = {  # file, a good one, what reads it
+    "jsonl": ("a.jsonl", TEXT, _documents),
+    "jsonl_gz": ("a.jsonl.gz", gzip.compress(TEXT, mtime=0), _documents),
+    "tsv": ("a.tsv", b"_id\ttitle\ttext\nd1\tOne\tabout it\nd2\t\tmore\n", _documents),
+    "msmarco": ("a.tsv", b"D1\thttps://a\tOne\tabout\nD2\thttps://b\tTwo\tmore\n", _documents),
+    "lines": ("a.txt", "one line\n\nanother ü\r\n".encode(), _documents),
+    "queries": ("q.jsonl", b'{"_id": "q1", "text": "what"}\n{"qid": 2, "query": "who"}\n', _queries),
+    "topics": ("topics", TOPICS, _queries),
+    "markup": ("docs", DOCS, _documents),
+    "qrels": ("q.trec", b"q1 0 d1 1\nq1 0 d2 0\nq2 0 d1 2\nq2 0 d9 -1\n", _qrels),
+    "qrels_beir": ("q.tsv", b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t2\n", _qrels),
+    "run": ("r.trec", b"q1 Q0 d1 1 12.5 tag\nq1 Q0 d2 2 1e-3 tag\nq2 Q0 d9 1 -0.5 tag\n", _run),
+    "run_jsonl": ("r.jsonl", b'{"query_id": "q", "doc_id": "d1", "score": 1.5}\n' * 1, _run),
+    "preferences": ("p", b"q1 ann 1 d1 2\nq1 ann 1 d2 1\nq1 bob 1 d2 0.5\nq1 bob 1 d1 0\n", _preferences),
+    "standards": ("s", b"q1 map 0.5 0.25\nq2 map 0.1 0\n", lambda path: read_standards(path) and None),
+    "recipe": ("r.yaml", RECIPE, _recipe),
+}
+
+
+def _vectors() -> dict[str, bytes]:
+    rows = torch.arange(12.0).view(6, 2)
+    kinds = {
+        "dense": Dense(rows[:3]),
+        "multi_vector": MultiVector(Ragged(rows, torch.tensor([3, 1, 2]))),
+        "sparse": Sparse.from_dense(rows[:3]),
+    }
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, vectors in kinds.items():
+            write_vectors(Path(folder, "v.safetensors"), iter([(["a", "b", "ü"], vectors)]))
+            found[f"{kind}.safetensors"] = Path(folder, "v.safetensors").read_bytes()
+        write_vectors(Path(folder, "v.npy"), iter([(["a", "b", "c"], kinds["dense"])]))
+        found["dense.npy"] = Path(folder, "v.npy").read_bytes()
+    return found
+
+
+VECTORS = _vectors()
+
+
+def _try(fuzz: Fuzz, mutate: SimpleNamespace, name: str, file: str, good: bytes, read: Any) -> None:
+    def make(random: Random) -> list[Any]:
+        edits = [mutate.choose(random, good) for _ in range(random.randint(1, 3))]
+        return edits if random.random() < 0.7 else [_a_word(random, good), *edits[1:]]
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, file)
+
+        def run(case: list[Any]) -> str:
+            path.write_bytes(functools.reduce(mutate.apply, case, good))
+            read(path)
+            return "different"
+
+        path.write_bytes(good)
+        read(path)  # as it is, and what it imports
+        fuzz(f"reader_{name}", make, run)
+
+
+_WORDS = (
+    *(b"\n", b"\t", b" ", b'"', b"\\", b"\x00", b"\xff", b"{", b"[[", b"null", b"true", b"-1", b"9" * 30),
+    *(b"NaN", b"1e999", b"\xed\xa0\x80", b"\\ud800", b"\xef\xbb\xbf", b"&#55296;", b"*a", b"!!python/name:x"),
+    *(b"<top>", b"<DOC>"),
+)
+
+
+def _a_word(random: Random, good: bytes) -> list[Any]:
+    """Write a word that means something in one of the formats."""
+    return ["write", random.randrange(len(good)), random.choice(_WORDS).hex()]
+
+
+@pytest.mark.filterwarnings("ignore:evaluate. no judged")
+@pytest.mark.parametrize("name", READERS)
+def test_readers(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
+    _try(fuzz, mutate, name, *READERS[name])
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
+    _try(fuzz, mutate, name.replace(".", "_"), name, VECTORS[name], _documents)
+
+
+def test_filters(fuzz: Fuzz, mutate: SimpleNamespace, tmp_path: Path) -> None:
+    """In Python, and on the command line."""
+    metadata = [
+        {"year": 2001, "lang": "de"},
+        {"year": 1.5, "tags": ["a", None]},
+        {"lang": None, "open": True},
+    ]
+    documents = [Document(f"d{i}", "word", metadata=some) for i, some in enumerate(metadata)]
+    retriever = Retriever.build("bm25", documents, tmp_path / "index")
+    good = {"year": {">=": 2000, "<": 2010}, "lang": ["de", "en"], "tags": {"!=": "a"}, "_id": ["d1", "d2"]}
+
+    def run(case: list[Any]) -> str:
+        given = functools.reduce(mutate.apply, case, good)
+        line = parse_filters([json.dumps(given)] if isinstance(given, dict) else [str(given)])
+        for condition in (given, line):
+            found = {hit.id for hit in retriever.search("word", filter=condition)}
+            assert found <= {"d0", "d1", "d2"}
+        return "different"
+
+    run([["set", ["tags"], None]])
+    fuzz("filters", lambda random: [mutate.choose(random, good) for _ in range(random.randint(1, 2))], run)
+
+
+@pytest.mark.parametrize("name", ["index", "training"])
+def test_configurations(fuzz: Fuzz, mutate: SimpleNamespace, name: str) -> None:
+    """Keys and values of recipes, and the settings that are given with them."""
+    good: Any = {"kind": "faiss", "factory": "hnsw", "ef_search": 64, "refine": 2, "seed": None}
+    read: Callable[[Any], object] = index_config
+    if name == "training":
+        good = {
+            "model": {"kind": "dense", "name": "x"},
+            "data": {"sources": [{"queries": "q", "documents": "d", "weight": 1.0}]},
+            "losses": [{"kind": "contrastive", "temperature": 0.05}],
+            "train": {"epochs": 1, "learning_rate": 1e-5},
+        }
+        read = functools.partial(TrainRecipe.parse, source="recipe")
+
+    def run(case: list[Any]) -> str:
+        given = functools.reduce(mutate.apply, case, good)
+        read(given)
+        read(with_overrides(given, ["seed=1", "train.epochs=2"]))
+        return "different"
+
+    fuzz(f"configuration_{name}", lambda random: [mutate.choose(random, good)], run)
