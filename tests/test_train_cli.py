@@ -143,6 +143,7 @@ def test_interrupted_training_goes_on(
         file.write('{"step": 3, "lo')  # as a kill may leave it
     for left in (
         ".model.part-x",
+        ".model.part-1-abcdefgh.part",
         "checkpoints/.checkpoint-4.partial",
         "checkpoints/..checkpoint-4.partial-x",
     ):

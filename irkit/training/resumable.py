@@ -54,7 +54,8 @@ def write_resumable(
             finally:  # a process that was forked meanwhile has the file open, too
                 fcntl.flock(stream, fcntl.LOCK_UN)
         for other in target.parent.glob(f".{target.name}.*.part"):
-            other.unlink(missing_ok=True)
+            if other.is_file():
+                other.unlink(missing_ok=True)
     return count, done
 
 

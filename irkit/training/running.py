@@ -293,7 +293,7 @@ def begin_place(place: Path, recipe: Config, overwrite: bool) -> None:
             _clear(place)
         place.mkdir(parents=True, exist_ok=True)
         for left in place.glob(".*.part"):  # by a kill
-            left.unlink()
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         if not (place / _RECIPE).exists():
             write_text(place / _RECIPE, recipe.to_yaml())
 
