@@ -21,6 +21,9 @@ __all__ = ["ALIKE", "CHANCE", "CollapseWatch", "chance", "is_sign", "likeness"]
 ALIKE, CHANCE = "alike", "_chance"
 """Among the signs of a step: name of what `likeness` gives; what follows the name of a loss for `chance`."""
 
+Symptom = tuple[str, bool, str]
+"""Its kind, whether it would be a collapse if it lasted, and the message."""
+
 _CONTRASTIVE = (InfoNCE, CrossEntropy, PairwiseCrossEntropy)
 _STEPS = 20  # fewer teach too little to be judged
 _SETTLED = 0.3  # share of the steps after which something should have been learned
@@ -96,15 +99,18 @@ class CollapseWatch:
             steps: Of all of them.
             last: Whether there will be no other call.
         """
-        found = dict(self._symptoms(logs, step, step / max(1, steps)))
+        found = {kind: rest for kind, *rest in self._symptoms(logs, step, step / max(1, steps))}
         self._since = {kind: self._since.get(kind, step) for kind in found}
-        lasting = [kind for kind in found if last or step - self._since[kind] >= _LASTING]
-        new = [kind for kind in lasting if kind not in self._told]
+        new = [
+            kind
+            for kind, (is_collapse, _) in found.items()
+            if is_collapse and kind not in self._told and (last or step - self._since[kind] >= _LASTING)
+        ]
         self._told.update(new)
-        return [f"training: {found[kind]}" for kind in new]
+        return [f"training: {found[kind][1]}" for kind in new]
 
-    def _symptoms(self, logs: Mapping[str, float], step: int, share: float) -> Iterator[tuple[str, str]]:
-        """Kind and message of each."""
+    def _symptoms(self, logs: Mapping[str, float], step: int, share: float) -> Iterator[Symptom]:
+        """What looks bad at this step."""
         for side, texts in (("query", "queries"), ("document", "documents")):
             terms = logs.get(f"active_dims_{side}")
             if terms is not None and self._vocabulary is not None:
@@ -116,45 +122,45 @@ class CollapseWatch:
         if ALIKE in logs:
             yield from self._of_vectors(logs[ALIKE], step, share)
 
-    def _of_terms(
-        self, side: str, have: str, terms: float, step: int, share: float
-    ) -> Iterator[tuple[str, str]]:
+    def _of_terms(self, side: str, have: str, terms: float, step: int, share: float) -> Iterator[Symptom]:
         most = self._vocabulary or 0
         if terms < _DEAD:
             yield (
                 f"dead {side}",
+                True,
                 f"{have} {terms:.2g} terms each at step {step}: their sparse vectors are dying, and what has "
                 f"no term learns nothing; lower the factor '{side}' of the regularizer, add the regularizer "
                 f"anti_zero, or {self._slower}",
             )
-        if terms > _DENSE * most and share >= _REGULARIZED and step >= _STEPS:
+        if terms > _DENSE * most:
             yield (
                 f"dense {side}",
+                share >= _REGULARIZED and step >= _STEPS,
                 f"{have} {terms:,.0f} of {most:,} terms each at step {step}: their vectors are not sparse, "
                 f"and an index of them is large and slow; raise the factor '{side}' of the regularizer, or "
                 f"set {side}_max_active_dims of the model",
             )
 
-    def _of_loss(
-        self, name: str, loss: float, most: float, step: int, share: float
-    ) -> Iterator[tuple[str, str]]:
+    def _of_loss(self, name: str, loss: float, most: float, step: int, share: float) -> Iterator[Symptom]:
         if loss < _BELOW_CHANCE * most:
             self._was_good.add(name)
         low, high = _AT_CHANCE
-        if 0 < low * most <= loss <= high * most and self._judged(name, step, share):
+        if 0 < low * most <= loss <= high * most:
             yield (
                 name,
+                self._judged(name, step, share),
                 f"{name} is {loss:.3g} at step {step}, as if all documents scored the same ({most:.3g}): the "
                 f"model does not tell relevant documents from others; {self._slower}, and "
                 "see whether the temperature fits the scores and the examples are right",
             )
 
-    def _of_vectors(self, alike: float, step: int, share: float) -> Iterator[tuple[str, str]]:
+    def _of_vectors(self, alike: float, step: int, share: float) -> Iterator[Symptom]:
         if alike < _UNLIKE:
             self._was_good.add(ALIKE)
-        if alike >= _ALL_ALIKE and self._judged(ALIKE, step, share):
+        if alike >= _ALL_ALIKE:
             yield (
                 ALIKE,
+                self._judged(ALIKE, step, share),
                 f"two vectors of a batch have a cosine of {alike:.3f} on average at step {step}: all texts "
                 f"look alike to the model; {self._slower}, and train by a loss with negatives, as infonce",
             )
