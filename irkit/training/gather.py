@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.ragged import Ragged
+from irkit.ragged import Ragged, to_device
 from irkit.representation import Dense, MultiVector, Representation
 from irkit.training.example import Batch
 
@@ -122,8 +122,11 @@ def everywhere(rows: Representation) -> Representation:
     if processes() == 1:
         return rows
     if isinstance(rows, MultiVector):
-        lengths = _all_rows(rows.tokens.lengths.to(rows.tokens.device))[0]
-        return MultiVector(Ragged(_all_rows(rows.tokens.values)[0], lengths))
+        there, sizes = _all_rows(to_device(rows.tokens.lengths, rows.tokens.device))
+        lengths = there.cpu()  # which say how many tokens each process has, too
+        counts = [int(part.sum()) for part in torch.split(lengths, sizes)]
+        values: Tensor = _Gather.apply(rows.tokens.values, counts)  # type: ignore[no-untyped-call]
+        return MultiVector(Ragged(values, lengths))
     assert isinstance(rows, Dense)  # sparse weights are tensors while they are trained
     return Dense(_all_rows(rows.values)[0])
 

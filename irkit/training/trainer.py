@@ -244,7 +244,9 @@ class Trainer(transformers.Trainer):
         Raises:
             TrainingError: It is no number, or a loss is none.
         """
-        norm = torch.as_tensor(super()._get_grad_norm(model, grad_norm))  # type: ignore[no-untyped-call]
+        norm = super()._get_grad_norm(model, grad_norm)  # type: ignore[no-untyped-call]
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of weights that are shared out
+        norm = torch.as_tensor(whole, dtype=torch.float32)
         *losses, found = torch.stack([*(loss.to(norm) for loss in self._losses), norm]).tolist()
         self._losses = []
         for loss in losses:
