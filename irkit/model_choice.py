@@ -155,7 +155,7 @@ def same_documents(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
         first, second = ({**about["settings"], **dict.fromkeys(_WHEN_OPENED)} for about in (saved, given))
         return first == second
     if saved["name"] == given["name"] == "vectors":  # kind and width may be left out
-        return all(value in (None, saved["settings"][key]) for key, value in given["settings"].items())
+        return all(value in (None, saved["settings"].get(key)) for key, value in given["settings"].items())
     if any(key in saved and saved[key] != given.get(key) for key in ("document_prompt", "document_length")):
         return False
     if saved["similarity"] != given["similarity"] and "cosine" in (saved["similarity"], given["similarity"]):

@@ -373,3 +373,12 @@ def test_on_a_gpu(tmp_path: Path, data: Dense, factory: str) -> None:
     assert recall(index, data[::50], data, np.random.default_rng(0).random(N) < 0.8) >= 0.9
     index.config = index.config.model_copy(update={"device": "cpu"})  # the same files without a GPU
     assert recall(open_index(Store.open(tmp_path / "index")), data[::50], data) >= 0.9
+
+
+@pytest.mark.parametrize("value", [1e19, 3e38])
+def test_vectors_that_faiss_would_end_the_process_on_are_refused(tmp_path: Path, value: float) -> None:
+    with Store.build(tmp_path / "index") as store:
+        index = create_index(store, {"kind": "faiss", "factory": "IVF4,Flat"})
+        index.add(Dense(torch.full((2500, 4), value)))
+        with pytest.raises(ConfigError, match="normalise"):
+            index.finish()

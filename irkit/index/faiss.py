@@ -221,8 +221,16 @@ class Faiss(Flat):
         n, lists = len(self), getattr(_core(structure), "nlist", 1)
         size = min(n, max(self._options.train_size, lists * _POINTS_PER_CENTROID))
         rows = np.sort(np.random.default_rng(self._options.seed).choice(n, size, replace=False))
+        vectors = self._vectors_of(rows)
+        largest = float(np.abs(vectors).max(initial=0))
+        most = max(largest * size, 4 * largest**2 * vectors.shape[1])  # of a sum, and of a squared distance
+        if not most < float(np.finfo(np.float32).max):  # NaN is below nothing; FAISS would end the process
+            raise ConfigError(
+                f"index: FAISS cannot train {self._options.factory!r} on vectors with numbers up to "
+                f"{largest:g}, whose squares float32 does not hold; normalise them, or choose 'flat'"
+            )
         try:
-            structure.train(self._vectors_of(rows))
+            structure.train(vectors)
         except RuntimeError as error:
             if "training points" in str(error):  # fewer than centroids
                 return False

@@ -244,7 +244,8 @@ class Plaid(Flat):
         """List the documents of every centroid anew."""
         report("listing", 0, None)
         codes, ends = self.store.read("codes.bin"), self._ends()[: self._state("covered")]
-        offsets = build_lists(codes, ends, self._count())
+        with fitting(self.store.path):
+            offsets = build_lists(codes, ends, self._count())
         with self.store.update():
             self.store.drop("list_offsets.bin")
             self.store.append("list_offsets.bin", offsets)
