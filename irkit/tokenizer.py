@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import shutil
@@ -43,6 +44,7 @@ _COPIED = (
 )
 _PROBE = "Éléphants & naïve façades: 3,141 tokenizers' #hash-tags, 日本語, Ωmega, emoji 🙂, unaffableness"
 _ADVICE = "its files may be damaged; download or save them again"
+_GROWTH = 4096  # times as long as it was may a normalizer make a text
 _LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set no limit
 
 
@@ -325,6 +327,7 @@ def _read(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build the backend from whichever files are there."""
     try:
         if (folder / "tokenizer.json").is_file():
+            _check_normalizer(folder / "tokenizer.json")
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
             if isinstance(backend.normalizer, normalizers.BertNormalizer):
                 backend.normalizer = _bert_normalizer(backend.normalizer, settings)
@@ -336,6 +339,26 @@ def _read(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     except Exception as error:  # the library raises plain Exception for what it cannot parse
         raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
     return _from_transformers(folder)
+
+
+def _check_normalizer(file: Path) -> None:
+    """Refuse what asks for so much memory that the tokenizers library ends the process, as it does then."""
+    try:
+        pending, growth = [json.loads(file.read_text(encoding="utf-8"))["normalizer"]], 1
+    except (KeyError, RecursionError, TypeError, ValueError):
+        return  # the library says what is wrong
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, dict):
+            continue
+        inner, table = part.get("normalizers"), part.get("precompiled_charsmap")
+        pending += inner if isinstance(inner, list) else []
+        growth *= max(1, len(str(part.get("content") or part.get("prepend") or "")))
+        content = base64.b64decode(table) if isinstance(table, str) else bytes(4)
+        if int.from_bytes(content[:4], "little") > len(content) - 4:  # its first part, in bytes
+            raise CorruptError(f"reading {file}: precompiled_charsmap is cut; download or save it again")
+    if growth > _GROWTH:
+        raise CorruptError(f"reading {file}: its normalizer makes texts {growth:,} times as long")
 
 
 def _wordpiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:

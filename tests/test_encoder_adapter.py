@@ -257,6 +257,14 @@ def test_weights_that_are_no_numbers(model_type: str, value: float, tmp_path: Pa
         Encoder.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("settings", [{"vocab_size": 1 << 26}, {"intermediate_size": 1 << 22}])
+def test_no_memory_is_taken_for_sizes_of_the_configuration(settings: Any, tmp_path: Path) -> None:
+    make("electra", {}).save_pretrained(tmp_path)
+    edit(tmp_path, **settings)
+    with pytest.raises(CorruptError, match=r"describes [\d,]+ weights, the files hold [\d,]+ bytes"):
+        Encoder.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "modernbert", "electra"])
 @pytest.mark.parametrize("count", [0, -1, 10**12, "2", None])
 def test_numbers_of_layers(model_type: str, count: Any, tmp_path: Path) -> None:

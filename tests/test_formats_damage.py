@@ -140,3 +140,24 @@ def test_no_memory_is_taken_for_sizes_of_the_configuration(folder: Path) -> None
     change(folder / "config.json", intermediate_size=1 << 23)
     with pytest.raises(CorruptError, match=r"gives \(\d+, 32\) for layers\.0\.up\.weight"):
         Encoder.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "message"),
+    [
+        ({"type": "Precompiled", "precompiled_charsmap": "/////w=="}, "precompiled_charsmap is cut"),
+        ({"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10_000}, "10,000 times as long"),
+        (
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}] * 4,
+            },
+            "100,000,000 times as long",
+        ),
+    ],
+)
+def test_normalizers_that_end_the_process(normalizer: Any, message: str, folder: Path) -> None:
+    """The library aborts where memory ends, so that they must not get there."""
+    change(folder / "tokenizer.json", normalizer=normalizer)
+    with pytest.raises(CorruptError, match=message):
+        Tokenizer.from_pretrained(folder)

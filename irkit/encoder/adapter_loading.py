@@ -14,6 +14,7 @@ from irkit.errors import ConfigError, CorruptError
 
 __all__ = ["load_transformers"]
 
+_ADVICE = "config.json and weights are not of one model; download or save it again"
 _HINTS = {  # what to do about checkpoints whose code is beside them on the hub
     "new": "transformers has this architecture as 'gte', for which the hub has converted checkpoints",
     "nomic_bert": "its keys are those of the code on the hub (n_embd, n_layer); load a checkpoint that "
@@ -36,7 +37,9 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
     import transformers
 
     settings = read_json(Path(directory) / "config.json")
-    _check_size(settings, directory)
+    _check_layers(settings, directory)
+    hint = _HINTS.get(str(settings.get("model_type")))
+    _check_size(kind, directory, hint or _ADVICE)
     try:
         model, report = getattr(transformers, kind).from_pretrained(
             str(directory),
@@ -48,14 +51,13 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
         )
     except Exception as error:  # whatever goes wrong inside transformers
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        hint = _HINTS.get(str(settings.get("model_type")))
         hint = hint or "irkit runs no code beside a model; take one of an architecture that transformers has"
         raise ConfigError(f"loading {directory}: transformers cannot load it: {reason}; {hint}") from error
-    _check_weights(model, report, settings, directory)
+    _check_weights(model, report, directory, hint or _ADVICE)
     return model.eval()
 
 
-def _check_size(settings: dict[str, Any], directory: str | Path) -> None:
+def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
     """Refuse numbers of layers that nothing can be built with."""
     for key, value in settings.items():
         if key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers") and (
@@ -66,18 +68,41 @@ def _check_size(settings: dict[str, Any], directory: str | Path) -> None:
             )
 
 
-def _check_weights(model: Any, report: Any, settings: dict[str, Any], directory: str | Path) -> None:
+def _check_size(kind: str, directory: str | Path, advice: str) -> None:
+    """Refuse more weights than the files have bytes, before transformers takes memory for them."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+        with torch.device("meta"):
+            model = getattr(transformers, kind).from_config(config, trust_remote_code=False)
+    except Exception:  # loading says what is wrong
+        return
+    count = sum(weight.numel() for weight in model.parameters())
+    files = (file for end in ("safetensors", "bin") for file in Path(directory).glob(f"*.{end}"))
+    size = sum(file.stat().st_size for file in files)
+    if 0 < size < count:
+        raise CorruptError(
+            f"loading {directory}: config.json describes {count:,} weights, the files hold {size:,} bytes; "
+            f"{advice}"
+        )
+
+
+def _check_weights(model: Any, report: Any, directory: str | Path, advice: str) -> None:
     misshapen = sorted(report["mismatched_keys"])
     if misshapen:
         name, given, wanted = misshapen[0]
-        hint = _HINTS.get(str(settings.get("model_type")), "download or save the model again")
         raise CorruptError(
             f"loading {directory}: {len(misshapen)} weights have other shapes than config.json says, such as "
-            f"{name} with {tuple(given)}, expected {tuple(wanted)}; {hint}"
+            f"{name} with {tuple(given)}, expected {tuple(wanted)}; {advice}"
         )
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing:
-        raise CorruptError(f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}")
+        raise CorruptError(
+            f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}; {advice}"
+        )
     left = sorted(name for name in report["unexpected_keys"] if _is_of_encoder(name, model))
     if left:
         raise CorruptError(
