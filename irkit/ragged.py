@@ -195,7 +195,7 @@ class Ragged:
 
     def host(self) -> Ragged:
         """The same rows on the CPU; those that came from there are not copied back, which would be a wait."""
-        return self._host or self.to("cpu")
+        return self.to("cpu") if self._host is None else self._host
 
     def places(self, starts: Tensor, lengths: Tensor) -> Ragged:
         """Where a part of each row is.

@@ -172,6 +172,18 @@ def test_flash_attention_of_no_rows(record_dispatch: Any) -> None:
     assert encoder(batch([]).to("cuda")).values.shape == (0, 16)
 
 
+@pytest.mark.parametrize("lengths", [[], [0, 0], LENGTHS])
+def test_rows_that_came_from_the_cpu_are_still_there(lengths: list[int], record_dispatch: Any) -> None:
+    rows = batch(lengths)
+    there = rows.to(record_dispatch.device)
+    record_dispatch.clear()
+    assert there.host() is rows
+    assert torch.equal(there[:1].host().values, rows[:1].values)
+    assert not record_dispatch.waits
+    assert torch.equal(there.with_values(there.values + 1).host().values, rows.values + 1)
+    assert len(record_dispatch.waits) == 1
+
+
 @pytest.fixture
 def untold() -> None:
     attention._tell.cache_clear()
