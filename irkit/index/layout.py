@@ -35,7 +35,7 @@ _KINDS = {
     "sparse": ("flat", "inverted"),
 }
 _COUNTS = ("rows", "dim", "covered", "listed", "trained")
-_MOST = 1 << 31  # rows, and numbers of a vector or terms: what 32 bits hold
+_MOST = 1 << 32  # rows, and numbers of a vector or terms: what 32 bits hold
 _ALIGNMENT = 64  # of the arrays in a segment
 
 
