@@ -98,6 +98,8 @@ def check_given(documents: Collection) -> None:
             check_documents(source)
     elif isinstance(documents, Sequence):
         check_documents(Source("documents", lambda: enumerate(given_documents(documents), 1)))
+    elif not isinstance(documents, Iterator):
+        next(given_documents(documents), None)  # what is no collection is refused
 
 
 def _resumes(stored: Documents, stream: Iterator[Document], progress: StageProgress | None) -> bool:

@@ -226,7 +226,10 @@ def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any
         raise BadValueError(f"Run: query {query_id!r} has an empty id")
     check_utf8(f"Run: query {query_id!a}", (query_id, *doc_ids))
     try:
-        values = np.asarray(scores, dtype=np.float64)
+        given = np.asarray(scores)
+        if given.dtype.kind in "SU":  # numpy takes "5" for a number
+            raise TypeError(f"they are {given.dtype}")
+        values = given.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadValueError(f"Run: query {query_id!r}: scores are not numbers ({error})") from error
     if values.shape != (len(doc_ids),):

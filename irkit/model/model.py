@@ -451,7 +451,7 @@ class Model(Pipeline):
             return self._pruned(options.pop("max_active_dims"))._encode(texts, side, options)
         prompt, name = options.get("prompt"), options.get("prompt_name")
         if prompt is None:
-            prompt = self.prompt_named(name or self.default_prompt_name)
+            prompt = self.prompt_named(self.default_prompt_name if name is None else name)
         template = self.template(side or "document", prompt)
         if side is None and self.head.lengths:  # those of the sides are not for texts of neither
             template = replace(template, max_length=self.tokenizer.max_length)

@@ -70,7 +70,7 @@ def check_options(options: EncodeOptions, kind: str) -> None:
         if options.get(name) is not None:
             check_flags("encode", **{name: options.get(name)})
     for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
-        if options.get(name) not in (None, False):
+        if options.get(name) is not None and options.get(name) is not False:
             raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
     size = options.get("batch_size")
     if size is not None and not is_count(size):
