@@ -67,7 +67,8 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
             # on the CPU whatever the default of torch is
             with torch.device("cpu"), told_as(CorruptError, f"loading {folder}", _ADVICE):
                 parts = read(folder, load_encoder)
-                for side in (parts, parts.get("query", parts)):
+                sides: list[SideParts] = [parts, *([parts["query"]] if "query" in parts else [])]
+                for side in sides:
                     _check_ids(side["tokenizer"], side["encoder"], folder)
                 return parts
     if next(folder.glob("*.dnn"), None) is not None:
