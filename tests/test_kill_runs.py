@@ -182,7 +182,7 @@ def test_a_transfer_killed_at_every_moment(tiny_bert: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_transfer_of_several_stages_killed_at_twenty_moments(
+def test_a_transfer_of_several_stages_killed_at_six_moments(
     tiny_bert: Path, notes: Path, tmp_path: Path
 ) -> None:
     steps = {"max_steps": 2, "per_device_train_batch_size": 4, "save_steps": 1}
@@ -198,7 +198,7 @@ def test_a_transfer_of_several_stages_killed_at_twenty_moments(
     total = changes(tmp_path, lambda: act(tmp_path / "whole"), 0)
     files = ("model.safetensors", "evaluation.jsonl", "tokenizer.json", "modules.json")
     expected, out = content(tmp_path / "whole", *files), tmp_path / "killed"
-    for moment in moments(total, 20):
+    for moment in moments(total, 6):
         shutil.rmtree(out, ignore_errors=True)
         changes(out, lambda: act(out), moment)  # paths hold its name: not all runs change as often
         act(out)
