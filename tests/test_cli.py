@@ -19,7 +19,7 @@ import yaml
 from safetensors.numpy import load_file
 
 import irkit.data.files
-from irkit import Model, Retriever, Run, evaluate
+from irkit import Hybrid, Model, Retriever, Run, evaluate
 from irkit.cli import main
 from irkit.cli.filters import parse_filters
 from irkit.errors import BadValueError
@@ -823,3 +823,18 @@ def test_vectors_in_files_answer_as_the_model_does(
     assert found.keys() == expected.keys()
     for query, scores in expected.items():
         assert found[query] == pytest.approx(scores, abs=1e-6)
+
+
+def test_what_finds_nothing_by_mistake_is_told(call: Call, place: Path) -> None:
+    """A misspelt key, a value of another type, and judgments of another collection."""
+    code, out, err = call("search", "index", "--text", "gnu", "--filter", "yaer>=2000")
+    assert (code, out) == (2, "")
+    assert err == "irkit: error: filter: no document has the key 'yaer'; did you mean 'year'?\n"
+    code, _, err = call("search", "index", "beir", "--filter", 'year="2003"')
+    assert code == 2
+    assert err.endswith("'year' == '2003' is a string; documents have a number, such as 2000\n")
+    with pytest.raises(BadValueError, match="did you mean 'year'"):
+        Hybrid([Retriever.load(place / "index")] * 2).search("gnu", filter={"yaer": 2000})
+    (place / "other.trec").write_text("q1 Q0 other 1 1.0 x\n")
+    with pytest.warns(UserWarning, match="no judged document is in the run"):
+        evaluate(place / "other.trec", QRELS)

@@ -165,11 +165,10 @@ def test_texts_are_numbered(model: Model, tmp_path: Path) -> None:
 def test_bad_documents_build_nothing(model: Model, tmp_path: Path, documents: object, message: str) -> None:
     with pytest.raises(BadValueError, match=message):
         Retriever.build(model, documents, tmp_path / "index", chunk_size=3)
-    if isinstance(documents, list):  # is read once before anything is made
-        assert list(tmp_path.iterdir()) == []
-        documents = iter(documents)
-        with pytest.raises(BadValueError):
-            Retriever.build(model, documents, tmp_path / "index", chunk_size=3)
+    assert list(tmp_path.iterdir()) == []  # what can be read twice is, before anything is made
+    documents = iter(documents.items() if isinstance(documents, dict) else documents)
+    with pytest.raises(BadValueError):
+        Retriever.build(model, documents, tmp_path / "index", chunk_size=3)
     with pytest.raises(StorageError, match="not finished"):
         Retriever.load(tmp_path / "index")
 
