@@ -473,7 +473,7 @@ class Retriever:
 
     def _check_build(self) -> None:
         self.store.check_uncut()
-        if self.store.meta["build"] != self._build:
+        if self.store.meta.get("build") != self._build:
             raise StorageError(
                 f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
             )

@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 _BLOCK_BYTES = 1 << 24
 _TAKE_ROWS = 1 << 12
+_NEEDED = {"index", "model"}  # meta that readers of an index rely on
 _UNCHANGED = "the stored index is unchanged"
 _MADE = "the change is made, but may not survive a power cut"
 _UNTIDY = "the change is made; files that no longer count are left to the next one"
@@ -339,7 +340,13 @@ class Store:
             with explained(f"reading {self._manifest}"):
                 newer = self._manifest.read_bytes() != self._committed.saved
             if newer:
-                self._committed = self._load()
+                state = self._load()
+                gone = _NEEDED & set(self._committed.meta) - set(state.meta)
+                if gone and "index" in self._committed.meta:
+                    raise StorageError(
+                        f"index {self.path}: it was replaced by one without {sorted(gone)}; open it again"
+                    )
+                self._committed = state
         return newer
 
     def verify(self) -> None:
