@@ -271,7 +271,7 @@ def _longest(model: Any) -> int | None:
     longest = getattr(model.config, "max_position_embeddings", None) or 0
     for name, part in model.named_modules():  # as in RoBERTa, the first are of padding
         if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
-            longest = min(longest, part.num_embeddings - part.padding_idx - 1)
+            longest = min(longest, len(part.weight) - part.padding_idx - 1)
     return longest if longest > 0 else None
 
 
