@@ -121,7 +121,7 @@ def check_described(path: Path, saved: Any) -> None:
         CorruptError: It is something else.
     """
     wrong, texts = [], ("name", "fingerprint", "kind", "similarity")
-    if not isinstance(saved, dict) or not set(texts) <= set(saved):
+    if not isinstance(saved, dict) or not {*texts, "dim"} <= set(saved):
         raise CorruptError(f"index {path}: its manifest describes no model: {saved!r:.100}; {REMEDY}")
     for key in (*texts, "queries", "document_prompt"):
         wrong += [key] * (not isinstance(saved.get(key), str | None))

@@ -66,7 +66,7 @@ class FaissConfig(Config):
     nprobe: int | None = Field(None, ge=1)
     refine: int = Field(10, ge=1)
     train_size: int = Field(100_000, ge=1)
-    seed: int | None = 0
+    seed: int | None = Field(0, ge=0)
     device: Literal["auto", "cpu", "gpu"] = "cpu"
 
 
@@ -99,7 +99,7 @@ class PlaidConfig(Config):
     candidates: int | None = Field(None, ge=1)
     keep_tokens: bool = False
     train_size: int = Field(1_000_000, ge=1)
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
 
@@ -125,7 +125,7 @@ class MuveraConfig(Config):
     projection: int = Field(8, ge=1)
     candidates: int = Field(200, ge=1)
     factory: str = "pq"
-    seed: int = 0
+    seed: int = Field(0, ge=0)
 
 
 class InvertedConfig(Config):

@@ -85,7 +85,7 @@ class Store:
         self._numbers = itertools.count(1)  # of versions
         self._dirty: set[str] = set()  # files written since the last commit
         self._lock: Lock | None = None  # of a build
-        self._checked = set[tuple[str, int]]()  # file and rows, see `once`
+        self._checked = set[tuple[str, int, int]]()  # file, rows and epoch, see `once`
         self._changing = threading.Lock()  # held by the thread that changes the store
         self._moving = threading.Lock()  # while the committed state changes, here and on the disk
         _stores.add(self)
@@ -214,11 +214,11 @@ class Store:
         return value
 
     def once(self, name: str, check: Callable[[], object]) -> None:
-        """Call ``check()`` unless it was for the same rows of an array, which never change."""
+        """Call ``check()`` unless it was for the same rows of an array, since the files were opened anew."""
         entry = self._state.entries[name]
-        if (entry.file, entry.rows) not in self._checked:
+        if (key := (entry.file, entry.rows, self.epoch)) not in self._checked:
             check()
-            self._checked.add((entry.file, entry.rows))
+            self._checked.add(key)
 
     def append(self, name: str, array: Array) -> None:
         """Add rows to an array, inside ``update``; the first call settles dtype and row shape.

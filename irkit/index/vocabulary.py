@@ -7,6 +7,8 @@ from threading import Lock
 
 import numpy as np
 
+from irkit.errors import CorruptError
+from irkit.index.files import REMEDY
 from irkit.index.layout import fitting
 from irkit.index.store import Store
 
@@ -90,6 +92,8 @@ class Vocabulary:
                 with fitting(self.store.path):
                     text = self.store.read(_FILE).tobytes().decode() if size else ""
                 numbers = _Numbers(epoch, text.split("\n")[:-1])
+                if len(numbers) < len(numbers.terms):
+                    raise CorruptError(f"index {self.store.path}: its vocabulary has a term twice; {REMEDY}")
                 numbers.stored[size] = len(numbers)
                 if (epoch, size) > (self._newest.epoch, max(self._newest.stored, default=-1)):
                     self._newest = numbers
