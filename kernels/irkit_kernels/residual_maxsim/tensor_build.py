@@ -27,7 +27,8 @@ def tensor_assign(values: Tensor, centroids: Tensor) -> Tensor:
     """
     _check("tensor_assign", values, centroids)
     rows = max(1, _PRODUCTS // len(centroids))
-    parts = [(some @ centroids.T).argmax(1) for some in values.split(rows)]
+    starts = range(0, len(values), rows)
+    parts = [(values[start : start + rows] @ centroids.T).argmax(1) for start in starts]
     return torch.cat([torch.empty(0, dtype=torch.int64, device=values.device), *parts])
 
 
