@@ -234,11 +234,10 @@ def test_gradient_caching_repeats_the_dropout_of_a_gpu(
 
 
 @pytest.mark.parametrize("size", [None, 3])
-@pytest.mark.parametrize(("kind", "most"), [("dense", 0), ("multi_vector", 0), ("sparse", 2)])
+@pytest.mark.parametrize("kind", ["dense", "multi_vector", "sparse"])
 def test_a_step_on_a_gpu_waits_for_nothing(
-    tiny_bert: Any, kind: str, most: int, size: int | None, record_dispatch: Any
+    tiny_bert: Any, kind: str, size: int | None, record_dispatch: Any
 ) -> None:
-    """Of a sparse model for the number of maxima that have a gradient, in its backward pass, twice."""
     model = make_model(tiny_bert, kind)
     losses = [KLDivergence(), InfoNCE(), MarginMSE()]
     batch = make_batch(model)
@@ -248,7 +247,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(
     record_dispatch.clear()
     there = batch.to(record_dispatch.device)
     step(there, 1.0).backward()
-    assert len(record_dispatch.waits) == (most if size is None else most // 2 * 5)
+    assert not record_dispatch.waits
     assert not record_dispatch.pageable
     found = {name: weight.grad.cpu() for name, weight in step.named_parameters() if weight.grad is not None}
     assert_close(expected, found)

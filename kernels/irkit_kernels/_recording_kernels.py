@@ -66,7 +66,7 @@ def _maxsim(*tensors: Any, **options: Any) -> None:
 
 
 def _gather_sum(*tensors: Any, **options: Any) -> None:
-    out, table, order, starts, indices, weights, count, width = tensors
+    out, table, order, ranges, indices, weights, count, width = tensors
     order, indices, weights, kind = (
         order.flatten(),
         indices.flatten().long(),
@@ -77,7 +77,7 @@ def _gather_sum(*tensors: Any, **options: Any) -> None:
         if kind == 1:
             entries = torch.arange(count) * width + row
         else:
-            places = torch.arange(int(starts[row]), int(starts[row + 1]))
+            places = torch.arange(*ranges[row].tolist())
             entries = order[places] + (places // width * width if kind == 2 else 0)
         entries = entries[indices[entries] >= 0]
         index = entries % width if kind == 2 else indices[entries]

@@ -95,6 +95,7 @@ def grids(draw):
         for start, n in zip(offsets.tolist(), lengths, strict=False)
     ]
     places = torch.stack(rows).int() if rows else torch.empty(0, width, dtype=torch.int32)
+    places[torch.rand(places.shape, generator=generator) < draw(st.sampled_from([0, 0.5, 1]))] = -1
     return left, right, offsets, places, torch.randint(-3, 4, places.shape, generator=generator).float()
 
 
@@ -146,7 +147,7 @@ def test_no_sort_of_a_grid_is_larger_than_torch_sorts(monkeypatch):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_compiles_for_gpus(capability, dtype, kind):
     triton_kernel = pytest.importorskip("irkit_kernels._products.triton_kernel", reason="needs triton")
-    arguments = dict.fromkeys(("out", "table"), f"*{dtype}") | dict.fromkeys(("order", "starts"), "*i64")
+    arguments = dict.fromkeys(("out", "table"), f"*{dtype}") | dict.fromkeys(("order", "ranges"), "*i64")
     arguments |= {"indices": "*i32", "weights": "*fp32", "D": 96, "BLOCK_E": 16, "BLOCK_K": 128}
     arguments |= {"count": "i32", "width": "i32", "KIND": kind}
     assert compiles(triton_kernel.gather_sum, arguments, capability)

@@ -21,7 +21,7 @@ def gather_sum(
     out,
     table,
     order,
-    starts,
+    ranges,
     indices,
     weights,
     count,
@@ -33,7 +33,7 @@ def gather_sum(
 ):
     """``out[i]``: the sum of ``weights[e] * table[index of e]`` over the entries e of row i, in their order.
 
-    The entries are those in ``order[starts[i]:starts[i + 1]]``, and ``indices`` holds their index; those with
+    The entries are those in ``order[slice(*ranges[i])]``, and ``indices`` holds their index; those with
     a negative one are passed over. Entries of a grid of ``count`` rows of ``width``, row by row, are left
     (``KIND`` 1) those of column i, without an order, or right (``KIND`` 2) of the index that is their column.
     """
@@ -42,7 +42,7 @@ def gather_sum(
     if KIND == 1:
         start, stop = row * 0, row * 0 + count
     else:
-        start, stop = tl.load(starts + row), tl.load(starts + row + 1)
+        start, stop = tl.load(ranges + 2 * row), tl.load(ranges + 2 * row + 1)
     total = tl.zeros([BLOCK_K], tl.float32)
     for first in range(start, stop, BLOCK_E):
         places = first + tl.arange(0, BLOCK_E)
@@ -79,8 +79,9 @@ def grid_gradients(
     """`product_gradients` of a grid: product ``(i, j)`` is of ``left[j]`` and ``right[right_rows[i, j]]``.
 
     The left side is in order as it is. The right side is sorted within each row of the grid, for those of
-    row i are between ``right_offsets[i]`` and ``right_offsets[i + 1]``, or all -1: no sort is of more than
-    ``len(left)`` products, and there may be more than 2^31 of them in all.
+    row i are between ``right_offsets[i]`` and ``right_offsets[i + 1]``: no sort is of more than ``len(left)``
+    products, and there may be more than 2^31 of them in all. Products whose right row is -1 are passed over;
+    the host does not wait to learn how many remain.
 
     Args:
         left: ``(l, d)`` floating point.
@@ -89,29 +90,29 @@ def grid_gradients(
         right_rows: ``(n, l)`` int32, contiguous.
         grads: ``(n, l)`` float32, contiguous.
     """
-    keys, order = right_rows.clamp(min=right_offsets[:-1, None]).sort(dim=1, stable=True)
-    starts = _starts(keys.view(-1), len(right))
+    # even keys, and behind those of its row of the grid an odd one for what is passed over
+    keys = torch.where(right_rows < 0, 2 * right_offsets[1:, None] - 1, 2 * right_rows)
+    keys, order = keys.sort(dim=1, stable=True)
+    bounds = torch.arange(2 * len(right), dtype=keys.dtype, device=keys.device).view(-1, 2)
+    ranges = torch.searchsorted(keys.view(-1), bounds)
     return (
-        _gather(left, right, order, starts, right_rows, grads, kind=1),
-        _gather(right, left, order, starts, right_rows, grads, kind=2),
+        _gather(left, right, order, ranges, right_rows, grads, kind=1),
+        _gather(right, left, order, ranges, right_rows, grads, kind=2),
     )
 
 
 def _sorted(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The order of the keys, and ``(rows, 2)`` where those of each row begin and end in it."""
     ordered, order = keys.sort(stable=True)
-    return order, _starts(ordered, rows)
-
-
-def _starts(ordered: Tensor, rows: int) -> Tensor:
-    """Where the entries of each row begin, and where those of the last one end."""
-    return torch.searchsorted(ordered, torch.arange(rows + 1, dtype=ordered.dtype, device=ordered.device))
+    starts = torch.searchsorted(ordered, torch.arange(rows + 1, dtype=keys.dtype, device=keys.device))
+    return order, torch.stack([starts[:-1], starts[1:]], dim=1)
 
 
 def _gather(
     like: Tensor,
     table: Tensor,
     order: Tensor,
-    starts: Tensor,
+    ranges: Tensor,
     indices: Tensor,
     weights: Tensor,
     kind: int = 0,
@@ -127,7 +128,7 @@ def _gather(
             out,
             table.contiguous(),
             order,
-            starts,
+            ranges,
             indices,
             weights,
             count,

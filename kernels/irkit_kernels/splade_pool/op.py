@@ -177,10 +177,17 @@ def _backward(
     if pooling == "sum":
         return tiled.sum_backward(grad, hidden, offsets, weight, bias, activation)
     by_term = torch.where(weights == 0, 0, grad * slope(weights, activation))
+    d_bias = by_term.sum(0).to(weight.dtype if bias is None else bias.dtype)
+    if hidden.is_cuda:  # to count the terms that have a gradient would be to wait for the device
+        from .._products.triton_kernel import grid_gradients
+
+        tokens = torch.where(by_term == 0, -1, argmax)
+        d_weight, d_hidden = grid_gradients(weight, hidden, offsets, tokens, by_term.contiguous())
+        return d_hidden, d_weight, d_bias
     terms, rows = by_term.T.nonzero(as_tuple=True)
     entries = argmax[rows, terms], terms.int(), by_term[rows, terms]
     d_hidden, d_weight = product_gradients(hidden, weight, *entries)
-    return d_hidden, d_weight, by_term.sum(0).to(weight.dtype if bias is None else bias.dtype)
+    return d_hidden, d_weight, d_bias
 
 
 def _checked(
