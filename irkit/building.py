@@ -98,7 +98,7 @@ def check_given(documents: Collection) -> None:
             check_documents(source)
     elif isinstance(documents, Sequence):
         check_documents(Source("documents", lambda: enumerate(given_documents(documents), 1)))
-    elif not isinstance(documents, Iterator):
+    elif not isinstance(documents, Iterator | Source):  # a source may be one that can be read only once
         next(given_documents(documents), None)  # what is no collection is refused
 
 

@@ -16,6 +16,7 @@ from irkit.encoder.config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
 from irkit.encoder.weights import (
+    Undrawn,
     export_weights,
     find_prefix,
     import_weights,
@@ -116,7 +117,10 @@ class Encoder(nn.Module):
             raise BadTypeError(f"Encoder.from_pretrained: got {directory!r:.60}, expected a directory")
         settings = read_json(Path(directory) / "config.json")
         try:
-            with torch.device("meta"):  # no memory is taken for sizes that are not those of the weights
+            with (
+                torch.device("meta"),
+                Undrawn(),
+            ):  # no memory is taken for sizes that are not those of the weights
                 encoder = cls(settings, attention=attention)
         except ConfigError as reason:
             from irkit.encoder.adapter import TransformersEncoder

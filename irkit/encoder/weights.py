@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from irkit.config import read_json
 from irkit.encoder.families import Family, NameMap
@@ -16,6 +18,7 @@ from irkit.errors import CorruptError, StorageError
 
 __all__ = [
     "BUFFERS",
+    "Undrawn",
     "check_finite",
     "export_weights",
     "find_prefix",
@@ -27,6 +30,16 @@ __all__ = [
 
 BUFFERS = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # how they end in old checkpoints
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
+
+
+class Undrawn(TorchFunctionMode):
+    """While it is entered, modules draw no weights: on ``meta`` that would import torch._dynamo, 2 s."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, but for `torch.nn.init`, which hands the tensor by name."""
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def read_weights(directory: str | Path) -> dict[str, Tensor]:
@@ -111,7 +124,8 @@ def import_weights(
                 f"loading {source}: {parts[0]} gives {tuple(found[parts[0]].shape)} for {name}, "
                 f"config.json says {tuple(parameter.shape)}"
             )
-    module.to_empty(device="cpu")
+    # what to_empty does; its empty_like of a tensor on ``meta`` imports sympy
+    module._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             pieces = [found[part] for part in names[name]]
