@@ -177,7 +177,7 @@ def _config(name: str, sizes: dict[str, int]) -> Any:
 def _turns(
     ways: dict[str, Callable[[], Any]], baseline: str, clock: Callable[[Callable[[], Any]], float]
 ) -> Iterator[tuple[str, float, float | None]]:
-    """Of each way its median seconds, and the median over the rounds of how much faster than the baseline."""
+    """Return the median seconds of each way, and its median speed-up over the baseline across rounds."""
     for way in ways.values():
         way()
     rounds = [{name: clock(way) for name, way in ways.items()} for _ in range(ROUNDS)]

@@ -128,7 +128,7 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # that of somebody else
+    except OSError:  # it belongs to another user
         pass
     return True
 

@@ -114,7 +114,7 @@ def _check_weights(model: Any, report: Any, directory: str | Path, advice: str) 
 
 
 def _is_of_encoder(name: str, model: Any) -> bool:
-    """Whether a weight that was left over is no task head, pooler, or buffer of an old checkpoint."""
+    """Return True if a left-over weight belongs to the encoder, not to a task head, pooler or old buffer."""
     base = model.base_model
     for prefix in (f"{base.base_model_prefix}.", "model."):
         name = name.removeprefix(prefix)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_LAYERS", "Activation", "EncoderConfig", "LayerConfig", "Pooling"]
 
-MOST_LAYERS = 1024  # building more takes minutes, and nobody has so many
+MOST_LAYERS = 1024  # building more takes minutes; no published encoder has that many
 _Size = Annotated[int, Field(gt=0, lt=1 << 24)]  # products of two can be counted
 _Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 _Rate = Annotated[float, Field(ge=0, le=1)]
