@@ -190,9 +190,7 @@ class Documents:
             mask[rows] = [meets(value) for value in values]
             note_values(seen, values)
         if len(self):  # an index without documents has no keys to compare with
-            check_filter(
-                conditions, seen, lambda: {key for _, some in self._metadata() for key in chain(*some)}
-            )
+            check_filter(conditions, seen, self._metadata_keys)
         return mask
 
     def _metadata_keys(self) -> set[str]:
