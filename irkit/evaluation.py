@@ -82,7 +82,7 @@ def evaluate(
     Raises:
         BadValueError: A measure is unknown or lacks a parameter, run and judgments share no query, or a grade
             is beyond a million, which trec_eval cannot count.
-        BadTypeError: A grade is no integer, or an id no string.
+        BadTypeError: A grade is not an integer, or an id is not a string.
         StorageError: A file cannot be read.
 
     Warns:

@@ -138,7 +138,7 @@ def _locked(path: Path, flags: int = 0, *, must: bool = False) -> Iterator[None]
     """Lock a file or a folder, by which others know that it is in use; some file systems have no locks.
 
     Raises:
-        OSError: With ``must``: somebody else has locked it, or nobody can tell.
+        OSError: With ``must``: another process has locked it, or the file system has no locks.
     """
     flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o666)

@@ -14,7 +14,7 @@ def one_thread_after_fork() -> None:
     """Have children that are forked from now on compute with one thread; called before a computation.
 
     The thread that forks brings its team of OpenMP's threads into the child by name only, and the next
-    operation of several threads waits for them forever. One of a single thread asks nobody. A thread that
+    operation of several threads waits for them forever. One thread alone does not wait. A thread that
     the child starts may call ``torch.set_num_threads`` for a team of its own.
     """
     os.register_at_fork(after_in_child=_one_thread)

@@ -30,7 +30,7 @@ def as_tensor(operation: str, given: Any, dtype: torch.dtype | None = None) -> T
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """Copy ``values`` to a device. From the CPU to CUDA through pinned memory, for which nobody waits."""
+    """Copy ``values`` to a device; from the CPU to CUDA through pinned memory, without a wait."""
     if values.is_cpu and torch.device(device).type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)

@@ -66,6 +66,6 @@ def on_device(
 
 
 def _free() -> int:
-    """Bytes of the GPU that nobody has, or that torch keeps for allocations to come."""
+    """Return the bytes of GPU memory that are free, or that torch has cached for later allocations."""
     free, _ = torch.cuda.mem_get_info()
     return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
