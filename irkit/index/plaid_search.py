@@ -277,7 +277,7 @@ class TensorSearch:
     def _best(
         self, pairs: Tensor, scores: Tensor, sizes: Tensor, count: int, rising: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of ``pairs (p, 2)``, rising, of which a query has ``sizes (n_q,)``, the ``count`` best of each.
+        """Choose the ``count`` best of each query's ``pairs (p, 2)``, rising; ``sizes (n_q,)`` counts them.
 
         Returns:
             Scores ``(n_q, count)``, their pairs ``(n_q * count, 2)``, rising again or best first, and how
