@@ -1,9 +1,10 @@
-# Two commands for a newcomer: `make demo` searches something real, `make test` runs the tests.
+# `make demo` searches 10,000 passages of Python's documentation, `make test` runs the tests, `make docs` builds the site.
 # `make fuzz` tries damaged files and input on each target of tests/fuzz for a minute (FUZZ_SECONDS).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= tests/fuzz
 export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: demo test fuzz lint docs
@@ -15,7 +16,7 @@ test: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 fuzz: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 IRKIT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n auto tests/fuzz
+	OMP_NUM_THREADS=1 IRKIT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n auto $(FUZZ_TARGETS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -23,7 +24,8 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
 docs: $(VENV)/docs.stamp
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

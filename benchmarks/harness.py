@@ -44,7 +44,7 @@ PACKAGES = (
 
 Row = dict[str, Any]
 
-_PLACE = re.compile(r"(<!-- results:(\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- results:(\w+)(?: kernel=(\w+))? -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 
 def data_dir() -> Path:
@@ -156,9 +156,22 @@ def read_results(suite: str) -> tuple[Row, list[Row]]:
     return json.loads(first), [json.loads(line) for line in rest]
 
 
-def render(suite: str) -> str:
-    """The results of a suite as markdown: a table for each set of columns, and a line of provenance."""
+def render(suite: str, kernel: str | None = None) -> str:
+    """Write the results of a suite as markdown: a table per set of columns, and a line of provenance.
+
+    Args:
+        suite: Name of the suite.
+        kernel: Only the rows of this kernel, without the column that names it.
+    """
     source, rows = read_results(suite)
+    if kernel:
+        rows = [
+            {key: value for key, value in row.items() if key != "kernel"}
+            for row in rows
+            if row["kernel"] == kernel
+        ]
+        if not rows:
+            return "Not measured yet."
     lines: list[str] = []
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -172,15 +185,16 @@ def render(suite: str) -> str:
 
 
 def fill_pages(write: bool = True) -> list[Path]:
-    """Put stored results between ``<!-- results:SUITE -->`` and ``<!-- end -->``; the pages that differed.
+    """Write stored results between the marks of the pages, and return the pages that differed.
 
-    What has not been measured yet stays as it is.
+    The marks are ``<!-- results:SUITE -->`` and ``<!-- end -->``; ``<!-- results:SUITE kernel=NAME -->``
+    takes only the rows of one kernel. Suites without results stay as they are.
     """
     root, changed = Path(__file__).parents[1], []
 
     def filled(place: re.Match[str]) -> str:
         stored = (RESULTS / f"{place[2]}.jsonl").exists()
-        return f"{place[1]}\n{render(place[2])}\n{place[3]}" if stored else place[0]
+        return f"{place[1]}\n{render(place[2], place[3])}\n{place[4]}" if stored else place[0]
 
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         old = page.read_text()

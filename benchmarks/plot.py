@@ -1,13 +1,19 @@
-"""Curves of recall against speed, and bars of speeds, as SVG, readable on light and dark pages."""
+"""Curves of recall against speed, and bars of speeds, as SVG files for the docs.
+
+``python -m benchmarks.plot`` draws all pictures of measurements in the docs again, from the stored results.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from benchmarks.harness import Row
+from benchmarks.harness import Row, read_results
+from irkit.study.plot import draw_study
+from irkit.study.results import Cell
+from irkit.utils.figures import draw_svg
 
 __all__ = ["draw_bars", "draw_curves"]
 
@@ -15,120 +21,120 @@ _COLORS = {
     "irkit": "#0072b2",
     "irkit exact": "#56b4e9",
     "pyseismic-lsr": "#d55e00",
-    "numba scan": "#8c564b",
+    "numba scan": "#a9705a",
     "numpy scan": "#999999",
     "irkit plaid": "#0072b2",
-    "irkit plaid, tokens kept": "#003f5c",
+    "irkit plaid, tokens kept": "#7b61c4",
     "irkit plaid 2 bits": "#56b4e9",
     "irkit muvera": "#009e73",
     "irkit flat": "#7fc8a9",
     "TACHIOM": "#d55e00",
     "xtr-warp-rs": "#cc79a7",
-    "fast-plaid": "#8c564b",
+    "fast-plaid": "#a9705a",
     "exact bfloat16": "#999999",
 }
-_TEXT, _LINE = "#808080", "#80808055"
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 270, 230, 44, 62, 44  # of a panel, and around it
-_TICKS = 5  # of recall
-_NAMES = 180  # of what stands left of bars
 _CODES = {"irkit": "#0072b2", "authors": "#d55e00", "transformers": "#999999"}
+_DOCS = Path(__file__).parents[1] / "docs"
 
 
 def draw_curves(rows: Sequence[Row], collections: Sequence[str], worst: float = 0.8) -> str:
-    """A panel a collection: recall@10 to the right, queries a second upwards, a line a contender.
+    """Draw a panel per collection, a line per contender: queries per second over recall@10.
 
-    A line joins the settings that no other of the same contender beats in both. Below the recall ``worst``
-    and of contenders without a color nothing is drawn.
+    A line joins the settings that no other setting of the same contender beats in both. Settings with a
+    recall below ``worst``, and contenders without a color, are left out.
     """
     rows = [row for row in rows if row["contender"] in _COLORS and row["recall@10"] >= worst]
-    speeds = [row["queries/s"] for row in rows]
-    low, high = math.floor(math.log10(min(speeds))), math.ceil(math.log10(max(speeds)))
-    width = _LEFT + len(collections) * (_WIDTH + _GAP)
-    height = _TOP + _HEIGHT + 40
-    shapes = [*_legend([name for name in _COLORS if any(row["contender"] == name for row in rows)])]
-    for place, name in enumerate(collections):
-        found = [row for row in rows if row["collection"] == name]
-        shapes += _panel(_LEFT + place * (_WIDTH + _GAP), name, found, low, high, worst)
-    return _svg(width, height, shapes)
+    contenders = [name for name in _COLORS if any(row["contender"] == name for row in rows)]
+    lines = -(-len(collections) // 3)
+    columns = -(-len(collections) // lines)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+        for axis, collection in zip(axes.flat, collections, strict=True):
+            for name in contenders:
+                points = [
+                    (row["recall@10"], row["queries/s"])
+                    for row in rows
+                    if (row["collection"], row["contender"]) == (collection, name)
+                ]
+                best = sorted(one for one in points if not any(_beats(other, one) for other in points))
+                axis.plot(*zip(*best, strict=True), color=_COLORS[name]) if best else None
+                axis.scatter(*zip(*points, strict=True), 16, color=_COLORS[name]) if points else None
+            axis.set(title=collection, xlabel="recall@10", xlim=(worst, 1 + (1 - worst) / 50), yscale="log")
+            axis.locator_params(axis="x", nbins=5)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("queries/s of one thread")
+        handles = [axes[0, 0].scatter([], [], color=_COLORS[name], label=name) for name in contenders]
+        figure.legend(handles=handles, loc="outside upper left", ncols=5, handletextpad=0)
+
+    return draw_svg(draw, 7.4, 0.5 + 2.7 * lines)
 
 
 def draw_bars(rows: Sequence[Row], kinds: Sequence[str], precision: str) -> str:
-    """A panel a kind of texts: texts a second of each model by each code, with its fastest attention.
+    """Draw a panel per kind of texts: texts per second by model and code, with the fastest attention.
 
     Args:
-        rows: With ``texts``, ``precision``, ``model``, ``code`` and ``texts/s``.
-        kinds: Of texts.
-        precision: Of the rows that are drawn.
+        rows: Rows with ``texts``, ``precision``, ``model``, ``code`` and ``texts/s``.
+        kinds: Kinds of texts.
+        precision: Precision of the rows that are drawn.
     """
     rows = [row for row in rows if row["precision"] == precision]
     names = list(dict.fromkeys((row["model"], row["code"]) for row in rows))
-    shapes = []
-    for place, kind in enumerate(kinds):
-        left = _NAMES + place * (_WIDTH + 2 * _GAP)
-        found: dict[tuple[str, str], float] = {}
-        for row in rows:
-            if row["texts"] == kind:
-                who = row["model"], row["code"]
-                found[who] = max(row["texts/s"], found.get(who, 0.0))
-        shapes.append(f'<text x="{left}" y="14" font-weight="bold">{kind}/s, {precision}</text>')
-        for number, (who, speed) in enumerate(found.items()):
-            top, length = 24 + 18 * number, speed / max(found.values()) * _WIDTH
-            color = _CODES.get(who[1], _TEXT)
-            shapes.append(
-                f'<rect x="{left}" y="{top}" width="{length:.1f}" height="13" fill="{color}"/>'
-                f'<text x="{left + length + 5:.1f}" y="{top + 11}">{speed:.3g}</text>'
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+        for axis, kind in zip(axes, kinds, strict=True):
+            speeds = dict.fromkeys(names, 0.0)
+            for row in rows:
+                if row["texts"] == kind:
+                    name = row["model"], row["code"]
+                    speeds[name] = max(speeds[name], row["texts/s"])
+            bars = axis.barh(
+                [f"{model} ({code})" for model, code in names],
+                list(speeds.values()),
+                color=[_CODES[code.partition(",")[0]] for _, code in names],
             )
-            if place == 0:
-                label = f"{who[0]} ({who[1]})"
-                shapes.append(f'<text x="{left - 6}" y="{top + 11}" text-anchor="end">{label}</text>')
-    return _svg(_NAMES + len(kinds) * (_WIDTH + 2 * _GAP), 30 + 18 * len(names), shapes)
+            axis.bar_label(bars, [f"{speed:.3g}" for speed in speeds.values()], padding=3)
+            axis.set(title=f"{kind}/s, {precision}", xticks=[], ylim=(len(names) - 0.5, -0.5))
+            axis.margins(x=0.15)
+            axis.grid(visible=False)
 
-
-def _svg(width: int, height: int, shapes: Sequence[str]) -> str:
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'font-family="sans-serif" font-size="11" fill="{_TEXT}">',
-            *shapes,
-            "</svg>\n",
-        ]
-    )
-
-
-def _panel(left: int, name: str, rows: list[Row], low: int, high: int, worst: float) -> Iterator[str]:
-    def x(recall: float) -> float:
-        return left + (recall - worst) / (1 - worst) * _WIDTH
-
-    def y(speed: float) -> float:
-        return _TOP + _HEIGHT * (high - math.log10(speed)) / (high - low)
-
-    bottom = _TOP + _HEIGHT
-    yield f'<text x="{left}" y="{_TOP - 8}" font-weight="bold">{name}</text>'
-    for power in range(low, high + 1):
-        at = y(10**power)
-        yield f'<line x1="{left}" x2="{left + _WIDTH}" y1="{at:.1f}" y2="{at:.1f}" stroke="{_LINE}"/>'
-        if left == _LEFT:
-            yield f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{10**power:g}</text>'
-    for recall in np.linspace(worst, 1, _TICKS).tolist():
-        yield f'<line x1="{x(recall):.1f}" x2="{x(recall):.1f}" y1="{_TOP}" y2="{bottom}" stroke="{_LINE}"/>'
-        yield f'<text x="{x(recall):.1f}" y="{bottom + 15}" text-anchor="middle">{recall:.3g}</text>'
-    label = "recall@10, against queries/s of one thread" if left == _LEFT else "recall@10"
-    yield f'<text x="{left + _WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">{label}</text>'
-    for contender, color in _COLORS.items():
-        points = [(row["recall@10"], row["queries/s"]) for row in rows if row["contender"] == contender]
-        best = [point for point in points if not any(_beats(other, point) for other in points)]
-        line = " ".join(f"{x(recall):.1f},{y(speed):.1f}" for recall, speed in sorted(best))
-        yield f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>'
-        for recall, speed in points:
-            yield f'<circle cx="{x(recall):.1f}" cy="{y(speed):.1f}" r="3" fill="{color}"/>'
-
-
-def _legend(names: list[str]) -> Iterator[str]:
-    for place, name in enumerate(names):
-        left, top = _LEFT + place % 5 * 170, 14 + place // 5 * 18
-        yield f'<circle cx="{left}" cy="{top - 4}" r="4" fill="{_COLORS[name]}"/>'
-        yield f'<text x="{left + 9}" y="{top}">{name}</text>'
+    return draw_svg(draw, 1.8 + 2.6 * len(kinds), 0.4 + 0.2 * len(names))
 
 
 def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one != other and one[0] >= other[0] and one[1] >= other[1]
+
+
+def main() -> None:
+    """Draw the pictures of the docs from the stored results."""
+    for name, worst in (("multi_vector", 0.8), ("sparse", 0.9)):
+        _, rows = read_results(f"{name}_curves")
+        single = [row for row in rows if "how" not in row["settings"]]
+        drawn = [row for row in single if row["contender"] in _COLORS and row["recall@10"] >= worst]
+        collections = importlib.import_module(f"benchmarks.{name}").COLLECTIONS
+        collections = [one for one in collections if any(row["collection"] == one for row in drawn)]
+        (_DOCS / f"{name}.svg").write_text(draw_curves(single, collections, worst))
+    _, rows = read_results("tite_all")
+    (_DOCS / "tite.svg").write_text(
+        draw_bars(rows, list(dict.fromkeys(row["texts"] for row in rows)), "bfloat16")
+    )
+    _, rows = read_results("study_projections")
+    cells = [
+        Cell(
+            variant=row["variant"],
+            measure="nDCG@10",
+            dataset="SciFact",
+            seeds=dict(enumerate(map(float, row["seeds"].split(",")))),
+            mean=row["nDCG@10"],
+            deviation=row["deviation over 3 seeds"],
+            difference=row["difference"],
+            corrected_p=row["corrected p"],
+        )
+        for row in rows
+    ]
+    (_DOCS / "study_projections.svg").write_text(draw_study(cells, "Linear"))
+
+
+if __name__ == "__main__":
+    main()

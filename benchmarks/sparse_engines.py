@@ -83,7 +83,7 @@ def build_irkit(vectors: SparseVectors, folder: Path, options: Options) -> None:
     """Through the public interface, documents in chunks; as counts if ``options["bm25"]`` are k1 and b."""
     from irkit import Ragged, Sparse
     from irkit.index import Store, create_index
-    from irkit.index.bm25 import begin
+    from irkit.index.bm25_index import begin
 
     weights = vectors.counts if "bm25" in options else vectors.weights
     with Store.build(folder) as store:

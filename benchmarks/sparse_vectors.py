@@ -80,7 +80,7 @@ def generate(documents: int, queries: int = 1000) -> SparseVectors:
 def texts(collections: Sequence[str]) -> SparseVectors:
     """Documents and queries of collections of `data_dir` by `lexical`."""
     from irkit.data import read_documents, read_queries
-    from irkit.lexical.analyzer import Analyzer
+    from irkit.encoder_free.analyzer import Analyzer
 
     folders = [data_dir() / name for name in collections]
     analyzer, numbers = Analyzer(), dict[str, int]()
@@ -99,7 +99,7 @@ def texts(collections: Sequence[str]) -> SparseVectors:
 
 def lexical(found: Sequence[list[int]], asked: Sequence[list[int]], dim: int) -> SparseVectors:
     """Terms of documents and queries, each as often as it occurs, weighed by BM25 (its idf in queries)."""
-    from irkit.index.bm25 import saturate
+    from irkit.index.bm25_index import saturate
 
     offsets, terms, counts = _counted(found)
     lengths = np.array([len(each) for each in found])

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Row, interleave, write_results
+from benchmarks.tite_encoders import AS_THEY_COME, Contender, Sizes, contenders
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchmarks.tite_encoders import Contender, Sizes
     from irkit import Ragged
 
-__all__ = ["AS_THEY_COME", "bars", "batches", "check", "main", "measure", "table"]
+__all__ = ["bars", "batches", "check", "main", "measure", "table"]
 
 # Tokens of 64 texts of which each stands for as many: of 25,134 passages and of 96 queries.
 QUANTILES = {
@@ -50,7 +50,6 @@ ROUNDS = {"passages": 3, "queries": 2}
 PRECISIONS = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 
 NO_POOLING, LATE, STAGGERED = "no pooling", "TITE 1: 2-late", "TITE 2: 2-staggered"
-AS_THEY_COME = "authors, texts as they come"  # their script does not sort
 _WANTED: dict[str, list[tuple[tuple[str, str], tuple[str, str], str, float]]] = {
     # passages a second of one over another, with which attention; "" is each that both have
     device: [
@@ -89,7 +88,6 @@ def measure(device: str, sizes: Sizes | None = None) -> Iterator[Row]:
     """
     import torch
 
-    from benchmarks.tite_encoders import contenders
     from irkit import Ragged
 
     clock = time.process_time if device == "cpu" else time.perf_counter

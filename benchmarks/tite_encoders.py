@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.tite import AS_THEY_COME
 from irkit import Encoder, Ragged
+from irkit.encoder.checkpoint_weights import export_weights
 from irkit.encoder.presets import PRESETS, tite_settings
-from irkit.encoder.weights import export_weights
 
-__all__ = ["BACKENDS", "COMPARED", "TITE", "Backends", "Contender", "Sizes", "contenders"]
+__all__ = ["AS_THEY_COME", "BACKENDS", "COMPARED", "TITE", "Backends", "Contender", "Sizes", "contenders"]
 
+AS_THEY_COME = "authors, texts as they come"  # their script does not sort
 TITE = {  # presets by name, that of the same size without pooling first
     "no pooling": "bert-base",
     **{f"TITE {number}: {name}": name for number, name in enumerate(PRESETS, 1) if name != "bert-base"},

@@ -101,12 +101,12 @@ def settings(steps: int, precision: str, seed: int = 42) -> dict[str, Any]:
 def irkit_trainer(kind: str, model: str, arguments: dict[str, Any], data: list[tuple[str, str]]) -> Any:
     """Ours, on the same batches in the same order."""
     from irkit import Model
-    from irkit.training.arguments import TrainingArguments
-    from irkit.training.data import Collator
     from irkit.training.example import Example
     from irkit.training.losses import InfoNCE
     from irkit.training.regularizers import Flops
     from irkit.training.trainer import Trainer
+    from irkit.training.training_arguments import TrainingArguments
+    from irkit.training.training_data import Collator
 
     trained = Model.from_pretrained(model, device="cpu")
     examples = [Example(query, (document,)) for query, document in data]

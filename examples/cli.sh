@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The command line from a collection to measures. Everything it writes is in a temporary directory.
+# The command line, from a collection to measures. All files are written to a temporary directory.
 set -euo pipefail
 cd "$(dirname "$0")"
 work=$(mktemp -d)

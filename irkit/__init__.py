@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from irkit.lazy import lazy_names
+from irkit.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from irkit.core.ragged import Ragged
+    from irkit.core.representation import Dense, MultiVector, Sparse
+    from irkit.core.scoring import score
     from irkit.encoder import Encoder
-    from irkit.evaluation import evaluate
-    from irkit.fusion import fuse
-    from irkit.hybrid import Hybrid
+    from irkit.evaluation.fusion import fuse
+    from irkit.evaluation.measures import evaluate
+    from irkit.evaluation.run import Run
     from irkit.model import Model
-    from irkit.ragged import Ragged
-    from irkit.representation import Dense, MultiVector, Sparse
-    from irkit.retriever import Retriever
-    from irkit.run import Run
-    from irkit.scoring import score
+    from irkit.retrieval.hybrid import Hybrid
+    from irkit.retrieval.retriever import Retriever
 
 __version__ = "0.1.0"
 
@@ -39,18 +39,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "Dense": "representation",
+    "Dense": "core.representation",
     "Encoder": "encoder",
-    "Hybrid": "hybrid",
+    "Hybrid": "retrieval.hybrid",
     "Model": "model",
-    "MultiVector": "representation",
-    "Ragged": "ragged",
-    "Retriever": "retriever",
-    "Run": "run",
-    "Sparse": "representation",
-    "evaluate": "evaluation",
-    "fuse": "fusion",
-    "score": "scoring",
+    "MultiVector": "core.representation",
+    "Ragged": "core.ragged",
+    "Retriever": "retrieval.retriever",
+    "Run": "evaluation.run",
+    "Sparse": "core.representation",
+    "evaluate": "evaluation.measures",
+    "fuse": "evaluation.fusion",
+    "score": "core.scoring",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

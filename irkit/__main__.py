@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from irkit.ending import how_ended, interruptible
+from irkit.utils.signals import how_ended, interruptible
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that many operations share, and how messages show what was given."""
+"""Checks of arguments, and short forms of values for messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from irkit.errors import BadTypeError, BadValueError
 
 __all__ = [
+    "brief",
     "check_counts",
     "check_flags",
     "check_functions",
@@ -17,17 +18,16 @@ __all__ = [
     "check_path",
     "check_utf8",
     "is_count",
-    "shown",
 ]
 
 
-def shown(value: object, width: int = 60) -> str:
-    """The first ``width`` characters of ``repr(value)``, or its type if it has no repr.
+def brief(value: object, width: int = 60) -> str:
+    """Return the first ``width`` characters of ``repr(value)``, or its type if ``repr`` fails.
 
-    Lists nested too deep have none, nor have integers of thousands of digits.
+    It fails for lists that are nested too deeply and for integers with thousands of digits.
 
     Examples:
-        >>> shown([1, 2]), shown("abc" * 99, 9)
+        >>> brief([1, 2]), brief("abc" * 99, 9)
         ('[1, 2]', "'abcabcab")
     """
     try:
@@ -37,75 +37,75 @@ def shown(value: object, width: int = 60) -> str:
 
 
 def is_count(value: object, least: int = 1) -> bool:
-    """Whether ``value`` is a whole number, and no boolean, of ``least`` or more that an index can be."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)  # of numpy, too
-    return whole and least <= value <= sys.maxsize  # type: ignore[operator]
+    """Return True if ``value`` is an integer from ``least`` to the largest index, and not a boolean."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)  # also integers of numpy
+    return is_whole and least <= value <= sys.maxsize  # type: ignore[operator]
 
 
 def check_counts(operation: str, **counts: object) -> None:
-    """Refuse numbers of things that are not whole numbers of 1 or more.
+    """Check that counts are whole numbers of 1 or more.
 
     Raises:
-        BadValueError: One is not; the message names it.
+        BadValueError: A count is not; the message names it.
     """
     for name, value in counts.items():
         if not is_count(value):
             raise BadValueError(
-                f"{operation}: {name} is {shown(value)}; expected a whole number of 1 or more"
+                f"{operation}: {name} is {brief(value)}; expected a whole number of 1 or more"
             )
 
 
 def check_flags(operation: str, **flags: object) -> None:
-    """Refuse what is neither True nor False where one of them is expected, such as ``"no"``.
+    """Check that flags are True or False, not ``"no"`` for example.
 
     Raises:
-        BadTypeError: One is not; the message names it.
+        BadTypeError: A flag is neither; the message names it.
     """
     for name, value in flags.items():
-        if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":  # of numpy
-            raise BadTypeError(f"{operation}: {name} is {shown(value)}; expected True or False")
+        if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":  # numpy.bool
+            raise BadTypeError(f"{operation}: {name} is {brief(value)}; expected True or False")
 
 
 def check_functions(operation: str, **functions: Any) -> None:
-    """Refuse what is neither None nor can be called.
+    """Check that values are functions or None.
 
     Raises:
-        BadTypeError: One is not; the message names it.
+        BadTypeError: A value is neither; the message names it.
     """
     for name, value in functions.items():
         if value is not None and not callable(value):
-            raise BadTypeError(f"{operation}: {name} is {shown(value)}; expected a function or None")
+            raise BadTypeError(f"{operation}: {name} is {brief(value)}; expected a function or None")
 
 
 def check_names(operation: str, **names: object) -> None:
-    """Refuse what is neither None nor a string.
+    """Check that values are strings or None.
 
     Raises:
-        BadTypeError: One is not; the message names it.
+        BadTypeError: A value is neither; the message names it.
     """
     for name, value in names.items():
         if not isinstance(value, str | None):
-            raise BadTypeError(f"{operation}: {name} is {shown(value)}; expected a string")
+            raise BadTypeError(f"{operation}: {name} is {brief(value)}; expected a string")
 
 
 def check_path(operation: str, path: object) -> None:
-    """Refuse names that no file can have.
+    """Check that a file can have this name.
 
     Raises:
-        BadValueError: It has an unpaired surrogate or a null character.
+        BadValueError: The name has an unpaired surrogate or a null character.
     """
     check_utf8(operation, [str(path)])
     if "\0" in str(path):
         raise BadValueError(
-            f"{operation}: {shown(str(path))} has a null character; expected the name of a file"
+            f"{operation}: {brief(str(path))} has a null character; expected the name of a file"
         )
 
 
 def check_utf8(operation: str, names: Iterable[str]) -> None:
-    """Refuse names that no file, no index and no library in C can hold.
+    """Check that names can be encoded as UTF-8.
 
     Raises:
-        BadValueError: One has an unpaired surrogate.
+        BadValueError: A name has an unpaired surrogate.
     """
     text = "".join(names)
     try:

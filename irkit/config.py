@@ -1,21 +1,21 @@
-"""Configuration: frozen pydantic models, read from YAML or JSON, whose errors name the key and the file."""
+"""Configurations: frozen pydantic models, read from YAML or JSON, whose errors name key and file."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.errors import ConfigError, StorageError
 
-__all__ = ["Config", "listed", "read_json", "read_mapping", "with_overrides"]
+__all__ = ["Config", "as_list", "read_json", "read_mapping", "with_overrides"]
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ else:
 
 
 class _Meta(ModelMetaclass):
-    """Of classes whose constructor raises irkit's own error, as `Config.parse` does."""
+    """Metaclass of `Config`: makes the constructor raise ConfigError, as `Config.parse` does."""
 
     def __call__(cls, *arguments: Any, **values: Any) -> Any:
         try:
@@ -35,7 +35,7 @@ class _Meta(ModelMetaclass):
 
 
 class Config(BaseModel, metaclass=_Meta):
-    """Base of every configuration: immutable, its numbers finite; an error names the nearest known key."""
+    """Base of all configurations: immutable, with finite numbers; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -45,7 +45,7 @@ class Config(BaseModel, metaclass=_Meta):
 
         Args:
             data: Keys and values, possibly nested.
-            source: Where they come from, for the message (a file name).
+            source: Where the data comes from, for messages (a file name).
 
         Raises:
             ConfigError: A key is unknown or missing, or a value is impossible.
@@ -57,11 +57,11 @@ class Config(BaseModel, metaclass=_Meta):
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
-        """Read a YAML or JSON file, changed by ``overrides`` such as ``"index.ef_search=200"``."""
+        """Read a YAML or JSON file, with ``overrides`` such as ``"index.ef_search=200"``."""
         return cls.parse(with_overrides(read_mapping(path), overrides), str(path))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some values changed, which are checked as those of a constructor are.
+        """Return a copy with other values, which are checked as in the constructor.
 
         Raises:
             ConfigError: A key is unknown, or a value is impossible.
@@ -72,36 +72,36 @@ class Config(BaseModel, metaclass=_Meta):
         return self.parse({**values, **update}, type(self).__name__)
 
     def to_yaml(self) -> str:
-        """As a file that `read` reads back."""
+        """Return the configuration as YAML, which `read` reads back."""
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(
             settings, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
         )
 
 
-_ALIASED = 100_000  # nodes and characters that all aliases of a file may stand for
+_MAX_ALIASED = 100_000  # nodes and characters that all aliases of a file may stand for
 _TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2: ``1e-5`` is a float, not a string; ``2024-05-01`` is a string, not a date.
+    """Reads YAML 1.2 with the types of JSON: ``1e-5`` is a float, ``2024-05-01`` a string and not a date.
 
-    Only the types of JSON are read. Aliases are counted before anything is built of them: a few lines of
-    aliases to aliases would grow to billions of values, and an alias within its own anchor never ends.
+    Aliases are counted before values are built: a few lines of aliases to aliases would grow to billions of
+    values, and an alias within its own anchor never ends.
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        """The tree of nodes, in which aliases are shared nodes."""
+        """Return the tree of nodes, in which aliases are shared nodes."""
         root: yaml.Node | None = super().get_single_node()
         pending, seen, aliased = [root] if root else [], set[int](), 0
         while pending:
             node = pending.pop()
             if id(node) in seen:
                 aliased += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-                if aliased > _ALIASED:
+                if aliased > _MAX_ALIASED:
                     raise yaml.YAMLError(
-                        f"its aliases stand for more than {_ALIASED:,} values, or for themselves; write the "
-                        "values out"
+                        f"its aliases stand for more than {_MAX_ALIASED:,} values, or for themselves; write "
+                        "the values out"
                     )
             seen.add(id(node))
             if isinstance(node, yaml.SequenceNode):
@@ -149,12 +149,15 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """What a text stands for; every refusal is a ``yaml.YAMLError``."""
+    """Parse YAML; every error is a ``yaml.YAMLError``."""
     try:
         return yaml.load(text, _Loader)
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
-    except (ValueError, LookupError) as error:  # of !!int x, !!bool x and numbers of thousands of digits
+    except (
+        ValueError,
+        LookupError,
+    ) as error:  # raised by !!int x, !!bool x and numbers with thousands of digits
         raise yaml.YAMLError(str(error)) from error
 
 
@@ -176,20 +179,20 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def listed(given: Any) -> Any:
-    """Make a list of one of what is no list, for fields that take either; paths become strings."""
-    given = str(given) if isinstance(given, Path) else given
-    return [given] if isinstance(given, str | Mapping | Config) else given
+def as_list(value: Any) -> Any:
+    """Wrap a single value in a list, for fields that take one or several; paths become strings."""
+    value = str(value) if isinstance(value, Path) else value
+    return [value] if isinstance(value, str | Mapping | Config) else value
 
 
 def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> dict[str, Any]:
-    """A copy of ``data`` changed by ``"a.b=value"`` strings; values are YAML, numbers choose from lists.
+    """Return a copy of ``data`` changed by ``"a.b=value"`` strings.
 
-    A single string is one override.
+    Values are YAML; a number in a path is the position in a list. A single string is one override.
 
     Raises:
-        ConfigError: A string has no ``=``, its path runs through a value that has no keys, or ``data`` holds
-            something that YAML has no form for.
+        ConfigError: A string has no ``=``, a path leads through a value without keys, or ``data`` has a value
+            that YAML cannot express.
     """
     try:
         result = json.loads(json.dumps(data))
@@ -204,20 +207,20 @@ def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> d
         *parents, last = path.strip().split(".")
         node: Any = result
         for parent in parents:
-            place = _place(node, parent, override)
-            node = node.setdefault(place, {}) if isinstance(node, dict) else node[place]
+            key = _find_key(node, parent, override)
+            node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
             if not isinstance(node, dict | list):
                 raise ConfigError(f"override {override!r}: {parent!r} is a value and has no keys below it")
-        place = _place(node, last, override)
+        key = _find_key(node, last, override)
         try:
-            node[place] = _parse_yaml(value)
+            node[key] = _parse_yaml(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {override!r}: {value!r} is not a YAML value") from error
     return dict(result)
 
 
-def _place(node: dict[str, Any] | list[Any], key: str, override: str) -> Any:
-    """The key of a dictionary, or the number of one of a list."""
+def _find_key(node: dict[str, Any] | list[Any], key: str, override: str) -> Any:
+    """Return the key of a dictionary, or the position in a list."""
     if isinstance(node, dict):
         return key
     if not key.isdecimal() or int(key) >= len(node):
@@ -231,7 +234,7 @@ def _refusal(source: str, error: ValidationError, model: Any) -> ConfigError:
 
 def _explain(problem: Any, model: type[BaseModel]) -> str:
     known, path = _known_keys(model), list(problem["loc"])
-    # pydantic also puts the kind of a union into the path, which is no key of the file
+    # pydantic also puts the kind of a union into the path, although it is not a key of the file
     named = [part for part in path[:-1] if part in known or isinstance(part, int)] + path[-1:]
     key = ".".join(map(str, named)) or "(top level)"
     if problem["type"] == "extra_forbidden":
@@ -251,24 +254,32 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
         message = f"expected keys and values{_such_as(problem, model)}"
-    return f"{key}: {message}, got {shown(problem['input'], 100)}"
+    return f"{key}: {message}, got {brief(problem['input'], 100)}"
 
 
 def _such_as(problem: Any, model: type[BaseModel]) -> str:
-    """How to write the string that was given in place of keys and values: as the kind, or the one key."""
-    given, parts = problem["input"], model.model_json_schema().get("$defs", {})
-    if not isinstance(given, str):
+    """Suggest how to write a string as keys and values: as the kind, or as the only required key."""
+    text, parts = problem["input"], list(_nested_schemas(model.model_json_schema()))
+    if not isinstance(text, str):
         return ""
-    kinds = {
-        part["properties"].get("kind", {}).get("const") for part in parts.values() if "properties" in part
-    }
-    required = parts.get(problem.get("ctx", {}).get("class_name"), {}).get("required", [])
-    key = "kind" if problem["type"] == "model_attributes_type" and given in kinds else None
+    kinds = {part["properties"].get("kind", {}).get("const") for part in parts}
+    name = problem.get("ctx", {}).get("class_name")
+    required: list[str] = next((part.get("required", []) for part in parts if part.get("title") == name), [])
+    key = "kind" if problem["type"] == "model_attributes_type" and text in kinds else None
     key = required[0] if len(required) == 1 else key
-    return f" such as {{{key}: {given}}}" if key else ""
+    return f" such as {{{key}: {text}}}" if key else ""
 
 
 def _known_keys(model: type[BaseModel]) -> set[str]:
-    schema = model.model_json_schema()
-    parts = [schema, *schema.get("$defs", {}).values()]
-    return {key for part in parts for key in part.get("properties", {})}
+    """Return the keys of a configuration and of everything in it."""
+    return {key for part in _nested_schemas(model.model_json_schema()) for key in part["properties"]}
+
+
+def _nested_schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON schemas that have properties, at any depth."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("properties"), dict):
+            yield schema
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else ():
+        yield from _nested_schemas(part)

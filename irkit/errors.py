@@ -1,6 +1,6 @@
-"""Every error irkit raises on purpose: one tree, each also the built-in exception it refines.
+"""All errors that irkit raises on purpose; each is also the built-in exception that it refines.
 
-A message names the operation, what it got, what it expected and what to do about it.
+A message names the operation, the value it got, the value it expected, and a remedy.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = [
     "StorageError",
     "TrainingError",
     "require",
-    "told_as",
+    "reraise_as",
 ]
 
 
 class IrkitError(Exception):
-    """Base of all irkit errors; the command line shows these without a traceback."""
+    """Base of all errors of irkit; the command line shows them without a traceback."""
 
 
 class BadValueError(IrkitError, ValueError):
@@ -39,9 +39,9 @@ class BadTypeError(IrkitError, TypeError):
 
 
 class BadKeyError(BadValueError, KeyError):
-    """What is asked for by its key, such as a query of a run, is not there."""
+    """A key, such as a query of a run, does not exist."""
 
-    __str__ = Exception.__str__  # of a KeyError it would be the message in quotes
+    __str__ = Exception.__str__  # KeyError would put the message in quotes
 
 
 class ConfigError(BadValueError):
@@ -53,7 +53,7 @@ class StorageError(IrkitError, OSError):
 
 
 class CorruptError(StorageError):
-    """Stored data is not what was written: truncated, altered, or of another format."""
+    """Stored data is truncated, altered, or of another format."""
 
 
 class LockedError(StorageError):
@@ -65,22 +65,23 @@ class MissingDependencyError(IrkitError, ImportError):
 
 
 class TrainingError(IrkitError, RuntimeError):
-    """A loss or a gradient is no longer a number, so that going on would spoil the model."""
+    """A loss or a gradient is not finite; further training would destroy the model."""
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional dependency, or say which install command brings it.
+    """Import an optional dependency.
 
     Args:
         module: Import name, such as ``"ir_datasets"``.
         extra: Extra of irkit that installs it.
-        purpose: What needs it, as the subject of a sentence (``"Reading ir_datasets collections"``).
+        purpose: Operation that needs it, as the subject of a sentence (``"Reading ir_datasets
+            collections"``).
 
     Returns:
         The imported module.
 
     Raises:
-        MissingDependencyError: The package is not installed.
+        MissingDependencyError: The package is not installed; the message has the install command.
     """
     try:
         return importlib.import_module(module)
@@ -92,16 +93,16 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 
 
 @contextmanager
-def told_as(kind: type[IrkitError], operation: str, advice: str) -> Iterator[None]:
-    """Raise ``kind`` where other libraries, or values of any type in a file, raise errors of their own.
+def reraise_as(kind: type[IrkitError], operation: str, advice: str) -> Iterator[None]:
+    """Convert exceptions of other libraries, or of unexpected values in a file, to ``kind``.
 
-    Panics of the tokenizers library are among them, which are no Exception and whose class has no place to be
-    imported from.
+    Panics of the tokenizers library are converted too; they are not an Exception, and no module exports
+    their class.
 
     Args:
         kind: Class of the error.
         operation: Start of the message.
-        advice: Its end: what to do.
+        advice: End of the message: a remedy.
     """
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from irkit.index import Limits, use_limits
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -64,6 +67,13 @@ def gpu(record_dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (record_dispatch.free, 80 << 30))
     return record_dispatch
+
+
+@pytest.fixture
+def small_limits() -> Iterator[Callable[..., None]]:
+    """``small_limits(faiss_scan=8, ...)``: stores that are opened from now on have these limits."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **limits: stack.enter_context(use_limits(Limits(**limits)))
 
 
 @pytest.fixture

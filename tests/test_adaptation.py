@@ -19,7 +19,7 @@ from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.heads import SparseConfig
 from irkit.training import TrainingArguments
-from irkit.training.running import TrainingLog
+from irkit.training.runner import TrainingLog
 from irkit.vocabulary import AdaptationConfig, adapt, calibrate, head_only, probe
 
 TEXTS = ["search the index of a vector model", "neural text", "in the token model on an index", "a search"]

@@ -16,15 +16,12 @@ import torch
 
 from irkit import Dense, Hybrid, Model, MultiVector, Ragged, Retriever, Run, Sparse, evaluate, fuse, score
 from irkit.data import Document, Query, check_documents, read_documents, read_qrels, read_queries
+from irkit.encoder_free import BM25, RM3, Vectors, encoder_free_model
 from irkit.errors import IrkitError
-from irkit.evaluation import compare
-from irkit.feedback import RM3
+from irkit.evaluation.significance import compare
+from irkit.evaluation.trec import relevance_strings
 from irkit.index import Documents, Store, compact, create_index, index_config, open_index
-from irkit.lexical import BM25, Vectors, lexical_model
 from irkit.model import EncodeOptions
-from irkit.preferences import evaluate_preferences, read_preferences
-from irkit.standardization import read_standards, standardize
-from irkit.trec_measures import relevance_strings
 
 Call = Callable[[SimpleNamespace, Any], object]
 
@@ -148,9 +145,12 @@ for kind in ("words", "vectors", "impacts"):
     add(f"{kind} update [x]", lambda e, x, g=g: g(e).update([x]))
     add(f"{kind} remove", lambda e, x, g=g: g(e).remove(x))
     add(f"{kind} remove [x]", lambda e, x, g=g: g(e).remove([x]))
-    add(f"{kind} represent items", lambda e, x, g=g: g(e).model.represent(x, "query"))
-    add(f"{kind} represent [items]", lambda e, x, g=g: g(e).model.represent([x], "document"))
-    add(f"{kind} represent side", lambda e, x, g=g, q=q: g(e).model.represent([q], x))
+    add(f"{kind} encode_representation items", lambda e, x, g=g: g(e).model.encode_representation(x, "query"))
+    add(
+        f"{kind} encode_representation [items]",
+        lambda e, x, g=g: g(e).model.encode_representation([x], "document"),
+    )
+    add(f"{kind} encode_representation side", lambda e, x, g=g, q=q: g(e).model.encode_representation([q], x))
 add("documents []", lambda e, x: e.words.documents[x])
 add("documents in", lambda e, x: x in e.words.documents)
 add("documents find", lambda e, x: e.words.documents.find(x))
@@ -218,25 +218,6 @@ add("compare systems", lambda e, x: compare(E, x))
 add("compare {s: x}", lambda e, x: compare(E, {"s": x}))
 add("compare correction", lambda e, x: compare(E, {"s": E}, correction=x))
 add("compare alpha", lambda e, x: compare(E, {"s": E}, alpha=x))
-P = {"q": {"ann": {"": {"a": 2, "b": 1}}}}
-add("prefs run", lambda e, x: evaluate_preferences(x, P))
-add("prefs", lambda e, x: evaluate_preferences(RUN, x))
-add("prefs {q: x}", lambda e, x: evaluate_preferences(RUN, {"q": x}))
-add("prefs {q: {j: x}}", lambda e, x: evaluate_preferences(RUN, {"q": {"j": x}}))
-add("prefs {q: {j: {p: x}}", lambda e, x: evaluate_preferences(RUN, {"q": {"j": {"": x}}}))
-add(
-    "prefs {q: {j: {p: {d: x}}}",
-    lambda e, x: evaluate_preferences(RUN, {"q": {"j": {"": {"a": x, "b": 1}}}}),
-)
-add("prefs measures", lambda e, x: evaluate_preferences(RUN, P, x))
-add("prefs [measures]", lambda e, x: evaluate_preferences(RUN, P, [x]))
-add("prefs missing", lambda e, x: evaluate_preferences(RUN, P, missing=x))
-add("read_preferences", lambda e, x: read_preferences(x))
-add("read_standards", lambda e, x: read_standards(x))
-add("standardize", lambda e, x: standardize(x, {}))
-add("standardize standards", lambda e, x: standardize(E, x))
-add("standardize {q: x}", lambda e, x: standardize(E, {"q": x}))
-add("standardize {q: {m: x}}", lambda e, x: standardize(E, {"q": {"nDCG@10": x}}))
 add("relevance_strings run", lambda e, x: relevance_strings(x, Q))
 add("relevance_strings qrels", lambda e, x: relevance_strings(RUN, x))
 add("relevance_strings depth", lambda e, x: relevance_strings(RUN, Q, depth=x))
@@ -293,8 +274,8 @@ add("BM25 [stop_words]", lambda e, x: BM25(stop_words=[x]))
 add("Vectors similarity", lambda e, x: Vectors(x))
 add("Vectors representation", lambda e, x: Vectors(representation=x))
 add("Vectors dim", lambda e, x: Vectors(dim=x))
-add("lexical_model", lambda e, x: lexical_model(x))
-add("lexical_model kind", lambda e, x: lexical_model({"kind": x}))
+add("encoder_free_model", lambda e, x: encoder_free_model(x))
+add("encoder_free_model kind", lambda e, x: encoder_free_model({"kind": x}))
 add("RM3 documents", lambda e, x: RM3(documents=x))
 add("RM3 terms", lambda e, x: RM3(terms=x))
 add("RM3 weight", lambda e, x: RM3(weight=x))
@@ -309,11 +290,17 @@ for m in ("encode", "encode_query", "encode_document"):
     add(m + " [x]", lambda e, x, m=m: getattr(e.model, m)([x]))
 for o in (*EncodeOptions.__annotations__, "nothing"):
     add(f"encode {o}", lambda e, x, o=o: e.model.encode(["x"], **{o: x}))
-add("represent", lambda e, x: e.model.represent(x, "query"))
-add("represent side", lambda e, x: e.model.represent(["x"], x))
-add("represent progress", lambda e, x: e.model.represent(["x"], "query", x))
-add("represent_stream chunk_size", lambda e, x: list(e.model.represent_stream(["x"], "query", chunk_size=x)))
-add("represent_stream device", lambda e, x: list(e.model.represent_stream(["x"], "query", device=x)))
+add("encode_representation", lambda e, x: e.model.encode_representation(x, "query"))
+add("encode_representation side", lambda e, x: e.model.encode_representation(["x"], x))
+add("encode_representation progress", lambda e, x: e.model.encode_representation(["x"], "query", x))
+add(
+    "stream_representations chunk_size",
+    lambda e, x: list(e.model.stream_representations(["x"], "query", chunk_size=x)),
+)
+add(
+    "stream_representations device",
+    lambda e, x: list(e.model.stream_representations(["x"], "query", device=x)),
+)
 add("similarity", lambda e, x: e.model.similarity(x, np.ones((1, 2))))
 add("similarity_pairwise", lambda e, x: e.model.similarity_pairwise(x, np.ones((1, 2))))
 add("decode", lambda e, x: e.model.decode(x))
@@ -321,7 +308,7 @@ add("sparsity", lambda e, x: e.model.sparsity(x))
 add("set_length", lambda e, x: e.copy.set_length("query", x))
 add("set_length side", lambda e, x: e.copy.set_length(x, 16))
 add("similarity_name", lambda e, x: setattr(e.copy, "similarity_name", x))
-add("pool", lambda e, x: e.copy.pool(x))
+add("add_pooling_layers", lambda e, x: e.copy.add_pooling_layers(x))
 add("set_queries", lambda e, x: e.copy.set_queries(x))
 add("save_pretrained", lambda e, x: e.model.save_pretrained(x))
 add("save_pretrained format", lambda e, x: e.model.save_pretrained(e.tmp / "saved", x))
@@ -454,8 +441,8 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "impacts add vector": "{}",
     "impacts explain query": "{}",
     "impacts remove": "[]",
-    "impacts represent [items]": "{}",
-    "impacts represent items": "[]; {}",
+    "impacts encode_representation [items]": "{}",
+    "impacts encode_representation items": "[]; {}",
     "impacts rerank [[candidates]]": "[]; {}",
     "impacts rerank candidates": "[]; {}",
     "impacts rerank interaction": "None",
@@ -493,16 +480,14 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "multi_vector device": "None; [None]",
     "multi_vector markers": "None",
     "multi_vector projection": "None; {}",
-    "pool": "None",
-    "prefs {q: {j: {p: x}}": "{}",
-    "prefs {q: {j: {p: {d: x}}}": "-1; 0; 2.5; True",
+    "add_pooling_layers": "None",
     "read_qrels split": "None",
     "read_queries field": "None",
     "read_queries split": "None",
-    "represent": "[]",
-    "represent progress": "None",
-    "represent side": "None",
-    "represent_stream device": "None",
+    "encode_representation": "[]",
+    "encode_representation progress": "None",
+    "encode_representation side": "None",
+    "stream_representations device": "None",
     "save": "'5'",
     "save_pretrained": "'5'",
     "set_length": "None; huge",
@@ -513,11 +498,10 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "sparse queries": "None",
     "sparse vocabulary": "None",
     "sparsity": "array",
-    "standardize {q: x}": "{}",
     "vectors add progress": "None",
     "vectors add": "[]; {}; array",
     "vectors remove": "[]",
-    "vectors represent items": "[]; {}; array",
+    "vectors encode_representation items": "[]; {}; array",
     "vectors rerank [[candidates]]": "[]; {}",
     "vectors rerank candidates": "[]; {}",
     "vectors rerank interaction": "None",
@@ -551,8 +535,8 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "words explain document": "array",
     "words explain query": "'5'; surrogate; nul",
     "words remove": "[]",
-    "words represent [items]": "'5'; surrogate; nul",
-    "words represent items": "[]",
+    "words encode_representation [items]": "'5'; surrogate; nul",
+    "words encode_representation items": "[]",
     "words rerank [[candidates]]": "[]; {}; array; ragged list",
     "words rerank [candidates]": "array",
     "words rerank candidates": "[]; {}; array; ragged list",
@@ -580,7 +564,17 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
 }
 CHANGING = ("build", "save", "add", "update", "remove", "Store", "create_index", "compact", "index ")
 SLOW = (
-    *("vectors ", "impacts ", "from_", "multi_vector", "sparse ", "encode", "pool", "set_", "represent"),
+    *(
+        "vectors ",
+        "impacts ",
+        "from_",
+        "multi_vector",
+        "sparse ",
+        "encode",
+        "add_pooling",
+        "set_",
+        "stream_",
+    ),
     "build",
 )
 KEYS = ("filter key", "filter sign", "{x", "config key")  # where a value that has no hash cannot be given
@@ -635,12 +629,11 @@ def _refusal(call: Call, around: SimpleNamespace, value: Any) -> str | None:
     return None
 
 
-def _changeable(around: SimpleNamespace, built: Path, place: Path) -> SimpleNamespace:
-    """The same with copies of the indexes."""
-    shutil.copytree(built, place / "built")
-    kinds = ("words", "vectors", "impacts")
-    opened = {kind: Retriever.load(place / "built" / kind) for kind in kinds}
-    return SimpleNamespace(**vars(around) | opened | {"path": place / "built" / "words"})
+def _copy_indexes(around: SimpleNamespace, built: Path, copied: Path) -> SimpleNamespace:
+    """Return the namespace with copies of the indexes."""
+    shutil.copytree(built, copied)
+    opened = {kind: Retriever.load(copied / kind) for kind in ("words", "vectors", "impacts")}
+    return SimpleNamespace(**vars(around) | opened | {"path": copied / "words"})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -652,7 +645,7 @@ def test_wrong_values(
     name: str, around: SimpleNamespace, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is an IrkitError that can be shown, and leaves every index as it was."""
-    changes = any(word in name for word in CHANGING)
+    changes, copied = any(word in name for word in CHANGING), None
     for number, (label, value) in enumerate(WRONG.items()):
         if "device" in name and label == "[None]":  # one device, in a process of its own
             continue
@@ -661,15 +654,21 @@ def test_wrong_values(
         place = tmp_path / str(number)
         place.mkdir()
         monkeypatch.chdir(place)
-        e = _changeable(around, built, place) if changes else copy.copy(around)
+        if not changes:
+            e = copy.copy(around)
+        elif copied is None:  # values that are refused leave the copy as it was
+            copied = tmp_path / f"built {number}"
+            e = _copy_indexes(around, built, copied)
         e.tmp, e.new = place, place / "new"
-        if name.startswith(("set_", "pool", "similarity_name")):
+        if name.startswith(("set_", "add_pooling", "similarity_name")):
             e.copy = copy.deepcopy(e.model)
         refusal = _refusal(CALLS[name], e, value)
         fine = label in FINE.get(name, "").split("; ")
         assert (refusal is None) == fine, f"{label}: {refusal}"
-        if changes and not fine:
-            assert _content(built).items() <= _content(place / "built").items(), label
+        if copied is not None and not fine:
+            assert _content(built).items() <= _content(copied).items(), label
+        elif fine:
+            copied = None
 
 
 def test_the_index_is_as_it_was(around: SimpleNamespace) -> None:

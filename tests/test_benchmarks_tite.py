@@ -43,7 +43,11 @@ def test_bars_are_as_long_as_what_they_stand_for() -> None:
 
     rows = [row("no pooling", "irkit", [4.0]), row("TITE 1: 2-late", "irkit", [1.0])]
     svg = ElementTree.fromstring(draw_bars(rows, ["passages"], "float32"))
-    slow, fast = (float(bar.get("width", "")) for bar in svg.iter("{http://www.w3.org/2000/svg}rect"))
+    paths = [
+        shape.get("d", "") for shape in svg.iter("{http://www.w3.org/2000/svg}path") if shape.get("clip-path")
+    ]
+    ends = [[float(word) for word in path.split() if word[0].isdigit()][0::2] for path in paths]
+    slow, fast = (max(x) - min(x) for x in ends)
     assert fast == pytest.approx(4 * slow, abs=0.1)
 
 

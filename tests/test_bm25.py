@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from irkit import Ragged, Retriever, Run, Sparse, evaluate, score
 from irkit.cli import main
 from irkit.data import Document, read_qrels, read_queries
+from irkit.encoder_free import BM25, STOP_WORDS, Analyzer, encoder_free_model, languages
 from irkit.errors import BadTypeError, BadValueError, ConfigError
-from irkit.index import Store, bm25, compact
-from irkit.index.vocabulary import Vocabulary
-from irkit.lexical import BM25, STOP_WORDS, Analyzer, languages, lexical_model
+from irkit.index import Store, compact
+from irkit.index import bm25_index as bm25
+from irkit.index.term_ids import Vocabulary
 
 ANIMALS = {
     "bear": "Bears sleep in winter. A bear's den is warm.",
@@ -88,10 +89,9 @@ def test_scores_are_those_of_the_formula(
 
 @pytest.mark.parametrize("index", ["flat", None, "inverted"])
 def test_statistics_are_exact_after_every_change(
-    index: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: str | None, tmp_path: Path, small_limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr("irkit.index.inverted._FEW", 1)
-    monkeypatch.setattr("irkit.index.bm25._DRIFT", 10.0)  # the mean stays that of the build
+    small_limits(inverted_unlisted=1, bm25_drift=10.0)  # the mean stays that of the build
     tolerance = 1e-3 if index == "inverted" else 1e-5  # which keeps weights in float16
     texts = dict(ANIMALS)
     retriever = Retriever.build("bm25", texts, tmp_path / "index", index=index)
@@ -136,13 +136,15 @@ def test_the_mean_length_is_renewed_when_it_has_moved(tmp_path: Path) -> None:
 
 def test_scores_are_inner_products_of_what_is_stored(tmp_path: Path) -> None:
     with Retriever.build("bm25", ANIMALS, tmp_path) as retriever:
-        queries = retriever.model.represent(["winter bear", "copper of wire, of copper", "the"], "query")
+        queries = retriever.model.encode_representation(
+            ["winter bear", "copper of wire, of copper", "the"], "query"
+        )
         checked = Sparse(Ragged(queries.terms.values, queries.terms.lengths), queries.weights, queries.dim)
         assert checked.terms.offsets.tolist() == queries.terms.offsets.tolist() == [0, 2, 4, 4]
         assert torch.equal(checked.to_dense(), queries.to_dense())
         assert all(row.tolist() == sorted(set(row.tolist())) for row in queries.terms)
         stored = retriever.index.representations(np.arange(len(ANIMALS)))
-        given = retriever.model.represent(ANIMALS.values(), "document")
+        given = retriever.model.encode_representation(ANIMALS.values(), "document")
         assert score(queries, stored).tolist() == score(queries, given).tolist()
         hits = retriever.index.search(queries, 5)
         np.testing.assert_allclose(
@@ -205,7 +207,7 @@ def test_the_index_holds_all_that_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["bm25", BM25(1.2, 0.75), BM25(1.2, 0.75, stemming=False), lexical_model("impacts")]
+    "other", ["bm25", BM25(1.2, 0.75), BM25(1.2, 0.75, stemming=False), encoder_free_model("impacts")]
 )
 def test_another_analyzer_or_formula_is_refused(other: Any, tmp_path: Path) -> None:
     Retriever.build(BM25(1.2, 0.75, stop_words=[]), ANIMALS, tmp_path).close()
@@ -337,7 +339,7 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match=r"language 'klingon'.*english"):
         BM25(language="klingon")
     with pytest.raises(BadValueError, match=r"Retriever\.build or load"):
-        BM25().represent(["bear"], "query")
+        BM25().encode_representation(["bear"], "query")
     with pytest.raises(BadValueError, match="holds dense"):
         Retriever.build("bm25", ANIMALS, tmp_path, index="hnsw")
     with Retriever.build("bm25", ANIMALS, tmp_path) as retriever:
@@ -345,14 +347,14 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
             with pytest.raises(BadTypeError):
                 retriever.search(queries)  # type: ignore[arg-type]
         with pytest.raises(BadTypeError, match="expected a string"):
-            retriever.model.represent([3], "query")
+            retriever.model.encode_representation([3], "query")
         with pytest.raises(BadTypeError, match=r"write \[text\]"):
-            retriever.model.represent("bears", "query")
+            retriever.model.encode_representation("bears", "query")
         with pytest.raises(BadValueError, match="side 'both', expected 'query' or 'document'"):
-            retriever.model.represent(["bears"], "both")
+            retriever.model.encode_representation(["bears"], "both")
     for choice in ({"kind": "zz"}, {}):
         with pytest.raises(ConfigError, match="expected one of bm25, impacts"):
-            lexical_model(choice)
+            encoder_free_model(choice)
 
 
 def test_copies_of_a_model(tmp_path: Path) -> None:
@@ -406,9 +408,8 @@ def test_spans_are_where_terms_come_from(text: str) -> None:
         assert analyzer.terms(text[start:end]) == [term]
 
 
-def test_the_memory_of_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.lexical.analyzer._CACHED", 3)
-    analyzer = Analyzer()
+def test_the_memory_of_words_is_bounded() -> None:
+    analyzer = Analyzer(cache_size=3)
     for _ in range(3):
         assert analyzer.terms("bears den winter copper wires") == ["bear", "den", "winter", "copper", "wire"]
     assert analyzer.terms("bears") == ["bear"]

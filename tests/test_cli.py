@@ -18,10 +18,10 @@ import torch
 import yaml
 from safetensors.numpy import load_file
 
-import irkit.data.files
+import irkit.data.collection_files
 from irkit import Hybrid, Model, Retriever, Run, evaluate
 from irkit.cli import main
-from irkit.cli.filters import parse_filters
+from irkit.cli.filter_options import parse_filters
 from irkit.errors import BadValueError
 
 TEXTS = [
@@ -148,8 +148,10 @@ def test_reader_that_has_seen_enough() -> None:
         ("none 2>/dev/full", 2, ""),
     ],
 )
-def test_streams_that_are_full_or_closed(place: Path, streams: str, code: int, problem: str) -> None:
-    command = f"exec {sys.executable} -m irkit info {place / 'index'} {streams}"
+def test_streams_that_are_full_or_closed(tmp_path: Path, streams: str, code: int, problem: str) -> None:
+    run = tmp_path / "run.trec"
+    run.write_text("q Q0 d 1 1.0 x\n")
+    command = f"exec {sys.executable} -m irkit fuse {run} {run} {streams}"  # a verb that imports no torch
     result = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (result.returncode, result.stderr) == (code, problem)
 
@@ -278,10 +280,10 @@ def test_corpus_that_changes_while_it_is_read(
 def test_interrupted_build_goes_on(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, lines = irkit.data.files.read_lines, []
+    read, lines = irkit.data.collection_files.read_lines, []
 
-    def interrupted(path: str) -> Iterator[tuple[int, bytes]]:
-        for line in read(path):
+    def interrupted(path: str, *limits: int) -> Iterator[tuple[int, bytes]]:
+        for line in read(path, *limits):
             lines.append(line)
             if len(lines) == 8 + 7:  # in the second reading: the first is the check
                 signal.raise_signal(signal.SIGINT)
@@ -289,7 +291,7 @@ def test_interrupted_build_goes_on(
 
     words = ("index", "model", "beir", "--out", tmp_path / "i", "--set", "chunk_size=2", "--dtype", "float32")
     with monkeypatch.context() as patch:
-        patch.setattr(irkit.data.files, "read_lines", interrupted)
+        patch.setattr(irkit.data.collection_files, "read_lines", interrupted)
         code, _, err = call(*words)
     assert code == 130
     assert err == "irkit: interrupted - give the same command again to go on with this build\n"
@@ -448,7 +450,7 @@ def test_evaluate(call: Call, tmp_path: Path) -> None:
 
 def test_encode(call: Call, place: Path, tmp_path: Path) -> None:
     model = Model.from_pretrained(place / "model")
-    expected = model.represent(
+    expected = model.encode_representation(
         [f"{record['title']} {record['text']}".strip() for record in CORPUS], "document"
     )
     for name in ("v.npy", "v.safetensors", "v.jsonl"):
@@ -470,7 +472,7 @@ def test_encode_streams(call: Call, place: Path, tmp_path: Path) -> None:
     """Several chunks, on one device and on two: the same rows with their ids, one chunk in memory."""
     texts = [f"{word} {number}" for number in range(700) for word in ("search", "an index", "text model")]
     write_jsonl(tmp_path / "c.jsonl", [{"_id": f"é{i}", "text": text} for i, text in enumerate(texts)])
-    expected = Model.from_pretrained(place / "model").represent(texts, "document").values.numpy()
+    expected = Model.from_pretrained(place / "model").encode_representation(texts, "document").values.numpy()
     old = os.umask(0o027)
     try:
         for name, device in [("v.npy", "cpu,cpu"), ("v.safetensors", "cpu"), ("v.jsonl", "cpu")]:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from irkit import Model, Retriever, Run, evaluate
-from irkit.explanation import Explanation
 from irkit.heads import MultiVectorHead, Normalize, Projection
+from irkit.retrieval.explanation import Explanation
 from irkit.training.interaction import MVA, PooledAttention
 
 TEXTS = ["neural search", "index of vectors", "a token model", "text of the gnu", "cab", "neural gnu"]

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit import Model
-from irkit.ragged import Ragged
-from irkit.representation import Dense, MultiVector
-from irkit.training.arguments import TrainingArguments
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Dense, MultiVector
 from irkit.training.collapse import CollapseWatch, chance, likeness
-from irkit.training.data import DataConfig, Record, open_data, write_examples
 from irkit.training.losses import CrossEntropy, InfoNCE, KLDivergence, PairwiseCrossEntropy
 from irkit.training.regularizers import AntiZero, Flops
-from irkit.training.running import TrainingLog
+from irkit.training.runner import TrainingLog
 from irkit.training.scores import Scores
 from irkit.training.trainer import Trainer
+from irkit.training.training_arguments import TrainingArguments
+from irkit.training.training_data import DataConfig, TrainingRow, open_data, write_examples
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "of", "in", "the"]
 
@@ -130,11 +130,11 @@ def test_each_kind_is_told_once_and_the_end_is_looked_at() -> None:
 
 
 def examples(path: Path) -> list[DataConfig]:
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[TrainingRow]:
         numbers = torch.randint(len(WORDS), (24, 8), generator=torch.Generator().manual_seed(1)).tolist()
         for i, row in enumerate(numbers):
             words = [WORDS[number] for number in row]
-            yield Record(f"q{i}", " ".join(words[:3]), (f"d{i}",), (" ".join([*words[:3], *words[3:]]),))
+            yield TrainingRow(f"q{i}", " ".join(words[:3]), (f"d{i}",), (" ".join([*words[:3], *words[3:]]),))
 
     write_examples(path, records())
     return [DataConfig(source=str(path))]

@@ -12,11 +12,12 @@ from irkit_kernels._recording import recording
 from torch.nn import functional as F
 
 from irkit import Model
+from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder, attention
 from irkit.encoder.attention import attend, pick_backend
 from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, PooledHead, token_pooling
 from irkit.heads.token_pooling import pool_rows
-from irkit.ragged import Ragged
+from irkit.model import Pipeline
 
 SIZES = {
     "vocab_size": 99,
@@ -297,18 +298,18 @@ def test_encoding_waits_once_for_a_part_while_the_next_is_at_work(
         pooling = {"token_pooling": {"pool_factor": 2}} if kind == "pooled" else {}
         model = Model.multi_vector(tiny_bert, None, pooling, device="cpu", attention="sdpa")
     model.tokens_per_step = 20
-    expected = list(model.represent_stream(TEXTS * 3, "document", chunk_size=6))
+    expected = list(model.stream_representations(TEXTS * 3, "document", chunk_size=6))
     model.to(record_dispatch.device)
     begun: list[int] = []
-    begin = model._begin
+    begin = Pipeline.begin
 
     def noted(*arguments: Any) -> Any:
         begun.append(len(begun))
         return begin(*arguments)
 
-    monkeypatch.setattr(model, "_begin", noted)
+    monkeypatch.setattr(Pipeline, "begin", noted)
     record_dispatch.clear()
-    stream = model.represent_stream(TEXTS * 3, "document", chunk_size=6)
+    stream = model.stream_representations(TEXTS * 3, "document", chunk_size=6)
     for place, (found, wanted) in enumerate(zip(stream, expected, strict=True)):
         assert len(begun) == min(place + 2, 3)
         for name, array in wanted.arrays().items():

@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit.data import Document, Query, check_documents, read_documents, read_qrels, read_queries
-from irkit.data.given import given_documents
+from irkit.data.collection_files import read_records
+from irkit.data.parsing import parse_documents
+from irkit.data.source import DOCUMENT_FIELDS
 from irkit.errors import BadTypeError, BadValueError, IrkitError, MissingDependencyError, StorageError
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -399,9 +401,9 @@ def test_any_markup_is_read_or_refused(tmp_path_factory, content, start):
 def test_a_table_is_not_taken_for_the_names_of_its_columns():
     table = pytest.importorskip("pandas").DataFrame({"_id": ["1"], "text": ["a"]})
     with pytest.raises(BadTypeError, match=r"to_dict\('records'\)"):
-        list(given_documents(table))
-    assert list(given_documents(table.to_dict("records"))) == [Document("1", "a")]
-    assert list(given_documents(zip(table["_id"], table["text"], strict=True))) == [Document("1", "a")]
+        list(parse_documents(table))
+    assert list(parse_documents(table.to_dict("records"))) == [Document("1", "a")]
+    assert list(parse_documents(zip(table["_id"], table["text"], strict=True))) == [Document("1", "a")]
 
 
 def test_metadata_that_no_index_can_store(tmp_path):
@@ -583,9 +585,7 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.tsv", "a.txt"])
-def test_lines_without_an_end_are_refused(tmp_path, monkeypatch, name):
-    for module in ("files", "markup"):
-        monkeypatch.setattr(f"irkit.data.{module}.LONGEST", 1 << 20)
+def test_lines_without_an_end_are_refused(tmp_path, name):
     first, second = (b"a\tb\n", b"b\t") if name == "a.tsv" else (b'{"_id": "a", "text": "b"}\n', b"")
     write = gzip.open if name.endswith(".gz") else open
     for size, problem in ((1 << 19, "not valid JSON"), (1 << 21, "more than 1 MB without an end")):
@@ -593,14 +593,13 @@ def test_lines_without_an_end_are_refused(tmp_path, monkeypatch, name):
             stream.write(first + second + b"x" * size)
         if "jsonl" in name or size > 1 << 20:
             with pytest.raises(BadValueError, match=f"{name}:2: {problem}"):
-                list(read_documents(tmp_path / name))
+                list(read_records(str(tmp_path / name), DOCUMENT_FIELDS, longest=1 << 20))
         else:
-            assert len(list(read_documents(tmp_path / name))) == 2
+            assert len(list(read_records(str(tmp_path / name), DOCUMENT_FIELDS, longest=1 << 20))) == 2
 
 
-def test_a_topic_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("irkit.data.markup.LONGEST", 1 << 20)
+def test_a_topic_without_an_end_is_refused(tmp_path):
     topics = b"<top>\n<num> 1\n<title> one\n<top>\n<num> 2\n"
     (tmp_path / "topics").write_bytes(topics + (b"x" * 1000 + b"\n") * 2000)
     with pytest.raises(BadValueError, match="topics:4: more than 1 MB without an end"):
-        list(read_documents(tmp_path / "topics"))
+        list(read_records(str(tmp_path / "topics"), DOCUMENT_FIELDS, longest=1 << 20))

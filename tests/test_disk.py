@@ -19,13 +19,21 @@ import numpy as np
 import pytest
 import torch
 
-import irkit.index.inverted
 from irkit import Model, Sparse
 from irkit.errors import CorruptError, IrkitError, StorageError
-from irkit.files import check_folder, replacing, scratch, write_text
-from irkit.index import Store, check_index, compact, create_index, index_config, open_index
+from irkit.index import (
+    Limits,
+    Store,
+    check_index,
+    compact,
+    create_index,
+    index_config,
+    open_index,
+    use_limits,
+)
 from irkit.training.checkpoints import saving
-from irkit.training.running import TrainingLog
+from irkit.training.runner import TrainingLog
+from irkit.utils.atomic import check_folder, replacing, scratch, write_text
 
 CONFIG = {"kind": "inverted", "dtype": "uint8", "mode": "approximate"}
 N = 300
@@ -37,7 +45,11 @@ def vectors(seed: int) -> Sparse:
 
 
 def act(action: str, path: Path) -> None:
-    irkit.index.inverted._FEW = 64  # 300 documents are looked up, not scanned
+    with use_limits(Limits(inverted_unlisted=64)):  # 300 documents are looked up, not scanned
+        run(action, path)
+
+
+def run(action: str, path: Path) -> None:
     if action == "build":
         with Store.build(path, key=1, overwrite=True) as store:
             index = create_index(store, CONFIG)

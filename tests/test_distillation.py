@@ -16,11 +16,11 @@ from irkit.formats import write_model
 from irkit.heads import MultiVectorHead, PooledHead, Projection
 from irkit.model import Model
 from irkit.model.batching import hidden_states
-from irkit.training.pretraining.batches import PretrainCollator
-from irkit.training.pretraining.distillation import Distillation
+from irkit.training.pretraining.distillation_objectives import Distillation
 from irkit.training.pretraining.objectives import MaskedLanguageModeling
-from irkit.training.pretraining.recipe import PretrainingConfig
-from irkit.training.pretraining.step import PretrainStep, validate
+from irkit.training.pretraining.pretrain_recipe import PretrainingConfig
+from irkit.training.pretraining.pretrain_step import PretrainStep
+from irkit.training.pretraining.text_batches import PretrainCollator
 
 TEXTS = ["the index of a search model", "a token, in the text!", "model", "on the neural vector " * 9]
 
@@ -52,8 +52,8 @@ def spoiled(model: Model) -> Model:
 
 def vectors(model: Model) -> Tensor:
     """One text at a time."""
-    template = model.template("document")
-    return torch.stack([model(model.tokenize([text], template)).values[0] for text in TEXTS])
+    pipeline = model.pipeline("document")
+    return torch.stack([model(pipeline.tokenize([text])).values[0] for text in TEXTS])
 
 
 def parts_of(step: PretrainStep, batch: Any) -> tuple[float, float]:
@@ -64,10 +64,12 @@ def parts_of(step: PretrainStep, batch: Any) -> tuple[float, float]:
 
 def test_one_vector(tiny_bert: Path, tmp_path: Path) -> None:
     model = dense(tiny_bert, tmp_path / "m").double()
-    template, encoder = model.template("document"), model.encoder
-    rows = [model.tokenize([text], template) for text in TEXTS]
+    pipeline, encoder = model.pipeline("document"), model.encoder
+    rows = [pipeline.tokenize([text]) for text in TEXTS]
     wanted, states = vectors(model).detach(), [encoder(row).values.detach() for row in rows]
-    step = PretrainStep(model.pool({"factor": 2}), [Distillation(cosine=2.0, mse=0.5, states=3.0)])
+    step = PretrainStep(
+        model.add_pooling_layers({"factor": 2}), [Distillation(cosine=2.0, mse=0.5, states=3.0)]
+    )
     spoiled(model)
     cosines = [1 - F.cosine_similarity(a, b, dim=0) for a, b in zip(vectors(model), wanted, strict=True)]
     squares = [((a - b) ** 2).sum() / (b**2).sum() for a, b in zip(vectors(model), wanted, strict=True)]
@@ -97,7 +99,7 @@ def test_many_vectors(tiny_bert: Path, sides: list[str]) -> None:
     rows = [model.tokenizer([text]).values for text in TEXTS]
     tokens = [token_vectors(row).detach() for row in rows]
     asked = [token_vectors(row[:8]).detach() for row in rows]
-    step = PretrainStep(model.pool({"factor": 4}), [Distillation()])
+    step = PretrainStep(model.add_pooling_layers({"factor": 4}), [Distillation()])
     spoiled(model)
 
     def means(values: Tensor, ids: Tensor, side: str) -> Tensor:
@@ -139,44 +141,47 @@ def test_many_vectors(tiny_bert: Path, sides: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["dense", "multi_vector"])
 def test_it_is_nothing_at_the_teacher_and_learned(kind: str, tiny_bert: Path, tmp_path: Path) -> None:
     model = dense(tiny_bert, tmp_path / "m") if kind == "dense" else multi_vector(tiny_bert)
-    step = PretrainStep(model.pool({"layers": [1]}), [Distillation()])
+    step = PretrainStep(model.add_pooling_layers({"layers": [1]}), [Distillation()])
     assert not [name for name, _ in step.named_parameters() if not name.startswith("model.")]
     batch = PretrainCollator(model.tokenizer)(list(enumerate(TEXTS)))
     spoiled(model)
     step.eval()  # without dropout
-    start = validate(step, [batch])["loss"]
+    start = step.validate([batch])["loss"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(25):
         loss = step(batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert validate(step, [batch])["loss"] < 0.5 * start
+    assert step.validate([batch])["loss"] < 0.5 * start
     unpooled = dense(tiny_bert, tmp_path / "m") if kind == "dense" else multi_vector(tiny_bert)
-    step = PretrainStep(unpooled.pool({"layers": [1]}), [Distillation()])
-    unpooled.pool(None)
-    assert abs(validate(step, [batch])["loss"]) < 1e-5
+    step = PretrainStep(unpooled.add_pooling_layers({"layers": [1]}), [Distillation()])
+    unpooled.add_pooling_layers(None)
+    assert abs(step.validate([batch])["loss"]) < 1e-5
 
 
 def test_a_named_teacher_and_what_does_not_fit(tiny_bert: Path, tmp_path: Path) -> None:
     model = dense(tiny_bert, tmp_path / "m")
     same = PretrainStep(model, [Distillation(teacher=str(tmp_path / "m"))])
     batch = PretrainCollator(model.tokenizer)(list(enumerate(TEXTS)))
-    assert abs(validate(same, [batch])["loss"]) < 1e-5
+    assert abs(same.validate([batch])["loss"]) < 1e-5
     with pytest.raises(BadValueError, match="it is its own teacher"):
         PretrainStep(model, [Distillation()])
     dense(tiny_bert, tmp_path / "wide", 48)
     with pytest.raises(BadValueError, match=r"dense vectors of width 48; the model makes dense .* width 32"):
         PretrainStep(model, [Distillation(teacher=str(tmp_path / "wide"))])
-    dense(tiny_bert, tmp_path / "p").pool({"factor": 2}).save_pretrained(tmp_path / "p")
+    dense(tiny_bert, tmp_path / "p").add_pooling_layers({"factor": 2}).save_pretrained(tmp_path / "p")
     with pytest.raises(BadValueError, match="pools; expected one without"):
         PretrainStep(model, [Distillation(teacher=str(tmp_path / "p"))])
     with pytest.raises(BadValueError, match="expected dense or multi_vector"):
         PretrainStep(Model.sparse(tiny_bert, device="cpu"), [Distillation()])
     with pytest.raises(BadValueError, match="pooled_sides of the model lacks 'document'"):
-        PretrainStep(multi_vector(tiny_bert, pooled_sides=["query"]).pool({"factor": 2}), [Distillation()])
+        PretrainStep(
+            multi_vector(tiny_bert, pooled_sides=["query"]).add_pooling_layers({"factor": 2}),
+            [Distillation()],
+        )
     with pytest.raises(BadValueError, match="the encoder pools"):
-        PretrainStep(model.pool({"factor": 2}), [MaskedLanguageModeling()])
+        PretrainStep(model.add_pooling_layers({"factor": 2}), [MaskedLanguageModeling()])
 
 
 def test_another_schedule_does_without_the_arguments_of_the_default(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -101,7 +102,7 @@ def run(step: Step, names: dict[str, object]) -> str:
         return run_command(step.code)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(step.code, f"line {step.line}", "exec"), names)
+        exec(compile(step.code, f"line {step.line}", "exec", dont_inherit=True), names)
     return printed.getvalue()
 
 
@@ -189,8 +190,26 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    linked = {name for entry in config["nav"] for name in entry.values()}
-    assert linked == {page.name for page in PAGES[1:]}
+    linked = [
+        name
+        for group in config["nav"]
+        for pages in group.values()
+        for page in pages
+        for name in page.values()
+    ]
+    assert sorted(linked) == [page.name for page in PAGES[1:]]
+
+
+def test_speed_in_the_readme_is_measured() -> None:
+    page = (ROOT / "README.md").read_text().replace(",", "")
+    rows = re.findall(r"^\| [A-Z].* \| (.*\d.*) \| (.*\d.*) \| ([\d.]+) \|$", page, re.M)
+    measured = set(re.findall(r"\d[\d.]*", (ROOT / "docs" / "benchmarks.md").read_text()))
+    assert len(rows) == 5
+    for irkit_cell, other_cell, times in rows:
+        ours, theirs = (re.findall(r"(?<![a-z\d.])\d[\d.]*", cell) for cell in (irkit_cell, other_cell))
+        assert {*ours, *theirs} <= measured, (irkit_cell, other_cell)
+        ratio = float(ours[0]) / float(theirs[0])
+        assert max(ratio, 1 / ratio) == pytest.approx(float(times), rel=0.03), times
 
 
 def test_every_option_is_explained() -> None:
@@ -220,10 +239,38 @@ def test_every_setting_is_explained() -> None:
         assert name == "kind" or f"| `{name}` | `{field.default!r}` |" in page
 
 
-def test_reference_names_exist() -> None:
-    for dotted in re.findall(r"^::: (\S+)", (ROOT / "docs" / "reference.md").read_text(), re.M):
-        module, _, name = dotted.rpartition(".")
-        assert hasattr(importlib.import_module(module), name), dotted
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_names_of_irkit_exist(page: Path) -> None:
+    text = page.read_text()
+    names = set(re.findall(r"\birkit(?:_kernels)?(?:\.[A-Za-z_]\w*)+", text))
+    names -= {
+        "irkit.json",
+        "irkit.lock",
+        "irkit.indexes",
+        "irkit.losses",
+        "irkit.families",
+        "irkit.objectives",
+        "irkit.regularizers",
+    }  # files, entry points
+    for module, imported in re.findall(r"^from (irkit[\w.]*) import (.+)$", text, re.M):
+        names |= {f"{module}.{name.strip()}" for name in imported.split(",")}
+    for name in names:
+        assert pkgutil.resolve_name(name), name
+    folders = [ROOT / name for name in ("irkit", "kernels", "tests", "examples", "benchmarks")]
+    for file in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        assert (ROOT / file).exists() or any(list(folder.rglob(file)) for folder in folders), file
+
+
+def test_commands_of_contributors_name_what_exists() -> None:
+    page, makefile = (ROOT / "docs" / "contributing.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (\w+)`", page):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    paths = set(re.findall(r"\b(?:tests|kernels|irkit)/[\w/.]*\w", page))
+    assert len(paths) > 20
+    for path in paths:
+        assert (ROOT / path).exists(), path
+    markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    assert all(f"`{marker.partition(':')[0]}`" in page for marker in markers)
 
 
 MODULES = [module.name for module in pkgutil.walk_packages(irkit.__path__, "irkit.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from irkit import Dense
 from irkit.data.document import Document
 from irkit.errors import BadValueError, StorageError
-from irkit.index import Documents, Store, compact, create_index, open_index
+from irkit.index import Documents, Limits, Store, compact, create_index, open_index
 from irkit.index.filters import parse_filter
 
 
@@ -225,12 +226,10 @@ YEARS: list[dict[str, Any]] = [
     ],
 )
 @pytest.mark.parametrize("block", [1, 3, 1 << 14])
-def test_filters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any], rows: list[int], block: int
-) -> None:
-    monkeypatch.setattr("irkit.index.documents._BLOCK_ROWS", block)
+def test_filters(tmp_path: Path, where: dict[str, Any], rows: list[int], block: int) -> None:
     given = [Document(f"d{i}", "", metadata=metadata) for i, metadata in enumerate(YEARS)]
     documents = build(tmp_path / "index", given)
+    documents.store.limits = Limits(filter_rows=block)
     assert np.flatnonzero(documents.filter(where)).tolist() == rows
     assert [i for i, metadata in enumerate(YEARS) if parse_filter(where)(metadata)] == rows
 
@@ -355,8 +354,8 @@ def test_filtered_search_and_removal_through_the_index(tmp_path: Path) -> None:
     assert documents.ids(hits.rows[0, :4]) == ["d0", "d4", "d6", "d2"]
 
 
-def test_compaction_keeps_what_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.compaction._CHUNK_BYTES", 400)
+def test_compaction_keeps_what_is_live(tmp_path: Path, small_limits: Callable[..., None]) -> None:
+    small_limits(compact_bytes=400)
     path = tmp_path / "index"
     given = [Document(f"d{i}", f"text {i}", metadata={"even": i % 2 == 0}) for i in range(50)]
     data = torch.arange(100.0).view(50, 2)

@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
 from irkit.encoder.attention import attend, pick_backend
-from irkit.encoder.weights import export_weights
+from irkit.encoder.checkpoint_weights import export_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
-from irkit.ragged import Ragged
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from irkit.core.ragged import Ragged
 from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.encoder import Encoder
 from irkit.errors import ConfigError, CorruptError, IrkitError
-from irkit.ragged import Ragged
 
 SIZES = {  # by the keys that configurations have; what one lacks it does not get
     "vocab_size": 99,

@@ -11,8 +11,9 @@ from scipy.stats import ttest_rel
 
 from irkit.data import Qrels, read_qrels
 from irkit.errors import BadTypeError, BadValueError, StorageError
-from irkit.evaluation import Evaluation, compare, evaluate
-from irkit.run import Run
+from irkit.evaluation.measures import Evaluation, evaluate
+from irkit.evaluation.run import Run
+from irkit.evaluation.significance import compare
 
 QRELS = {"1": {"a": 3, "b": 1, "c": 0}, "2": {"a": 1}, "3": {"d": 2}}
 RUN = {"1": {"b": 3.0, "a": 2.0, "x": 1.0}, "2": {"x": 2.0, "a": 1.0}, "9": {"a": 1.0}}

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from irkit import Model, MultiVector, Ragged, score
 from irkit.errors import BadValueError, StorageError
-from irkit.explanation import Explanation, Match, TokenVectors, explain, match_tokens
-from irkit.tokenizer import Piece
+from irkit.retrieval.explanation import Explanation, Match
+from irkit.retrieval.matching import TokenVectors, explain, match_tokens
+from irkit.tokenizer import TokenSpan
 
 
-def side(text: str, pieces: list[Piece], seed: int) -> TokenVectors:
+def side(text: str, pieces: list[TokenSpan], seed: int) -> TokenVectors:
     vectors = torch.randn(len(pieces), 4, generator=torch.Generator().manual_seed(seed))
     return TokenVectors(text, MultiVector(Ragged(vectors, torch.tensor([len(pieces)]))), pieces)
 
@@ -30,7 +31,7 @@ def sides(draw: st.DrawFn) -> TokenVectors:
     text = draw(st.text(alphabet="ab 本.é<&\n\u0940", max_size=12))
     places = st.integers(0, len(text))
     spans = draw(st.lists(st.tuples(places, places).map(sorted), max_size=6))
-    return side(text, [Piece(text[a:b] or "[MASK]", a, b) for a, b in spans], draw(st.integers(0, 99)))
+    return side(text, [TokenSpan(text[a:b] or "[MASK]", a, b) for a, b in spans], draw(st.integers(0, 99)))
 
 
 class Page(HTMLParser):
@@ -61,8 +62,8 @@ def test_matches_add_up_to_the_score(query: TokenVectors, document: TokenVectors
     explanation = match_tokens(query, document)
     assert explanation.score == score(query.vectors, document.vectors).item()
     words = explanation.words()
-    if document.pieces:
-        assert [match.query for match in explanation.matches] == list(query.pieces)
+    if document.spans:
+        assert [match.query for match in explanation.matches] == list(query.spans)
         assert sum(match.score for match in explanation.matches) == pytest.approx(explanation.score, abs=1e-5)
         assert sum(match.score for match in words.matches) == pytest.approx(explanation.score, abs=1e-5)
     else:
@@ -78,9 +79,9 @@ def test_matches_add_up_to_the_score(query: TokenVectors, document: TokenVectors
 
 def test_tokens_of_one_word_are_merged() -> None:
     text = " Hibernation-time, Ġ"
-    hi, ber, nation = Piece("Ġhi", 0, 3), Piece("##ber", 3, 6), Piece("##nation", 6, 12)
-    dash, time, mask = Piece("-", 12, 13), Piece("time", 13, 17), Piece("[MASK]", 20, 20)
-    sleep, den = Piece("sleep", 0, 5), Piece("den", 9, 12)
+    hi, ber, nation = TokenSpan("Ġhi", 0, 3), TokenSpan("##ber", 3, 6), TokenSpan("##nation", 6, 12)
+    dash, time, mask = TokenSpan("-", 12, 13), TokenSpan("time", 13, 17), TokenSpan("[MASK]", 20, 20)
+    sleep, den = TokenSpan("sleep", 0, 5), TokenSpan("den", 9, 12)
     explanation = Explanation(
         text,
         "sleep in den",
@@ -96,8 +97,8 @@ def test_tokens_of_one_word_are_merged() -> None:
         ),
     )
     assert [(m.query, m.document.token, m.score) for m in explanation.words().matches] == [
-        (Piece("Hibernation", 1, 12), "sleep", 1.5),
-        (Piece("Hibernation", 1, 12), "den", 0.25),
+        (TokenSpan("Hibernation", 1, 12), "sleep", 1.5),
+        (TokenSpan("Hibernation", 1, 12), "den", 0.25),
         (dash, "sleep", 0.0),
         (time, "den", 1.0),
         (mask, "den", 1.0),
@@ -118,13 +119,13 @@ def test_tokens_of_one_word_are_merged() -> None:
     ],
 )
 def test_words_of_scripts(text: str, piece: tuple[int, int], word: str) -> None:
-    match = Match(Piece("?", *piece), Piece("[CLS]", 0, 0), 1.0)
+    match = Match(TokenSpan("?", *piece), TokenSpan("[CLS]", 0, 0), 1.0)
     assert Explanation(text, "", 1.0, (match,)).words().matches[0].query.token == word
 
 
 def test_weights_of_terms_are_shown() -> None:
     """What a sparse representation has to say fits the same form."""
-    term = Piece("bear", 0, 4)
+    term = TokenSpan("bear", 0, 4)
     explanation = Explanation("bear", "bear", 3.0, (Match(term, term, 3.0, (1.5, 2.0)),))
     assert explanation.words().matches == explanation.matches
     assert explanation.to_dict()["matches"][0]["weights"] == [1.5, 2.0]
@@ -139,8 +140,8 @@ def printed(explanation: Explanation, **options: object) -> str:
 
 
 def test_what_is_printed_and_stored(tmp_path: Path) -> None:
-    query = side("[bold]big cat", [Piece("big", 6, 9), Piece("cat", 10, 13)], 0)
-    document = side("a <cat> & more", [Piece("cat", 3, 6), Piece("more", 10, 14)], 1)
+    query = side("[bold]big cat", [TokenSpan("big", 6, 9), TokenSpan("cat", 10, 13)], 0)
+    document = side("a <cat> & more", [TokenSpan("cat", 3, 6), TokenSpan("more", 10, 14)], 1)
     explanation = match_tokens(query, document)
     shown = printed(explanation)
     assert shown.split("\n")[0].split() == ["query", "document", "score"]
@@ -162,7 +163,7 @@ def test_what_is_printed_and_stored(tmp_path: Path) -> None:
 
 
 def test_nothing_to_match() -> None:
-    nothing, something = side("", [], 0), side("a", [Piece("a", 0, 1)], 0)
+    nothing, something = side("", [], 0), side("a", [TokenSpan("a", 0, 1)], 0)
     assert match_tokens(nothing, something).score == 0
     assert match_tokens(something, nothing).score == -float("inf")
     assert "score -inf" in printed(match_tokens(something, nothing))
@@ -171,9 +172,9 @@ def test_nothing_to_match() -> None:
 
 
 def test_tokens_and_vectors_must_agree() -> None:
-    query = side("a", [Piece("a", 0, 1)], 0)
+    query = side("a", [TokenSpan("a", 0, 1)], 0)
     with pytest.raises(BadValueError, match="1 rows of 1 vectors and 0 tokens"):
-        match_tokens(query._replace(pieces=[]), query)
+        match_tokens(query._replace(spans=[]), query)
 
 
 def test_models_without_tokens_are_refused(tiny_bert: Path) -> None:

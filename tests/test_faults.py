@@ -19,14 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import irkit.index.faiss
-import irkit.index.inverted
-import irkit.index.muvera
-import irkit.index.plaid
 from irkit import Retriever
 from irkit.data import Document
 from irkit.errors import StorageError
-from irkit.index import compact
+from irkit.index import Limits, compact, use_limits
 
 KINDS: dict[str, tuple[str, Any]] = {
     "flat": ("dense", "flat"),
@@ -42,12 +38,10 @@ FAST = ["flat", "bm25"]
 @pytest.fixture(scope="module", autouse=True)
 def little_is_much() -> Iterator[None]:
     """A dozen documents are looked up, not scanned."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(irkit.index.faiss, "_FEW", 8)
-        patch.setattr(irkit.index.faiss, "_PER_HIT", 1)
-        patch.setattr(irkit.index.inverted, "_FEW", 8)
-        patch.setattr(irkit.index.plaid, "_FEW", 8)
-        patch.setattr(irkit.index.plaid, "_SCAN", 8)
+    limits = Limits(
+        faiss_scan=8, faiss_scan_per_hit=1, inverted_unlisted=8, plaid_uncompressed=8, plaid_scan=8
+    )
+    with use_limits(limits):
         yield
 
 

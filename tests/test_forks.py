@@ -269,11 +269,11 @@ def encode_twice(path: str) -> int:
 
     model = Model.multi_vector(path, "linear")
     texts = ["search index vector " * 8] * 64
-    once = model.represent(texts, "document")
+    once = model.encode_representation(texts, "document")
     scores = score(once, once)
 
     def again() -> None:
-        torch.testing.assert_close(score(model.represent(texts, "document"), once), scores)
+        torch.testing.assert_close(score(model.encode_representation(texts, "document"), once), scores)
 
     return ended(in_child(again))
 

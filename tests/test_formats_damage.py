@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from irkit import Model
 from irkit.encoder import Encoder
-from irkit.encoder.weights import read_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError, IrkitError
 from irkit.tokenizer import Tokenizer
+from irkit.utils.weights import read_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not say how a text becomes a vector")
 
@@ -102,7 +102,11 @@ def test_weights_that_overflow(folder: Path) -> None:
     tensors["embeddings.word_embeddings.weight"].fill_(3e38)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     model = Model.from_pretrained(folder)
-    for encode in (model.encode, model.encode_query, lambda text: model.represent([text], "document")):
+    for encode in (
+        model.encode,
+        model.encode_query,
+        lambda text: model.encode_representation([text], "document"),
+    ):
         with pytest.raises(BadValueError, match="the model gives NaN or infinite values"):
             encode("text")
 
@@ -112,7 +116,7 @@ def test_panics_of_the_tokenizer_are_errors(folder: Path) -> None:
     tokenizer["post_processor"]["single"][0]["SpecialToken"]["id"] = "[NONE]"
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     made = Tokenizer.from_pretrained(folder)
-    for use in (lambda: made(["text"]), lambda: made.pieces("text"), made.highest_id):
+    for use in (lambda: made(["text"]), lambda: made.token_spans("text"), made.highest_id):
         with pytest.raises(IrkitError, match=r"token.*no entry found"):
             use()
     with pytest.raises(CorruptError, match="no entry found"):

@@ -206,7 +206,7 @@ def test_pylate_directories(peer, tiny_bert, tmp_path, name):
     agree(model, open_peer(peer, tmp_path / "ours"))
     agree(Model.from_pretrained(tmp_path / "ours", device="cpu"), model)
     if name in ("as saved", "attended"):
-        model.fold().save_pretrained(tmp_path / "stanford", format="stanford")
+        model.merge_projections().save_pretrained(tmp_path / "stanford", format="stanford")
         assert Model.from_pretrained(tmp_path / "stanford", device="cpu").fingerprint == model.fingerprint
         model = Model.from_pretrained(folder, device="cpu")
     # the model may be saved where it was loaded from
@@ -216,7 +216,7 @@ def test_pylate_directories(peer, tiny_bert, tmp_path, name):
 
 def test_markers_are_one_token_right_after_the_first(tiny_bert, tmp_path):
     model = Model.from_pretrained(pylate(tiny_bert, tmp_path / "pylate"), device="cpu")
-    _, pieces = model.represent_with_tokens("The text", "query")
+    _, pieces = model.encode_with_token_spans("The text", "query")
     assert [piece.token for piece in pieces[:5]] == ["[CLS]", "[Q] ", "the", "text", "[SEP]"]
     assert [piece.token for piece in pieces[5:]] == ["[MASK]"] * 7
     assert ["The text"[piece.start : piece.end] for piece in pieces[:4]] == ["", "", "The", "text"]
@@ -236,7 +236,7 @@ def test_markers_that_the_vocabulary_lacks_are_text(peer, tiny_bert, tmp_path, m
 def test_unknown_words_of_the_skip_list_do_not_hide_unknown_words_of_documents(tiny_bert, tmp_path):
     folder = pylate(tiny_bert, tmp_path / "pylate", skiplist_words=["unheard-of", "?"])
     model = Model.from_pretrained(folder, device="cpu")
-    _, pieces = model.represent_with_tokens("日本?", "document")
+    _, pieces = model.encode_with_token_spans("日本?", "document")
     assert [piece.token for piece in pieces] == ["[CLS]", "[D] ", "[UNK]", "[UNK]", "[SEP]"]
 
 
@@ -280,7 +280,7 @@ def test_pylate_directories_of_modernbert(peer, tiny_modernbert, tmp_path, name)
     folder = pylate(tiny_modernbert, tmp_path / "pylate", **PYLATE[name])
     model = Model.from_pretrained(folder, device="cpu")
     agree(model, open_peer(peer, folder))
-    _, pieces = model.represent_with_tokens("the text", "document")
+    _, pieces = model.encode_with_token_spans("the text", "document")
     assert [piece.token for piece in pieces][:2] == ["[CLS]", "[D] "]
     model.save_pretrained(tmp_path / "ours")
     agree(model, open_peer(peer, tmp_path / "ours"))
@@ -295,7 +295,7 @@ def test_tokens_listed_by_transformers_4_stay_markers(peer, tiny_bert, tmp_path)
     change(folder / "tokenizer_config.json", added_tokens_decoder=listed)
     model = Model.from_pretrained(folder, device="cpu")
     agree(model, open_peer(peer, folder))
-    assert len(model.represent_with_tokens("the text", "query")[1]) == 12
+    assert len(model.encode_with_token_spans("the text", "query")[1]) == 12
     model.save_pretrained(tmp_path / "ours")
     agree(model, open_peer(peer, tmp_path / "ours"))
 
@@ -364,7 +364,7 @@ def test_stanford_checkpoints(peer, tiny_bert, tmp_path, name):
     folder = stanford(tiny_bert, tmp_path / "stanford", **STANFORD[name])
     model = Model.from_pretrained(folder, device="cpu")
     agree(model, open_peer(peer, folder))
-    _, pieces = model.represent_with_tokens("the text", "query")
+    _, pieces = model.encode_with_token_spans("the text", "query")
     assert [piece.token for piece in pieces[:6]] == ["[CLS]", "[unused0]", "the", "text", "[SEP]", "[MASK]"]
     model.save_pretrained(tmp_path / "ours")
     agree(model, open_peer(peer, tmp_path / "ours"))

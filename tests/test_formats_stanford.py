@@ -41,7 +41,7 @@ def test_folded_heads_are_written_as_linear_weight(
 ) -> None:
     model = colbert(tiny_bert, config=config)
     expected = vectors(model)
-    model.fold().save_pretrained(tmp_path / "colbert", format="stanford")
+    model.merge_projections().save_pretrained(tmp_path / "colbert", format="stanford")
     weights = load_file(tmp_path / "colbert/model.safetensors")
     assert weights["linear.weight"].shape == (8, 32)
     assert all(name.startswith("bert.") for name in weights if name != "linear.weight")

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from irkit import Model
 from irkit.training.checkpoints import put_weights, trained_weights
-from irkit.training.data import Collator
 from irkit.training.example import Batch, Example
 from irkit.training.gather import _Gather
 from irkit.training.losses import CrossEntropy, EmbeddingDistillation, InfoNCE, KLDivergence
 from irkit.training.regularizers import Flops
-from irkit.training.step import TrainStep
+from irkit.training.train_step import TrainStep
+from irkit.training.training_data import Collator
 
 DOCUMENTS = {
     "d0": "a neural search model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from hypothesis import strategies as st
 
 from irkit import Model, Retriever, Run, Sparse
 from irkit.cli import main
+from irkit.core.representation import concat
 from irkit.data import Document, Query, read_documents, read_queries
+from irkit.data.vector_writer import write_vectors
+from irkit.encoder_free import Impacts
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import compact
-from irkit.lexical import Impacts
-from irkit.representation import concat
-from irkit.vector_files import write_vectors
 
 VECTORS = {
     "bear": {"bear": 2.5, "##s": 0.125, "winter": 1.0},
@@ -94,8 +95,8 @@ def test_documents_are_searched_and_come_back_without_loss(index: str | None, tm
             assert explanation.score == hits[0].score
 
 
-def test_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.inverted._FEW", 1)
+def test_changes(tmp_path: Path, small_limits: Callable[..., None]) -> None:
+    small_limits(inverted_unlisted=1)
     vectors: dict[str, dict[str, float]] = {**VECTORS}
     with Retriever.build(Impacts(), RECORDS, tmp_path / "index") as retriever:
         for name, vector in {"new": {"zebra": 1.0, "bear": 0.25}, "both": {"stripes": 2.0}}.items():
@@ -225,7 +226,7 @@ def test_queries_of_splade(data_dir: Path, tmp_path: Path) -> None:
             assert ranking[0][0] == f"like {query.id}"
             rounding = len(truth[query.id]) * 2**-24  # of as many sums in float32
             np.testing.assert_allclose([value for _, value in ranking], best[: len(ranking)], rounding)
-        encoded = retriever.model.represent([query.vector for query in queries], "query")
+        encoded = retriever.model.encode_representation([query.vector for query in queries], "query")
         assert write_vectors(
             tmp_path / "queries.jsonl",
             iter([([query.id for query in queries], concat([encoded]))]),

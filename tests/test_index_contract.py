@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +16,62 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Dense, MultiVector, Ragged, Sparse, score
+from irkit.core.representation import Representation, concat
 from irkit.errors import BadTypeError, BadValueError
-from irkit.index import Hits, Index, Store, compact, create_index, open_index
+from irkit.index import INDEX_KINDS, Hits, Index, Limits, Store, compact, create_index, open_index, use_limits
 from irkit.index.topk import TopK
-from irkit.representation import Representation, concat
 
 DIM = 8
 
 
 @dataclass(frozen=True)
 class Backend:
-    """An index under test. To bring in another one, add it to BACKENDS."""
+    """An index under test: a kind of the table of index kinds, with some of SETTINGS."""
 
     config: str | dict[str, Any]
     kind: str
     exact: bool = True  # finds exactly the best; the others find most of them, with exact scores
     lossy: bool = False  # exact for what it keeps, which is not quite what it was given
-    modules: dict[str, dict[str, int]] = field(default_factory=dict)  # constants made small, so that
-    # little data is cut into many blocks and looked up rather than scanned
     positive: bool = False  # given no values below 0
 
 
-SMALL_BLOCKS = {"irkit.index.flat": {"_SCORES": 32, "_NUMBERS": 64}, "irkit.index.base": {"_NUMBERS": 64}}
-NO_SCAN = SMALL_BLOCKS | {"irkit.index.faiss": {"_FEW": 20, "_PER_HIT": 1, "_POINTS_PER_CENTROID": 1}}
-INVERTED = {"kind": "inverted"}
-MUVERA = {"kind": "muvera", "repetitions": 10, "bits": 3, "candidates": 50}
-LISTED = SMALL_BLOCKS | {"irkit.index.inverted": {"_FEW": 4}}
-COMPRESSED = SMALL_BLOCKS | {"irkit.index.plaid": {"_FEW": 20, "_SCAN": 4, "_MARGIN": 2}}
-BACKENDS = [
-    *(Backend("flat", kind, modules=SMALL_BLOCKS) for kind in ("dense", "multi_vector", "sparse")),
-    Backend({"kind": "flat", "dtype": "int8"}, "multi_vector", False, True, SMALL_BLOCKS),
-    *(
-        Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False, False, NO_SCAN)
+SMALL = Limits(  # little data is cut into many blocks, and looked up rather than scanned
+    scan_scores=32,
+    scan_numbers=64,
+    faiss_scan=20,
+    faiss_scan_per_hit=1,
+    faiss_points=1,
+    inverted_unlisted=4,
+    plaid_uncompressed=20,
+    plaid_scan=4,
+    plaid_margin=2,
+)
+# settings that are tested, and what they promise; other kinds are tested as approximate, with their defaults
+SETTINGS: dict[str, list[Backend]] = {
+    "flat": [
+        *(Backend("flat", kind) for kind in ("dense", "multi_vector", "sparse")),
+        Backend({"kind": "flat", "dtype": "int8"}, "multi_vector", False, True),
+    ],
+    "faiss": [
+        Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False)
         for factory in ("hnsw", "ivf", "pq", "ivfpqfs", "Flat", "HNSW8", "IVF4,SQ8", "RR8,IVF4_HNSW4,PQ4x4fs")
-    ),
-    *(
-        Backend(MUVERA | {"factory": factory}, "multi_vector", False, True, NO_SCAN)
-        for factory in ("pq", "hnsw")
-    ),
-    *(
-        Backend({"kind": "plaid", "nbits": nbits}, "multi_vector", False, True, COMPRESSED)
-        for nbits in (1, 2, 4, 8)
-    ),
-    Backend({"kind": "plaid", "nbits": 1, "keep_tokens": True}, "multi_vector", False, True, COMPRESSED),
-    *(
+    ],
+    "muvera": [
         Backend(
-            INVERTED | {"dtype": dtype, "mode": mode}, "sparse", exact, dtype != "float32", LISTED, positive
+            {"kind": "muvera", "repetitions": 10, "bits": 3, "candidates": 50, "factory": factory},
+            "multi_vector",
+            False,
+            True,
+        )
+        for factory in ("pq", "hnsw")
+    ],
+    "plaid": [
+        *(Backend({"kind": "plaid", "nbits": nbits}, "multi_vector", False, True) for nbits in (1, 2, 4, 8)),
+        Backend({"kind": "plaid", "nbits": 1, "keep_tokens": True}, "multi_vector", False, True),
+    ],
+    "inverted": [
+        Backend(
+            {"kind": "inverted", "dtype": dtype, "mode": mode}, "sparse", exact, dtype != "float32", positive
         )
         for dtype, mode, exact, positive in (
             ("float32", "exact", True, True),
@@ -71,7 +82,12 @@ BACKENDS = [
             ("uint8", "exact", False, True),
             ("uint8", "approximate", False, True),
         )
-    ),
+    ],
+}
+BACKENDS = [
+    backend
+    for name, kind in INDEX_KINDS.items()
+    for backend in SETTINGS.get(name, [Backend(name, holds, False) for holds in kind.holds])
 ]
 
 
@@ -82,12 +98,10 @@ def _directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: f"{backend.kind}-{backend.config}")
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     chosen: Backend = request.param
-    for module, constants in chosen.modules.items():
-        for name, value in constants.items():
-            monkeypatch.setattr(f"{module}.{name}", value)
-    return chosen
+    with use_limits(SMALL):
+        yield chosen
 
 
 def whole_numbers(backend: Backend, n: int, rng: np.random.Generator) -> Representation:

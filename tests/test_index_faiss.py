@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ import irkit.index.faiss
 from irkit import Dense, score
 from irkit.config import Config
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError, StorageError
-from irkit.index import FaissConfig, FlatConfig, Index, Store, create_index, index_config, open_index
+from irkit.index import FaissConfig, FlatConfig, Index, Limits, Store, create_index, index_config, open_index
 from irkit.index.faiss_package import import_faiss, need_gpu
 
 DIM, N = 16, 3000
 
 
 @pytest.fixture(autouse=True)
-def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fast_disk(monkeypatch: pytest.MonkeyPatch, small_limits: Callable[..., None]) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("irkit.index.faiss._PER_HIT", 1)
+    small_limits(faiss_scan_per_hit=1)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,17 @@ def test_finish_tells_its_stages(tmp_path: Path, data: Dense) -> None:
         assert len(told) > 3
 
 
-def test_structure_without_growth_is_built_anew(tmp_path: Path, data: Dense) -> None:
-    build(tmp_path, "NSG16", data)
+def test_structure_without_growth_is_built_anew(
+    tmp_path: Path, data: Dense, small_limits: Callable[..., None]
+) -> None:
+    small_limits(faiss_scan=50, faiss_scan_per_hit=1)
+    build(tmp_path, "NSG16", data[:500])
     with Store.open(tmp_path) as store, store.update():
         index = open_index(store)
-        index.add(data)
+        index.add(data[500:1000])
         index.finish()
     index = open_index(Store.open(tmp_path))
-    assert index.stats()["covered"] == 2 * N
+    assert index.stats()["covered"] == 1000
 
 
 FACTORIES = [
@@ -141,8 +145,10 @@ def recall_of_all(index: Index, data: Dense) -> float:
     return float(np.mean([set(row) == set(range(len(data))) for row in rows.tolist()]))
 
 
-def test_growth_extends_or_trains_again(tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.faiss._FEW", 50)
+def test_growth_extends_or_trains_again(
+    tmp_path: Path, data: Dense, small_limits: Callable[..., None]
+) -> None:
+    small_limits(faiss_scan=50, faiss_scan_per_hit=1)
     for factory in ("IVF4,Flat", "HNSW8"):
         index = build(tmp_path / "index", factory, data[:300])
         index.add(data[300:340])
@@ -198,9 +204,13 @@ def test_a_wrong_factory_is_known_before_the_work(tmp_path: Path, data: Dense) -
 
 @pytest.mark.parametrize("factory", ["HNSW8", "Flat"])  # more and less than a buffer of C's files
 def test_a_failed_write_of_the_structure_leaves_the_index(
-    factory: str, tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch
+    factory: str,
+    tmp_path: Path,
+    data: Dense,
+    monkeypatch: pytest.MonkeyPatch,
+    small_limits: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr("irkit.index.faiss._FEW", 10)
+    small_limits(faiss_scan=10, faiss_scan_per_hit=1)
     index = build(tmp_path / "index", factory, data[:20])
     index.add(data[20:40])
     before = {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()}
@@ -245,7 +255,7 @@ def test_many_queries_are_searched_in_blocks(
         return look_up(values, *arguments)
 
     monkeypatch.setattr(index, "_look_up", counted)
-    monkeypatch.setattr("irkit.index.faiss._QUERIES", 20)
+    index.store.limits = Limits(faiss_scan_per_hit=1, faiss_queries=20)
     found = index.search(data[:50], 5)
     assert sizes == [20, 20, 10]
     np.testing.assert_array_equal(found.rows, expected.rows)
@@ -349,14 +359,14 @@ def test_faiss_for_gpus_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
         need_gpu(import_faiss())
 
 
-@pytest.mark.parametrize(("factory", "kind"), [("IVF16,Flat", "IndexIVFFlat"), ("IVF16,PQ8", "IndexIVFPQ")])
+@pytest.mark.parametrize(("factory", "kind"), [("IVF16,Flat", "IndexIVFFlat"), ("IVF16,PQ8x4", "IndexIVFPQ")])
 def test_what_a_gpu_does_not_find_is_searched_exactly(
     tmp_path: Path, data: Dense, factory: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = build(tmp_path / "index", {"kind": "faiss", "factory": factory, "nprobe": 8}, data)
     monkeypatch.setattr(faiss, "GpuIndex", getattr(faiss, kind), raising=False)  # which tells no code size
     monkeypatch.setattr(getattr(faiss, kind), "sa_code_size", None)
-    monkeypatch.setattr(irkit.index.faiss, "_MOST_ON_GPU", 6)
+    index.store.limits = Limits(faiss_scan_per_hit=1, faiss_gpu_hits=6)
     exact = np.sort(data.values[:3].numpy() @ data.values.numpy().T, axis=1)[:, ::-1]
     np.testing.assert_allclose(index.search(data[:3], 20).scores, exact[:, :20], atol=1e-5)
     assert recall(index, data[::50], data) >= 0.9

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from irkit import Dense, MultiVector, Ragged
 from irkit.errors import ConfigError
-from irkit.index import FlatConfig, Index, Store, create_index, flat_device, open_index
+from irkit.index import FlatConfig, Index, Limits, Store, create_index, open_index, use_limits
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,8 @@ def test_rows_and_scores_are_those_of_the_cpu(
     gpu: Any, n: int, n_q: int, k: int, share: float | None, scores: int, seed: int
 ) -> None:
     keep = None if share is None else np.random.default_rng(seed).random(n) < share
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_device, "_SCORES", scores)
+    limits = Limits(scan_gpu_scores=scores)
+    with tempfile.TemporaryDirectory() as folder, use_limits(limits):
         index, queries = build(Path(folder) / "index", vectors(n, seed)), vectors(n_q, seed + 1)
         index.remove([0] if n > 3 else [])
         expected = index.search(queries, k, keep)

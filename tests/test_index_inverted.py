@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,22 @@ from hypothesis import strategies as st
 
 import irkit.index.inverted
 from irkit import Ragged, Sparse, score
+from irkit.core.representation import concat
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError
-from irkit.index import Index, InvertedConfig, Store, bm25, compact, create_index, open_index
-from irkit.index.quantization import quantized
-from irkit.representation import concat
+from irkit.index import Index, InvertedConfig, Limits, Store, compact, create_index, open_index, use_limits
+from irkit.index import bm25_index as bm25
+from irkit.index.quantization import quantize
 
 DIM = 2000
+SMALL = Limits(inverted_unlisted=32)
 DTYPES = ("float32", "float16", "uint16", "uint8")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("irkit.index.inverted._FEW", 32)
+    with use_limits(SMALL):
+        yield
 
 
 def texts(n: int, seed: int, topics: int = 20, length: int = 40) -> Sparse:
@@ -77,9 +82,9 @@ def check_exact(index: Index, queries: Sparse, k: int, keep: np.ndarray | None =
         assert (np.lexsort((rows[:count], -scores[:count])) == np.arange(count)).all()
 
 
-def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.inverted._MOST", 100)
-    index = build(tmp_path / "index", [texts(250, 1), texts(40, 2), texts(60, 3)])
+def test_a_segment_has_a_limit(tmp_path: Path) -> None:
+    with use_limits(replace(SMALL, inverted_segment=100)):
+        index = build(tmp_path / "index", [texts(250, 1), texts(40, 2), texts(60, 3)])
     bounds = [(about["start"], about["stop"]) for about in index.store.meta["index"]["segments"]]
     assert all(0 < stop - start <= 100 for start, stop in bounds)
     assert [stop for _, stop in bounds[:-1]] == [start for start, _ in bounds[1:]]
@@ -93,7 +98,7 @@ def test_a_segment_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_kept_weights_are_as_near_as_documented(rows: list[list[float]], dtype: str) -> None:
     lengths, weights = np.array([len(row) for row in rows]), np.float32(list(itertools.chain(*rows)))
-    kept = quantized(weights, lengths, dtype)
+    kept = quantize(weights, lengths, dtype)
     assert kept["weights"].dtype == dtype
     found = kept["weights"].astype(np.float64)
     if dtype.startswith("float"):
@@ -216,7 +221,7 @@ def test_many_documents_are_approximated_unless_a_filter_hides_most(
 
     monkeypatch.setattr("irkit.index.inverted.Searcher.find", watched)
     for many in (100, 99):
-        monkeypatch.setattr("irkit.index.inverted._EXACT", many)
+        index.store.limits = replace(SMALL, inverted_exact=many)
         index.search(queries, 3)
         index.search(queries, 3, np.arange(100) < 50)
         index.search(queries, 3, np.arange(100) < 49)
@@ -385,7 +390,7 @@ def test_bm25_follows_what_comes_and_goes(tmp_path: Path, dtype: str) -> None:
 
 def build_fresh(path: Path, index: Any, dtype: str) -> Index:
     """The same counts, added at once."""
-    raw = index._raw(np.arange(len(index)))
+    raw = index.stored_arrays(np.arange(len(index)))
     terms = Ragged(torch.from_numpy(raw["terms"].astype(np.int32)), torch.from_numpy(raw["lengths"]))
     data = Sparse(terms, torch.from_numpy(raw["weights"].astype(np.float32)), index.dim)
     return build_counts(path, "inverted", [data], mode="exact", dtype=dtype)

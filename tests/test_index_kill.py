@@ -21,13 +21,10 @@ import pytest
 import torch
 
 import irkit.index.faiss
-import irkit.index.inverted
-import irkit.index.plaid
-import irkit.index.store
 from irkit import Dense, MultiVector, Ragged, Sparse, score
+from irkit.core.representation import Representation
 from irkit.data.document import Document
-from irkit.index import Documents, Store, create_index, open_index
-from irkit.representation import Representation
+from irkit.index import Documents, Limits, Store, create_index, open_index, use_limits
 
 DIM, CHUNK = 4, 6
 CONFIGS: dict[str, Any] = {
@@ -50,12 +47,15 @@ def vectors(n: int, seed: int) -> Representation:
     return Dense(rows[:n]) if kind == "faiss" else MultiVector(Ragged(rows, torch.full((n,), 3)))
 
 
-def little_is_much() -> None:
-    """Constants made small, so that 30 documents are looked up and cut into blocks."""
-    irkit.index.faiss._FEW, irkit.index.faiss._PER_HIT = 8, 1
-    irkit.index.inverted._FEW = 8
-    irkit.index.plaid._FEW = irkit.index.plaid._SCAN = 8
-    irkit.index.store._BLOCK_BYTES = 1 << 8  # 32 tokens in float16
+# 30 documents are looked up and cut into blocks
+LIMITS = Limits(
+    faiss_scan=8,
+    faiss_scan_per_hit=1,
+    inverted_unlisted=8,
+    plaid_uncompressed=8,
+    plaid_scan=8,
+    read_bytes=1 << 8,  # 32 tokens in float16
+)
 
 
 def build(path: Path, seed: int = 1) -> int:
@@ -148,7 +148,6 @@ def run_killed(action: str, path: Path, step: int) -> bool:
 def survive(action: str, directory: Path, wanted: int) -> None:
     """Kill the action at ``wanted`` steps, spread evenly (0: at each); check what is left and do it again."""
     os.fsync = lambda descriptor: None  # a killed process loses nothing that it has written
-    little_is_much()
     base, path = directory / "base", directory / "index"
     before = None
     if action == "build":
@@ -274,8 +273,8 @@ def test_readers_of_a_changing_index_see_it_whole(
 
 if __name__ == "__main__":
     kind, command, *arguments = sys.argv[1:]
-    if command == "survive":
-        survive(arguments[0], Path(arguments[1]), int(arguments[2]))
-    else:
-        little_is_much()
-        churn(Path(arguments[0]), int(arguments[1]))
+    with use_limits(LIMITS):
+        if command == "survive":
+            survive(arguments[0], Path(arguments[1]), int(arguments[2]))
+        else:
+            churn(Path(arguments[0]), int(arguments[1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import torch
 from irkit_kernels.residual_maxsim import train_codebook
 
 import irkit.index.clustering
-import irkit.index.plaid
 from irkit import Model, MultiVector, Ragged, Retriever, score
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.index import (
@@ -22,35 +23,40 @@ from irkit.index import (
     Hits,
     Index,
     InvertedConfig,
+    Limits,
     MuveraConfig,
     PlaidConfig,
     Store,
     compact,
     create_index,
     open_index,
+    use_limits,
 )
 from irkit.index.clustering import (
     build_lists,
     centroid_count,
     fit_tokens,
     read_lists,
-    sample_places,
+    sample_positions,
     train_centroids,
     write_lists,
 )
 from irkit.index.muvera import Encoder
 from irkit.index.plaid import Plaid
-from irkit.index.plaid_search import TensorSearch
+from irkit.index.plaid_search import CpuSearch, plan_search
+from irkit.index.plaid_tensors import TensorSearch
+from irkit.index.topk import TopK
 
 DIM = 32
+SMALL = Limits(plaid_uncompressed=256, plaid_scan=16)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("irkit.index.plaid._FEW", 256)
-    monkeypatch.setattr("irkit.index.plaid._SCAN", 16)
+    with use_limits(SMALL):
+        yield
 
 
 def texts(n: int, seed: int, topics: int = 30) -> MultiVector:
@@ -119,15 +125,18 @@ def test_centroids_that_are_added_are_as_long_as_the_first(tmp_path: Path) -> No
     np.testing.assert_allclose(lengths, 20, rtol=2e-3)
 
 
-def test_a_build_that_was_killed_before_its_lists_is_searched_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_was_killed_before_its_lists_is_searched_as_it_is(tmp_path: Path) -> None:
+    def stop_at_lists(stage: str, count: int, total: int | None) -> None:
+        if stage == "listing":
+            raise KeyboardInterrupt
+
     data = texts(600, 0)
-    with Store.build(tmp_path / "index", key=1) as store, monkeypatch.context() as context:
-        context.setattr(Plaid, "_list", lambda *_: None)
+    with Store.build(tmp_path / "index", key=1) as store:
         index = create_index(store, "plaid")
         index.add(data)
-        index.finish()
+        with pytest.raises(KeyboardInterrupt):
+            index.finish(stop_at_lists)
+        assert index.stats()["covered"] == 600
         assert index.search(data[:2], 3).rows[:, 0].tolist() == [0, 1]
 
 
@@ -222,10 +231,10 @@ def test_tokens_that_are_kept_give_exact_scores(tmp_path: Path, monkeypatch: pyt
     assert found[False] < 4.7 < 4.95 < found[True]
 
 
-def test_codes_are_widened_when_centroids_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_widened_when_centroids_are_many(tmp_path: Path) -> None:
     data = texts(900, 1)
     index = build(tmp_path / "index", [data[:300]])
-    monkeypatch.setattr("irkit.index.plaid._NARROW", index.stats()["centroids"])
+    index.store.limits = replace(SMALL, narrow=index.stats()["centroids"])
     kept = index.representations(np.arange(300)).tokens.values
     index.add(data[300:])
     index.finish()
@@ -235,48 +244,38 @@ def test_codes_are_widened_when_centroids_are_many(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_both_passes_of_a_build_go_on_where_they_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
-) -> None:
-    monkeypatch.setattr(irkit.index.plaid, "_BLOCK", 500)
-    data, fitted = texts(300, 0), irkit.index.plaid.fit_tokens
-    total = len(data.tokens.values)
-    encoded: list[int] = []
+def test_both_passes_of_a_build_go_on_where_they_stopped(tmp_path: Path, keep: bool) -> None:
+    data, stages = texts(300, 0), list[tuple[str, int, int | None]]()
+    limits = replace(SMALL, plaid_block=500)
 
-    def fail_at(stop: int) -> None:
-        def function(values: Any, *rest: Any) -> Any:
-            if len(encoded) == stop:
+    def resume(stop: tuple[str, int] | None = None) -> None:
+        """Build, or go on with a build, until so many calls have told of a stage."""
+        stages.clear()
+
+        def report(*told: Any) -> None:
+            stages.append(told)
+            if stop and [name for name, *_ in stages].count(stop[0]) == stop[1]:
                 raise KeyboardInterrupt
-            encoded.append(len(values))
-            return fitted(values, *rest)
 
-        monkeypatch.setattr(irkit.index.plaid, "fit_tokens", function)
-
-    def go_on() -> None:
-        with Store.build(tmp_path / "index", key=1) as store:
+        with use_limits(limits), Store.build(tmp_path / "index", key=1) as store:
             index = create_index(store, {"kind": "plaid", "keep_tokens": keep})
             if not len(index):
                 index.add(data)
-            index.finish(lambda *told: stages.append(told))
+            index.finish(report)
             store.publish()
 
-    for stop in (0, 2):
-        fail_at(stop)
-        stages: list[tuple[str, int, int | None]] = []
+    for stop in (("compressing", 1), ("compressing", 3)):
         with pytest.raises(KeyboardInterrupt):
-            go_on()
-        assert (stages[0][0] == "training") == (stop == 0)
+            resume(stop)
+        assert (stages[0][0] == "training") == (stop[1] == 1)
         with Store.build(tmp_path / "index", key=1) as store:  # searched as it is, exactly
             index = open_index(store)
             rows = index.search(data[:5], 3).rows
             assert (rows == score(data[:5], data).topk(3).indices.numpy()).all()
-    fail_at(-1)
-    stages = []
-    go_on()
-    assert sum(encoded) == total
-    assert len(encoded) > 5
+    resume()
     assert stages[0][0] == "compressing"
     assert stages[0][1] > 0
+    assert len(stages) > 4
     assert sum(count for name, count, _ in stages if name == "compressing") == stages[0][2] == 300
     whole = build(tmp_path / "whole", [data], keep_tokens=keep).search(data[:20], 10)
     hits = open_index(Store.open(tmp_path / "index")).search(data[:20], 10)
@@ -295,24 +294,21 @@ def ranked(hits: Hits) -> list[dict[int, float]]:
 def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int, more: int) -> None:
     data, queries = texts(300, 0), texts(6, 1)
     index = build(tmp_path / "index", [data], nbits=nbits)
-    index.add(texts(20, 2))
-    index.remove([3, 5, 8])
     queries.tokens.values[3] = 0
-    allowed = np.random.default_rng(0).random(320) < 0.5
     assert isinstance(index, Plaid)
-    effort = index._effort
-    index._effort = lambda k, kept: effort(k, kept)._replace(ranked=k + more)  # type: ignore[method-assign]
-    structure, _ = index.store.derived(("search", "auto"), index._searcher)
-    tensors = TensorSearch(structure, torch.device("cpu"))
+    arrays = index.arrays()
+    searches = CpuSearch(arrays), TensorSearch(arrays, torch.device("cpu"))
+    filters = ~np.isin(np.arange(300), [3, 5, 8]), np.random.default_rng(0).random(300) < 0.5
     for options, k in itertools.product(({"candidates": 20}, {"candidates": 400, "nprobe": 3}), (1, 10, 400)):
-        index.config = index.config.model_copy(update=options)
-        for keep in (None, allowed):
-            kernels = index.search(queries, k, keep)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(index, "_searcher", lambda: (structure, tensors))
-                index.store._state.derived.pop(("search", "auto"), None)
-                hits = index.search(queries, k, keep)
-                index.store._state.derived.pop(("search", "auto"), None)
+        config = index.config.model_copy(update=options)
+        for allowed in filters:
+            budget = plan_search(config, SMALL, k, allowed, index.listed)._replace(ranked=k + more)
+            found = []
+            for search in searches:
+                best = TopK(len(queries), k)
+                best.push_pairs(*search(queries.tokens, budget, allowed))
+                found.append(best.hits())
+            kernels, hits = found
             np.testing.assert_allclose(hits.scores, kernels.scores, atol=1e-4)
             for one, other in zip(ranked(hits), ranked(kernels), strict=True):
                 assert one == pytest.approx(other, abs=1e-4)  # equal scores may come in either order
@@ -326,12 +322,12 @@ def test_a_block_of_a_search_waits_for_the_device_twice(
     index, queries = build(tmp_path / "index", [texts(900, 0)], **options), texts(32, 1)
     assert isinstance(index, Plaid)
     expected = index.search(queries, 10)
-    structure, _ = index.store.derived(("search", "auto"), index._searcher)
-    search = TensorSearch(structure, record_dispatch.device)
-    effort = index._effort(10, structure.filled)
-    assert effort.nprobe
+    arrays = index.arrays()
+    search = TensorSearch(arrays, record_dispatch.device)
+    budget = plan_search(index.config, SMALL, 10, arrays.filled, index.listed)
+    assert budget.nprobe
     record_dispatch.clear()
-    scores, rows = search(queries.tokens, effort, structure.filled)
+    scores, rows = search(queries.tokens, budget, arrays.filled)
     assert len(record_dispatch.waits) <= 2, record_dispatch.waits
     assert not [copy for copy in record_dispatch.pageable if "to the device" in copy]
     assert {"triton:residual_probe", "triton:residual_maxsim"} <= set(record_dispatch.operations)
@@ -459,7 +455,7 @@ def test_centroids_by_tensors_are_as_good_as_those_of_faiss(count: int) -> None:
         centroids = (
             irkit.index.clustering._tensor_centroids(torch.from_numpy(values), count, 0).numpy()
             if name == "tensors"
-            else train_centroids(values, count, 1.0, 0, CPU).astype(np.float32)
+            else train_centroids(values, count, 1.0, 0, CPU, 512).astype(np.float32)
         )
         assert centroids.shape == (count, DIM)
         np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-3)
@@ -517,7 +513,7 @@ def test_memory_that_runs_out_on_the_way_is_as_if_there_were_none(
 
     index, queries = build(tmp_path / "index", [texts(300, 0)], device="cpu"), texts(3, 1)
     expected = index.search(queries, 5)
-    monkeypatch.setattr("irkit.index.plaid_search._rounded", full)
+    monkeypatch.setattr("irkit.index.plaid_tensors._rounded", full)
     index.config = PlaidConfig(device="auto")
     with pytest.warns(UserWarning, match="so the CPU does it"):
         found = index.search(queries, 5)
@@ -533,21 +529,18 @@ def test_numbers_of_centroids() -> None:
 
 
 def test_samples_are_spread() -> None:
-    assert sample_places(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
-    places = sample_places(1000, 10, 0)
+    assert sample_positions(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
+    places = sample_positions(1000, 10, 0)
     assert (places // 100 == np.arange(10)).all()
 
 
 @pytest.mark.parametrize("narrow", [39, 40])
-def test_lists_hold_each_document_once_per_centroid(
-    narrow: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("irkit.index.clustering._BLOCK", 50)
-    monkeypatch.setattr("irkit.index.clustering._NARROW", narrow)
+def test_lists_hold_each_document_once_per_centroid(narrow: int, tmp_path: Path) -> None:
+    limits = Limits(plaid_list_block=50, narrow=narrow)
     rng = np.random.default_rng(0)
     ends, codes = np.cumsum(rng.integers(0, 30, 40)), rng.integers(0, 9, 2000).astype(np.uint16)
-    offsets = build_lists(codes, ends, 9)
-    write_lists(tmp_path / "lists", codes, ends, offsets)
+    offsets = build_lists(codes, ends, 9, limits)
+    write_lists(tmp_path / "lists", codes, ends, offsets, limits)
     stored = np.fromfile(tmp_path / "lists", np.uint8)
     assert len(stored) == offsets[-1] * (2 if narrow == 40 else 4)
     found = np.split(read_lists(stored, int(offsets[-1])), offsets[1:-1])
@@ -556,11 +549,10 @@ def test_lists_hold_each_document_once_per_centroid(
         assert found[centroid].tolist() == [row for row, part in enumerate(parts) if centroid in part]
 
 
-def test_centroids_fit_as_well_as_those_of_one_clustering(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_centroids_fit_as_well_as_those_of_one_clustering() -> None:
     values = texts(3000, 0).tokens.values.numpy()
-    at_once = train_centroids(values, 400, 3.0, 0, CPU)
-    monkeypatch.setattr("irkit.index.clustering._DIRECT", 10)
-    in_steps = train_centroids(values, 400, 3.0, 0, CPU)
+    at_once = train_centroids(values, 400, 3.0, 0, CPU, 512)
+    in_steps = train_centroids(values, 400, 3.0, 0, CPU, 10)
     fits = [(values @ c.astype(np.float32).T).max(1).mean() for c in (at_once, in_steps)]
     assert fits[1] >= fits[0] - 0.015
     np.testing.assert_allclose(np.linalg.norm(in_steps.astype(np.float32), axis=1), 3, atol=6e-3)

@@ -19,10 +19,10 @@ import yaml
 from irkit import Model
 from irkit.errors import StorageError
 from irkit.study import StudyConfig, run_study
-from irkit.study import running as study_running
+from irkit.study import study_run as study_running
 from irkit.vocabulary import transfer_vocabulary
-from irkit.vocabulary.recipe import VocabularyRecipe
-from irkit.vocabulary.running import run
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+from irkit.vocabulary.transfer_run import run
 
 CHANGES = {"os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.mkdir": 0, "os.link": 1, "os.truncate": 0}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -18,10 +18,12 @@ from irkit import Model, Retriever
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.heads import MultiVectorHead, Normalize, Projection
-from irkit.training.data import Record
+from irkit.model.cross_encoder import CrossEncoder
+from irkit.retrieval.scorer import IndexScorer, ModelScorer
 from irkit.training.labels import label
 from irkit.training.negatives import mine
-from irkit.training.teachers import CrossEncoder, IndexTeacher, ModelTeacher, load_teacher
+from irkit.training.teachers import load_teacher
+from irkit.training.training_data import TrainingRow
 
 TEXTS = {
     "d0": "neural search",
@@ -32,7 +34,7 @@ TEXTS = {
 }
 QUERIES = {"q0": "neural index", "q1": "search of text", "q2": "a model"}
 LISTS = {"q0": ["d1", "d0", "d4"], "q1": ["d2"], "q2": ["d4", "d3", "d2", "d0", "d1"]}
-RECORDS = [Record(query, None, tuple(docs)) for query, docs in LISTS.items()]
+RECORDS = [TrainingRow(query, None, tuple(docs)) for query, docs in LISTS.items()]
 DOCUMENTS = [[Document(name, TEXTS[name]) for name in docs] for docs in LISTS.values()]
 ASKED = [Query(name, text) for name, text in QUERIES.items()]
 
@@ -76,13 +78,13 @@ def test_an_index_and_its_model_give_the_scores_of_a_search(model: Model, tmp_pa
     hits = [{hit.id: hit.score for hit in retriever.search(text, 5)} for text in QUERIES.values()]
     expected = [[hits[i][name] for name in docs] for i, docs in enumerate(LISTS.values())]
     assert_equal(load_teacher(retriever)(ASKED, DOCUMENTS), expected)
-    assert_equal(ModelTeacher(model)(ASKED, DOCUMENTS), expected)
+    assert_equal(ModelScorer(model)(ASKED, DOCUMENTS), expected)
     model.save_pretrained(tmp_path / "model")
     loaded = load_teacher(tmp_path / "model")
-    assert isinstance(loaded, ModelTeacher)
+    assert isinstance(loaded, ModelScorer)
     assert_equal(loaded(ASKED, DOCUMENTS), expected)
-    assert ModelTeacher(model)(ASKED[:1], [[]])[0].shape == (0,)
-    assert IndexTeacher(retriever)(ASKED[:2], [[], []])[1].shape == (0,)
+    assert ModelScorer(model)(ASKED[:1], [[]])[0].shape == (0,)
+    assert IndexScorer(retriever.collection)(ASKED[:2], [[], []])[1].shape == (0,)
 
 
 @pytest.mark.parametrize("max_length", [None, 16])
@@ -107,12 +109,11 @@ def test_a_cross_encoder_as_in_sentence_transformers(
     assert np.ptp(expected) > 0.01
 
 
-def test_steps_of_a_cross_encoder_change_nothing(cross_encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_cross_encoder_change_nothing(cross_encoder: str) -> None:
     teacher = CrossEncoder(cross_encoder)
     whole = teacher(ASKED, DOCUMENTS)
     for tokens in (1, 30, 100):
-        monkeypatch.setattr("irkit.training.teachers._TOKENS", tokens)
-        assert_equal(teacher(ASKED, DOCUMENTS), whole)
+        assert_equal(CrossEncoder(cross_encoder, batch_tokens=tokens)(ASKED, DOCUMENTS), whole)
     assert [len(line) for line in teacher(ASKED[:2], [[], []])] == [0, 0]
     for queries, documents, error, message in (
         (ASKED[:1], [["a text"]], BadTypeError, r"got 'a text', expected a Document, such as irkit\.data"),
@@ -154,29 +155,31 @@ def test_models_that_are_no_cross_encoders(tiny_bert: Path, tmp_path: Path, cros
 
 def test_labels_are_of_texts_by_id_or_at_hand(model: Model, tmp_path: Path) -> None:
     retriever = Retriever.build(model, TEXTS, tmp_path / "index")
-    expected = IndexTeacher(retriever)(ASKED, DOCUMENTS)
+    expected = IndexScorer(retriever.collection)(ASKED, DOCUMENTS)
     whole = [
-        Record("", QUERIES[r.query_id], (), tuple(TEXTS[name] for name in r.document_ids), None, 0)
+        TrainingRow("", QUERIES[r.query_id], (), tuple(TEXTS[name] for name in r.document_ids), None, 0)
         for r in RECORDS
     ]
-    scored = [Record(r.query_id, QUERIES[r.query_id], r.document_ids, scores=(9,) * len(r)) for r in RECORDS]
-    by_id = list(label(RECORDS, IndexTeacher(retriever), queries=QUERIES))
+    scored = [
+        TrainingRow(r.query_id, QUERIES[r.query_id], r.document_ids, scores=(9,) * len(r)) for r in RECORDS
+    ]
+    by_id = list(label(RECORDS, IndexScorer(retriever.collection), queries=QUERIES))
     assert [(r.query_id, r.document_ids, r.positives) for r in by_id] == [
         (r.query_id, r.document_ids, r.positives) for r in RECORDS
     ]
     for records in (
         by_id,
-        label(RECORDS, ModelTeacher(model), queries=QUERIES, corpus=TEXTS),
-        label(whole, ModelTeacher(model)),
-        label(scored, IndexTeacher(retriever)),
+        label(RECORDS, ModelScorer(model), queries=QUERIES, corpus=TEXTS),
+        label(whole, ModelScorer(model)),
+        label(scored, IndexScorer(retriever.collection)),
     ):
         assert_equal([record.scores for record in records], expected)
 
 
 def test_texts_that_are_missing(model: Model, tmp_path: Path) -> None:
-    teacher = ModelTeacher(model)
+    teacher = ModelScorer(model)
     retriever = Retriever.build(model, {"d1": "text"}, tmp_path / "index")
-    texts = Record("", "text", (), ("one", "two"))
+    texts = TrainingRow("", "text", (), ("one", "two"))
     with pytest.raises(
         BadValueError, match="query 'q0' is given by id only; give queries, where its text is"
     ):
@@ -188,9 +191,9 @@ def test_texts_that_are_missing(model: Model, tmp_path: Path) -> None:
     ):
         list(label(RECORDS, teacher, queries=QUERIES, corpus={"d1": "text"}))
     with pytest.raises(BadValueError, match="has documents without ids, which an index cannot find"):
-        list(label([texts], IndexTeacher(retriever)))
+        list(label([texts], IndexScorer(retriever.collection)))
     with pytest.raises(BadValueError, match="the index has no document 'd0'"):
-        list(label(RECORDS, IndexTeacher(retriever), queries=QUERIES))
+        list(label(RECORDS, IndexScorer(retriever.collection), queries=QUERIES))
 
 
 @settings(max_examples=60, deadline=None)
@@ -198,7 +201,7 @@ def test_texts_that_are_missing(model: Model, tmp_path: Path) -> None:
     st.lists(st.lists(st.integers(-(10**5), 10**5).map(lambda n: n / 64), min_size=1, max_size=6), min_size=1)
 )
 def test_normalization(scores: list[list[float]]) -> None:
-    records = [Record("q", "text", tuple(f"d{i}" for i in range(len(line)))) for line in scores]
+    records = [TrainingRow("q", "text", tuple(f"d{i}" for i in range(len(line)))) for line in scores]
     place = iter(scores)
 
     def teacher(queries: Any, documents: Any) -> Any:
@@ -282,9 +285,10 @@ def test_the_command_line(call: Call, cross_encoder: str) -> None:
 
 def test_an_interrupted_run_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     call("mine", "bm25", "beir", "--out", "train.jsonl", "--negatives", "2")
+    rows = Path("train.jsonl").read_text()
+    Path("train.jsonl").write_text(35 * rows)  # 70 rows, of which 64 are scored together
     words = ("label", "train.jsonl", "--teacher", "bm25", "--out", "labelled.jsonl")
-    monkeypatch.setattr("irkit.training.labels._RECORDS", 1)
-    real, asked = IndexTeacher.__call__, []
+    real, asked = IndexScorer.__call__, []
 
     def interrupted(self: Any, queries: Any, documents: Any) -> Any:
         if asked:
@@ -292,13 +296,13 @@ def test_an_interrupted_run_goes_on(call: Call, monkeypatch: pytest.MonkeyPatch)
         asked.append(queries[0].id)
         return real(self, queries, documents)
 
-    monkeypatch.setattr(IndexTeacher, "__call__", interrupted)
+    monkeypatch.setattr(IndexScorer, "__call__", interrupted)
     assert call(*words)[::2] == (130, "irkit: interrupted - give the same command again to go on\n")
     assert not Path("labelled.jsonl").exists()
-    monkeypatch.setattr(IndexTeacher, "__call__", real)
+    monkeypatch.setattr(IndexScorer, "__call__", real)
     code, _, err = call(*words)
     assert code == 0
-    assert "labelled the documents of 2 queries (1 of them before) in" in err
+    assert "labelled the documents of 70 queries (64 of them before) in" in err
     resumed = Path("labelled.jsonl").read_bytes()
     assert call(*words, "--overwrite")[0] == 0
     assert Path("labelled.jsonl").read_bytes() == resumed

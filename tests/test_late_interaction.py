@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from irkit import Dense, MultiVector, Ragged, score
-from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
-from irkit.late_interaction import (
+from irkit.core.late_interaction import (
     MultiVectorAttention,
     first_tokens,
     mean_maxsim,
@@ -25,6 +24,7 @@ from irkit.late_interaction import (
     xtr_in_batch,
     xtr_ranking,
 )
+from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
 
 WIDTH = 4
 sizes = st.lists(st.integers(0, 5), min_size=1, max_size=5)

@@ -2,8 +2,11 @@
 
 import itertools
 import math
+import sys
 from dataclasses import replace
-from typing import Any
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
+from irkit.training.losses import LOSSES as TABLE
 from irkit.training.losses import (
     ApproxNDCG,
     BaseLoss,
@@ -30,8 +34,11 @@ from irkit.training.losses import (
     RankNet,
     ScoreMSE,
 )
-from irkit.training.losses.base import normalize
+from irkit.training.losses.loss import normalize
+from irkit.training.regularizers import REGULARIZERS
 from irkit.training.scores import Scores
+from irkit.utils.kinds import KindOf
+from irkit.utils.plugins import Registry
 
 DIM = 6
 LOSSES: dict[str, BaseLoss] = {
@@ -435,6 +442,7 @@ def test_losses_are_read_by_kind() -> None:
     assert recipe.losses == [InfoNCE(threshold=1.0, weight=0.5), KLDivergence()]
     assert Recipe.parse(recipe.model_dump()) == recipe
     kinds = {loss.kind for loss in LOSSES.values()}
+    assert kinds == set(TABLE)
     assert all(
         type(Recipe.parse({"losses": [loss.model_dump()]}).losses[0]) is type(loss)
         for loss in LOSSES.values()
@@ -458,6 +466,46 @@ def test_losses_are_read_by_kind() -> None:
 def test_impossible_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Recipe.parse({"losses": [values]})
+
+
+def test_a_loss_of_another_package_is_read_by_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lost.py").write_text(
+        "from typing import Literal\n"
+        "from irkit.training.losses import BaseLoss\n"
+        "class Spread(BaseLoss):\n"
+        "    kind: Literal['spread'] = 'spread'\n"
+        "    power: float = 2.0\n"
+        "    def __call__(self, scores):\n"
+        "        return scores.own.abs().pow(self.power).mean()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [EntryPoint("spread", "lost:Spread", "irkit.losses")]
+    monkeypatch.setattr("irkit.utils.plugins.entry_points", lambda group: points)
+    table: Registry[type[BaseLoss]] = Registry("irkit.losses", BaseLoss, dict(TABLE))
+
+    class Open(Config):
+        losses: list[Annotated[BaseLoss, KindOf(table)]]
+
+    assert Open.parse({"losses": [{"kind": "kl"}]}).losses == [KLDivergence()]
+    assert "lost" not in sys.modules  # it is imported when a recipe names it
+    recipe = Open.parse({"losses": [{"kind": "spread", "power": 1.0}]})
+    assert recipe.losses[0](of_own([1.0, -3.0])).item() == 2.0
+    assert Open.parse(recipe.model_dump(mode="json")) == recipe
+    for values, message in (
+        ({"kind": "sprad"}, "losses.0: unknown kind 'sprad'; did you mean 'spread'"),
+        ({"kind": "spread", "powr": 1}, "unknown key 'losses.0.powr'; did you mean 'power'"),
+        ({"kind": "spread", "power": "x"}, "losses.0.power: .*valid number"),
+        ({"power": 1}, "losses.0: .*discriminator 'kind'"),
+        ("spread", "losses.0: expected keys and values such as {kind: spread}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Open.parse({"losses": [values]})
+
+
+def test_the_page_of_losses_has_each_of_them() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "training_losses.md").read_text()
+    for kind in (*TABLE, *REGULARIZERS):
+        assert f"`{kind}`" in page, kind
 
 
 def test_matryoshka() -> None:

@@ -19,13 +19,13 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from irkit import Model
+from irkit.core.ragged import Ragged
 from irkit.errors import BadValueError, ConfigError, StorageError
-from irkit.ragged import Ragged
 from irkit.tokenizer import Tokenizer
 from irkit.training import logit_losses, model_step
-from irkit.training.masked_lm import MaskedLMStep
+from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.masking import MaskedBatch, Masking, MaskingConfig, masking_rates
-from irkit.training.texts import read_texts, text_loader
+from irkit.training.pretraining.corpus import read_texts, text_loader
 
 TEXTS = ["search the index of a vector model", "neural text", "in the token model on an index", "search"]
 
@@ -64,7 +64,7 @@ def test_new_tokens_are_hidden_twice_as_often_and_the_rate_stays(tokenizer: Toke
     n = 20_000
     batch = Masking(tokenizer, is_new=new, seed=3)([(number, TEXTS[0]) for number in range(n)])
     ids = tokenizer([TEXTS[0]]).values
-    counts = torch.bincount(batch.places % len(ids), minlength=len(ids)).double() / n
+    counts = torch.bincount(batch.positions % len(ids), minlength=len(ids)).double() / n
     special = torch.isin(ids, torch.tensor(tokenizer.special_tokens()))
     assert not counts[special].any()
     size = len(ids) - 2
@@ -72,14 +72,14 @@ def test_new_tokens_are_hidden_twice_as_often_and_the_rate_stays(tokenizer: Toke
     assert (~special).sum() == 7
     deviation = (wanted * (1 - wanted) / n).sqrt()
     assert ((counts - wanted).abs() < 5 * deviation)[~special].all()
-    assert len(batch.places) / (n * size) == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / (n * size)))
+    assert len(batch.positions) / (n * size) == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / (n * size)))
 
 
 def test_hidden_tokens_become_masks_others_or_stay(tokenizer: Tokenizer) -> None:
     texts = numbered(6000)
     batch = Masking(tokenizer, MaskingConfig(emphasis=1.0), seed=1)(texts)
     before = tokenizer([text for _, text in texts]).values
-    after, places = batch.tokens.values, batch.places
+    after, places = batch.tokens.values, batch.positions
     assert torch.equal(batch.labels, before[places])
     untouched = torch.ones(len(before), dtype=torch.bool)
     untouched[places] = False
@@ -124,11 +124,11 @@ def test_answers_of_another_vocabulary_are_asked_for_at_the_first_token(
     everything = MaskingConfig(rate=1.0, emphasis=1.0, masked=1.0, random=0.0)
     batch = Masking(tokenizer, everything, labels=answers)([(0, "the model"), (1, "zx in")])
     # [CLS] the model [SEP] [CLS] z ##x in [SEP]
-    assert batch.places.tolist() == [1, 1, 1, 2, 5, 6, 7, 7]
+    assert batch.positions.tolist() == [1, 1, 1, 2, 5, 6, 7, 7]
     assert answers.backend.decode(batch.labels.tolist()).replace(" ##", "") == "the model zx in"
     assert (batch.tokens.values == tokenizer.special_ids["mask"]).sum() == 5
     cut = Masking(tokenizer, everything, labels=answers, max_length=3)([(0, "the model")])
-    assert cut.places.tolist() == [1, 1, 1]  # what was cut off is not asked for
+    assert cut.positions.tolist() == [1, 1, 1]  # what was cut off is not asked for
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_loss_is_that_of_transformers(checkpoint: Path) -> None:
     loss.backward()
     peer = BertForMaskedLM.from_pretrained(checkpoint).eval()
     labels = torch.full_like(batch.tokens.values, -100)
-    labels[batch.places] = batch.labels
+    labels[batch.positions] = batch.labels
     ids, mask = batch.tokens.to_padded()
     asked, _ = batch.tokens.with_values(labels).to_padded(-100)
     output = peer(input_ids=ids, attention_mask=mask.long(), labels=asked)

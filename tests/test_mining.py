@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from irkit import Model, Retriever
 from irkit.errors import BadValueError, ConfigError, LockedError, StorageError
-from irkit.training.data import Record
+from irkit.retrieval.scorer import IndexScorer
 from irkit.training.negatives import MiningConfig, mine
 from irkit.training.resumable import write_resumable
-from irkit.training.teachers import IndexTeacher
+from irkit.training.training_data import TrainingRow
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "an", "the", "of"]
 RANDOM = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def dense(dense_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Retrie
     return Retriever.build(dense_model, TEXTS, tmp_path_factory.mktemp("dense") / "index")
 
 
-def negatives(records: Iterator[Record]) -> dict[str, list[str]]:
+def negatives(records: Iterator[TrainingRow]) -> dict[str, list[str]]:
     return {record.query_id: list(record.document_ids[record.positives :]) for record in records}
 
 
@@ -201,7 +201,7 @@ def test_random_negatives_depend_on_seed_and_query_only(bm25: Retriever) -> None
 
 
 def test_a_teacher_decides_and_its_scores_are_kept(bm25: Retriever, dense: Retriever) -> None:
-    teacher = IndexTeacher(dense)
+    teacher = IndexScorer(dense.collection)
     plain = negatives(mine(bm25, QUERIES, QRELS))
     for record in mine(bm25, QUERIES, QRELS, teacher=teacher):
         scores = {hit.id: hit.score for hit in dense.rerank(record.query, list(TEXTS))}
@@ -229,7 +229,7 @@ def test_every_kind_of_index(tiny_bert: Path, tmp_path: Path, kind: str, index: 
         retriever = Retriever.build(make(tiny_bert), TEXTS, tmp_path / "index", index=index)
     config = MiningConfig(num_negatives=4, absolute_margin=0.01)
     total = 0
-    for record in mine(retriever, QUERIES, QRELS, config, teacher=IndexTeacher(retriever)):
+    for record in mine(retriever, QUERIES, QRELS, config, teacher=IndexScorer(retriever.collection)):
         exact = {hit.id: hit.score for hit in retriever.rerank(record.query, list(TEXTS))}
         assert record.scores == pytest.approx([exact[doc] for doc in record.document_ids], rel=1e-5)
         rest = record.scores[record.positives :]
@@ -250,7 +250,7 @@ def test_bad_values(bm25: Retriever, tmp_path: Path) -> None:
         mine(bm25, QUERIES, {"q1": {"d1": 1, "gone": 1}})
     other = Retriever.build("bm25", {"d1": "text"}, tmp_path / "other")
     with pytest.raises(BadValueError, match="the index has no document"):
-        list(mine(bm25, QUERIES, QRELS, teacher=IndexTeacher(other)))
+        list(mine(bm25, QUERIES, QRELS, teacher=IndexScorer(other.collection)))
     with pytest.raises(BadValueError, match=r"one a document"):
         list(mine(bm25, QUERIES, QRELS, teacher=lambda queries, documents: [np.zeros(1)] * len(queries)))
 
@@ -264,19 +264,19 @@ def test_bad_values(bm25: Retriever, tmp_path: Path) -> None:
 # ---- files ----
 
 
-RECORDS = [Record(f"q{i}", "a text, ü", (f"d{i}", "d"), scores=(1.5, i / 3)) for i in range(9)]
+RECORDS = [TrainingRow(f"q{i}", "a text, ü", (f"d{i}", "d"), scores=(1.5, i / 3)) for i in range(9)]
 
 
 def test_a_killed_writer_goes_on(tmp_path: Path) -> None:
     code = f"""
 import os, signal
-from irkit.training.data import Record
+from irkit.training.training_data import TrainingRow
 from irkit.training.resumable import write_resumable
 def records(skip):
     for i in range(skip, 9):
         if i == 5 and skip == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        yield Record(f"q{{i}}", "a text, ü", (f"d{{i}}", "d"), scores=(1.5, i / 3))
+        yield TrainingRow(f"q{{i}}", "a text, ü", (f"d{{i}}", "d"), scores=(1.5, i / 3))
 print(write_resumable({str(tmp_path / "train.jsonl")!r}, records, "key"))
 """
     run = [sys.executable, "-c", code]
@@ -295,7 +295,7 @@ print(write_resumable({str(tmp_path / "train.jsonl")!r}, records, "key"))
 def test_other_work_starts_anew(tmp_path: Path) -> None:
     target = tmp_path / "train.jsonl"
 
-    def stops(skip: int) -> Iterator[Record]:
+    def stops(skip: int) -> Iterator[TrainingRow]:
         yield from RECORDS[skip:3]
         raise BadValueError("stopped")
 
@@ -308,7 +308,7 @@ def test_other_work_starts_anew(tmp_path: Path) -> None:
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
-    def records(skip: int) -> Iterator[Record]:
+    def records(skip: int) -> Iterator[TrainingRow]:
         yield RECORDS[0]
         with pytest.raises(LockedError, match="another process is writing it"):
             write_resumable(tmp_path / "train.jsonl", records, "key")
@@ -373,7 +373,7 @@ def test_the_command_line(call: Call, bm25: Retriever, dense: Retriever) -> None
         "irkit: error: --out train.jsonl: it exists; choose another file or give --overwrite\n",
     )
     assert call(*words, "--overwrite")[0] == 0
-    expected = [record.scores for record in mine(bm25, QUERIES, QRELS, teacher=IndexTeacher(dense))]
+    expected = [record.scores for record in mine(bm25, QUERIES, QRELS, teacher=IndexScorer(dense.collection))]
     assert [tuple(row["scores"]) for row in read("train.jsonl")] == expected
     code, _, err = call(*words, "--overwrite", "--relative-margin", "0.9")
     assert code == 0

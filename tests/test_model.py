@@ -19,13 +19,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Dense, concat
+from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, IrkitError, StorageError
 from irkit.heads import Normalize, PooledHead, Projection
 from irkit.model import Model, batching, hardware
 from irkit.model.parallel import encode_in_processes
-from irkit.ragged import Ragged
-from irkit.representation import Dense, concat
-from irkit.scoring import score
 
 WORDS = ["search", "the index", "a model of text", "", "vector " * 30, "neural?", "on the token"]
 
@@ -131,11 +131,11 @@ def test_ahead_keeps_order_and_stays_one_ahead():
 @given(texts=st.lists(st.sampled_from(WORDS), max_size=12), budget=st.integers(1, 80), size=st.integers(1, 5))
 def test_a_vector_does_not_depend_on_its_batch(tiny_model, texts, budget, size):
     tiny_model.tokens_per_step = budget
-    together = concat(tiny_model.represent_stream(texts, "query", chunk_size=size))
+    together = concat(tiny_model.stream_representations(texts, "query", chunk_size=size))
     tiny_model.tokens_per_step = None
     assert len(together) == len(texts)
     for text, row in zip(texts, together.values, strict=True):
-        alone = tiny_model.represent([text], "query").values[0]
+        alone = tiny_model.encode_representation([text], "query").values[0]
         torch.testing.assert_close(row, alone, rtol=0, atol=1e-6)
 
 
@@ -177,7 +177,7 @@ def test_prompts(model):
     assert model.encode_document(WORDS, prompt_name="query") == with_text("search ")
     assert model.encode_query(WORDS, prompt="a ") == with_text("a ")
     assert model.encode_query(WORDS, prompt="a ", prompt_name="odd") == with_text("a ")
-    assert model.represent(WORDS, "query").values.numpy() == pytest.approx(
+    assert model.encode_representation(WORDS, "query").values.numpy() == pytest.approx(
         model.encode_query(WORDS, normalize_embeddings=True), abs=1e-6
     )
     with pytest.raises(BadValueError, match="no prompt is named 'passage', there are query, document, odd"):
@@ -193,7 +193,9 @@ def test_truncation_and_normalisation(model):
     assert model.dim == 4
     np.testing.assert_array_equal(model.encode(WORDS), whole[:, :4])
     np.testing.assert_array_equal(model.encode(WORDS, truncate_dim=9), whole[:, :9])
-    assert model.represent(WORDS, "document").values.norm(dim=1).numpy() == pytest.approx(np.ones(7))
+    assert model.encode_representation(WORDS, "document").values.norm(dim=1).numpy() == pytest.approx(
+        np.ones(7)
+    )
     with pytest.raises(BadValueError, match="encode: truncate_dim is 0; expected a whole number from 1 to"):
         model.encode(WORDS, truncate_dim=0)
 
@@ -208,24 +210,27 @@ def test_truncation_and_normalisation(model):
     ],
 )
 def test_what_is_not_text(model, texts, problem, monkeypatch):
-    monkeypatch.setattr(model, "_begin", lambda tokens, *_: lambda: Dense(torch.zeros(len(tokens), 32)))
+    rows = lambda self, tokens, *_: lambda: Dense(torch.zeros(len(tokens), 32))  # noqa: E731
+    monkeypatch.setattr("irkit.model.pipeline.Pipeline.begin", rows)
     with pytest.raises(BadTypeError, match=problem):
         model.encode(texts)
     with pytest.raises(BadTypeError, match="one string"):
-        model.represent("one string", "query")
+        model.encode_representation("one string", "query")
 
 
 def test_representations_score_as_the_model_compares(model):
     queries, documents = WORDS[:3], WORDS[3:]
     for name in ("cosine", "dot"):
         model.similarity_name = name
-        scores = score(model.represent(queries, "query"), model.represent(documents, "document"))
+        scores = score(
+            model.encode_representation(queries, "query"), model.encode_representation(documents, "document")
+        )
         wanted = model.similarity(model.encode_query(queries), model.encode_document(documents))
         torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
     for name in ("euclidean", "manhattan"):
         model.similarity_name = name
         with pytest.raises(BadValueError, match=f"similarity of the model is {name}, no inner product"):
-            model.represent(queries, "query")
+            model.encode_representation(queries, "query")
 
 
 def test_streams(model):
@@ -237,19 +242,19 @@ def test_streams(model):
             yield word
 
     done: list[int] = []
-    stream = model.represent_stream(texts(), "document", chunk_size=2, progress=done.append)
+    stream = model.stream_representations(texts(), "document", chunk_size=2, progress=done.append)
     first = next(stream)
     assert len(read) == 4  # the chunk in hand and the next
     parts = [first, *stream]
     assert [len(part) for part in parts] == [2, 2, 2, 1]
     assert sum(done) == 7
-    whole = model.represent(WORDS, "document")
+    whole = model.encode_representation(WORDS, "document")
     torch.testing.assert_close(concat(parts).values, whole.values, rtol=0, atol=1e-6)
-    assert [len(part) for part in model.represent_stream([], "query")] == [0]
+    assert [len(part) for part in model.stream_representations([], "query")] == [0]
     with pytest.raises(BadValueError, match="chunk_size must be at least 1"):
-        list(model.represent_stream(WORDS, "query", chunk_size=0))
+        list(model.stream_representations(WORDS, "query", chunk_size=0))
     with pytest.raises(BadValueError, match="no prompt is named 'side'"):
-        model.represent(WORDS, "side")
+        model.encode_representation(WORDS, "side")
 
 
 def test_positions_of_the_encoder_limit_the_text(model):
@@ -385,7 +390,8 @@ def test_dtypes_that_cannot_be(tiny_bert):
 def test_a_process_a_device(model):
     texts = [f"{word} {number}" for number in range(5) for word in WORDS]
     chunks = [texts[i : i + 4] for i in range(0, len(texts), 4)]
-    parts = list(encode_in_processes(model, ["cpu", "cpu"], iter(chunks), model.template("document", "the ")))
+    pipeline = model.pipeline("document", "the ")
+    parts = list(encode_in_processes(pipeline, ["cpu", "cpu"], iter(chunks)))
     assert [len(part) for part in parts] == [len(chunk) for chunk in chunks]
     np.testing.assert_allclose(concat(parts).values.numpy(), model.encode(texts, prompt="the "), atol=1e-6)
     assert multiprocessing.active_children() == []
@@ -399,7 +405,7 @@ def test_errors_of_processes_surface(model):
     with pytest.raises(BadTypeError, match="text 1 is int"):
         model.encode(["fine", 1], device=["cpu"])
     with pytest.raises(IrkitError, match="a process died"):
-        list(encode_in_processes(model, ["no such device"], [["text"]], model.template("document")))
+        list(encode_in_processes(model.pipeline("document"), ["no such device"], [["text"]]))
     assert multiprocessing.active_children() == []
 
 

@@ -18,15 +18,15 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from irkit.cli import app
+from irkit.core.ragged import Ragged
+from irkit.core.representation import MultiVector, concat
+from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
 from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, Projection
 from irkit.heads.projection import PRESETS
 from irkit.heads.token_pooling import pool_tokens
 from irkit.model import Model
-from irkit.ragged import Ragged
-from irkit.representation import MultiVector, concat
-from irkit.retriever import Retriever
-from irkit.scoring import score
+from irkit.retrieval.retriever import Retriever
 
 WORDS = [
     "search",
@@ -154,12 +154,12 @@ def test_heads_and_configurations_that_cannot_be():
 )
 def test_vectors_do_not_depend_on_their_batch(tiny, texts, budget, size, side):
     tiny.tokens_per_step = budget
-    together = concat(list(tiny.represent_stream(texts, side, chunk_size=size)))
+    together = concat(list(tiny.stream_representations(texts, side, chunk_size=size)))
     tiny.tokens_per_step = None
     assert isinstance(together, MultiVector)
     assert len(together) == len(texts)
     for text, row in zip(texts, together.tokens, strict=True):
-        alone = tiny.represent([text], side).tokens.values
+        alone = tiny.encode_representation([text], side).tokens.values
         torch.testing.assert_close(row, alone, rtol=0, atol=1e-6)
 
 
@@ -174,7 +174,7 @@ def test_lengths_of_either_side(tiny):
 
 def test_cut_texts_keep_their_last_token(tiny):
     for side, length in (("query", 32), ("document", 20)):
-        _, pieces = tiny.represent_with_tokens("vector " * 30, side)
+        _, pieces = tiny.encode_with_token_spans("vector " * 30, side)
         assert len(pieces) == length
         assert [piece.token for piece in pieces[:3]] == ["[CLS]", f"[{side[0].upper()}] ", "vector"]
         assert pieces[-1].token == "[SEP]"
@@ -183,9 +183,9 @@ def test_cut_texts_keep_their_last_token(tiny):
 @pytest.mark.parametrize("side", ["query", "document"])
 def test_vectors_with_their_tokens(tiny, side):
     for text in WORDS:
-        row, pieces = tiny.represent_with_tokens(text, side)
+        row, pieces = tiny.encode_with_token_spans(text, side)
         torch.testing.assert_close(
-            row.tokens.values, tiny.represent([text], side).tokens.values, rtol=0, atol=1e-6
+            row.tokens.values, tiny.encode_representation([text], side).tokens.values, rtol=0, atol=1e-6
         )
         assert len(pieces) == len(row.tokens.values)
         for token, start, end in pieces:
@@ -202,19 +202,19 @@ def test_a_model_joined_by_hand_leaves_out_what_it_does_once_saved(tiny: Model, 
     saved = Model.from_pretrained(tmp_path / "saved", device="cpu")
     found = [each.encode_document("a text, an index!") for each in (model, saved)]
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    assert len(found[0]) == len(model.pieces("a text, an index!", "document")) - 2
+    assert len(found[0]) == len(model.token_spans("a text, an index!", "document")) - 2
 
 
 def test_a_dense_model_has_no_vectors_of_tokens(tiny_bert):
     with pytest.warns(UserWarning, match="mean of its tokens"):
         dense = Model.from_pretrained(tiny_bert, device="cpu")
     with pytest.raises(BadValueError, match="makes dense, not a vector a token"):
-        dense.represent_with_tokens("text", "query")
+        dense.encode_with_token_spans("text", "query")
 
 
 def test_what_is_no_text_has_no_tokens(tiny):
     with pytest.raises(BadTypeError, match="text 0 is int, expected a string"):
-        tiny.represent_with_tokens(3, "query")
+        tiny.encode_with_token_spans(3, "query")
 
 
 def test_what_is_added_to_queries_is_not_seen_unless_attended_to(tiny, tiny_bert):
@@ -248,7 +248,7 @@ def test_similarities(tiny):
     np.testing.assert_allclose(tiny.similarity(queries, documents), exact, rtol=1e-5)
     np.testing.assert_allclose(tiny.similarity_pairwise(queries, documents), np.diag(exact), rtol=1e-5)
     np.testing.assert_allclose(tiny.similarity(queries[0], documents[2]), [[exact[0][2]]], rtol=1e-5)
-    whole = tiny.represent(WORDS, "query"), tiny.represent(WORDS, "document")
+    whole = tiny.encode_representation(WORDS, "query"), tiny.encode_representation(WORDS, "document")
     np.testing.assert_allclose(tiny.similarity(*whole), exact, rtol=1e-5)
     np.testing.assert_allclose(score(*whole), exact, rtol=1e-5)
     assert tiny.similarity([], documents).shape == (0, len(WORDS))
@@ -256,7 +256,9 @@ def test_similarities(tiny):
     means = np.array(exact) / np.array([[len(q)] for q in queries])
     np.testing.assert_allclose(mean.similarity(queries, documents), means, rtol=1e-5)
     np.testing.assert_allclose(
-        score(mean.represent(WORDS, "query"), mean.represent(WORDS, "document")), means, rtol=1e-5
+        score(mean.encode_representation(WORDS, "query"), mean.encode_representation(WORDS, "document")),
+        means,
+        rtol=1e-5,
     )
     np.testing.assert_allclose(mean.similarity_pairwise(queries, documents), np.diag(means), rtol=1e-5)
     with pytest.raises(BadValueError, match="dimension"):
@@ -290,9 +292,11 @@ def test_leading_dimensions_are_scaled_to_length_1_again(tiny, tmp_path):
             short, long[:, :3] / np.linalg.norm(long[:, :3], axis=1, keepdims=True), atol=1e-6
         )
     model = Model(tiny.tokenizer, tiny.encoder, tiny.head, prompts=tiny.prompts, truncate_dim=3)
-    assert model.dim == model.represent(["text"], "query").dim == 3
-    row, _ = model.represent_with_tokens("text", "query")
-    torch.testing.assert_close(row.tokens.values, model.represent(["text"], "query").tokens.values)
+    assert model.dim == model.encode_representation(["text"], "query").dim == 3
+    row, _ = model.encode_with_token_spans("text", "query")
+    torch.testing.assert_close(
+        row.tokens.values, model.encode_representation(["text"], "query").tokens.values
+    )
     model.save_pretrained(tmp_path / "model")
     assert Model.from_pretrained(tmp_path / "model", device="cpu").dim == 3
     with pytest.raises(BadValueError, match="truncate_dim is 0; expected a whole number from 1 to"):
@@ -306,7 +310,7 @@ def test_gradients_flow_into_every_weight(tiny_bert, side):
     model = Model.multi_vector(
         tiny_bert, {"dim": 8}, EXPANDED, markers=("[Q] ", "[D] "), device="cpu"
     ).train()
-    tokens = model.tokenize(["the index", "neural?"], model.template(side))
+    tokens = model.pipeline(side).tokenize(["the index", "neural?"])
     vectors = model(tokens, side=side).tokens
     assert vectors.lengths.tolist() == ([8, 8] if side == "query" else [5, 4])
     vectors.values[:, 0].sum().backward()
@@ -398,7 +402,7 @@ def test_linear_projections_fold_into_one_that_everybody_has(peer, tiny_bert, tm
     torch.manual_seed(0)
     model = Model.multi_vector(tiny_bert, "ffn-identity-depth3-scale2-residual", device="cpu")
     before = model.encode_document(WORDS)
-    model.fold()
+    model.merge_projections()
     model.save_pretrained(tmp_path / "model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -495,9 +499,9 @@ def test_lower_precision_keeps_vectors_and_fingerprint(saved, dtype):
 
 
 def test_several_devices(tiny):
-    parts = list(tiny.represent_stream(WORDS, "query", chunk_size=2, device=["cpu", "cpu"]))
+    parts = list(tiny.stream_representations(WORDS, "query", chunk_size=2, device=["cpu", "cpu"]))
     assert [len(part) for part in parts] == [2, 2, 2, 2, 1]
-    whole, exact = concat(parts), tiny.represent(WORDS, "query")
+    whole, exact = concat(parts), tiny.encode_representation(WORDS, "query")
     assert whole.tokens.lengths.tolist() == exact.tokens.lengths.tolist()
     torch.testing.assert_close(whole.tokens.values, exact.tokens.values, rtol=0, atol=1e-6)
 
@@ -541,6 +545,8 @@ def test_command_line(saved, tmp_path):
         "encode", saved, tmp_path / "corpus.jsonl", "--out", tmp_path / "v.safetensors", "--dtype", "float32"
     )
     arrays = load_file(tmp_path / "v.safetensors")
-    wanted = Model.from_pretrained(saved, device="cpu").represent([*DOCUMENTS.values()][:2], "document")
+    wanted = Model.from_pretrained(saved, device="cpu").encode_representation(
+        [*DOCUMENTS.values()][:2], "document"
+    )
     assert arrays["lengths"][:2].tolist() == wanted.tokens.lengths.tolist()
     np.testing.assert_allclose(arrays["values"][: len(wanted.tokens.values)], wanted.tokens.values, atol=1e-6)

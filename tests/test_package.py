@@ -1,85 +1,141 @@
-"""The package as a whole: light imports, public names, layers that only look down."""
+"""The package as a whole: light imports, public names, rooms in one order that import only earlier ones."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import irkit
 
-ROOT = Path(irkit.__file__).parent
-KERNELS = ROOT.parent / "kernels" / "irkit_kernels"
+ROOT = Path(irkit.__file__).parents[1]
+KERNELS = ROOT / "kernels" / "irkit_kernels"
 
-# what each part of irkit may import from irkit, beside errors and config
-BASE = {"ragged", "representation", "scoring"}
-LAYERS = {
-    "arguments": set(),
-    "bars": set(),
-    "ending": set(),
-    "errors": set(),
-    "files": set(),
-    "forking": set(),
-    "lazy": set(),
-    "config": set(),
-    "ragged": set(),
-    "representation": {"ragged"},
-    "scoring": BASE,
-    "encoder": BASE | {"encoder"},
-    "heads": BASE | {"heads"},
-    "vector_files": {"representation"},
-    "late_interaction": BASE | {"encoder"},
-    "tokenizer": {"ragged"},
-    "run": {"data"},
-    "evaluation": {"run", "data", "trec_measures"},
-    "fusion": {"run", "evaluation"},
-    "feedback": BASE | {"index"},
-    "trec_measures": {"run", "data"},
-    "preferences": {"run", "data", "trec_measures", "evaluation"},
-    "standardization": {"data", "trec_measures", "evaluation"},
-    "data": {"data"},
-    "index": BASE | {"index", "data"},
-    "lookup": {"index", "data"},
-    "lexical": BASE | {"index", "data", "tokenizer", "lexical"},
-    "model_choice": {"index", "lexical", "model"},
-    "formats": BASE | {"encoder", "heads", "tokenizer", "formats"},
-    "explanation": BASE | {"tokenizer", "model"},
-    "model": BASE | {"bars", "encoder", "heads", "tokenizer", "formats", "model"},
-}
-TOP = {"building", "hybrid", "reranking", "retriever", "searching", "study", "training", "vocabulary"}
+# the rooms of irkit, lowest first: a module imports from its own room and from earlier ones
+ROOMS = (
+    "errors",
+    "arguments",
+    "config",
+    "utils",
+    "core",
+    "data",
+    "evaluation",
+    "tokenizer",
+    "encoder",
+    "heads",
+    "formats",
+    "model",
+    "index",
+    "encoder_free",
+    "retrieval",
+    "training",
+    "vocabulary",
+    "study",
+    "__init__",  # the public names
+    "cli",
+    "__main__",
+)
+
+Graph = Mapping[str, set[str]]
 
 
-def parts_imported(file: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("irkit.")}
-    return found
+def read_imports(package: Path) -> dict[str, set[str]]:
+    """Map each module of a package to the others that its code imports, types included."""
+    files = {
+        ".".join(file.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in package.rglob("*.py")
+    }
+    graph = {}
+    for module, file in files.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                above = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+                start = ".".join(above[: len(above) - node.level + 1]) if node.level else ""
+                source = ".".join(filter(None, (start, node.module)))
+                full = [f"{source}.{alias.name}" for alias in node.names]
+                names |= {name if name in files else source for name in full}
+        graph[module] = names & files.keys() - {module}
+    return graph
 
 
-def test_layers_only_look_down() -> None:
-    known = {path.stem for path in ROOT.glob("*") if path.stem[0] != "_" and path.suffix != ".typed"}
-    for file in ROOT.rglob("*.py"):
-        part = file.relative_to(ROOT).parts[0].removesuffix(".py")
-        if part.startswith("__") or part == "cli":
-            continue
-        allowed = LAYERS.get(part, set(LAYERS) | TOP) | {"arguments", "errors", "config", "files", "forking"}
-        assert part in LAYERS or part in TOP, f"{file}: give its part a layer here"
-        assert (parts_imported(file) & known) <= allowed, file
+def find_upward_imports(graph: Graph) -> list[str]:
+    """List the imports of irkit that lead to a later room."""
+    order = {room: position for position, room in enumerate(ROOMS)}
+
+    def room(module: str) -> int:
+        return order[module.removeprefix("irkit").strip(".").split(".")[0] or "__init__"]
+
+    return [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in sorted(others)
+        if room(other) > room(module)
+    ]
+
+
+def find_cycle(graph: Graph) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def find_twins(modules: Iterable[str]) -> list[str]:
+    """List the modules whose last name another module has, too; packages do not count."""
+    names = sorted(name.rsplit(".", 1)[-1] for name in modules)
+    return [name for name, following in pairwise(names) if name == following]
+
+
+def test_rooms_import_only_earlier_rooms() -> None:
+    graph = read_imports(ROOT / "irkit")
+    assert len(graph) > 150
+    assert sorted(find_upward_imports(graph)) == []
+    planted = {**graph, "irkit.core.ragged": {"irkit.index.flat"}}
+    assert "irkit.core.ragged imports irkit.index.flat" in find_upward_imports(planted)
+
+
+@pytest.mark.parametrize("package", ["irkit", "benchmarks", "kernels/irkit_kernels"])
+def test_no_import_cycle(package: str) -> None:
+    graph = read_imports(ROOT / package)
+    assert any(graph.values())
+    assert find_cycle(graph) == []
+    first, other = next((module, other) for module, others in graph.items() for other in others)
+    assert set(find_cycle({**graph, other: {*graph[other], first}, first: {*graph[first], other}})) >= {
+        first,
+        other,
+    }
+
+
+def test_architecture_page_lists_the_rooms_in_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [room for room in ROOMS if "__" not in room]
+
+
+def test_a_module_is_found_by_its_name() -> None:
+    files = [file for file in (ROOT / "irkit").rglob("*.py") if not file.stem.startswith("__")]
+    assert find_twins(file.stem for file in files) == []
+    assert find_twins(["irkit.index.flat", "irkit.data.flat"]) == ["flat"]
 
 
 def test_kernels_know_nothing_of_irkit() -> None:
     assert not (KERNELS.parent / "__init__.py").exists()  # it would shadow Hugging Face's `kernels`
     for file in KERNELS.rglob("*.py"):
-        assert not parts_imported(file), file
+        assert "import irkit\n" not in file.read_text(), file
+        assert "irkit." not in "".join(line for line in file.read_text().splitlines() if "import" in line), (
+            file
+        )
 
 
 def test_public_names_exist_and_are_sorted() -> None:
@@ -88,22 +144,14 @@ def test_public_names_exist_and_are_sorted() -> None:
         assert getattr(irkit, name).__module__.startswith("irkit.")
     with pytest.raises(AttributeError, match="nothing"):
         irkit.nothing  # noqa: B018
-    for file in ROOT.rglob("*.py"):
-        name = ".".join(["irkit", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
-        if name.endswith("__main__"):
-            continue
-        module = importlib.import_module(name)
-        public = getattr(module, "__all__", None)
-        assert all(hasattr(module, each) for each in public or []), name
+    for module in read_imports(ROOT / "irkit"):
+        if not module.endswith("__main__"):
+            loaded = importlib.import_module(module)
+            assert all(hasattr(loaded, name) for name in getattr(loaded, "__all__", [])), module
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        "import irkit",
-        "import irkit.cli",
-        "import irkit.preferences, irkit.standardization, irkit.fusion, irkit.data",
-    ],
+    "code", ["import irkit", "import irkit.cli", "import irkit.evaluation.fusion, irkit.data"]
 )
 def test_imports_are_light(code: str) -> None:
     heavy = {"torch", "transformers", "faiss", "numba", "scipy", "ir_measures", "sentence_transformers"}

@@ -17,17 +17,17 @@ from torch.nn import functional as F
 from irkit import Ragged
 from irkit.encoder import Encoder, Pooling
 from irkit.errors import BadValueError, ConfigError
-from irkit.explanation import explain
 from irkit.heads import MultiVectorHead, Normalize
 from irkit.heads.windows import windows
 from irkit.model import Model
 from irkit.model.hardware import _SENTENCES, _vectors
 from irkit.model.hub import _card
 from irkit.model.pooling import PoolingChoice
-from irkit.retriever import Retriever
+from irkit.retrieval.matching import explain
+from irkit.retrieval.retriever import Retriever
 from irkit.training.interaction import MVA, make_interaction
 from irkit.training.model_recipe import PretrainedModel, make_model
-from irkit.training.recipe import TrainRecipe
+from irkit.training.train_recipe import TrainRecipe
 
 TEXTS = [
     "the index of a search model",
@@ -65,7 +65,7 @@ def test_every_family_pools_with_its_own_weights(family: str, tmp_path: Path) ->
     encoder = Encoder({"model_type": family, **families()[family]}).eval()
     tokens = Ragged.from_rows([list(range(5, 30)), [7], [], [8, 9, 10]])
     before, weights = encoder(tokens).values, {name: w.clone() for name, w in encoder.named_parameters()}
-    encoder.pool_([None, Pooling(kernel=2, stride=2), None, Pooling(kernel=3, stride=2)])
+    encoder.set_pooling_([None, Pooling(kernel=2, stride=2), None, Pooling(kernel=3, stride=2)])
     pooled = encoder(tokens)
     assert pooled.lengths.tolist() == [6, 1, 0, 1]
     assert torch.equal(encoder(tokens, pooled=False).values, before)
@@ -76,7 +76,7 @@ def test_every_family_pools_with_its_own_weights(family: str, tmp_path: Path) ->
     assert isinstance(again, Encoder)
     assert again.family == family
     assert torch.equal(again(tokens).values, pooled.values)
-    encoder.pool_([None] * 4)
+    encoder.set_pooling_([None] * 4)
     encoder.save_pretrained(tmp_path / "plain")
     saved = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert saved["model_type"] == family
@@ -88,10 +88,10 @@ def test_windows_that_attention_does_not_span_are_refused() -> None:
     encoder = Encoder({"model_type": "modernbert", **families()["modernbert"]}).eval()
     tokens = Ragged.from_rows([list(range(5, 30)), [7]])
     wide = Pooling(kernel=9, stride=2)  # its middle is 4 tokens from its ends, as far as local attention goes
-    encoder.pool_([None, wide, None, None])
+    encoder.set_pooling_([None, wide, None, None])
     torch.testing.assert_close(encoder(tokens)[1], encoder(tokens[[1]])[0])
     with pytest.raises(ConfigError, match="middle of 10 tokens is further from the first than the 4"):
-        encoder.pool_([None, Pooling(kernel=10, stride=2), None, None])
+        encoder.set_pooling_([None, Pooling(kernel=10, stride=2), None, None])
     assert encoder.config.schedule[1] == wide
 
 
@@ -137,7 +137,7 @@ def test_documents_of_a_multi_vector_model_cost_less(tiny_bert: Path, tmp_path: 
     model = Model.multi_vector(tiny_bert, config=config, device="cpu")
     queries, full = model.encode_query(TEXTS), model.encode_document(TEXTS)
     plain = model.fingerprint
-    model.pool({"factor": factor, "layers": "late"})
+    model.add_pooling_layers({"factor": factor, "layers": "late"})
     documents = model.encode_document(TEXTS)
     assert [len(each) for each in full] == LENGTHS
     assert [len(each) for each in documents] == [-(-length // factor) for length in LENGTHS]
@@ -148,20 +148,20 @@ def test_documents_of_a_multi_vector_model_cost_less(tiny_bert: Path, tmp_path: 
     assert again.fingerprint == model.fingerprint
     assert all(map(np.array_equal, again.encode_document(TEXTS), documents))
     assert all(map(np.array_equal, again.encode_query(TEXTS), queries))
-    model.pool(None)
+    model.add_pooling_layers(None)
     assert all(map(np.array_equal, model.encode_document(TEXTS), full))
     assert model.fingerprint == plain
 
 
 def test_queries_are_pooled_where_the_model_says_so(tiny_bert: Path, tmp_path: Path, peer: Any) -> None:
     model = Model.multi_vector(tiny_bert, config={"pooled_sides": ["query", "document"]}, device="cpu")
-    model.pool([None, {"kernel": 2, "stride": 2}])
+    model.add_pooling_layers([None, {"kernel": 2, "stride": 2}])
     lengths = [len(each) for each in model.encode_query(TEXTS)]
     assert lengths == [-(-length // 2) for length in LENGTHS]
     model.save_pretrained(tmp_path / "model")
     again = Model.from_pretrained(tmp_path / "model", device="cpu")
     assert [len(each) for each in again.encode_query(TEXTS)] == lengths
-    again.pool(None).save_pretrained(tmp_path / "plain")
+    again.add_pooling_layers(None).save_pretrained(tmp_path / "plain")
     plain = Model.from_pretrained(tmp_path / "plain", device="cpu")
     assert plain.head.config.pooled_sides == ("query", "document")
     theirs = peer.MultiVectorEncoder(str(tmp_path / "plain"), device="cpu").encode_query(TEXTS)
@@ -181,7 +181,7 @@ def test_the_card_of_a_pooled_model_names_irkit_alone(
     monkeypatch.setattr("irkit.model.hub._send", send)
     model = Model.multi_vector(tiny_bert, device="cpu")
     model.push_to_hub("me/mine")
-    model.pool({"factor": 2}).push_to_hub("me/mine")
+    model.add_pooling_layers({"factor": 2}).push_to_hub("me/mine")
     assert "library_name: sentence-transformers\n" in cards[0]
     assert "from irkit import Model  # or: from sentence_transformers import MultiVectorEncoder\n" in cards[0]
     assert "library_name: irkit\n" in cards[1]
@@ -197,7 +197,7 @@ def test_bytes_of_an_index_fall_by_the_factor(kind: str, tiny_bert: Path, tmp_pa
     bytes_, tokens = {}, {}
     for factor in (1, 4):
         if factor > 1:
-            model.pool({"factor": factor})
+            model.add_pooling_layers({"factor": factor})
         with Retriever.build(model, documents, tmp_path / f"{factor}", index=kind) as retriever:
             sizes = retriever.store.sizes()
             bytes_[factor] = sum(size for name, size in sizes.items() if name.startswith(_TOKENS[kind]))
@@ -216,9 +216,9 @@ def test_bytes_of_an_index_fall_by_the_factor(kind: str, tiny_bert: Path, tmp_pa
 
 def test_an_explanation_names_the_window(tiny_bert: Path) -> None:
     model = Model.multi_vector(tiny_bert, config={"skiplist_words": ["."]}, device="cpu")
-    model.pool([None, {"kernel": 2, "stride": 2}])
+    model.add_pooling_layers([None, {"kernel": 2, "stride": 2}])
     text = "the index of a search . . . . model"
-    _, pieces = model.represent_with_tokens(text, "document")
+    _, pieces = model.encode_with_token_spans(text, "document")
     assert [piece.token for piece in pieces] == ["[CLS] the", "index of", "a search", "model [SEP]"]
     assert [text[piece.start : piece.end] for piece in pieces] == ["the", "index of", "a search", "model"]
     explanation = explain(model, "neural search", text)
@@ -235,7 +235,7 @@ def test_token_pooling_works_on_pooled_rows(tiny_bert: Path) -> None:
     model = Model.multi_vector(
         tiny_bert, config={"token_pooling": {"protected_tokens": 0}, "skiplist_words": []}, device="cpu"
     )
-    model.pool({"factor": 2})
+    model.add_pooling_layers({"factor": 2})
     assert [len(each) for each in model.encode_document([TEXTS[1], TEXTS[4]])] == [9 // 2, 12 // 2]
 
 
@@ -255,11 +255,11 @@ def test_a_dense_model_pools_is_saved_and_is_refused_elsewhere(
 ) -> None:
     model = Model.from_pretrained(dense(tiny_bert, tmp_path), device="cpu")
     before = model.encode(TEXTS)
-    model.pool({"layers": [0], "kernel": 3})
+    model.add_pooling_layers({"layers": [0], "kernel": 3})
     pooled = model.encode(TEXTS)
     assert model.encoder.config.schedule == (Pooling(kernel=3, stride=2), None)
     assert np.abs(pooled - before).max() > 1e-3
-    hidden = model.encoder(model.tokenize(TEXTS, model.template("document")))
+    hidden = model.encoder(model.pipeline("document").tokenize(TEXTS))
     means = torch.stack([row.mean(0) for row in hidden])
     np.testing.assert_allclose(pooled, means.detach().numpy(), atol=1e-5)
     model.save_pretrained(tmp_path / "pooled")
@@ -290,7 +290,7 @@ def test_a_dense_model_pools_is_saved_and_is_refused_elsewhere(
 def test_schedules_that_cannot_be(tiny_bert: Path, tmp_path: Path, choice: Any, message: str) -> None:
     model = Model.multi_vector(tiny_bert, device="cpu")
     with pytest.raises(ConfigError, match=message):
-        model.pool(choice)
+        model.add_pooling_layers(choice)
     assert not any(model.encoder.config.schedule)
 
 
@@ -312,13 +312,13 @@ def test_arrangements() -> None:
 def test_models_that_cannot_pool(tiny_bert: Path, tmp_path: Path) -> None:
     sparse = Model.sparse(tiny_bert, device="cpu")
     with pytest.raises(BadValueError, match="weights of terms need a row for each token"):
-        sparse.pool({"factor": 2})
+        sparse.add_pooling_layers({"factor": 2})
     assert not any(sparse.encoder.config.schedule)
-    sparse.pool(None).pool([None, None])  # nowhere
+    sparse.add_pooling_layers(None).add_pooling_layers([None, None])  # nowhere
     prompted = Model.from_pretrained(dense(tiny_bert, tmp_path, include_prompt=False), device="cpu")
     with pytest.raises(BadValueError, match="leaves the tokens of the prompt out"):
-        prompted.pool({"factor": 2})
-    pooled = Model.multi_vector(tiny_bert, device="cpu").pool({"factor": 2})
+        prompted.add_pooling_layers({"factor": 2})
+    pooled = Model.multi_vector(tiny_bert, device="cpu").add_pooling_layers({"factor": 2})
     pooled.save_pretrained(tmp_path / "pooled")
     with pytest.raises(BadValueError, match="weights of terms need a row for each token"):
         Model.sparse(tmp_path / "pooled", device="cpu")
@@ -326,11 +326,11 @@ def test_models_that_cannot_pool(tiny_bert: Path, tmp_path: Path) -> None:
         pooled.save_pretrained(tmp_path / "colbert", format="stanford")
     small = Model.multi_vector(tiny_bert, device="cpu", dtype="int8")
     with pytest.raises(BadValueError, match="the weights are int8"):
-        small.pool({"factor": 2})
+        small.add_pooling_layers({"factor": 2})
 
 
 def test_class_tokens_that_would_be_pooled_are_refused(tiny_bert: Path) -> None:
-    model = Model.multi_vector(tiny_bert, device="cpu").pool({"factor": 2})
+    model = Model.multi_vector(tiny_bert, device="cpu").add_pooling_layers({"factor": 2})
     with pytest.raises(ConfigError, match="multiple_cls needs a vector for each class token"):
         make_interaction(MVA(pooling="multiple_cls", size=4), model)
     assert model.prompts["document"] == ""
@@ -356,14 +356,14 @@ def test_an_adapter_cannot_pool(tmp_path: Path, tiny_bert: Path) -> None:
     with pytest.raises(
         BadValueError, match="does not run the layers of a electra itself, expected one of bert"
     ):
-        model.pool({"factor": 2})
+        model.add_pooling_layers({"factor": 2})
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 def test_lower_precision_costs_pooled_models_no_more(tiny_bert: Path, tmp_path: Path, dtype: str) -> None:
     model, errors = Model.multi_vector(tiny_bert, device="cpu"), []
     for factor in (None, {"factor": 2}):
-        model.pool(factor).save_pretrained(tmp_path / "model")
+        model.add_pooling_layers(factor).save_pretrained(tmp_path / "model")
         lower = Model.from_pretrained(tmp_path / "model", device="cpu", dtype=dtype).encode_document(TEXTS)
         pairs = zip(model.encode_document(TEXTS), lower, strict=True)
         errors.append(np.mean([1 - (a * b).sum(1).mean() for a, b in pairs]))
@@ -389,7 +389,7 @@ def test_info_shows_the_schedule(tiny_bert: Path, tmp_path: Path, capsys: pytest
     info(tmp_path / "model", as_json=True)
     facts = json.loads(capsys.readouterr().out)
     assert not {"pooling", "pooled_sides"} & facts.keys()
-    model.pool({"factor": 2}).save_pretrained(tmp_path / "model")
+    model.add_pooling_layers({"factor": 2}).save_pretrained(tmp_path / "model")
     info(tmp_path / "model", as_json=True)
     facts = json.loads(capsys.readouterr().out)
     assert facts["pooling"] == {"layer_1": "kernel 2, stride 2, intra"}
@@ -397,8 +397,8 @@ def test_info_shows_the_schedule(tiny_bert: Path, tmp_path: Path, capsys: pytest
 
 
 def test_gradients_reach_all_layers_through_the_pooled_head(tiny_bert: Path) -> None:
-    model = Model.multi_vector(tiny_bert, device="cpu").pool({"factor": 4})
-    tokens = model.tokenize(TEXTS, model.template("document"))
+    model = Model.multi_vector(tiny_bert, device="cpu").add_pooling_layers({"factor": 4})
+    tokens = model.pipeline("document").tokenize(TEXTS)
     model(tokens, side="document").tokens.values[:, 0].sum().backward()
     assert all(
         weight.grad is not None and bool(weight.grad.any())
@@ -408,8 +408,10 @@ def test_gradients_reach_all_layers_through_the_pooled_head(tiny_bert: Path) -> 
 
 
 def test_precision_is_checked_on_what_pools_and_on_queries(tiny_bert: Path) -> None:
-    model = Model.multi_vector(tiny_bert, device="cpu").pool({"factor": 2})
+    model = Model.multi_vector(tiny_bert, device="cpu").add_pooling_layers({"factor": 2})
     seen = _vectors(model.encoder, model.head, model.tokenizer)
-    parts = [model.represent(list(_SENTENCES), side).tokens.values for side in ("document", "query")]
+    parts = [
+        model.encode_representation(list(_SENTENCES), side).tokens.values for side in ("document", "query")
+    ]
     assert len(parts[0]) < len(parts[1])
     torch.testing.assert_close(seen, torch.cat(parts))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from irkit.ragged import Ragged
+from irkit.core.ragged import Ragged
 from irkit.training import logit_losses
 from irkit.training.logit_losses import bag_loss, token_loss
 

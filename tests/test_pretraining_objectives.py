@@ -19,11 +19,11 @@ from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
 from irkit.training.masking import MaskingConfig
 from irkit.training.pretraining import decoder as decoding
-from irkit.training.pretraining.base import BaseObjective
-from irkit.training.pretraining.batches import PretrainCollator
 from irkit.training.pretraining.decoder import visible_tokens
+from irkit.training.pretraining.objective import BaseObjective
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
-from irkit.training.pretraining.step import PretrainStep
+from irkit.training.pretraining.pretrain_step import PretrainStep
+from irkit.training.pretraining.text_batches import PretrainCollator
 
 WORDS = ["search", "the index", "of", "a vector model", "neural text", "in the token", "on an index", "zebra"]
 SMALL = {"layers": 3, "hidden_size": 24, "heads": 3, "intermediate_size": 48, "max_length": 8}
@@ -255,7 +255,7 @@ def test_masked_language_modelling_asks_for_what_was_hidden(tokenizer: Tokenizer
     head = step.modules_of["masked_language_modeling"].head
     hidden = model.encoder(batch.tokens).values
     logits = head(hidden) @ model.encoder.word_embeddings.T + head.bias
-    asked = torch.full_like(batch.tokens.values, -100).index_put((batch.places,), batch.labels)
+    asked = torch.full_like(batch.tokens.values, -100).index_put((batch.positions,), batch.labels)
     torch.testing.assert_close(loss, F.cross_entropy(logits, asked), rtol=1e-7, atol=0)
     right = (logits.argmax(1) == asked)[asked >= 0].double().mean()
     assert float(step.parts["masked_language_modeling_accuracy"]) == pytest.approx(float(right))

@@ -17,12 +17,11 @@ from irkit.encoder import Encoder
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
-from irkit.training.model_recipe import make_model
+from irkit.training.model_recipe import make_model, trained_model
 from irkit.training.new_model import NewModel
-from irkit.training.pretraining.recipe import PretrainingConfig, PretrainRecipe
-from irkit.training.pretraining.running import check, pretrain, run
-from irkit.training.running import train
-from irkit.training.stages import stage_model
+from irkit.training.pretraining.pretrain_recipe import PretrainingConfig, PretrainRecipe
+from irkit.training.pretraining.pretrain_run import check, pretrain, run
+from irkit.training.train_run import train
 
 QUICK = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2, "adam_epsilon": 0.01}
 BOTH = [{"kind": "masked_auto_encoding"}, {"kind": "bag_of_words"}]
@@ -155,10 +154,10 @@ def test_a_new_model_cuts_queries_and_documents_where_its_recipe_says(
     )
     model = make_model(recipe)
     model.save_pretrained(tmp_path / "model")
-    kept = make_model(stage_model(recipe, tmp_path / "model"))
+    kept = make_model(trained_model(recipe, tmp_path / "model"))
     for each in (model, kept):
         for side, length in (("query", 4), ("document", 6)):
-            tokens = each.tokenize(["search index vector token model neural"], each.template(side))
+            tokens = each.pipeline(side).tokenize(["search index vector token model neural"])
             assert tokens.lengths.tolist() == [length]
     assert make_model(recipe.model_copy(update={"query_length": None})).max_length("query") == 8
     with pytest.raises(BadValueError, match="query_length"):
@@ -167,9 +166,9 @@ def test_a_new_model_cuts_queries_and_documents_where_its_recipe_says(
 
 KILLING = """
 import os, signal, sys
-from irkit.training import checkpoints, stages, trainer
-from irkit.training.pretraining.recipe import PretrainRecipe
-from irkit.training.pretraining.running import run
+from irkit.training import run_directory, trainer
+from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
+from irkit.training.pretraining.pretrain_run import run
 from transformers import TrainerCallback
 stage, where, recipe, out = sys.argv[1:]
 
@@ -182,7 +181,13 @@ class Kill(TrainerCallback):
             killed()
 
 if where == "link":
-    stages._link = killed
+    publish = run_directory.publish_entries
+    def publish_and_kill(paths, folder):
+        if "stages" in folder.parts:
+            publish(paths, folder)
+        else:
+            killed(publish(list(paths)[:1], folder))
+    run_directory.publish_entries = publish_and_kill
 else:
     begin = trainer.Trainer.__init__
     def init(self, *arguments, **named):

@@ -24,16 +24,18 @@ from irkit.encoder.presets import tite_settings
 from irkit.errors import BadValueError
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
-from irkit.training.arguments import TrainingArguments
 from irkit.training.checkpoints import load_weights
 from irkit.training.masking import MaskingConfig
-from irkit.training.pretraining.base import BaseObjective
-from irkit.training.pretraining.batches import PretrainCollator
+from irkit.training.pretraining.corpus import TextDataset, text_loader
+from irkit.training.pretraining.objective import BaseObjective
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
-from irkit.training.pretraining.step import PretrainStep, validate
-from irkit.training.text_training import text_trainer
-from irkit.training.texts import _Order, text_loader
+from irkit.training.pretraining.pretrain_step import PretrainStep
+from irkit.training.pretraining.text_batches import PretrainCollator
+from irkit.training.text_training import TextTrainingConfig, text_trainer
 from irkit.training.trainer import Trainer
+from irkit.training.training_arguments import TrainingArguments
+from irkit.training.training_data import Batches, Mixture
+from irkit.training.training_data.row_sequences import Stream
 
 WORDS = ["search", "the index", "of", "a vector model", "neural text", "in the token", "on an index", "zebra"]
 TEXTS = [" ".join(WORDS[(i * k + i) % 8] for k in range(1 + i % 7)) for i in range(100)]
@@ -65,11 +67,11 @@ def test_a_batch_has_the_texts_as_they_are_and_as_they_are_hidden(tokenizer: Tok
     hidden = PretrainCollator(tokenizer, MaskingConfig(rate=0.5, masked=1.0, random=0.0), 12, 3)(numbered(9))
     expected = tokenizer([text for _, text in numbered(9)], max_length=12)
     assert torch.equal(plain.tokens.values, expected.values)
-    assert len(plain.places) == 0
+    assert len(plain.positions) == 0
     assert torch.equal(hidden.original.values, expected.values)
-    assert torch.equal(hidden.labels, expected.values[hidden.places])
+    assert torch.equal(hidden.labels, expected.values[hidden.positions])
     changed = (hidden.tokens.values != expected.values).nonzero()[:, 0]
-    assert torch.equal(changed, hidden.places)
+    assert torch.equal(changed, hidden.positions)
     assert len(changed) > 10
     assert (hidden.tokens.values[changed] == tokenizer.special_ids["mask"]).all()
     special = set(tokenizer.special_tokens())
@@ -139,22 +141,28 @@ def test_a_budget_of_tokens_is_shared_by_processes_as_one_would_have_it(tokenize
 def test_budgets_hold_and_no_process_has_much_more_than_another(
     sizes: list[int], budget: int, world: int
 ) -> None:
-    def measure(place: int) -> int:
-        return sizes[place % len(sizes)]
+    class Costs:
+        def __getitem__(self, position: int) -> int:
+            return sizes[position % len(sizes)]
 
-    orders = [_Order(50, budget, measure, 3, rank, world) for rank in range(world)]
-    places = chain(
-        *np.array([np.random.default_rng([3, i]).permutation(50) + 50 * i for i in range(9)]).tolist()
+    costs, stream = Costs(), Stream("texts", lambda: iter(TEXTS), block=50)
+    data = Mixture([TextDataset(stream, costs)])
+    batches = [
+        Batches(data, tokens_per_batch=budget, seed=3, rank=rank, world_size=world) for rank in range(world)
+    ]
+    positions = chain(
+        *np.array([np.random.default_rng([3, i]).permutation(50) + 50 * i for i in range(13)]).tolist()
     )
-    for shares in islice(zip(*orders, strict=True), 5):
-        step = list(islice(places, sum(map(len, shares))))  # in order, none left out
+    for groups in islice(zip(*batches, strict=True), 5):
+        shares = [[position for _, position, _ in group] for group in groups]
+        step = list(islice(positions, sum(map(len, shares))))  # in order, none left out
         assert sorted(chain(*shares)) == sorted(step)
-        total = sum(map(measure, step))
+        total = sum(costs[position] for position in step)
         assert total <= budget * world or len(step) == world
-        places, ahead = tee(places)
-        assert total + measure(next(ahead)) > budget * world  # as full as it gets
-        loads = [sum(map(measure, share)) for share in shares]
-        assert 0 < min(loads) <= max(loads) <= min(loads) + max(map(measure, step))
+        positions, ahead = tee(positions)
+        assert total + costs[next(ahead)] > budget * world  # as full as it gets
+        loads = [sum(costs[position] for position in share) for share in shares]
+        assert 0 < min(loads) <= max(loads) <= min(loads) + max(costs[position] for position in step)
 
 
 def test_what_is_passed_over_is_not_tokenized(tokenizer: Tokenizer) -> None:
@@ -252,11 +260,11 @@ def test_activations_computed_again_give_the_same_gradients(tokenizer: Tokenizer
 def test_validation_is_the_mean_over_all_and_always_the_same(tokenizer: Tokenizer) -> None:
     step = PretrainStep(make(tokenizer, dropout=0.5), [MaskedAutoEncoding(weight=2.0), BagOfWords()])
     collate = PretrainCollator(tokenizer)
-    whole = validate(step, [collate(numbered(30))])
+    whole = step.validate([collate(numbered(30))])
     assert step.training
-    parts = validate(step, [collate(numbered(3)), collate(numbered(20, 3)), collate(numbered(7, 23))])
+    parts = step.validate([collate(numbered(3)), collate(numbered(20, 3)), collate(numbered(7, 23))])
     assert parts == pytest.approx(whole, rel=1e-5)
-    assert validate(step, [collate(numbered(30))]) == whole
+    assert step.validate([collate(numbered(30))]) == whole
     assert whole["loss"] == pytest.approx(2 * whole["masked_auto_encoding"] + whole["bag_of_words"])
     assert step(collate(numbered(30))).item() != pytest.approx(whole["loss"], rel=1e-5)  # that has dropout
 
@@ -286,7 +294,8 @@ def test_texts_are_read_as_far_ahead_as_was_asked_for(tiny_bert: Path, tmp_path:
     for wished, more in ((5, {"dataloader_prefetch_factor": 5}), (2, {})):  # which is torch's own
         values = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 1, **more}
         args = TrainingArguments.parse(values, tmp_path / "out")
-        loader = text_trainer(step, args, [str(corpus)], PretrainCollator(tokenizer)).get_train_dataloader()
+        config, collate = TextTrainingConfig(texts=[str(corpus)]), PretrainCollator(tokenizer)
+        loader = text_trainer(step, config, args, collate, collate).get_train_dataloader()
         assert loader.prefetch_factor == wished
 
 

@@ -21,7 +21,7 @@ from irkit.heads import Normalize, Projection
 from irkit.heads.projection import (
     PRESETS,
     ProjectionConfig,
-    fold,
+    merge_projections,
     projection_config,
     projection_layers,
 )
@@ -199,9 +199,9 @@ def test_presets_are_built_stored_and_folded_where_linear(name: str) -> None:
     assert torch.equal(layers(x), twin(x))
     if config.glu or config.activation != "identity":
         with pytest.raises(BadValueError, match=r"layer 0 (is gated|has the activation)"):
-            fold(layers)
+            merge_projections(layers)
         return
-    folded = fold(layers)
+    folded = merge_projections(layers)
     assert [key for key, _ in folded.named_parameters()] == ["linear.weight"]
     normalize = Normalize()
     torch.testing.assert_close(normalize(folded(x)), normalize(layers(x)), rtol=0, atol=1e-5)
@@ -213,10 +213,10 @@ def test_fold_is_the_same_function(config: ProjectionConfig, seed: int) -> None:
     layers, x = build(config, seed=seed), torch.randn(5, HIDDEN, dtype=torch.float64)
     if config.glu or config.activation != "identity":
         with pytest.raises(BadValueError, match="no matrix"):
-            fold(layers)
+            merge_projections(layers)
     else:
-        torch.testing.assert_close(fold(layers)(x), layers(x), rtol=1e-10, atol=1e-10)
-        assert fold(layers).linear.weight.dtype == torch.float64
+        torch.testing.assert_close(merge_projections(layers)(x), layers(x), rtol=1e-10, atol=1e-10)
+        assert merge_projections(layers).linear.weight.dtype == torch.float64
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -228,7 +228,7 @@ def test_alpha_scales_the_bias_of_a_folded_layer(bias: bool) -> None:
         layer.linear.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         if bias:
             layer.linear.bias.copy_(torch.tensor([10.0, 20.0]))
-    folded = fold([layer])
+    folded = merge_projections([layer])
     assert folded.linear.weight.tolist() == [[1.5, 1.0], [1.5, 3.0]]
     assert (folded.linear.bias.tolist() if bias else folded.linear.bias) == ([5.0, 10.0] if bias else None)
     x = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
@@ -237,9 +237,9 @@ def test_alpha_scales_the_bias_of_a_folded_layer(bias: bool) -> None:
 
 def test_fold_refuses_other_layers() -> None:
     with pytest.raises(BadValueError, match="layer 1 is Normalize"):
-        fold([Projection(4, 2), Normalize()])
+        merge_projections([Projection(4, 2), Normalize()])
     with pytest.raises(BadValueError, match="no layers"):
-        fold([])
+        merge_projections([])
 
 
 @pytest.mark.parametrize(
@@ -272,25 +272,25 @@ def test_impossible_projections(choice: Any, message: str) -> None:
 def test_models_of_presets_are_saved_loaded_and_folded(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     model = Model.multi_vector(tiny_bert, PRESETS[name].model_copy(update={"dim": 8}))
     texts = ["neural search", "the index of a token", ""]
-    expected = model.represent(texts, "document")
+    expected = model.encode_representation(texts, "document")
     plain = PRESETS[name].residual == "none" and not PRESETS[name].glu
     with nullcontext() if plain else pytest.warns(UserWarning, match="sentence-transformers cannot open it"):
         model.save_pretrained(tmp_path / "model")
     loaded = Model.from_pretrained(tmp_path / "model")
     assert loaded.fingerprint == model.fingerprint
-    assert torch.equal(loaded.represent(texts, "document").tokens.values, expected.tokens.values)
+    assert torch.equal(loaded.encode_representation(texts, "document").tokens.values, expected.tokens.values)
     if PRESETS[name].glu or PRESETS[name].activation != "identity":
         with pytest.raises(BadValueError, match="layer 0"):
-            loaded.fold()
+            loaded.merge_projections()
         assert loaded.fingerprint == model.fingerprint
         return
-    loaded.fold().save_pretrained(tmp_path / "folded")
+    loaded.merge_projections().save_pretrained(tmp_path / "folded")
     names = [path.name for path in (tmp_path / "folded").iterdir() if path.is_dir()]
     assert sorted(names)[:2] == ["1_Dense", "2_Normalize"]
-    folded = Model.from_pretrained(tmp_path / "folded").represent(texts, "document")
+    folded = Model.from_pretrained(tmp_path / "folded").encode_representation(texts, "document")
     torch.testing.assert_close(folded.tokens.values, expected.tokens.values, rtol=0, atol=1e-5)
 
 
 def test_int8_is_not_folded(tiny_bert: Path) -> None:
     with pytest.raises(BadValueError, match="the weights are int8"):
-        Model.multi_vector(tiny_bert, "linear", dtype="int8").fold()
+        Model.multi_vector(tiny_bert, "linear", dtype="int8").merge_projections()

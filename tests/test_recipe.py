@@ -14,13 +14,13 @@ import yaml
 from irkit import Model, Retriever
 from irkit.errors import BadTypeError, ConfigError, StorageError
 from irkit.training.model_recipe import make_model
-from irkit.training.recipe import TrainRecipe
+from irkit.training.result_files import write_results
+from irkit.training.train_recipe import TrainRecipe
 from irkit.training.validation import (
     EvaluationConfig,
     evaluate_model,
     open_collections,
     summarize,
-    write_results,
 )
 
 TEXTS = ["a search index", "neural text model", "the token of a model", "vector search", "an index of text"]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from irkit.training.pretraining.recipe import PretrainRecipe
-from irkit.training.recipe import TrainRecipe
-from irkit.vocabulary.recipe import VocabularyRecipe
+from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
+from irkit.training.train_recipe import TrainRecipe
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.yaml"))
 

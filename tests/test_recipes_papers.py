@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_rel
 
-from irkit.evaluation import correct_p
-from irkit.study.config import StudyConfig
-from irkit.training.arguments import TrainingArguments
-from irkit.training.pretraining.recipe import PretrainRecipe
-from irkit.training.recipe import TrainRecipe
-from irkit.vocabulary.recipe import VocabularyRecipe
+from irkit.evaluation.significance import correct_p
+from irkit.study.study_config import StudyConfig
+from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
+from irkit.training.train_recipe import TrainRecipe
+from irkit.training.training_arguments import TrainingArguments
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Numbers = dict[str, tuple[Any, str]]  # key -> value, place in the paper

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Dense, MultiVector, Ragged, Sparse, score
+from irkit.core.representation import Representation, concat, representation_from_arrays
+from irkit.core.scoring import score_pairs
 from irkit.errors import BadTypeError, BadValueError
-from irkit.representation import Representation, concat, representation_from_arrays
-from irkit.scoring import score_pairs
 
 KINDS = ["dense", "multi_vector", "sparse"]
 lengths_of_rows = st.lists(st.integers(0, 5), max_size=6)

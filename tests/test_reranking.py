@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from irkit import Dense, Model, Retriever, Run
+from irkit.core.late_interaction import MultiVectorAttention, mean_maxsim
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError
 from irkit.heads import MultiVectorHead, Normalize, Projection
-from irkit.late_interaction import MultiVectorAttention, mean_maxsim
 
 TEXTS = [
     "neural search",
@@ -129,13 +129,13 @@ def test_other_interactions(retriever: Retriever, model: Model) -> None:
         assert values(hits) == pytest.approx(expected, abs=1e-6)
         return
     hits = retriever.rerank("gnu", ids, interaction=mean_maxsim)
-    length = len(model.represent_with_tokens("gnu", "query")[1])
+    length = len(model.encode_with_token_spans("gnu", "query")[1])
     expected = {hit.id: hit.score / length for hit in retriever.rerank("gnu", ids)}
     assert values(hits) == pytest.approx(expected, abs=1e-6)
     attention = MultiVectorAttention(8, dim=4)
     stored, query = (
         retriever.index.representations(retriever.documents.find(ids)),
-        model.represent(["gnu"], "query"),
+        model.encode_representation(["gnu"], "query"),
     )
     wanted = dict(zip(ids, attention(query, stored)[0].tolist(), strict=True))
     assert values(retriever.rerank("gnu", ids, interaction=attention)) == pytest.approx(wanted, abs=1e-6)
@@ -273,7 +273,7 @@ def test_matches_are_of_equal_tokens_where_vectors_are(tiny_bert: Path) -> None:
     """With the same context on both sides, every token finds itself."""
     with pytest.warns(UserWarning, match="mean"):
         bare = Model.from_pretrained(tiny_bert)
-    from irkit.explanation import explain
+    from irkit.retrieval.matching import explain
 
     model = Model(bare.tokenizer, bare.encoder, MultiVectorHead(32, [Normalize()]))
     explanation = explain(model, "neural gnu search", "neural gnu search")

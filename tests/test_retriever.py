@@ -30,7 +30,7 @@ from irkit.errors import (
     LockedError,
     StorageError,
 )
-from irkit.retriever import Hit
+from irkit.retrieval.retriever import Hit
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text", "cab", "dig", "fez", "gnu", "hip"]
 
@@ -101,7 +101,8 @@ def test_search_ranks_by_score_of_prompted_texts(model: Model, tmp_path: Path, i
 
 def test_scores_are_those_of_the_definition(retriever: Retriever, model: Model) -> None:
     expected = score(
-        model.represent(["gnu"], "query"), model.represent([d.full_text for d in collection(50)], "document")
+        model.encode_representation(["gnu"], "query"),
+        model.encode_representation([d.full_text for d in collection(50)], "document"),
     )
     ranking = dict(retriever.run({"q": "gnu"}, k=50)["q"])
     assert [ranking[f"d{i}"] for i in range(50)] == pytest.approx(expected[0].tolist(), abs=1e-5)
@@ -323,7 +324,7 @@ def test_failing_encoder_changes_nothing(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(retriever.model, "represent_stream", fails)
+        patch.setattr(retriever.model, "stream_representations", fails)
         with pytest.raises(MemoryError):
             retriever.update(collection(3, seed=1))
     assert contents(tmp_path / "index") == before
@@ -501,7 +502,8 @@ def test_index_of_a_newer_version_is_named(retriever: Retriever, model: Model) -
         retriever.store.meta["index"]["config"]["new_key"] = 1
     path = retriever.store.path
     with pytest.raises(
-        ConfigError, match=rf"opening index {path}: .*'new_key'.*; the version of irkit that wrote"
+        ConfigError,
+        match=rf"opening index {path}: .*'new_key'.*; open it with the version of irkit that wrote it",
     ):
         Retriever.load(path, model)
 
@@ -553,20 +555,19 @@ def stopping(documents: list[Document], after: int) -> Iterator[Document]:
 def counting(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Documents that are encoded from now on."""
     seen: list[str] = []
-    stream = model.represent_stream
+    stream = model.stream_representations
 
     def watched(texts: Iterator[str], *args: object, **options: object) -> Iterator[object]:
         return stream((seen.append(text) or text for text in texts), *args, **options)
 
-    monkeypatch.setattr(model, "represent_stream", watched)
+    monkeypatch.setattr(model, "stream_representations", watched)
     return seen
 
 
 def test_progress_of_a_change_names_the_stages(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, tmp_path: Path, small_limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr("irkit.index.faiss._FEW", 20)
-    monkeypatch.setattr("irkit.index.faiss._ADDED", 16)
+    small_limits(faiss_scan=20, faiss_add=16)
     told: list[tuple[str, int, int | None]] = []
     retriever = Retriever.build(model, collection(30), tmp_path / "index", index="IVF2,Flat")
     retriever.add({f"new{i}": f"text {i}" for i in range(40)}, progress=lambda *given: told.append(given))
@@ -705,7 +706,7 @@ from irkit import Model, Retriever
 from irkit.data import read_documents
 
 model, corpus, place = Model.from_pretrained(sys.argv[1]), sys.argv[2], sys.argv[3]
-model.represent(["what is compiled once is compiled here"], "document")
+model.encode_representation(["what is compiled once is compiled here"], "document")
 
 def build(path, moment=0):
     if child := os.fork():

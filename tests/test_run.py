@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from irkit.data import read_documents, read_qrels, read_queries
 from irkit.errors import BadTypeError, BadValueError, IrkitError, StorageError
-from irkit.run import Run, ScoredDoc
+from irkit.evaluation.run import Run, ScoredDoc
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

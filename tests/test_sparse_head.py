@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Sparse
+from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.heads import SparseConfig, SparseHead
-from irkit.heads.sparse import transform_layers
+from irkit.heads.masked_lm_parts import transform_layers
 from irkit.model import Model
-from irkit.ragged import Ragged
-from irkit.representation import Sparse
-from irkit.retriever import Retriever
-from irkit.scoring import score
+from irkit.retrieval.retriever import Retriever
 
 POOLINGS = ["max", "sum"]
 ACTIVATIONS = {
@@ -311,11 +311,14 @@ def test_similarities(tiny_bert: Path, name: str) -> None:
         )
     torch.testing.assert_close(model.similarity(a[0], b), wanted[:1], rtol=1e-4, atol=1e-4)
     if name in ("dot", "cosine"):
-        represented = [model.represent(TEXTS[:3], "query"), model.represent(TEXTS[1:], "document")]
+        represented = [
+            model.encode_representation(TEXTS[:3], "query"),
+            model.encode_representation(TEXTS[1:], "document"),
+        ]
         torch.testing.assert_close(score(*represented), wanted, rtol=1e-4, atol=1e-4)
     else:
         with pytest.raises(BadValueError, match="no inner product"):
-            model.represent(TEXTS, "query")
+            model.encode_representation(TEXTS, "query")
 
 
 def test_push_to_hub_names_the_class_that_opens_it(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +334,10 @@ def test_search_end_to_end(tiny_bert: Path, tmp_path: Path) -> None:
     documents = {"1": "a neural index", "2": "search text in a vector", "3": "the model of the token"}
     retriever = Retriever.build(model, documents, tmp_path / "index", index="flat")
     (hits,) = retriever.search(["text vector"], k=3)
-    queries, rows = model.represent(["text vector"], "query"), model.represent(documents.values(), "document")
+    queries, rows = (
+        model.encode_representation(["text vector"], "query"),
+        model.encode_representation(documents.values(), "document"),
+    )
     assert isinstance(rows, Sparse)
     assert rows.terms.max_length == 30
     scores = score(queries, rows)[0]

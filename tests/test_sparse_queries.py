@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit import Model, Ragged, Retriever, Sparse, score
-from irkit.encoder.lookup import NoEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, StorageError
 from irkit.heads import SparseConfig
-from irkit.heads.static import StaticHead
+from irkit.heads.static_head import StaticHead
 from irkit.model import idf_weights
 from irkit.model.queries import query_config
 from irkit.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ def test_tokens_without_a_dimension_weigh_nothing() -> None:
 def test_learned_weights_get_the_gradients_of_the_peer(router: tuple[Any, Path]) -> None:
     peer_model, path = router
     model = Model.from_pretrained(path)
-    tokens = model.tokenize(TEXTS, model.template("query"))
+    tokens = model.pipeline("query").tokenize(TEXTS)
     found = model(tokens, side="query")
     assert isinstance(found, Sparse)
     torch.manual_seed(4)
@@ -153,7 +153,7 @@ def test_learned_weights_get_the_gradients_of_the_peer(router: tuple[Any, Path])
 
 def test_frozen_weights_get_no_gradients(splade: Path) -> None:
     model = Model.from_pretrained(splade).set_queries({"kind": "static", "frozen": True})
-    tokens = model.tokenize(TEXTS, model.template("query"))
+    tokens = model.pipeline("query").tokenize(TEXTS)
     assert not model(tokens, side="query").weights.requires_grad
     assert model(tokens, side="document").weights.requires_grad
 
@@ -169,7 +169,7 @@ def test_weights_are_a_row_of_finite_numbers(weight: torch.Tensor) -> None:
 
 def test_lexical_queries_are_binary_and_without_special_tokens(splade: Path, tokenizer: Tokenizer) -> None:
     model = Model.from_pretrained(splade).set_queries("lexical")
-    found = model.represent(["text text a [SEP] [MASK] ☃", ""], "query")
+    found = model.encode_representation(["text text a [SEP] [MASK] ☃", ""], "query")
     assert isinstance(found, Sparse)
     assert found.terms[0].tolist() == sorted(tokenizer.ids(["a", "text"]))
     assert found.weights.tolist() == [1.0, 1.0]
@@ -179,8 +179,8 @@ def test_lexical_queries_are_binary_and_without_special_tokens(splade: Path, tok
 
 def test_lexical_scores_add_up_weights_of_documents(splade: Path, tokenizer: Tokenizer) -> None:
     model = Model.from_pretrained(splade).set_queries("lexical")
-    documents = model.represent(list(CORPUS.values()), "document")
-    found = score(model.represent(["index of text"], "query"), documents)
+    documents = model.encode_representation(list(CORPUS.values()), "document")
+    found = score(model.encode_representation(["index of text"], "query"), documents)
     assert isinstance(documents, Sparse)
     expected = documents.to_dense()[:, tokenizer.ids(["index", "of", "text"])].sum(1)
     torch.testing.assert_close(found[0], expected)
@@ -196,9 +196,9 @@ def test_no_encoder_runs_for_queries(splade: Path, tmp_path: Path, monkeypatch: 
     model.encoder.register_forward_hook(never)
     assert [hit.id for hit in retriever.search("vector", k=4)]
     assert isinstance(model.query_model, Model)
-    assert isinstance(model.query_model.encoder, NoEncoder)
+    assert isinstance(model.query_model.encoder, InferenceFreeEncoder)
     model.encode_query(TEXTS, device=["cpu", "cpu"])
-    model(model.tokenize(TEXTS, model.template("query")), side="query")
+    model(model.pipeline("query").tokenize(TEXTS), side="query")
     with pytest.raises(AssertionError, match="the encoder ran"):
         model.encode_document(TEXTS)
 
@@ -206,7 +206,7 @@ def test_no_encoder_runs_for_queries(splade: Path, tmp_path: Path, monkeypatch: 
 def test_queries_over_words(splade: Path, tmp_path: Path) -> None:
     words = ["index", "neural", "retrieval", "text"]
     model = Model.sparse(splade, vocabulary=words, queries="lexical")
-    queries = model.represent(["Text, retrieval of text - unheard", "neural"], "query")
+    queries = model.encode_representation(["Text, retrieval of text - unheard", "neural"], "query")
     assert isinstance(queries, Sparse)
     assert queries.to_dense().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
     weighed = {"kind": "static", "weights": {"index": 2.0, "text": 0.5}}
@@ -341,8 +341,8 @@ def test_a_path_is_as_good_as_its_name(splade: Path) -> None:
 
 def test_documents_without_a_term_of_the_query_are_no_results(splade: Path, tmp_path: Path) -> None:
     model = Model.sparse(splade, {"document_max_active_dims": 12}, queries="lexical")
-    documents = model.represent(list(CORPUS.values()), "document")
-    scores = score(model.represent(["token"], "query"), documents)[0]
+    documents = model.encode_representation(list(CORPUS.values()), "document")
+    scores = score(model.encode_representation(["token"], "query"), documents)[0]
     expected = {str(row + 1) for row in scores.nonzero().flatten().tolist()}
     assert 0 < len(expected) < len(CORPUS)
     for index in ("inverted", "flat"):
@@ -749,8 +749,8 @@ def test_limits_of_a_side(splade: Path) -> None:
     config = SparseConfig(query_max_active_dims=2, document_max_active_dims=5)
     table = {"kind": "static", "weights": {"a": 1.0, "text": 3.0, "index": 2.0}}
     model = Model.sparse(splade, config, queries=table)
-    found = model.represent(["a text index"], "query")
+    found = model.encode_representation(["a text index"], "query")
     assert isinstance(found, Sparse)
     assert sorted(found.weights.tolist()) == [2.0, 3.0]
     assert model.encode_query("a text index", max_active_dims=1).to_dense().count_nonzero() == 1
-    assert model.represent(["a text index"], "document").terms.lengths.tolist() == [5]  # type: ignore[union-attr]
+    assert model.encode_representation(["a text index"], "document").terms.lengths.tolist() == [5]  # type: ignore[union-attr]

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from irkit.errors import BadValueError, CorruptError, LockedError, StorageError
-from irkit.index.files import Entry, Manifest
+from irkit.index.array_files import Entry, Manifest
+from irkit.index.limits import Limits, use_limits
 from irkit.index.store import Store
 
 
@@ -78,18 +79,19 @@ def test_what_is_appended_is_read(tmp_path_factory: pytest.TempPathFactory, data
     np.testing.assert_array_equal(np.concatenate([whole[:0], *blocks]), whole)
 
 
-def test_blocks_are_bounded_and_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.store._BLOCK_BYTES", 7 * 8)
-    blocks = list(Store.open(path).blocks("numbers.bin", 5, 30))
+def test_blocks_are_bounded_and_in_order(path: Path) -> None:
+    with use_limits(Limits(read_bytes=7 * 8)):
+        blocks = list(Store.open(path).blocks("numbers.bin", 5, 30))
     assert [len(block) for block in blocks] == [7, 7, 7, 4]
     assert np.concatenate(blocks).tolist() == list(range(5, 30))
 
 
-def test_taken_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.store._TAKE_ROWS", 3)
+def test_taken_rows(path: Path) -> None:
     rows = np.array([0, 1, 1, 7, 50, 98, 99])
-    assert Store.open(path).take("numbers.bin", rows).tolist() == rows.tolist()
-    assert Store.open(path).take("pairs.bin", rows[:0]).shape == (0, 2)
+    with use_limits(Limits(take_rows=3)):
+        store = Store.open(path)
+    assert store.take("numbers.bin", rows).tolist() == rows.tolist()
+    assert store.take("pairs.bin", rows[:0]).shape == (0, 2)
 
 
 def test_mapped_arrays_do_not_write_through(path: Path) -> None:
@@ -558,7 +560,11 @@ def test_nothing_is_named_before_it_is_on_the_disk(path: Path, monkeypatch: pyte
         with store.update():
             store.append("numbers.bin", np.arange(5))
         store.publish()
-    assert [target.name for target in renamed] == ["irkit.building.json", "irkit.building.json", "irkit.json"]
+    assert [target.name for target in renamed] == [
+        "irkit.building.json",
+        "irkit.building.json",
+        "irkit.json",
+    ]
     assert not unsynced
 
 

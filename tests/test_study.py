@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
-from irkit.evaluation import Evaluation, compare
+from irkit.evaluation.measures import Evaluation
+from irkit.evaluation.significance import compare
 from irkit.heads.projection import PRESETS, projection_config
 from irkit.study import StudyConfig, check_study, write_report
-from irkit.study.config import folder_name
-from irkit.study.results import paired_p, read_scores, tabulate
+from irkit.study.results import paired_p, tabulate
+from irkit.study.study_config import folder_name
 from irkit.study.trial import trials
+from irkit.training.result_files import read_results
 
 RECIPE = {"model": {"name": "m", "kind": "multi_vector"}, "evaluation": {"source": "beir"}}
 STUDY = {
@@ -221,7 +223,7 @@ def write_runs(out, study, runs):
             rows = [
                 dict(zip(keys, (*key, *item), strict=True)) for key, v in scores.items() for item in v.items()
             ]
-            trial.scores.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            trial.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
             (trial.folder / "modules.json").touch()
 
 
@@ -258,9 +260,11 @@ def test_the_report_shows_what_was_found(tmp_path):
     assert lines[1]["significant"] is True
     assert lines[1]["seeds"] == {str(seed): value for seed, value in better.seeds.items()}
     root = ET.fromstring((tmp_path / "nDCG-10.svg").read_text())
-    circles = [shape for shape in root.iter() if shape.tag.endswith("circle")]
-    assert len(circles) == 3 + 9 + 3 * 5  # of the legend, means, seeds
-    assert root.get("width") is None  # fits its page
+    groups = [group for group in root.iter() if group.get("id", "").startswith("PathCollection")]
+    marks = [shape for group in groups for shape in group.iter() if shape.tag.endswith("use")]
+    assert len(marks) == 9 + 3 * 5  # means, seeds
+    assert {"v0", "v1", "v2", "d0", "average", "better"} <= {text.text for text in root.iter() if text.text}
+    assert root.get("width", "").endswith("pt")
 
 
 def test_what_a_training_looks_at_does_not_count(tmp_path):
@@ -289,7 +293,7 @@ def test_a_report_of_nothing_yet(tmp_path):
 def test_damaged_results_are_named(tmp_path, text):
     (tmp_path / "evaluation.jsonl").write_text(text)
     with pytest.raises(CorruptError, match=r"evaluation.jsonl: .*remove its folder"):
-        read_scores(tmp_path / "evaluation.jsonl")
+        read_results(tmp_path / "evaluation.jsonl")
 
 
 STUDIES = Path(__file__).parents[1] / "examples" / "studies"

@@ -17,8 +17,9 @@ import yaml
 
 from irkit import Model, evaluate
 from irkit.errors import BadValueError, ConfigError, IrkitError, LockedError, StorageError
-from irkit.study import StudyConfig, check_study, parts, run_study
-from irkit.study import running as module
+from irkit.study import StudyConfig, check_study, run_study
+from irkit.study import preflight as parts
+from irkit.study import study_run as module
 from irkit.training import model_recipe
 from irkit.training.model_recipe import make_model
 
@@ -260,7 +261,7 @@ def test_a_study_that_is_ended_ends_its_runs(place):
     code = """
 import sys
 from irkit.cli import main
-from irkit.study import running
+from irkit.study import study_run as running
 running.IRKIT, running.check_parts = [sys.executable, "trainer.py"], lambda recipes: {}
 main(["study", "study.yaml", "--out", "out"])
 """
@@ -292,7 +293,6 @@ def test_the_command_says_what_failed(command):
         assert command("study", *words)[0] == 2
 
 
-@pytest.mark.slow  # two processes that import everything
 def write_collection():
     corpus = [{"_id": f"d{n}", "text": f"text of index {n}"} for n in range(6)]
     queries = [{"_id": f"q{n}", "text": f"search {n}"} for n in range(4)]
@@ -365,9 +365,10 @@ def test_a_model_whose_vocabulary_is_trained_first_is_not_made(monkeypatch):
         **{key: RECIPE[key] for key in RECIPE if key != "model"},
     }
     study = study_of(recipe=recipe)
-    assert module.check_parts({"one": module._resolved(check_study(study, Path("out"))[0])}) == {}
+    assert module.check_parts({"one": module._resolve(check_study(study, Path("out"))[0])}) == {}
 
 
+@pytest.mark.slow  # two processes that import everything
 def test_a_real_training(place, monkeypatch, tiny_bert):
     monkeypatch.undo()  # the trainer is irkit train
     monkeypatch.chdir(place)

@@ -13,9 +13,9 @@ from hypothesis.extra.numpy import arrays
 
 from irkit import Model, Ragged, Retriever, Sparse, score
 from irkit.errors import BadTypeError, BadValueError
-from irkit.explanation import TermWeights, explain, match_terms
 from irkit.model.terms import as_sparse, decode, sparsity
-from irkit.tokenizer import Piece
+from irkit.retrieval.matching import TermWeights, explain, match_terms
+from irkit.tokenizer import TokenSpan
 
 VALUES = st.sampled_from([0.0, 0.0, 0.0, 0.5, 1.0, 2.5])
 MATRICES = arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(1, 6)), elements=VALUES)
@@ -59,7 +59,7 @@ def test_what_cannot_be_decoded_is_refused() -> None:
         as_sparse("decode", torch.zeros(1, 2, 2))
 
 
-def _weights(text: str, terms: dict[str, float], *places: Piece) -> TermWeights:
+def _weights(text: str, terms: dict[str, float], *places: TokenSpan) -> TermWeights:
     vocabulary = ["cat", "dog", "pet", "big"]
     row = torch.zeros(1, 4)
     for term, weight in terms.items():
@@ -68,14 +68,26 @@ def _weights(text: str, terms: dict[str, float], *places: Piece) -> TermWeights:
 
 
 def test_terms_match_where_they_first_stand() -> None:
-    query = _weights("cat cat", {"cat": 2.0, "pet": 0.5, "big": 1.0}, Piece("cat", 0, 3), Piece("cat", 4, 7))
-    document = _weights("A pet", {"cat": 0.25, "pet": 1.5, "dog": 3.0}, Piece("a", 0, 1), Piece("pet", 2, 5))
+    query = _weights(
+        "cat cat", {"cat": 2.0, "pet": 0.5, "big": 1.0}, TokenSpan("cat", 0, 3), TokenSpan("cat", 4, 7)
+    )
+    document = _weights(
+        "A pet", {"cat": 0.25, "pet": 1.5, "dog": 3.0}, TokenSpan("a", 0, 1), TokenSpan("pet", 2, 5)
+    )
     found = match_terms(query, document)
     assert found.score == pytest.approx(1.25)
     assert [match.score for match in found.matches] == [0.75, 0.5]
     pet, cat = found.matches
-    assert (pet.query, pet.document, pet.weights) == (Piece("pet", 7, 7), Piece("pet", 2, 5), (0.5, 1.5))
-    assert (cat.query, cat.document, cat.weights) == (Piece("cat", 0, 3), Piece("cat", 5, 5), (2.0, 0.25))
+    assert (pet.query, pet.document, pet.weights) == (
+        TokenSpan("pet", 7, 7),
+        TokenSpan("pet", 2, 5),
+        (0.5, 1.5),
+    )
+    assert (cat.query, cat.document, cat.weights) == (
+        TokenSpan("cat", 0, 3),
+        TokenSpan("cat", 5, 5),
+        (2.0, 0.25),
+    )
     assert found.to_dict()["matches"][0]["weights"] == [0.5, 1.5]
     assert "0.5000 x 1.5000" in found.to_html()
     assert match_terms(query, _weights("", {})).matches == ()
@@ -89,7 +101,7 @@ def test_the_parts_of_an_explanation_add_up(tiny_bert: Path, tmp_path: Path) -> 
     model = Model.sparse(tiny_bert)
     query, document = "the cat", "a dog saw the cat"
     found = explain(model, query, document)
-    pair = model.represent([query], "query"), model.represent([document], "document")
+    pair = model.encode_representation([query], "query"), model.encode_representation([document], "document")
     assert found.score == pytest.approx(score(*pair).item(), rel=1e-6)
     assert sum(match.score for match in found.matches) == pytest.approx(found.score, rel=1e-5)
     [terms] = model.decode(pair[0])

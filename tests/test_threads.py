@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from irkit import Dense, Hybrid, MultiVector, Ragged, Retriever, Sparse
+from irkit.core.representation import Representation
 from irkit.data import Query
+from irkit.encoder_free import BM25
 from irkit.errors import LockedError
-from irkit.index import Index, Store, compact, create_index, open_index
-from irkit.index.files import Entry
+from irkit.index import Index, Limits, Store, compact, create_index, open_index
+from irkit.index.array_files import Entry
 from irkit.index.state import State
 from irkit.index.topk import Hits
-from irkit.lexical import BM25
-from irkit.representation import Representation
 
 T = TypeVar("T")
 DIM = 16
@@ -110,7 +110,7 @@ def test_only_its_thread_sees_an_update_before_it_ends(store: Store) -> None:
         assert elsewhere(lambda: seen(store)) == (10,) * 4
         store.append("pairs.bin", np.ones((5, 2)))
         store.meta["about"]["rows"] = 15
-        with store.pinned():
+        with store.snapshot():
             assert seen(store) == (15,) * 4
         assert elsewhere(lambda: (seen(store), store.version)) == ((10,) * 4, version)
         assert not elsewhere(store.refresh)
@@ -124,9 +124,9 @@ def test_only_its_thread_sees_an_update_before_it_ends(store: Store) -> None:
 
 def test_a_pinned_state_stays(store: Store) -> None:
     other = Store.open(store.path)
-    with store.pinned() as state:
+    with store.snapshot() as state:
         elsewhere(lambda: add(store))
-        with store.pinned():
+        with store.snapshot():
             assert seen(store) == (10,) * 4
         add(other)
         assert elsewhere(store.refresh)
@@ -135,7 +135,7 @@ def test_a_pinned_state_stays(store: Store) -> None:
         add(store)  # moves to the newest state, and back
         assert seen(store) == (10,) * 4
     assert seen(store) == (25,) * 4
-    with store.pinned(state):
+    with store.snapshot(state):
         assert seen(store) == (10,) * 4
 
 
@@ -147,7 +147,7 @@ def test_a_state_outlasts_its_files(store: Store) -> None:
         with Store.build(store.path, overwrite=True) as build:
             build.publish()
 
-    with store.pinned():
+    with store.snapshot():
         elsewhere(store.close)
         replace()
         assert store.read("numbers.bin").tolist() == list(range(15))
@@ -190,11 +190,11 @@ def texts(kind: str, n: int, seed: int) -> Representation:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(small_limits: Callable[..., None]) -> None:
     """Small numbers of documents are indexed as large ones."""
-    for name, value in {"plaid._FEW": 256, "plaid._SCAN": 32, "faiss._FEW": 64, "inverted._FEW": 32}.items():
-        monkeypatch.setattr(f"irkit.index.{name}", value)
-    monkeypatch.setattr("irkit.index.faiss._PER_HIT", 1)
+    small_limits(
+        plaid_uncompressed=256, plaid_scan=32, faiss_scan=64, faiss_scan_per_hit=1, inverted_unlisted=32
+    )
 
 
 def build(path: Path, kind: str, n: int = 200) -> Index:
@@ -309,8 +309,8 @@ def test_documents_are_found_and_filtered_in_one_state(retriever: Retriever) -> 
     assert documents.find(["d39", "d2"]).tolist() == [19, -1]
 
 
-def test_documents_are_iterated_in_one_state(retriever: Retriever, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.index.documents._READ", 4)
+def test_documents_are_iterated_in_one_state(retriever: Retriever) -> None:
+    retriever.store.limits = Limits(read_documents=4)
     documents = iter(retriever.documents)
     assert next(documents).id == "d0"
     rewrite(retriever)
@@ -348,7 +348,7 @@ def test_terms_of_an_update_are_not_known_before_it_ends(tmp_path: Path) -> None
     def others() -> None:
         assert elsewhere(lambda: retriever.search("red blue", 5)) == expected
 
-    with retriever.store.pinned():  # an old state, which a thread may go on to ask for
+    with retriever.store.snapshot():  # an old state, which a thread may go on to ask for
         with retriever.store.update():
             with before(retriever.documents, "add", others):
                 retriever.add({"c": "blue blue"})

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder, Pooling
+from irkit.encoder.checkpoint_weights import export_weights
 from irkit.encoder.families import encoder_config
 from irkit.encoder.presets import PRESETS, pooling_schedule, tite_settings
-from irkit.encoder.weights import export_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads import PooledHead
 from irkit.model import Model
-from irkit.ragged import Ragged
 from irkit.tokenizer import Tokenizer
 from irkit.training.model_step import ModelStep
 
@@ -306,7 +306,7 @@ def test_any_encoder_takes_a_schedule_and_gives_it_back(
     encoder = Encoder.from_pretrained(tiny_bert)
     tokens = batch([9, 1, 4])
     before = encoder(tokens)
-    encoder.pool_([None, Pooling(kernel=3, stride=2, location=location)])
+    encoder.set_pooling_([None, Pooling(kernel=3, stride=2, location=location)])
     pooled = encoder(tokens)
     assert pooled.lengths.tolist() == [4, 1, 2]
     encoder.save_pretrained(tmp_path)
@@ -315,17 +315,17 @@ def test_any_encoder_takes_a_schedule_and_gives_it_back(
     assert torch.equal(again(tokens).values, pooled.values)
     encoder.grow_(len(encoder.word_embeddings) + 3)
     assert torch.equal(encoder(tokens).values, pooled.values)
-    encoder.pool_([None, None])
+    encoder.set_pooling_([None, None])
     assert torch.equal(encoder(tokens).values, before.values)
     for schedule in ([None], [None] * 3, [None, 2], [None, {"kernel": 2, "stride": 2}]):
         with pytest.raises(ConfigError, match="pooling"):
-            encoder.pool_(schedule)
+            encoder.set_pooling_(schedule)
     assert torch.equal(encoder(tokens).values, before.values)
 
 
 def test_a_tite_takes_another_schedule_in_its_own_keys(tmp_path: Path) -> None:
     encoder = tite()
-    encoder.pool_([None, None, None, None, Pooling(kernel=4, stride=4, location="post"), None])
+    encoder.set_pooling_([None, None, None, None, Pooling(kernel=4, stride=4, location="post"), None])
     encoder.save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     assert settings["strides"] == [None, None, None, None, 4, None]
@@ -335,7 +335,7 @@ def test_a_tite_takes_another_schedule_in_its_own_keys(tmp_path: Path) -> None:
     assert Encoder.from_pretrained(tmp_path)(tokens).lengths.tolist() == [4, 2]
     mixed = [Pooling(kernel=2, stride=2), Pooling(kernel=2, stride=2, location="pre"), None, None, None, None]
     with pytest.raises(ConfigError, match="one location in all layers, got intra, pre"):
-        encoder.pool_(mixed)
+        encoder.set_pooling_(mixed)
 
 
 @pytest.mark.parametrize("preset", list(PRESETS)[:7])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder, Pooling
-from irkit.encoder.config import EncoderConfig, LayerConfig
+from irkit.encoder.encoder_config import EncoderConfig, LayerConfig
 from irkit.encoder.presets import tite_settings
 from irkit.errors import ConfigError
-from irkit.ragged import Ragged
 
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
 
@@ -254,13 +254,15 @@ def test_models_say_which_positions_they_have(tmp_path: Path) -> None:
     assert {pooling.positions for pooling in own.config.schedule if pooling} == {"stride"}
     kinds = [pooling and pooling.positions for pooling in Encoder(theirs).config.schedule]
     assert kinds == ["kernel", "stride", *["kernel"] * 4]  # where windows do not overlap both are one
-    own.pool_([Pooling(kernel=3, stride=2)] * 6)
+    own.set_pooling_([Pooling(kernel=3, stride=2)] * 6)
     for number, encoder in enumerate((own, Encoder(theirs))):
         encoder.save_pretrained(tmp_path / str(number))
         again = Encoder.from_pretrained(tmp_path / str(number))
         assert again.config.schedule == encoder.config.schedule
     with pytest.raises(ConfigError, match="one kind of positions"):
-        own.pool_([Pooling(kernel=3, stride=2), Pooling(kernel=3, stride=2, positions="kernel"), *[None] * 4])
+        own.set_pooling_(
+            [Pooling(kernel=3, stride=2), Pooling(kernel=3, stride=2, positions="kernel"), *[None] * 4]
+        )
 
 
 BERT = {
@@ -293,6 +295,6 @@ def test_any_schedule_on_other_encoders_equals_the_oracle(
 ) -> None:
     """Also with tokens that are not attended to, and with attention to near tokens only."""
     encoder = Encoder(described, attention=attention).double().eval()
-    encoder.pool_(schedule)
+    encoder.set_pooling_(schedule)
     seen = [max(1, length - length % 4) for length in lengths] if some and 0 not in lengths else None
     same_as_oracle(encoder, lengths, seed, seen)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ import pytest
 import torch
 import yaml
 
-import irkit.training.running
+import irkit.training.runner
+import irkit.training.train_run
 from irkit import Model, Retriever, evaluate
 from irkit.cli import main
 from irkit.errors import ConfigError, IrkitError, StorageError
 from irkit.training import TrainRecipe, train
 from irkit.training.interaction import load_interaction
-from irkit.training.running import prepare
+from irkit.training.losses import LOSSES
+from irkit.training.regularizers import REGULARIZERS
+from irkit.training.train_run import prepare
 
 TEXTS = ["a search index", "neural text model", "the token of a model", "vector search", "an index of text"]
 
@@ -125,20 +129,20 @@ def test_interrupted_training_goes_on(
     settings = recipe(tiny_bert, collection, "multi_vector")
     settings["train"] |= {"max_steps": 4, "save_steps": 2}
     whole = train(settings, "whole")
-    log = irkit.training.running.TrainingLog.on_log
+    log = irkit.training.runner.TrainingLog.on_log
 
     def stopping(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
         log(self, args, state, control, **given)
         if state.global_step == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(irkit.training.running.TrainingLog, "on_log", stopping)
+    monkeypatch.setattr(irkit.training.runner.TrainingLog, "on_log", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(settings, "halves")
     assert not Path("halves/modules.json").exists()
     with pytest.raises(StorageError, match=r"has another recipe, halves/recipe.yaml"):
         train(settings, "halves", overrides=["train.seed=3"])
-    monkeypatch.setattr(irkit.training.running.TrainingLog, "on_log", log)
+    monkeypatch.setattr(irkit.training.runner.TrainingLog, "on_log", log)
     with Path("halves/log.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # as a kill may leave it
     for left in (
@@ -164,16 +168,16 @@ def test_killed_while_measured_takes_no_further_step(
     settings = recipe(tiny_bert, collection, "multi_vector")
     settings["evaluation"] = {"source": str(collection), "split": "test", "at_end": True}
     whole = train(settings, "whole")
-    write = irkit.training.running.write_results
+    write = irkit.training.train_run.write_results
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(irkit.training.running, "write_results", killed)
+    monkeypatch.setattr(irkit.training.train_run, "write_results", killed)
     with pytest.raises(KeyboardInterrupt):
         train(settings, "again")
     assert not Path("again/modules.json").exists()
-    monkeypatch.setattr(irkit.training.running, "write_results", write)
+    monkeypatch.setattr(irkit.training.train_run, "write_results", write)
     train(settings, "again")
     again = weights(Path("again"))
     assert all(torch.equal(again[name], value) for name, value in whole.state_dict().items())
@@ -214,13 +218,21 @@ def test_nan_stops_and_leaves_the_last_checkpoint(
     assert not Path("out/modules.json").exists()
 
 
+def test_help_lists_the_kinds_of_losses(command: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = command("train", "--help")
+    words = out.replace(",", " ").split()
+    assert code == 0
+    assert {*LOSSES, *REGULARIZERS} <= {*words}
+
+
 def test_lora_is_merged_into_what_is_saved(tiny_bert: Path, collection: Path) -> None:
     settings = recipe(tiny_bert, collection, "multi_vector")
     settings["train"]["lora"] = {"r": 2, "target_modules": ["qkv"]}
     model = train(settings, "out")
     saved = Model.from_pretrained("out")
     torch.testing.assert_close(
-        saved.represent(TEXTS, "document").tokens.values, model.represent(TEXTS, "document").tokens.values
+        saved.encode_representation(TEXTS, "document").tokens.values,
+        model.encode_representation(TEXTS, "document").tokens.values,
     )
     start = Model.multi_vector(tiny_bert, "linear").state_dict()
     changed = [name for name, value in saved.state_dict().items() if not torch.equal(value, start[name])]
@@ -257,7 +269,7 @@ def test_a_model_that_is_replaced_is_kept_until_the_new_one_is_complete(
     train(settings, "out")
     first = weights(Path("out"))
     with monkeypatch.context() as patch:
-        patch.setattr("irkit.training.running.Trainer.train", fail)
+        patch.setattr("irkit.training.train_run.Trainer.train", fail)
         for seed in (5, 6):  # the second replaces what the first did not finish
             with pytest.raises(KeyboardInterrupt):
                 train(settings, "out", overrides=[f"train.seed={seed}"], overwrite=True)
@@ -277,7 +289,7 @@ def test_a_model_that_is_replaced_is_kept_until_the_new_one_is_complete(
             return rename(path, target)
 
         patch.setattr(Path, "replace", killed)
-        patch.setattr("irkit.training.running.Trainer.train", fail)
+        patch.setattr("irkit.training.train_run.Trainer.train", fail)
         for _ in range(12):
             calls = count()
             with pytest.raises(KeyboardInterrupt):
@@ -351,9 +363,9 @@ def test_attention_is_trained_measured_and_saved(tiny_bert: Path, collection: Pa
     train(settings, "out")
     lines = [json.loads(line) for line in Path("out/evaluation.jsonl").read_text().splitlines()]
     model, attention = Model.from_pretrained("out"), load_interaction("out")
-    documents = model.represent(TEXTS * 3, "document")
+    documents = model.encode_representation(TEXTS * 3, "document")
     with torch.no_grad():
-        scores = attention(model.represent(TEXTS, "query"), documents)  # type: ignore[arg-type]
+        scores = attention(model.encode_representation(TEXTS, "query"), documents)  # type: ignore[arg-type]
     found = {
         f"q{n}": {f"d{m}": value for m, value in enumerate(row)} for n, row in enumerate(scores.tolist())
     }

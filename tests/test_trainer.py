@@ -28,7 +28,6 @@ from irkit.errors import (
     TrainingError,
 )
 from irkit.model.hardware import has_bfloat16
-from irkit.training.arguments import TrainingArguments
 from irkit.training.checkpoints import (
     all_checkpoints,
     load_weights,
@@ -37,10 +36,11 @@ from irkit.training.checkpoints import (
     save_weights,
     saving,
 )
-from irkit.training.data import Collator, DataConfig, Record, open_data, write_examples
 from irkit.training.losses import InfoNCE, KLDivergence
 from irkit.training.regularizers import Flops
 from irkit.training.trainer import Trainer
+from irkit.training.training_arguments import TrainingArguments
+from irkit.training.training_data import Collator, DataConfig, TrainingRow, open_data, write_examples
 
 WORDS = ["a", "the", "search", "index", "vector", "token", "model", "neural", "text", "of", "in"]
 
@@ -48,7 +48,7 @@ WORDS = ["a", "the", "search", "index", "vector", "token", "model", "neural", "t
 _SHAPES = """
 import sys
 import torch
-from irkit.training.arguments import TrainingArguments
+from irkit.training.training_arguments import TrainingArguments
 from irkit.training.trainer import Trainer
 Trainer(torch.nn.Linear(1, 1), TrainingArguments(sys.argv[1], use_cpu=True), torch.utils.data.DataLoader([1]))
 weight = torch.zeros(64, 64, dtype=torch.bfloat16)
@@ -62,13 +62,13 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("IRKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def records(seed: int, count: int) -> Iterator[Record]:
+def records(seed: int, count: int) -> Iterator[TrainingRow]:
     numbers = torch.randint(len(WORDS), (count, 4, 6), generator=torch.Generator().manual_seed(seed))
     for i, rows in enumerate(numbers.tolist()):
         query, *texts = (" ".join(WORDS[n] for n in row[: 2 + n % 5]) for n, row in enumerate(rows, i))
         texts[0] = f"{query} {texts[0]}"  # the best document has the words of the query, which can be learned
         names = tuple(f"{seed}-{i}-{j}" for j in range(3))
-        yield Record(f"{seed}-{i}", query, names, tuple(texts), (3.0, 1.0, 0.0))
+        yield TrainingRow(f"{seed}-{i}", query, names, tuple(texts), (3.0, 1.0, 0.0))
 
 
 @pytest.fixture
@@ -400,8 +400,8 @@ def test_lora_trains_adapters_and_saves_their_sum(tiny_bert: Path, files: Any, t
     loaded = Model.from_pretrained(tmp_path / "out" / "checkpoint-4")
     texts = ["a neural search model", "vector"]
     for other in (loaded, trainer.step.model):  # from disk, and with adapters beside the weights
-        values = other.represent(texts, "document").tokens.values
-        expected = finished.represent(texts, "document").tokens.values
+        values = other.encode_representation(texts, "document").tokens.values
+        expected = finished.encode_representation(texts, "document").tokens.values
         torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -411,7 +411,7 @@ def test_the_best_model_is_kept_and_training_stops_early(model: Model, files: An
 
     def evaluation(current: Model) -> dict[str, float]:
         seen.append(weights(current))
-        current.represent(["an index"], "document")  # leaves the model in evaluation mode
+        current.encode_representation(["an index"], "document")  # leaves the model in evaluation mode
         return {"nDCG@10": next(values)}
 
     args = arguments(
@@ -467,7 +467,7 @@ def test_other_ways_to_compute_find_about_the_same(
         found.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
         finished = trainer.finished_model()
         assert not any("forward" in vars(module) for module in finished.modules())
-        assert len(finished.represent(["an index"], "document")) == 1
+        assert len(finished.encode_representation(["an index"], "document")) == 1
     assert found[0] == pytest.approx(found[1], rel=0.05 if "bf16" in values else 1e-5)
 
 

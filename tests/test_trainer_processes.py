@@ -21,10 +21,10 @@ from transformers import TrainerCallback
 from irkit import Model
 from irkit.errors import ConfigError
 from irkit.training import checkpoints, trainer
-from irkit.training.arguments import TrainingArguments
-from irkit.training.data import DataConfig, Record, open_data, write_examples
 from irkit.training.losses import InfoNCE
 from irkit.training.trainer import Trainer
+from irkit.training.training_arguments import TrainingArguments
+from irkit.training.training_data import DataConfig, TrainingRow, open_data, write_examples
 
 STEPS = 9
 SMOOTH = {"adam_epsilon": 0.01}  # steps without the sign of gradients that are nearly zero
@@ -44,7 +44,9 @@ def folder(tiny_bert: Path, tmp_path: Path) -> Path:
     for source, count in (("one", 16), ("two", 8)):
         rows = [[" ".join(draw.choices(words, k=draw.randint(4, 9))) for _ in range(4)] for _ in range(count)]
         records = (
-            Record(f"{source}{i}", texts[0], tuple(f"{source}{i}-{j}" for j in range(3)), tuple(texts[1:]))
+            TrainingRow(
+                f"{source}{i}", texts[0], tuple(f"{source}{i}-{j}" for j in range(3)), tuple(texts[1:])
+            )
             for i, texts in enumerate(rows)
         )
         write_examples(tmp_path / f"{source}.jsonl", records)
@@ -114,14 +116,14 @@ def run(folder: Path, out: str, *, killed: str = "") -> None:
         return
     made = make_trainer(folder, out)
     if killed == "saving":  # the second checkpoint, when all but its name is there
-        published = trainer.publish
+        published = trainer.publish_folder
 
         def publish(unfinished: Path, checkpoint: Path) -> None:
             if checkpoint.name == "checkpoint-4":
                 os.kill(os.getpid(), signal.SIGKILL)
             published(unfinished, checkpoint)
 
-        trainer.publish = publish
+        trainer.publish_folder = publish
     else:
         made.add_callback(Kill(int(killed)))
     made.train()

@@ -21,25 +21,25 @@ from transformers import TrainerCallback
 
 from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
-from irkit.training.arguments import TrainingArguments
-from irkit.training.data import (
+from irkit.training.example import Batch, Example
+from irkit.training.losses import KLDivergence
+from irkit.training.trainer import Trainer
+from irkit.training.training_arguments import TrainingArguments
+from irkit.training.training_data import (
+    Batches,
     Collator,
     DataConfig,
     Dataset,
     Mixture,
-    Record,
     TextStore,
+    TrainingRow,
     check,
-    make_batches,
     open_data,
-    read_records,
+    read_training_rows,
     write_examples,
 )
-from irkit.training.data.dataset import choose
-from irkit.training.data.records import Stream
-from irkit.training.example import Batch, Example
-from irkit.training.losses import KLDivergence
-from irkit.training.trainer import Trainer
+from irkit.training.training_data.dataset import choose
+from irkit.training.training_data.row_sequences import Stream
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,14 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def pairs(n: int, queries: int | None = None) -> list[Record]:
+def pairs(n: int, queries: int | None = None) -> list[TrainingRow]:
     return [
-        Record(f"q{i % (queries or n)}", f"query {i % (queries or n)}", (), (f"text {i}",)) for i in range(n)
+        TrainingRow(f"q{i % (queries or n)}", f"query {i % (queries or n)}", (), (f"text {i}",))
+        for i in range(n)
     ]
 
 
-def mixture(*parts: list[Record], **keys: Any) -> Mixture:
+def mixture(*parts: list[TrainingRow], **keys: Any) -> Mixture:
     return Mixture([Dataset(part, DataConfig(source=f"part {i}", **keys)) for i, part in enumerate(parts)])
 
 
@@ -128,71 +129,71 @@ def test_missing_collections_and_caches(tmp_path: Path, monkeypatch: pytest.Monk
         TextStore(str(path))
 
 
-# which documents of a record
+# which documents of a row
 
 
 @st.composite
-def choices(draw: st.DrawFn) -> tuple[Record, frozenset[str], DataConfig]:
+def choices(draw: st.DrawFn) -> tuple[TrainingRow, frozenset[str], DataConfig]:
     n = draw(st.integers(1, 8))
     scores = draw(st.none() | st.tuples(*[st.floats(-5, 5)] * n))
-    record = Record("q", "q", (), tuple(map(str, range(n))), scores, draw(st.integers(0, n)))
-    known = draw(st.frozensets(st.sampled_from(record.documents or ())))
+    row = TrainingRow("q", "q", (), tuple(map(str, range(n))), scores, draw(st.integers(0, n)))
+    known = draw(st.frozensets(st.sampled_from(row.documents or ())))
     sampling = draw(st.sampled_from(["first", "random"] if scores is None else ["first", "random", "top"]))
     count = draw(st.none() | st.integers(1, 9))
-    return record, known, DataConfig(source="x", documents=count, sampling=sampling)
+    return row, known, DataConfig(source="x", documents=count, sampling=sampling)
 
 
 @given(choices(), st.integers(0, 99))
-def test_what_holds_of_every_choice(case: tuple[Record, frozenset[str], DataConfig], seed: int) -> None:
-    record, known, config = case
-    names = record.documents or ()
-    relevant = {i for i in range(len(record)) if i < record.positives or names[i] in known}
-    chosen, positives = choose(record, known, config, (seed,))
-    assert (chosen, positives) == choose(record, known, config, (seed,))
+def test_what_holds_of_every_choice(case: tuple[TrainingRow, frozenset[str], DataConfig], seed: int) -> None:
+    row, known, config = case
+    names = row.documents or ()
+    relevant = {i for i in range(len(row)) if i < row.positives or names[i] in known}
+    chosen, positives = choose(row, known, config, (seed,))
+    assert (chosen, positives) == choose(row, known, config, (seed,))
     assert len(set(chosen)) == len(chosen)
     assert set(chosen[:positives]) <= relevant
     assert not set(chosen[positives:]) & relevant
     assert sorted(chosen[:positives]) == chosen[:positives]
     assert sorted(chosen[positives:]) == chosen[positives:]
     if config.documents is None:
-        assert sorted(chosen) == list(range(len(record)))
+        assert sorted(chosen) == list(range(len(row)))
     else:
         assert positives >= min(1, len(relevant))
-        if record.scores is not None:
-            assert len(chosen) == min(len(record), config.documents)
+        if row.scores is not None:
+            assert len(chosen) == min(len(row), config.documents)
         else:
             assert positives == min(1, len(relevant))
-            assert len(chosen) == min(positives + len(record) - len(relevant), config.documents)
+            assert len(chosen) == min(positives + len(row) - len(relevant), config.documents)
 
 
 def test_how_documents_are_chosen() -> None:
-    record = Record("q", "q", (), ("p1", "p2", "n1", "n2", "n3"), None, 2)
+    row = TrainingRow("q", "q", (), ("p1", "p2", "n1", "n2", "n3"), None, 2)
 
-    def names(record: Record, seed: int = 0, **keys: Any) -> list[str]:
-        found, _ = choose(record, frozenset(), DataConfig(source="x", **keys), (seed,))
-        return [(record.documents or ())[i] for i in found]
+    def names(row: TrainingRow, seed: int = 0, **keys: Any) -> list[str]:
+        chosen, _ = choose(row, frozenset(), DataConfig(source="x", **keys), (seed,))
+        return [(row.documents or ())[i] for i in chosen]
 
-    assert names(record) == ["p1", "p2", "n1", "n2", "n3"]
-    assert names(record, documents=3, sampling="first") == ["p1", "n1", "n2"]
-    drawn = {tuple(names(record, seed, documents=3)) for seed in range(200)}
+    assert names(row) == ["p1", "p2", "n1", "n2", "n3"]
+    assert names(row, documents=3, sampling="first") == ["p1", "n1", "n2"]
+    drawn = {tuple(names(row, seed, documents=3)) for seed in range(200)}
     assert drawn == {(p, *n) for p in ("p1", "p2") for n in (("n1", "n2"), ("n1", "n3"), ("n2", "n3"))}
-    scored = Record("q", "q", (), record.documents, (0.1, 0.9, 0.5, 0.2, 0.8), 2)
+    scored = TrainingRow("q", "q", (), row.documents, (0.1, 0.9, 0.5, 0.2, 0.8), 2)
     assert names(scored, documents=3, sampling="top") == ["p2", "n1", "n3"]
     assert names(scored, documents=3, sampling="first") == ["p1", "p2", "n1"]
     with pytest.raises(ConfigError, match="'top' needs scores"):
-        names(record, documents=2, sampling="top")
+        names(row, documents=2, sampling="top")
 
 
 def test_judgments_make_relevant_what_a_file_calls_negative() -> None:
-    records = [Record("1", "q", ("a", "b", "c"), ("A", "B", "C"))]
-    data = Dataset(records, DataConfig(source="x"), qrels={"1": {"a": 1, "c": 1, "z": 2}})
+    rows = [TrainingRow("1", "q", ("a", "b", "c"), ("A", "B", "C"))]
+    data = Dataset(rows, DataConfig(source="x"), qrels={"1": {"a": 1, "c": 1, "z": 2}})
     assert data.example(0) == Example("q", ("A", "C", "B"), None, 2, ("a", "c", "b"), frozenset("acz"))
 
 
 def test_limits_and_missing_texts() -> None:
-    records = [Record(str(i), None, ("a", "b")) for i in range(5)]
+    rows = [TrainingRow(str(i), None, ("a", "b")) for i in range(5)]
     config = DataConfig(source="file", limit=3)
-    data = Dataset(records, config, {"0": "zero"}, {"a": "A", "b": "B"})
+    data = Dataset(rows, config, {"0": "zero"}, {"a": "A", "b": "B"})
     assert len(Mixture([data])) == 3
     assert data.example(0).documents == ("A", "B")
     with pytest.raises(BadValueError, match=r"file: no text of query '1'; give queries: where the texts are"):
@@ -209,25 +210,25 @@ def everything(batches: Any) -> list[list[tuple[int, int, int]]]:
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 3), st.booleans())
 def test_every_example_comes_once(n: int, size: int, seed: int, shuffle: bool) -> None:
     data = mixture(pairs(n), shuffle=shuffle)
-    batches = make_batches(data, batch_size=size, seed=seed)
-    found = everything(batches)
-    assert len(found) == len(batches) == -(-n // size)
-    assert all(len(batch) == size for batch in found[:-1])
-    places = [index for batch in found for _, index, _ in batch]
-    assert sorted(places) == list(range(n))
-    assert (places == list(range(n))) or shuffle
-    assert everything(batches) == found
-    assert everything(make_batches(data, batch_size=size, seed=seed)) == found
+    batches = Batches(data, batch_size=size, seed=seed)
+    epoch = everything(batches)
+    assert len(epoch) == len(batches) == -(-n // size)
+    assert all(len(batch) == size for batch in epoch[:-1])
+    positions = [index for batch in epoch for _, index, _ in batch]
+    assert sorted(positions) == list(range(n))
+    assert (positions == list(range(n))) or shuffle
+    assert everything(batches) == epoch
+    assert everything(Batches(data, batch_size=size, seed=seed)) == epoch
 
 
 def test_epochs_and_seeds_differ() -> None:
     data = mixture(pairs(50))
-    batches = make_batches(data, batch_size=5)
+    batches = Batches(data, batch_size=5)
     first = everything(batches)
     batches.set_epoch(1)
     second = everything(batches)
-    orders = [[index for batch in found for _, index, _ in batch] for found in (first, second)]
-    orders.append([i for batch in make_batches(data, batch_size=5, seed=1) for _, i, _ in batch])
+    orders = [[index for batch in epoch for _, index, _ in batch] for epoch in (first, second)]
+    orders.append([i for batch in Batches(data, batch_size=5, seed=1) for _, i, _ in batch])
     assert len({tuple(order) for order in orders}) == 3
     assert {cycle for batch in first for *_, cycle in batch}.isdisjoint(
         cycle for batch in second for *_, cycle in batch
@@ -238,12 +239,12 @@ def test_epochs_and_seeds_differ() -> None:
 def test_processes_share_the_batches_of_one(n: int, size: int, world: int, queries: int, drop: bool) -> None:
     data = mixture(pairs(n, queries))
     try:
-        one = everything(make_batches(data, batch_size=size * world, drop_last=drop))
+        one = everything(Batches(data, batch_size=size * world, drop_last=drop))
     except BadValueError:
         return
     try:
         parts = [
-            everything(make_batches(data, batch_size=size, rank=rank, world_size=world, drop_last=drop))
+            everything(Batches(data, batch_size=size, rank=rank, world_size=world, drop_last=drop))
             for rank in range(world)
         ]
     except BadValueError:
@@ -258,24 +259,24 @@ def test_processes_share_the_batches_of_one(n: int, size: int, world: int, queri
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 20))
 def test_no_query_twice_in_a_batch(n: int, size: int, queries: int) -> None:
     data = mixture(pairs(n, queries))
-    found = everything(make_batches(data, batch_size=size))
-    for batch in found:
+    epoch = everything(Batches(data, batch_size=size))
+    for batch in epoch:
         names = [index % queries for _, index, _ in batch]
         assert len(set(names)) == len(names)
-    assert sorted(index for batch in found for _, index, _ in batch) == list(range(n))
+    assert sorted(index for batch in epoch for _, index, _ in batch) == list(range(n))
 
 
 def test_skipping_gives_the_rest() -> None:
-    records = pairs(30, 9)
+    rows = pairs(30, 9)
     read = []
 
-    class Watched(list[Record]):
+    class Watched(list[TrainingRow]):
         def __getitem__(self, index: Any) -> Any:
             read.append(index)
             return super().__getitem__(index)
 
-    data = Mixture([Dataset(Watched(records), DataConfig(source="x"))])
-    batches = make_batches(data, batch_size=4)
+    data = Mixture([Dataset(Watched(rows), DataConfig(source="x"))])
+    batches = Batches(data, batch_size=4)
     batches.set_epoch(2)
     whole = everything(batches)
     batches.skip(3)
@@ -287,12 +288,12 @@ def test_skipping_gives_the_rest() -> None:
 
 def test_mixtures_see_every_dataset_once() -> None:
     data = mixture(pairs(64), pairs(17), pairs(5))
-    batches = make_batches(data, batch_size=4)
-    found = everything(batches)
-    assert all(len({number for number, _, _ in batch}) == 1 for batch in found)
-    counts = Counter(number for batch in found for number, _, _ in batch)
+    batches = Batches(data, batch_size=4)
+    epoch = everything(batches)
+    assert all(len({number for number, _, _ in batch}) == 1 for batch in epoch)
+    counts = Counter(number for batch in epoch for number, _, _ in batch)
     assert counts == {0: 64, 1: 17, 2: 5}
-    order = [batch[0][0] for batch in found]
+    order = [batch[0][0] for batch in epoch]
     assert order != sorted(order)
     batches.set_epoch(1)
     assert len(everything(batches)) == len(batches)
@@ -301,28 +302,28 @@ def test_mixtures_see_every_dataset_once() -> None:
 def test_weights_are_shares_of_the_batches() -> None:
     parts = [Dataset(pairs(n), DataConfig(source="x", weight=w)) for n, w in ((400, 1), (10, 3))]
     data = Mixture(parts)
-    batches = make_batches(data, batch_size=2)
-    found = everything(batches)
-    assert len(found) == len(batches) == 205
-    share = sum(batch[0][0] == 1 for batch in found) / len(found)
+    batches = Batches(data, batch_size=2)
+    epoch = everything(batches)
+    assert len(epoch) == len(batches) == 205
+    share = sum(batch[0][0] == 1 for batch in epoch) / len(epoch)
     assert abs(share - 0.75) < 4 * (0.75 * 0.25 / 205) ** 0.5  # 4 standard deviations
-    assert len({index for batch in found if not batch[0][0] for _, index, _ in batch}) > 10
-    small = [(index, cycle) for batch in found if batch[0][0] for _, index, cycle in batch]
+    assert len({index for batch in epoch if not batch[0][0] for _, index, _ in batch}) > 10
+    small = [(index, cycle) for batch in epoch if batch[0][0] for _, index, cycle in batch]
     assert len(set(small)) == len(small)  # drawn anew in each round
     for rank in range(2):
-        part = everything(make_batches(data, batch_size=1, rank=rank, world_size=2))
-        assert part == [batch[rank : rank + 1] for batch in found]
+        part = everything(Batches(data, batch_size=1, rank=rank, world_size=2))
+        assert part == [batch[rank : rank + 1] for batch in epoch]
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(5, 40))
 def test_batches_of_tokens(sizes: list[int], budget: int) -> None:
     data = mixture(pairs(len(sizes)))
     data.datasets[0].sizes = np.asarray(sizes, np.int64)
-    found = everything(make_batches(data, tokens_per_batch=budget))
-    assert sorted(index for batch in found for _, index, _ in batch) == list(range(len(sizes)))
-    totals = [sum(sizes[index] for _, index, _ in batch) for batch in found]
-    assert all(total <= budget or len(batch) == 1 for total, batch in zip(totals, found, strict=True))
-    firsts = [sizes[batch[0][1]] for batch in found[1:]]
+    epoch = everything(Batches(data, tokens_per_batch=budget))
+    assert sorted(index for batch in epoch for _, index, _ in batch) == list(range(len(sizes)))
+    totals = [sum(sizes[index] for _, index, _ in batch) for batch in epoch]
+    assert all(total <= budget or len(batch) == 1 for total, batch in zip(totals, epoch, strict=True))
+    firsts = [sizes[batch[0][1]] for batch in epoch[1:]]
     assert all(total + first > budget for total, first in zip(totals, firsts, strict=False))
 
 
@@ -340,7 +341,7 @@ def test_batches_of_tokens(sizes: list[int], budget: int) -> None:
 )
 def test_impossible_batches(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(BadValueError, match=message):
-        make_batches(mixture(pairs(3)), **keys)
+        Batches(mixture(pairs(3)), **keys)
 
 
 def test_impossible_mixtures() -> None:
@@ -354,20 +355,20 @@ def test_impossible_mixtures() -> None:
 # streams
 
 
-def stream(n: int, block: int = 4, once: bool = False) -> Stream[Record]:
+def stream(n: int, block: int = 4, once: bool = False) -> Stream[TrainingRow]:
     return Stream("numbers", lambda: iter(pairs(n)), once, block)
 
 
 def test_streams_are_endless_and_shuffled_in_blocks() -> None:
     data = Mixture([Dataset(stream(10), DataConfig(source="x"))])
-    batches = make_batches(data, batch_size=3)
-    found = list(islice(batches, 8))
-    places = [index for batch in found for _, index, _ in batch]
+    batches = Batches(data, batch_size=3)
+    epoch = list(islice(batches, 8))
+    positions = [index for batch in epoch for _, index, _ in batch]
     for start in range(0, 24, 4):
-        assert sorted(places[start : start + 4]) == list(range(start, start + 4))
-    assert places != sorted(places)
-    texts = [data[key].documents for batch in found for key in batch]
-    assert texts == [(f"text {place % 10}",) for place in places]
+        assert sorted(positions[start : start + 4]) == list(range(start, start + 4))
+    assert positions != sorted(positions)
+    texts = [data[key].documents for batch in epoch for key in batch]
+    assert texts == [(f"text {position % 10}",) for position in positions]
     with pytest.raises(TypeError, match="max_steps"):
         len(batches)
     with pytest.raises(TypeError, match="max_steps"):
@@ -375,10 +376,10 @@ def test_streams_are_endless_and_shuffled_in_blocks() -> None:
 
 
 def test_streams_resume_at_a_position() -> None:
-    whole = make_batches(Mixture([Dataset(stream(50), DataConfig(source="x"))]), batch_size=3)
+    whole = Batches(Mixture([Dataset(stream(50), DataConfig(source="x"))]), batch_size=3)
     expected = list(islice(whole, 12))
     fresh = Mixture([Dataset(stream(50), DataConfig(source="x"))])
-    batches = make_batches(fresh, batch_size=3)
+    batches = Batches(fresh, batch_size=3)
     batches.skip(7)
     rest = list(islice(batches, 5))
     assert rest == expected[7:]
@@ -387,7 +388,7 @@ def test_streams_resume_at_a_position() -> None:
 
 
 def test_streams_that_end() -> None:
-    read: Iterator[Record] = iter(pairs(5))
+    read: Iterator[TrainingRow] = iter(pairs(5))
     data = Mixture([Dataset(Stream("a pipe", lambda: read, True, 4), DataConfig(source="x"))])
     assert data[0, 4, 0].query == "query 4"
     with pytest.raises(StorageError, match="a pipe: it ended after 5 examples and cannot be read again"):
@@ -406,7 +407,7 @@ def test_folders_are_streamed_again_and_again(tmp_path: Path) -> None:
     assert [data[0, i, 0].query for i in range(5)] == [f"queries {1 + i % 2}" for i in range(5)]
 
 
-def test_streamed_files_are_the_same_records(tmp_path: Path) -> None:
+def test_streamed_files_have_the_same_rows(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     write_examples(path, pairs(6))
     streamed, indexed = (
@@ -417,7 +418,7 @@ def test_streamed_files_are_the_same_records(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give each dataset a weight"):
         Mixture(streamed.datasets + indexed.datasets)
     with pytest.raises(BadValueError, match="not streamed"):
-        make_batches(streamed, tokens_per_batch=100)
+        Batches(streamed, tokens_per_batch=100)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "run.trec"])
@@ -435,10 +436,10 @@ def test_a_sample_is_drawn_from_all_and_always_the_same(tmp_path: Path, name: st
         open_data([DataConfig(streaming=streaming, sample=40, **keys)], seed=streaming)
         for streaming in (True, False)
     )
-    found = [indexed[0, i, 0] for i in range(40)]
+    examples = [indexed[0, i, 0] for i in range(40)]
     assert len(indexed) == 40 == check(indexed)["examples"]
-    assert [streamed[0, i, 0] for i in range(80)] == 2 * found
-    numbers = [int(each.documents[0].split()[1]) for each in found]
+    assert [streamed[0, i, 0] for i in range(80)] == 2 * examples
+    numbers = [int(example.documents[0].split()[1]) for example in examples]
     assert numbers == sorted(set(numbers))
     assert 60 < np.mean(numbers) < 140  # the mean of 40 drawn is within 40 of 99.5, 4 deviations
     assert max(numbers) > 150
@@ -448,8 +449,8 @@ def test_a_sample_is_drawn_from_all_and_always_the_same(tmp_path: Path, name: st
     assert expected is not None
     assert data.query_keys().tolist() == expected[numbers].tolist()  # type: ignore[union-attr]
     assert len(open_data([DataConfig(sample=300, **keys)])) == 200
-    assert [each.query_id for each in read_records(DataConfig(sample=40, **keys))] == [
-        every.records[number].query_id for number in numbers
+    assert [row.query_id for row in read_training_rows(DataConfig(sample=40, **keys))] == [
+        every.rows[number].query_id for number in numbers
     ]
 
 
@@ -466,10 +467,12 @@ def test_a_weighted_training_goes_on_as_if_nothing_had_happened(
 ) -> None:
     configs = []
     for name, n in (("a", 12), ("b", 5)):
-        lists = [Record("", f"query {i}", (), (f"text {i}", "search index"), (1.0, 0.0)) for i in range(n)]
+        lists = [
+            TrainingRow("", f"query {i}", (), (f"text {i}", "search index"), (1.0, 0.0)) for i in range(n)
+        ]
         write_examples(tmp_path / name, lists)
         configs.append(DataConfig(source=str(tmp_path / name), streaming=streaming, weight=n % 7))
-    given = {"per_device_train_batch_size": 3, "max_steps": 8, "save_steps": 3, "use_cpu": True}
+    values = {"per_device_train_batch_size": 3, "max_steps": 8, "save_steps": 3, "use_cpu": True}
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -478,7 +481,7 @@ def test_a_weighted_training_goes_on_as_if_nothing_had_happened(
     def train(folder: str, resume: bool = False, callbacks: Any = ()) -> dict[str, torch.Tensor]:
         torch.manual_seed(1)
         model = Model.multi_vector(tiny_bert, {"depth": 1, "dim": 8})
-        arguments = TrainingArguments.parse(given, tmp_path / folder)
+        arguments = TrainingArguments.parse(values, tmp_path / folder)
         trainer = Trainer(model, arguments, open_data(configs), [KLDivergence()], callbacks=callbacks)
         trainer.train(resume_from_checkpoint=resume)
         return model.state_dict()
@@ -518,7 +521,7 @@ def test_batches_have_every_document_once(model: Model) -> None:
         (batch.texts[0], batch.queries, "query"),
         (batch.texts[1], batch.documents, "document"),
     ):
-        alone = [model.tokenize([text], model.template(side))[0].tolist() for text in texts]
+        alone = [model.pipeline(side).tokenize([text])[0].tolist() for text in texts]
         assert [tokens[i].tolist() for i in range(len(tokens))] == alone
 
 
@@ -547,15 +550,15 @@ def test_batches_that_cannot_be(model: Model) -> None:
 def test_the_loader_of_torch(tmp_path: Path, model: Model, workers: int) -> None:
     path, corpus = tmp_path / "x.jsonl", tmp_path / "corpus.tsv"
     corpus.write_text("".join(f"d{i}\ttext {i}\n" for i in range(40)))
-    write_examples(path, [Record("", f"query {i}", (f"d{i}", f"d{i + 20}")) for i in range(20)])
+    write_examples(path, [TrainingRow("", f"query {i}", (f"d{i}", f"d{i + 20}")) for i in range(20)])
     data = open_data([DataConfig(source=str(path), corpus=str(corpus), documents=2)])
-    batches = make_batches(data, batch_size=6)
+    batches = Batches(data, batch_size=6)
     loader = DataLoader(
         data, batch_sampler=batches, collate_fn=Collator(model, texts=True), num_workers=workers
     )
-    found = [batch.texts for batch in loader]
-    assert [len(queries) for queries, _ in found] == [6, 6, 6, 2]
-    for queries, documents in found:
+    texts = [batch.texts for batch in loader]
+    assert [len(queries) for queries, _ in texts] == [6, 6, 6, 2]
+    for queries, documents in texts:
         numbers = [int(query.split()[1]) for query in queries]
         assert documents == [f"text {n + m}" for n in numbers for m in (0, 20)]
 
@@ -566,7 +569,7 @@ def test_the_loader_of_torch(tmp_path: Path, model: Model, workers: int) -> None
 def test_what_is_wrong_is_found_before_training(tmp_path: Path) -> None:
     path, corpus = tmp_path / "x.jsonl", tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"_id": "d0", "text": "zero"}) + "\n")
-    write_examples(path, [Record("", "a query", ("d0", f"d{i}")) for i in range(4)])
+    write_examples(path, [TrainingRow("", "a query", ("d0", f"d{i}")) for i in range(4)])
     bare = open_data([DataConfig(source=str(path))])
     with pytest.raises(BadValueError, match=r"no text of 4 of 4 ids .* 'd0'; give corpus: where"):
         check(bare)
@@ -576,7 +579,7 @@ def test_what_is_wrong_is_found_before_training(tmp_path: Path) -> None:
     assert check(unscored, {"positives"}) == {"datasets": 1, "examples": 3, "documents": 1}
     with pytest.raises(BadValueError, match="a loss needs the scores of a teacher"):
         check(unscored, {"targets"})
-    lists = [Record("", "q", (), ("a", "b"), (1.0, 0.0), 0)]
+    lists = [TrainingRow("", "q", (), ("a", "b"), (1.0, 0.0), 0)]
     assert check(mixture(lists), {"targets"})["documents"] == 2
     with pytest.raises(BadValueError, match="a loss is for examples with the scores of a teacher, and none"):
         check(unscored, {"some_targets"})
@@ -589,7 +592,7 @@ def test_what_is_wrong_is_found_before_training(tmp_path: Path) -> None:
     with pytest.raises(BadValueError, match="1 of 2 examples looked at have no scores"):
         check(mixture([*lists, *pairs(1)]))
     with pytest.raises(BadValueError, match=r"the texts are numbers, such as '17'"):
-        check(mixture([Record("", "5", (), ("17", "18"))]))
+        check(mixture([TrainingRow("", "5", (), ("17", "18"))]))
 
 
 # real data
@@ -609,8 +612,8 @@ def test_scifact(data_dir: Path) -> None:
     assert all(store[name] == text for name, text in corpus.items())
     judged = [line.split("\t") for line in (data_dir / "scifact/qrels/test.tsv").read_text().splitlines()[1:]]
     tests = {query for query, *_ in judged}
-    records = data.datasets[0].records
-    assert tests.isdisjoint(records[i].query_id for i in range(len(data)))
+    rows = data.datasets[0].rows
+    assert tests.isdisjoint(rows[i].query_id for i in range(len(data)))
     drawn = {(i, data[0, i, cycle].ids) for i in range(len(data)) for cycle in range(30)}
     assert len(drawn) == 919  # all that are relevant come, one in each epoch
 
@@ -625,7 +628,7 @@ def test_pooled_runs_as_teachers(data_dir: Path, minilm: str) -> None:
     assert check(data, {"targets", "positives"}) == {"datasets": 2, "examples": 106, "documents": 8}
     model = Model.from_pretrained(minilm)
     data.measure(model)
-    batches = make_batches(data, tokens_per_batch=4000)
+    batches = Batches(data, tokens_per_batch=4000)
     totals = []
     for batch in DataLoader(data, batch_sampler=batches, collate_fn=Collator(model)):
         assert batch.targets.isfinite().all()

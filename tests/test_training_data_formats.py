@@ -1,4 +1,4 @@
-"""Formats of training files: each row becomes the record that its makers meant."""
+"""Formats of training files: each row becomes the training row that its makers meant."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
-from irkit.training.data import (
+from irkit.training.training_data import (
+    Batches,
     DataConfig,
-    Record,
+    TrainingRow,
     check,
-    make_batches,
     open_data,
-    read_records,
+    read_training_rows,
     to_line,
     write_examples,
 )
-from irkit.training.data.formats import ROWS, detect, parse
-from irkit.training.data.pickles import read_pickle
-from irkit.training.data.sources import open_records
+from irkit.training.training_data.pickles import read_pickle
+from irkit.training.training_data.row_formats import ROWS, detect, parse
+from irkit.training.training_data.row_sequences import open_rows
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +36,27 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 PASSAGES = [{"docid": 7, "title": "T", "text": "yes"}, {"docid": "8", "title": "", "text": "no"}]
 
-# row, whether there is a corpus, format, record
-EXAMPLES: list[tuple[Any, bool, str, Record]] = [
-    (["q", "yes", "no"], False, "tuples", Record("", "q", (), ("yes", "no"))),
-    (["q", "yes"], False, "tuples", Record("", "q", (), ("yes",))),
-    ([3, 10, 11, 12], True, "tuples", Record("3", None, ("10", "11", "12"))),
-    ([3, [10, 0.5], [11, -1]], True, "nway", Record("3", None, ("10", "11"), None, (0.5, -1.0))),
-    ([3, [10], [11]], True, "nway", Record("3", None, ("10", "11"))),
-    (["1.5", "-0.5", "q", "d", "e"], True, "vienna", Record("q", None, ("d", "e"), None, (1.5, -0.5))),
-    (["10.5", "9.0", "3", "10", "11"], True, "vienna", Record("3", None, ("10", "11"), None, (10.5, 9.0))),
-    (["q", "yes", "no", "2.5", "1"], False, "distillation", Record("", "q", (), ("yes", "no"), (2.5, 1.0))),
-    (["q", "a", "b", "c", "d"], False, "tuples", Record("", "q", (), ("a", "b", "c", "d"))),
+# row, whether there is a corpus, format, expected
+EXAMPLES: list[tuple[Any, bool, str, TrainingRow]] = [
+    (["q", "yes", "no"], False, "tuples", TrainingRow("", "q", (), ("yes", "no"))),
+    (["q", "yes"], False, "tuples", TrainingRow("", "q", (), ("yes",))),
+    ([3, 10, 11, 12], True, "tuples", TrainingRow("3", None, ("10", "11", "12"))),
+    ([3, [10, 0.5], [11, -1]], True, "nway", TrainingRow("3", None, ("10", "11"), None, (0.5, -1.0))),
+    ([3, [10], [11]], True, "nway", TrainingRow("3", None, ("10", "11"))),
+    (["1.5", "-0.5", "q", "d", "e"], True, "vienna", TrainingRow("q", None, ("d", "e"), None, (1.5, -0.5))),
+    (
+        ["10.5", "9.0", "3", "10", "11"],
+        True,
+        "vienna",
+        TrainingRow("3", None, ("10", "11"), None, (10.5, 9.0)),
+    ),
+    (
+        ["q", "yes", "no", "2.5", "1"],
+        False,
+        "distillation",
+        TrainingRow("", "q", (), ("yes", "no"), (2.5, 1.0)),
+    ),
+    (["q", "a", "b", "c", "d"], False, "tuples", TrainingRow("", "q", (), ("a", "b", "c", "d"))),
     (
         {
             "query": "q",
@@ -58,65 +68,75 @@ EXAMPLES: list[tuple[Any, bool, str, Record]] = [
         },
         False,
         "flagembedding",
-        Record("", "q", (), ("a", "b", "c"), (3.0, 2.0, 1.5), 2),
+        TrainingRow("", "q", (), ("a", "b", "c"), (3.0, 2.0, 1.5), 2),
     ),
-    ({"query": "q", "pos": ["a"], "neg": []}, False, "flagembedding", Record("", "q", (), ("a",))),
+    ({"query": "q", "pos": ["a"], "neg": []}, False, "flagembedding", TrainingRow("", "q", (), ("a",))),
     (
         {"query": "q", "pos": ["a"], "neg": ["b"], "pos_scores": [1]},
         False,
         "flagembedding",
-        Record("", "q", (), ("a", "b")),
+        TrainingRow("", "q", (), ("a", "b")),
     ),
-    ({"query": "q", "pos": "a", "negs": ["b"]}, False, "opensearch", Record("", "q", (), ("a", "b"))),
+    ({"query": "q", "pos": "a", "negs": ["b"]}, False, "opensearch", TrainingRow("", "q", (), ("a", "b"))),
     (
         {"query": "hi", "docs": ["hello", "hi"], "scores": [0.99, 1]},
         False,
         "opensearch",
-        Record("", "hi", (), ("hello", "hi"), (0.99, 1.0), 0),
+        TrainingRow("", "hi", (), ("hello", "hi"), (0.99, 1.0), 0),
     ),
     (
         {"query_id": 3, "query_text": "q", "positive_document_ids": [7], "negative_document_ids": ["8", "9"]},
         True,
         "tevatron",
-        Record("3", "q", ("7", "8", "9")),
+        TrainingRow("3", "q", ("7", "8", "9")),
     ),
     (
         {"query_id": "3", "query": "q", "positive_passages": PASSAGES[:1], "negative_passages": PASSAGES[1:]},
         False,
         "tevatron",
-        Record("3", "q", ("7", "8"), ("T yes", "no")),
+        TrainingRow("3", "q", ("7", "8"), ("T yes", "no")),
     ),
     (
         {"query_id": 3, "document_ids": "[10, 11]", "scores": "[0.5, 0.25]"},  # lists as strings: PyLate
         True,
         "irkit",
-        Record("3", None, ("10", "11"), None, (0.5, 0.25)),
+        TrainingRow("3", None, ("10", "11"), None, (0.5, 0.25)),
     ),
-    ({"anchor": "q", "positive": "a", "negative": "b"}, False, "columns", Record("", "q", (), ("a", "b"))),
-    ({"a": "x", "b": "y", "score": 0.8}, False, "columns", Record("", "x", (), ("y",), (0.8,), 1)),
-    ({"a": "x", "b": "y", "label": 0}, False, "columns", Record("", "x", (), ("y",), (0.0,), 0)),
+    (
+        {"anchor": "q", "positive": "a", "negative": "b"},
+        False,
+        "columns",
+        TrainingRow("", "q", (), ("a", "b")),
+    ),
+    ({"a": "x", "b": "y", "score": 0.8}, False, "columns", TrainingRow("", "x", (), ("y",), (0.8,), 1)),
+    ({"a": "x", "b": "y", "label": 0}, False, "columns", TrainingRow("", "x", (), ("y",), (0.0,), 0)),
     # of a triple it is the margin of the scores, as MarginMSELoss reads it
-    ({"q": "x", "p": "y", "n": "z", "label": 2}, False, "columns", Record("", "x", (), ("y", "z"), (0, -2))),
+    (
+        {"q": "x", "p": "y", "n": "z", "label": 2},
+        False,
+        "columns",
+        TrainingRow("", "x", (), ("y", "z"), (0, -2)),
+    ),
     (
         {"q": "x", "p": "y", "n": "z", "m": "w", "labels": [2.0, 3.0]},
         False,
         "columns",
-        Record("", "x", (), ("y", "z", "w"), (0, -2, -3)),
+        TrainingRow("", "x", (), ("y", "z", "w"), (0, -2, -3)),
     ),
     (
         {"q": "x", "documents": ["y", "z"], "scores": [5.0, 3.0]},
         False,
         "columns",
-        Record("", "x", (), ("y", "z"), (5.0, 3.0)),
+        TrainingRow("", "x", (), ("y", "z"), (5.0, 3.0)),
     ),
-    ({"query": 3, "positive": 10, "negative": 11}, True, "columns", Record("3", None, ("10", "11"))),
+    ({"query": 3, "positive": 10, "negative": 11}, True, "columns", TrainingRow("3", None, ("10", "11"))),
 ]
 
 
-@pytest.mark.parametrize(("row", "ids", "name", "record"), EXAMPLES)
-def test_rows_become_records(row: Any, ids: bool, name: str, record: Record) -> None:
+@pytest.mark.parametrize(("row", "ids", "name", "expected"), EXAMPLES)
+def test_rows_become_training_rows(row: Any, ids: bool, name: str, expected: TrainingRow) -> None:
     assert detect(row) == name
-    assert parse(row, name, ids) == record
+    assert parse(row, name, ids) == expected
 
 
 def test_every_format_has_an_example() -> None:
@@ -156,11 +176,11 @@ words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 
 
 @st.composite
-def records(draw: st.DrawFn) -> Record:
+def training_rows(draw: st.DrawFn) -> TrainingRow:
     n = draw(st.integers(1, 4))
     texts = draw(st.booleans())
     scores = draw(st.none() | st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * n))
-    return Record(
+    return TrainingRow(
         draw(words),
         draw(st.none() | st.text(st.characters(exclude_categories=["Cs"]))),
         () if texts else draw(st.tuples(*[words] * n)),
@@ -170,30 +190,33 @@ def records(draw: st.DrawFn) -> Record:
     )
 
 
-@given(records())
-def test_lines_read_back_exactly(record: Record) -> None:
-    row = json.loads(to_line(record))
-    assert parse(row, "irkit", ids=False) == record
-    assert detect(row) in ("irkit", "columns")
+@given(training_rows())
+def test_lines_read_back_exactly(row: TrainingRow) -> None:
+    values = json.loads(to_line(row))
+    assert parse(values, "irkit", ids=False) == row
+    assert detect(values) in ("irkit", "columns")
 
 
 def test_files_read_back(tmp_path: Path) -> None:
-    kept = [Record("é1", "a\u2028b", ("d1", "d2"), None, (0.1, 1e-30), 2), Record("2", document_ids=("d",))]
-    assert write_examples(tmp_path / "x.jsonl", kept) == 2
-    assert list(read_records(tmp_path / "x.jsonl")) == kept
+    rows = [
+        TrainingRow("é1", "a\u2028b", ("d1", "d2"), None, (0.1, 1e-30), 2),
+        TrainingRow("2", document_ids=("d",)),
+    ]
+    assert write_examples(tmp_path / "x.jsonl", rows) == 2
+    assert list(read_training_rows(tmp_path / "x.jsonl")) == rows
 
 
 def test_a_failed_writer_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    write_examples(path, [Record("old", document_ids=("d",))])
+    write_examples(path, [TrainingRow("old", document_ids=("d",))])
 
     def broken() -> Any:
-        yield Record("new", document_ids=("d",))
+        yield TrainingRow("new", document_ids=("d",))
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
         write_examples(path, broken())
-    assert [record.query_id for record in read_records(path)] == ["old"]
+    assert [row.query_id for row in read_training_rows(path)] == ["old"]
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(StorageError, match="No such file"):
         write_examples(tmp_path / "none" / "x.jsonl", [])
@@ -214,23 +237,23 @@ def test_files_of_lines(tmp_path: Path, name: str, content: str) -> None:
     data = content.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     config = DataConfig(source=str(tmp_path / name))
-    expected = [Record("", "a", (), ("b", "c")), Record("", "d", (), ("e", "f"))]
-    assert list(read_records(config)) == expected
-    found = open_records(config)
-    assert [found[0], found[1]] == expected
-    assert list(open_records(config)) == expected  # from the cache
+    expected = [TrainingRow("", "a", (), ("b", "c")), TrainingRow("", "d", (), ("e", "f"))]
+    assert list(read_training_rows(config)) == expected
+    rows = open_rows(config)
+    assert [rows[0], rows[1]] == expected
+    assert list(open_rows(config)) == expected  # from the cache
 
 
 def test_tables_are_read_a_folder_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text('anchor,positive\n"a question","its, answer"\n')
     with pytest.raises(BadValueError, match=r"pairs\.csv: a table .* hf:FOLDER"):
-        next(read_records(tmp_path / "pairs.csv"))
+        next(read_training_rows(tmp_path / "pairs.csv"))
 
 
 def test_a_header_does_not_hide_scores(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("query\tpos\tneg\ts1\ts2\nq\ta\tb\t2.0\t1.0\n")
-    assert list(read_records(path)) == [Record("", "q", (), ("a", "b"), (2.0, 1.0))]
+    assert list(read_training_rows(path)) == [TrainingRow("", "q", (), ("a", "b"), (2.0, 1.0))]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +269,9 @@ def test_bad_files_name_the_line(tmp_path: Path, content: str, message: str) -> 
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(BadValueError, match=message):
-        open_records(DataConfig(source=str(path)))
+        open_rows(DataConfig(source=str(path)))
     with pytest.raises(StorageError, match="no such file"):
-        open_records(DataConfig(source=str(tmp_path / "none.jsonl")))
+        open_rows(DataConfig(source=str(tmp_path / "none.jsonl")))
 
 
 @pytest.fixture
@@ -264,32 +287,32 @@ def folder(tmp_path: Path) -> Path:
 
 def test_judgments_become_examples(folder: Path) -> None:
     source = str(folder)
-    assert list(read_records(source)) == [Record("1", None, ("a", "b", "c"), positives=2)]
+    assert list(read_training_rows(source)) == [TrainingRow("1", None, ("a", "b", "c"), positives=2)]
     strict = DataConfig(source=source, relevant_grade=2)
-    assert list(read_records(strict)) == [Record("1", None, ("a", "b", "c"), positives=1)]
+    assert list(read_training_rows(strict)) == [TrainingRow("1", None, ("a", "b", "c"), positives=1)]
     mined = DataConfig(source=source, negatives=str(folder / "bm25.trec"))
-    assert list(read_records(mined)) == [Record("1", None, ("a", "b", "c", "e"), positives=2)]
+    assert list(read_training_rows(mined)) == [TrainingRow("1", None, ("a", "b", "c", "e"), positives=2)]
     with pytest.raises(ConfigError, match="needs a BEIR folder"):
-        open_records(DataConfig(source=str(folder / "bm25.trec"), negatives="x"))
+        open_rows(DataConfig(source=str(folder / "bm25.trec"), negatives="x"))
 
 
 def test_runs_become_examples_with_targets(folder: Path) -> None:
     run = str(folder / "bm25.trec")
     scores = (3.0, 2.5, 2.0)
-    assert next(read_records(run)) == Record("1", None, ("c", "b", "e"), None, scores, 0)
+    assert next(read_training_rows(run)) == TrainingRow("1", None, ("c", "b", "e"), None, scores, 0)
     judged = DataConfig(source=run, corpus=str(folder), split="train")
-    assert list(read_records(judged)) == [
-        Record("1", None, ("b", "c", "e"), None, (2.5, 3.0, 2.0), 1),
-        Record("2", None, ("d",), None, (1.0,), 0),
+    assert list(read_training_rows(judged)) == [
+        TrainingRow("1", None, ("b", "c", "e"), None, (2.5, 3.0, 2.0), 1),
+        TrainingRow("2", None, ("d",), None, (1.0,), 0),
     ]
     lines = [
         {"query_id": q, "doc_id": d, "score": s} for q, d, s in [("1", "b", 1), ("1", "c", 2), ("2", "d", 0)]
     ]
     path = folder / "run.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert next(read_records(path)) == Record("1", None, ("c", "b"), None, (2.0, 1.0), 0)
+    assert next(read_training_rows(path)) == TrainingRow("1", None, ("c", "b"), None, (2.0, 1.0), 0)
     with pytest.raises(BadValueError, match="split='train' needs a BEIR folder"):
-        list(read_records(DataConfig(source=run, split="train")))
+        list(read_training_rows(DataConfig(source=run, split="train")))
 
 
 @pytest.mark.parametrize("name", ["scores.pkl", "scores.pkl.gz"])
@@ -301,7 +324,7 @@ def test_pickled_scores_are_read(tmp_path: Path, folder: Path, name: str, protoc
     assert read_pickle(path) == {"1": {"10": 0.5, "11": 2.0}, "2": {}}
     (tmp_path / "qrel.json").write_text('{"1": {"10": 1}}')
     config = DataConfig(source=str(path), qrels=str(tmp_path / "qrel.json"))
-    assert list(read_records(config)) == [Record("1", None, ("10", "11"), None, (0.5, 2.0), 1)]
+    assert list(read_training_rows(config)) == [TrainingRow("1", None, ("10", "11"), None, (0.5, 2.0), 1)]
 
 
 class _Attack:
@@ -354,10 +377,10 @@ def test_no_bytes_get_past_the_reader_of_pickles(tmp_path_factory: Any, data: by
     path = tmp_path_factory.getbasetemp() / "any.pkl"
     path.write_bytes(data)
     try:
-        found = read_pickle(path)
+        content = read_pickle(path)
     except (BadValueError, StorageError):
         return
-    assert isinstance(found, dict)
+    assert isinstance(content, dict)
 
 
 def test_datasets_in_the_layout_of_pylate(tmp_path: Path) -> None:
@@ -382,7 +405,7 @@ def test_datasets_in_the_layout_of_pylate(tmp_path: Path) -> None:
     assert check(data, {"targets"}) == {"datasets": 1, "examples": 3, "documents": 2}
     example = data[0, 1, 0]
     assert (example.query, example.documents) == ("query 1", ("document 1", "document 2"))
-    assert len(make_batches(data, batch_size=2)) == 2
+    assert len(Batches(data, batch_size=2)) == 2
     streamed = open_data([config.model_copy(update={"streaming": True})])
     assert [streamed[0, i, 0] for i in range(5)] == [data[0, i % 3, 0] for i in range(5)]
 
@@ -390,21 +413,21 @@ def test_datasets_in_the_layout_of_pylate(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_real_files(data_dir: Path) -> None:
     toy = data_dir / "msmarco-toy"
-    triples = list(read_records(toy / "triples.tsv"))
+    triples = list(read_training_rows(toy / "triples.tsv"))
     assert len(triples) == 100
     assert triples[0].query == "is a little caffeine ok during pregnancy"
-    assert all(len(record) == 2 and record.positives == 1 for record in triples)
+    assert all(len(row) == 2 and row.positives == 1 for row in triples)
     for name in ("flagembedding_msmarco", "flagembedding_nq", "flagembedding_reranker"):
-        rows = [json.loads(line) for line in (toy / f"{name}.jsonl").read_text().splitlines()]
-        for row, record in zip(rows, read_records(toy / f"{name}.jsonl"), strict=True):
-            assert record.documents == (*row["pos"], *row["neg"])
-            assert record.scores == (*row["pos_scores"], *row["neg_scores"])
-    scifact = list(read_records(data_dir / "scifact"))
-    assert (len(scifact), sum(record.positives for record in scifact)) == (809, 919)  # never the test queries
+        lines = [json.loads(line) for line in (toy / f"{name}.jsonl").read_text().splitlines()]
+        for values, row in zip(lines, read_training_rows(toy / f"{name}.jsonl"), strict=True):
+            assert row.documents == (*values["pos"], *values["neg"])
+            assert row.scores == (*values["pos_scores"], *values["neg_scores"])
+    scifact = list(read_training_rows(data_dir / "scifact"))
+    assert (len(scifact), sum(row.positives for row in scifact)) == (809, 919)  # never the test queries
     folder = data_dir / "msmarco-dl21-pool"
     for run in ("BM25", "SPLADE_P_P_ENSEMBLE_DISTIL"):
         source = str(folder / "runs" / f"{run}.trec")
         config = DataConfig(source=source, corpus=str(folder), split="train", relevant_grade=2)
-        ranked = list(read_records(config))
-        assert [len(record) for record in ranked] == [100] * 53
-        assert sum(record.positives for record in ranked) > 500
+        ranked = list(read_training_rows(config))
+        assert [len(row) for row in ranked] == [100] * 53
+        assert sum(row.positives for row in ranked) > 500

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Model, MultiVector, Ragged
+from irkit.core.late_interaction import mean_maxsim, temporal_pooling, xtr_in_batch
 from irkit.errors import ConfigError, CorruptError, StorageError
-from irkit.late_interaction import mean_maxsim, temporal_pooling, xtr_in_batch
 from irkit.training.example import Batch
 from irkit.training.interaction import (
     MVA,
@@ -23,7 +23,7 @@ from irkit.training.interaction import (
     make_interaction,
 )
 from irkit.training.losses import InfoNCE
-from irkit.training.step import TrainStep
+from irkit.training.train_step import TrainStep
 
 POOLINGS: list[dict[str, Any]] = [
     {},
@@ -49,8 +49,7 @@ def batch_of(model: Model) -> Batch:
     queries = ["neural index", "gnu search"]
     documents = ["neural search of tokens", "index of vectors", "text of the gnu", "cab"]
     tokens = [
-        model.tokenize(texts, model.template(side))
-        for texts, side in ((queries, "query"), (documents, "document"))
+        model.pipeline(side).tokenize(texts) for texts, side in ((queries, "query"), (documents, "document"))
     ]
     own = torch.tensor([[0, 1], [2, 3]])
     relevant = torch.tensor([[True, False, False, False], [False, False, True, False]])
@@ -93,11 +92,11 @@ def test_joined_tokens_start_as_their_mean() -> None:
 
 
 @pytest.mark.parametrize("options", POOLINGS)
-def test_without_gradients_memory_is_bounded(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradients_memory_is_bounded(options: Any) -> None:
     queries, documents = vectors([3, 0, 6, 1, 2], 0), vectors([4, 0, 5, 9], 1)
     attention = PooledAttention(8, MVA(**options))
     whole = attention(queries, documents)
-    monkeypatch.setattr("irkit.late_interaction._PAIRS", 20)
+    attention.max_pairs = 20
     with torch.no_grad():
         torch.testing.assert_close(attention(queries, documents), whole)
 
@@ -123,14 +122,14 @@ def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path:
     assert (loaded.config, loaded.fingerprint) == (MVA(**options), again.fingerprint)
     assert model.name == "a model"
     queries, documents = (
-        again.represent(["neural index", "gnu"], "query"),
-        again.represent(["neural search", "a token"], "document"),
+        again.encode_representation(["neural index", "gnu"], "query"),
+        again.encode_representation(["neural search", "a token"], "document"),
     )
     texts = (("query", ["neural index", "gnu"]), ("document", ["neural search", "a token"]))
-    wanted = [model.eval().represent(some, side) for side, some in texts]
+    wanted = [model.eval().encode_representation(some, side) for side, some in texts]
     torch.testing.assert_close(loaded(queries, documents), step.interaction(*wanted))
     if options.get("pooling") == "multiple_cls":
-        ids = again.tokenize(["gnu"], again.template("document"))[0].tolist()
+        ids = again.pipeline("document").tokenize(["gnu"])[0].tolist()
         assert len(set(ids[:3])) == 1 != len(set(ids[:4]))
         assert again.prompts["document"] == model.prompts["document"]
         make_interaction(MVA(**options), again)  # trained further, it does not get more
@@ -140,7 +139,7 @@ def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path:
 
 def test_class_tokens_take_no_room_from_the_text(tiny_bert: Path) -> None:
     def ordinary(model: Model) -> list[int]:
-        ids = model.tokenize(["neural search of vectors " * 20], model.template("document"))[0].tolist()
+        ids = model.pipeline("document").tokenize(["neural search of vectors " * 20])[0].tolist()
         return [number for number in ids if number not in model.tokenizer.special_tokens()]
 
     plain, model = ordinary(model_of(tiny_bert)), model_of(tiny_bert)

@@ -14,7 +14,7 @@ from irkit.errors import BadValueError
 from irkit.training.example import Batch
 from irkit.training.losses import InfoNCE, KLDivergence, MarginMSE, Matryoshka
 from irkit.training.regularizers import Flops
-from irkit.training.step import TrainStep
+from irkit.training.train_step import TrainStep
 
 QUERIES = ["neural search", "an index", "vector of text", "token model in a neural index"]
 DOCUMENTS = [
@@ -42,8 +42,8 @@ def make_batch(model: Model, chosen: Sequence[int] = range(4)) -> Batch:
     ]
     texts = ([QUERIES[i] for i in chosen], [DOCUMENTS[d] for d in used])
     return Batch(
-        queries=model.tokenize(texts[0], model.template("query")),
-        documents=model.tokenize(texts[1], model.template("document")),
+        queries=model.pipeline("query").tokenize(texts[0]),
+        documents=model.pipeline("document").tokenize(texts[1]),
         own=own,
         positives=torch.ones(len(rows), dtype=torch.int64),
         relevant=relevant,
@@ -101,7 +101,10 @@ def test_the_scores_are_those_that_the_model_gives_texts(tiny_bert: Any, kind: s
     model, loss = make_model(tiny_bert, kind), Seen(*needs)
     batch = make_batch(model)
     TrainStep(model, [loss])(batch)  # type: ignore[list-item]
-    queries, documents = model.represent(batch.texts[0], "query"), model.represent(batch.texts[1], "document")
+    queries, documents = (
+        model.encode_representation(batch.texts[0], "query"),
+        model.encode_representation(batch.texts[1], "document"),
+    )
     expected = score(queries, documents)
     mask = batch.own >= 0
     own = expected.gather(1, batch.own.clamp(min=0)).masked_fill(~mask, 0)
@@ -189,7 +192,9 @@ def test_gradient_caching_repeats_the_dropout_of_the_first_pass(
     found = []
     for keep, seed in ((False, 5), (True, 5), (False, 6)):
         if keep:  # the same chunks, of which activations are not thrown away
-            monkeypatch.setattr("irkit.training.step.checkpoint", lambda f, *args, use_reentrant: f(*args))
+            monkeypatch.setattr(
+                "irkit.training.train_step.checkpoint", lambda f, *args, use_reentrant: f(*args)
+            )
         torch.manual_seed(seed)
         found.append(gradients(step, batch))
     assert_close(found[0], found[1])
@@ -207,7 +212,7 @@ def test_gradient_caching_shows_torch_the_device_whose_random_state_counts(
         seen.append([each.device.type for each in args if isinstance(each, torch.Tensor)])
         return function(*args)
 
-    monkeypatch.setattr("irkit.training.step.checkpoint", checkpoint)
+    monkeypatch.setattr("irkit.training.train_step.checkpoint", checkpoint)
     model = make_model(tiny_bert, kind).train()
     step = TrainStep(model, [InfoNCE()], gradient_cache_size=3).to(record_dispatch.device)
     step(make_batch(model).to(record_dispatch.device))
@@ -224,7 +229,9 @@ def test_gradient_caching_repeats_the_dropout_of_a_gpu(
     found = []
     for keep, seed in ((False, 5), (True, 5), (False, 6)):
         if keep:
-            monkeypatch.setattr("irkit.training.step.checkpoint", lambda f, *args, use_reentrant: f(*args))
+            monkeypatch.setattr(
+                "irkit.training.train_step.checkpoint", lambda f, *args, use_reentrant: f(*args)
+            )
         torch.manual_seed(seed)
         found.append(gradients(step, batch))
     for name, gradient in found[0].items():
@@ -337,7 +344,7 @@ def test_regularizers_see_weights_and_progress(tiny_bert: Any) -> None:
     batch = make_batch(model)
     with torch.no_grad():
         sides = zip(batch.texts, ("query", "document"), strict=True)
-        rows = [model.represent(texts, side).to_dense() for texts, side in sides]
+        rows = [model.encode_representation(texts, side).to_dense() for texts, side in sides]
     flops = [float((row.mean(0) ** 2).sum()) for row in rows]
     regularizer = Flops(query=0.5, document=0.25, schedule="linear", warmup=0.5)
     step = TrainStep(model, [KLDivergence()], regularizers=[regularizer])
@@ -384,7 +391,7 @@ def test_a_guide_is_asked_and_not_trained(tiny_bert: Any, tmp_path: Any) -> None
     step = TrainStep(model, [loss])  # type: ignore[list-item]
     step(batch)
     values, queries, documents = loss.scores.guide()
-    own = [guide.represent(texts, "document") for texts in batch.texts]
+    own = [guide.encode_representation(texts, "document") for texts in batch.texts]
     torch.testing.assert_close(values, score(*own))
     assert queries.shape == (4, 32)
     assert documents.shape == (len(batch.documents), 32)

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from irkit.data import read_qrels
 from irkit.errors import BadValueError
-from irkit.evaluation import Evaluation, evaluate
-from irkit.preferences import evaluate_preferences, read_preferences
-from irkit.run import Run
-from irkit.standardization import read_standards, standardize
-from irkit.trec_measures import relevance_strings
+from irkit.evaluation.measures import Evaluation, evaluate
+from irkit.evaluation.run import Run
+from irkit.evaluation.trec import relevance_strings
 
 pytestmark = pytest.mark.filterwarnings("ignore:evaluate. no judged document:UserWarning")
 
@@ -68,33 +66,6 @@ def test_golden_files(data_dir, expected, qrels_file, run_file, depth, level):
     names = {name + suffix for name, _, _ in numbers(lines)}
     check_numbers(numbers(lines), evaluate(run, folder / qrels_file, names), suffix)
     check_texts(lines, folder / run_file, run, folder / qrels_file)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("expected", "preferences_file", "run_file"),
-    [
-        ("out.test.prefs", "prefs.test", "prefs.results.test"),
-        ("out.test.qrels_prefs", "qrels.test", "results.test"),
-        ("out.test.qrels_jg", "qrels.123", "results.test"),
-    ],
-)
-def test_golden_files_of_preferences(data_dir, expected, preferences_file, run_file):
-    folder = data_dir / "golden" / "trec_eval"
-    lines, preferences = golden(folder / expected), folder / preferences_file
-    names = {name for name, _, _ in numbers(lines)}
-    check_numbers(numbers(lines), evaluate_preferences(folder / run_file, preferences, names))
-    check_texts([line for line in lines if line[0] == "runid"], folder / run_file, Run(), preferences)
-
-
-@pytest.mark.data
-def test_golden_file_of_standard_scores(data_dir):
-    folder = data_dir / "golden" / "trec_eval"
-    lines = [(name.removeprefix("Z"), query, value) for name, query, value in golden(folder / "out.test.aqZ")]
-    run_file, qrels = folder / "results.test", folder / "qrels.test"
-    evaluation = evaluate(run_file, qrels, {name for name, _, _ in numbers(lines)})
-    check_numbers(numbers(lines), standardize(evaluation, read_standards(folder / "zscores_file")))
-    check_texts(lines, run_file, Run.read(run_file), qrels)
 
 
 SAME = {
@@ -238,78 +209,3 @@ def test_relevance_strings():
     assert relevance_strings(run, qrels, 2)["q"] == "2>"
     with pytest.raises(BadValueError, match="depth"):
         relevance_strings(run, qrels, -1)
-
-
-@given(st.lists(st.dictionaries(st.sampled_from(DOCS), st.integers(0, 3), min_size=1), min_size=1), RANKED)
-def test_preferences_counted_pair_by_pair(grades, ranked):
-    order = sorted(ranked, key=lambda doc: (-ranked[doc], doc))
-    possible = fulfilled = 0
-    for row in grades:
-        for one, high in row.items():
-            for other, low in row.items():
-                if high > low:
-                    possible += 1
-                    later = other not in order or (one in order and order.index(one) < order.index(other))
-                    fulfilled += one in order and later
-    preferences = {"q": {str(number): {"": row} for number, row in enumerate(grades)}}
-    names = ["prefs_num_prefs_poss", "prefs_num_prefs_ful", "prefs_simp", "prefs_avgjg_Rnonrel"]
-    result = evaluate_preferences({"q": ranked}, preferences, names).mean
-    assert result["prefs_num_prefs_poss"] == possible
-    assert result["prefs_num_prefs_ful"] == fulfilled
-    assert result["prefs_simp"] == (fulfilled / possible if possible else 0)
-    assert 0 <= result["prefs_avgjg_Rnonrel"] <= 1
-
-
-def test_preferences_carry_on_through_shared_documents():
-    parts = {"1": {"a": 2, "b": 1}, "2": {"b": 2, "c": 1}}
-    result = evaluate_preferences({"q": {"a": 2.0, "c": 1.0}}, {"q": {"ann": parts}}, "prefs_num_prefs_poss")
-    assert result.mean == {"prefs_num_prefs_poss": 3}
-
-
-def test_preferences_of_queries_that_the_run_lacks():
-    preferences = {"q": {"ann": {"": {"a": 1, "b": 0}}}, "r": {"ann": {"": {"a": 1, "b": 0}}}}
-    run = {"q": {"a": 1.0}}
-    for name in ("prefs_avgjg", "P_avgjg_1"):
-        assert evaluate_preferences(run, preferences, name).mean == {name: 0.5}
-        assert evaluate_preferences(run, preferences, name, missing="skip").mean == {name: 1}
-
-
-def test_bad_preferences(tmp_path):
-    run, path = {"q": {"a": 1.0}}, tmp_path / "prefs"
-    circle = {"q": {"ann": {"1": {"a": 2, "b": 1}, "2": {"b": 2, "a": 1}}}}
-    with pytest.raises(BadValueError, match="'ann' prefers two documents to each other"):
-        evaluate_preferences(run, circle)
-    with pytest.raises(BadValueError, match="'ann' calls a document relevant and not relevant"):
-        evaluate_preferences(run, {"q": {"ann": {"1": {"a": 2, "b": 1}, "2": {"c": 2, "a": 0}}}})
-    with pytest.raises(BadValueError, match="none of the 1 judged queries"):
-        evaluate_preferences({"x": {"a": 1.0}}, circle)
-    for name in ("prefs", "recall_avgjg_5", "map", "avgjg"):
-        with pytest.raises(BadValueError, match="expected one of"):
-            evaluate_preferences(run, circle, [name])
-    with pytest.raises(BadValueError, match="no measures"):
-        evaluate_preferences(run, circle, "")
-    for text, message in [
-        ("q ann 1 a 1\nq ann 1 b", ":2: expected query"),
-        ("q ann 1 a x", ":1: expected query"),
-        ("q ann 1 a nan", ":1: expected query"),
-        ("q ann 1 2 a 1", ":1: expected query"),
-        ("q ann 1 a 1\nq ann 1 a 0", ":2: judge 'ann' gave document 'a' of query 'q' 1 before and 0 here"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(BadValueError, match=message):
-            read_preferences(path)
-
-
-def test_standard_scores(tmp_path):
-    path = tmp_path / "standards"
-    path.write_text("q map 0.25 0.125\nr map 0.5 0\ns map 0.5 0\n")
-    given_values = Evaluation({"map": 0.5}, {"map": {"q": 0.5, "r": 0.5, "s": 0.25, "t": 0.5}})
-    result = standardize(given_values, read_standards(path))
-    assert result.per_query == {"map": {"q": 2.0, "r": 0.0, "s": -1e6, "t": -1e6}}
-    assert result.mean == {"map": (2.0 - 2e6) / 4}
-    with pytest.raises(BadValueError, match="no query"):
-        standardize(given_values, {"other": {"map": (0.0, 1.0)}})
-    for text in ("q map 1", "q map 1 2 3", "q map x 1", "q map 1 -1", "q map nan 1"):
-        path.write_text(text)
-        with pytest.raises(BadValueError, match=":1: expected query"):
-            read_standards(path)

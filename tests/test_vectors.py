@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from irkit import Dense, Hybrid, Model, MultiVector, Ragged, Retriever, Run, Sparse, evaluate, score
 from irkit.cli import main
 from irkit.data import Document, Query, read_documents, read_queries
-from irkit.data.given import given_documents
+from irkit.data.parsing import parse_documents
+from irkit.data.vector_writer import write_vectors
+from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
 from irkit.index import compact
-from irkit.lexical import Impacts, Vectors
-from irkit.vector_files import write_vectors
 
 RANDOM = np.random.default_rng(0)
 DENSE = RANDOM.standard_normal((40, 8)).astype(np.float32)
@@ -233,9 +233,9 @@ def test_what_is_no_vector(vector: Any, message: str) -> None:
         with pytest.raises((BadValueError, BadTypeError), match=message):
             make("x", "", vector=vector)
     with pytest.raises((BadValueError, BadTypeError), match=message):
-        Vectors(dim=1, representation="dense").represent([vector], "document")
+        Vectors(dim=1, representation="dense").encode_representation([vector], "document")
     with pytest.raises(BadValueError, match="item 1 of the documents given: "):
-        list(given_documents([("a", [1.0]), ("b", vector)]))
+        list(parse_documents([("a", [1.0]), ("b", vector)]))
 
 
 @pytest.mark.parametrize(

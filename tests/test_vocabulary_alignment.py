@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tokenizers import models, normalizers, pre_tokenizers
 
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Sparse
 from irkit.errors import BadValueError, ConfigError
-from irkit.ragged import Ragged
-from irkit.representation import Sparse
 from irkit.tokenizer import Tokenizer
 from irkit.vocabulary import align, initialization, sparsemax
 from irkit.vocabulary.alignment import Alignment, Form, Spelling

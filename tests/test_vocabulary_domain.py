@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from irkit.errors import BadValueError, ConfigError
 from irkit.tokenizer import Tokenizer
-from irkit.vocabulary.domain import DomainConfig, fragmentation, train_vocabulary
+from irkit.training.domain_vocabulary import DomainConfig, fragmentation, train_vocabulary
 
 TEXTS = [
     "Gene expression in the naïve T-cells of mice; gene expression profiles.",
@@ -24,7 +24,7 @@ def test_the_tokenizer_is_one_of_bert(tmp_path: Path) -> None:
     made = train_vocabulary(TEXTS, tmp_path, DomainConfig(size=200))
     assert made.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     text = "Naïve GENE-expression, phosphorylation of 漢字?"
-    words = [piece.token for piece in made.pieces(text)]
+    words = [piece.token for piece in made.token_spans(text)]
     assert words[:6] == ["[CLS]", "naive", "gene", "-", "expression", ","]
     assert words[-4:] == ["[UNK]", "[UNK]", "[UNK]", "[SEP]"]  # none of these texts has a question mark
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -41,7 +41,7 @@ def test_whole_words_are_tokens_until_the_size_is_reached(tmp_path: Path) -> Non
     bare = train_vocabulary(
         ["gene of gene of genes"] * 2, tmp_path / "bare", DomainConfig(size=30, min_frequency=4)
     )
-    assert [piece.token for piece in bare.pieces("genes of")][1:-1] == ["gene", "##s", "of"]
+    assert [piece.token for piece in bare.token_spans("genes of")][1:-1] == ["gene", "##s", "of"]
     assert fragmentation(bare, ["genes of", "Of!"]) == 5 / 4
 
 
@@ -64,7 +64,7 @@ def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path, texts: list[str
 def test_rare_characters_are_left_out_of_a_small_alphabet(tmp_path: Path) -> None:
     made = train_vocabulary(["aa ab b", "ab z"], tmp_path, DomainConfig(size=40, alphabet=2))
     assert {"a", "b", "##a", "##b"} <= made.backend.get_vocab().keys()
-    assert [piece.token for piece in made.pieces("ab z")][1:-1] == ["ab", "[UNK]"]
+    assert [piece.token for piece in made.token_spans("ab z")][1:-1] == ["ab", "[UNK]"]
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_science_falls_into_fewer_pieces(data_dir: Path, tmp_path: Path) -> None
 @pytest.mark.data
 @pytest.mark.slow
 def test_a_quarter_of_the_tokens_makes_fewer_pieces_of_science(data_dir: Path, tmp_path: Path) -> None:
-    from irkit.training.texts import read_texts
+    from irkit.training.pretraining.corpus import read_texts
 
     texts = read_texts(data_dir / "scifact")
     general = Tokenizer.from_pretrained(data_dir / "tokenizers" / "bert-base-uncased")

@@ -15,8 +15,8 @@ import transformers
 from irkit import Retriever
 from irkit.data import read_documents
 from irkit.tokenizer import Tokenizer
-from irkit.vocabulary.recipe import VocabularyRecipe
-from irkit.vocabulary.running import run
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+from irkit.vocabulary.transfer_run import run
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 ROBERTA = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "max_position_embeddings": 66}

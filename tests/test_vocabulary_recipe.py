@@ -15,9 +15,9 @@ import pytest
 from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.tokenizer import Tokenizer
-from irkit.training.running import train
-from irkit.vocabulary.recipe import VocabularyRecipe
-from irkit.vocabulary.running import check, run
+from irkit.training.train_run import train
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+from irkit.vocabulary.transfer_run import check, run
 
 STAGES = ["vocabulary", "initialized", "adapted", "calibrated", "fine_tuned"]
 
@@ -122,9 +122,9 @@ def test_without_a_vocabulary_it_is_a_training(tiny_bert: Path, notes: Path, tmp
 
 KILLING = """
 import os, signal, sys
-from irkit.training import stages
-from irkit.vocabulary import running
-from irkit.vocabulary.recipe import VocabularyRecipe
+from irkit.training import run_directory
+from irkit.vocabulary import transfer_run as running
+from irkit.vocabulary.transfer_recipe import VocabularyRecipe
 stage, where, recipe, out = sys.argv[1:]
 
 def killed(*arguments, **named):
@@ -144,8 +144,16 @@ if where == "step":
         begin(self, *arguments, **named)
         self.add_callback(Kill())
     trainer.Trainer.__init__ = init
+elif where == "publish_entries":
+    publish = run_directory.publish_entries
+    def publish_and_kill(paths, folder):
+        if "stages" in folder.parts:
+            publish(paths, folder)
+        else:
+            killed(publish(list(paths)[:1], folder))
+    run_directory.publish_entries = publish_and_kill
 else:
-    setattr(running if hasattr(running, where) else stages, where, killed)
+    setattr(running if hasattr(running, where) else run_directory, where, killed)
 running.run(VocabularyRecipe.resolve(recipe), out)
 """
 
@@ -160,9 +168,9 @@ def test_killed_in_any_stage_it_goes_on_from_there(
     kills = (
         ("vocabulary", "fragmentation", ["vocabulary", ".initialized.partial"]),
         ("adapted", "step", ["vocabulary", "initialized", "adapted"]),
-        ("calibrated", "publish", ["vocabulary", "initialized", "adapted", ".calibrated.partial"]),
+        ("calibrated", "publish_folder", ["vocabulary", "initialized", "adapted", ".calibrated.partial"]),
         ("fine_tuned", "step", STAGES),
-        ("fine_tuned", "_link", STAGES),
+        ("fine_tuned", "publish_entries", STAGES),
     )
     for stage, where, there in kills:
         words = [sys.executable, "-W", "ignore", "killing.py", stage, where, "recipe.json", "killed"]

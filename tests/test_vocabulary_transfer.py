@@ -239,7 +239,7 @@ def test_what_was_moved_can_be_copied_and_moved_again(make: Callable[..., Path])
     source, target = make("roberta"), make(None, lambda tokens: [*shifted_padding(tokens), *NEW])
     moved = transfer_vocabulary(source, target).model
     for again in (pickle.loads(pickle.dumps(moved)), transfer_vocabulary(moved, target).model):
-        one, other = (each.represent(TEXTS, "document").weights for each in (again, moved))
+        one, other = (each.encode_representation(TEXTS, "document").weights for each in (again, moved))
         torch.testing.assert_close(one, other)
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file a verb. What takes time to import is imported inside the verbs."""
+"""The command line: one file per verb. Verbs import slow modules when they run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from irkit.cli.encode import encode
 from irkit.cli.evaluate import evaluate
 from irkit.cli.explain import explain
 from irkit.cli.fuse import fuse
+from irkit.cli.help_tables import IndexCommand, TrainCommand
 from irkit.cli.index import index
 from irkit.cli.info import info
 from irkit.cli.label import label
@@ -27,8 +28,8 @@ from irkit.cli.search import search
 from irkit.cli.study import study
 from irkit.cli.train import train
 from irkit.cli.transfer_vocab import transfer_vocab
-from irkit.ending import how_ended, interruptible
 from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
+from irkit.utils.signals import how_ended, interruptible
 
 __all__ = ["app", "main"]
 
@@ -39,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_VERBS: dict[Callable[..., None], str] = {  # with examples, which --help shows
+_VERBS: dict[Callable[..., None], str] = {  # with examples for --help
     index: "index sentence-transformers/all-MiniLM-L6-v2 examples/notes --out notes-index\n"
     "index bm25 corpus.jsonl --out words-index",
     search: 'search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"\n'
@@ -57,13 +58,14 @@ _VERBS: dict[Callable[..., None], str] = {  # with examples, which --help shows
     encode: "encode sentence-transformers/all-MiniLM-L6-v2 examples/notes --out vectors.npy",
     info: "info notes-index",
 }
+_TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help
 for _verb, _examples in _VERBS.items():
     _lines = "".join(f"\n  irkit {line}" for line in _examples.splitlines())
-    app.command(epilog=f"\b\nFor example:{_lines}")(_verb)
+    app.command(epilog=f"\b\nFor example:{_lines}", cls=_TABLES.get(_verb))(_verb)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"irkit {__version__}")
         raise typer.Exit
 
@@ -71,7 +73,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
     show_traceback: Annotated[
         bool, typer.Option("--traceback", help="Show where an error came from; works anywhere on the line.")
@@ -81,13 +84,13 @@ def _common(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 a bug, 2 bad input; 129, 130, 143 SIGHUP, SIGINT, SIGTERM.
+    """Run the command line and exit: 0 for success, 1 for a bug, 2 for bad input, 128 + n for signal n.
 
     Args:
-        arguments: Words after ``irkit``; by default those of this process.
+        arguments: Words after ``irkit``; by default the arguments of this process.
     """
     keep_streams()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not take the cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not occupy cores
     warnings.showwarning = lambda message, *_, **__: note(f"warning: {message}")
     words = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = "--traceback" in words
@@ -101,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _invoke(words)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except BrokenPipeError:  # the reader has seen enough, as in `irkit ... | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         sys.exit(141)
     except KeyboardInterrupt as stop:
         word, code = how_ended()
@@ -132,14 +135,14 @@ def _invoke(words: list[str]) -> None:
 
 
 def _report(error: Exception) -> int:
-    if hasattr(error, "format_message"):  # wrong usage, found by the parser
+    if hasattr(error, "format_message"):  # an error of the parser
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "irkit"
         note(f"error: {error.format_message().rstrip('.')}; see {command} --help")
         return 2
     if isinstance(error, IrkitError | OSError):
         if not isinstance(error, ConfigError) or os.environ.get("LOCAL_RANK", "0") == "0":
-            note(f"error: {error}")  # what is wrong with a recipe, of several processes the first says
+            note(f"error: {error}")  # of several processes only the first reports a bad recipe
         return 2
     note(
         f"internal error: {type(error).__name__}: {error}. This is a bug of irkit; "

@@ -1,97 +1,96 @@
-"""``irkit encode``: texts to a file of vectors."""
+"""``irkit encode``: write representations of texts to a file."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from irkit.bars import bar
-from irkit.cli.options import Devices
 from irkit.cli.output import note
 from irkit.cli.runs import check_out
+from irkit.cli.shared_options import Devices
 from irkit.errors import BadValueError
+from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
-    from irkit.vector_files import Parts
+    from irkit.data.vector_writer import Parts
 
 __all__ = ["encode"]
 
-_IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts reads, and Anserini
-
-
-class Side(StrEnum):
-    """What texts are to the model."""
-
-    query = "query"
-    document = "document"
+_IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts and Anserini read
 
 
 def encode(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or hub name.")],
     texts: Annotated[
-        str, typer.Argument(metavar="TEXTS", help="Documents or queries, as for index and search.")
+        str, typer.Argument(metavar="TEXTS", help="Documents or queries, as for irkit index and search.")
     ],
     out: Annotated[Path, typer.Option(help="File to write: .npy, .safetensors or .jsonl.")],
-    side: Annotated[Side, typer.Option(help="Which prompt the texts get.")] = Side.document,
+    side: Annotated[
+        Literal["query", "document"], typer.Option(help="Encode the texts as queries or as documents.")
+    ] = "document",
     dtype: Annotated[
         str | None,
-        typer.Option(help="auto (of documents), float32 (of queries, as in a search), bfloat16 or int8."),
+        typer.Option(
+            help="auto (default for documents), float32 (default for queries, as in a search), "
+            "bfloat16 or int8."
+        ),
     ] = None,
     device: Devices = None,
 ) -> None:
     """Encode texts into a file.
 
-    .npy holds vectors and .safetensors arrays of any model, in the order of the texts; .jsonl holds an
-    object with id and vector a line, of sparse models weights by term. Texts are streamed: any number of
-    them fits in memory.
+    .npy holds one vector per text; .safetensors holds the arrays of any model, in the order of the texts;
+    .jsonl holds one object per line, with id and vector, or with weights by term for a sparse model. Texts
+    are streamed, so that any number of them fits in memory.
     """
-    from irkit.vector_files import SUFFIXES, write_vectors
+    from irkit.data.vector_writer import SUFFIXES, write_vectors
 
     if out.suffix not in SUFFIXES:
         raise BadValueError(f"--out {out}: expected the extension {', '.join(SUFFIXES)}")
     check_out(str(out), None)
     from irkit.data import read_documents, read_queries
-    from irkit.lexical.config import is_lexical
+    from irkit.encoder_free.settings import is_encoder_free
     from irkit.model import Model
 
-    if is_lexical(model):
+    if is_encoder_free(model):
         raise BadValueError(
             f"irkit encode: {model} encodes nothing without an index; see irkit index {model}"
         )
 
-    source = read_queries(texts) if side is Side.query else read_documents(texts)
+    # read everything once, so that a malformed line is an error before the encoding
+    source = read_queries(texts) if side == "query" else read_documents(texts)
     total = None
     if not source.once:
-        with bar("checking", "texts") as update:
+        with progress_bar("checking", "texts") as update:
             total = 0
             for _ in source:
                 total += 1
                 update(1)
-    dtype = dtype or ("auto" if side is Side.document else "float32")  # as irkit index and irkit search
+
+    dtype = dtype or ("auto" if side == "document" else "float32")  # as irkit index and irkit search
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
     if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:
         raise BadValueError(
             f"--out {out}: {model} makes {encoder.kind}, not one vector a text; give --out FILE.safetensors"
             + (" or FILE.jsonl" if encoder.kind == _IMPACTS[0] else "")
         )
-    with bar("encoding", "texts", total) as update:
+    with progress_bar("encoding", "texts", total) as update:
         vocabulary = encoder.vocabulary if encoder.kind == "sparse" else None
-        count = write_vectors(out, _encoded(encoder, source, side, update), vocabulary)
+        count = write_vectors(out, _encode(encoder, source, side, update), vocabulary)
     note(f"encoded {count:,} texts into {out}")
 
 
-def _encoded(model: Any, items: Iterable[Any], side: Side, update: Any) -> Parts:
-    waiting: deque[str] = deque()
+def _encode(model: Any, items: Iterable[Any], side: str, update: Any) -> Parts:
+    waiting: deque[str] = deque()  # ids of texts that are read, but not encoded yet
 
     def texts() -> Iterator[str]:
         for item in items:
             waiting.append(item.id)
-            yield item.text if side is Side.query else item.full_text
+            yield item.text if side == "query" else item.full_text
 
-    for part in model.represent_stream(texts(), side.value, progress=update):
+    for part in model.stream_representations(texts(), side, progress=update):
         yield [waiting.popleft() for _ in range(len(part))], part

@@ -1,4 +1,4 @@
-"""``irkit explain``: why a document has its score."""
+"""``irkit explain``: show what the score of a document is made of."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from irkit.cli.options import Device, IndexDir, MovedModel
 from irkit.cli.output import note, show_table
+from irkit.cli.shared_options import Device, IndexDir, MovedModel
 from irkit.errors import StorageError
 
 __all__ = ["explain"]
@@ -18,21 +18,21 @@ __all__ = ["explain"]
 
 def explain(
     directory: IndexDir,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="A text.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Text of the query.")],
     document: Annotated[str, typer.Argument(metavar="DOCID", help="Id of a document of the index.")],
-    html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens, not whole words.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page (HTML).")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of words.")] = False,
     model: MovedModel = None,
     device: Device = None,
 ) -> None:
     """Show what the score of a document is made of.
 
-    That is what each word of the query matched in the document, and the score of each match, by an index of
-    a multi-vector model, of a sparse one or of bm25.
+    Prints which words of the document each word of the query matched, and the score of each match. The index
+    must be one of a multi-vector model, a sparse model or bm25.
     """
     if html is not None and not html.resolve().parent.is_dir():
         raise StorageError(f"--html {html}: there is no such directory")
-    from irkit.retriever import Retriever
+    from irkit.retrieval.retriever import Retriever
 
     with Retriever.load(directory, model, device=device) as retriever:
         explanation = retriever.explain(query, document)
@@ -42,7 +42,7 @@ def explain(
         explanation.write_html(html)
         note(f"wrote {html}")
     elif not explanation.matches:
-        empty = explanation.score == -inf  # of token vectors: there is nothing to compare with
+        empty = explanation.score == -inf  # the score of a document without token vectors
         reason = "the document has no tokens" if empty else "query and document share no term"
         note(f"nothing matched: {reason}")
     elif sys.stdout.isatty():
@@ -52,12 +52,8 @@ def explain(
     else:
         header, matches = ["query", "document", "score"], explanation.matches
         if any(match.weights for match in matches):
-            header += ["query weight", "document weight"]  # no single ones for tokens that make up a word
-        nothing = [""] * (len(header) - 3)
+            header += ["query weight", "document weight"]  # a match of words has none
+        blank = [""] * (len(header) - 3)
         show_table(
-            header,
-            [
-                (each.query.token, each.document.token, each.score, *(each.weights or nothing))
-                for each in matches
-            ],
+            header, [(m.query.token, m.document.token, m.score, *(m.weights or blank)) for m in matches]
         )

@@ -1,32 +1,35 @@
-"""``irkit fuse``: several runs in, one out."""
+"""``irkit fuse``: fuse several runs into one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
-from irkit.cli.options import Judgments, Measures, RunOut, Split
 from irkit.cli.runs import check_out, write_judged
+from irkit.cli.shared_options import Judgments, Measures, RunOut, Split
 from irkit.errors import BadValueError
-
-if TYPE_CHECKING:
-    from irkit.fusion import Method
 
 __all__ = ["fuse"]
 
 
 def fuse(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz, or -.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz; or - (standard input).")
+    ],
     method: Annotated[
-        str, typer.Option(help="By ranks: rrf. By scores: minmax, zscore, or sum of them as they are.")
+        str, typer.Option(help="Fuse ranks by rrf, or scores by minmax, zscore or sum.")
     ] = "rrf",
-    weights: Annotated[str | None, typer.Option(help="Of each run, as in 1,0.5; by default 1.")] = None,
-    k: Annotated[int, typer.Option(min=1, help="Results of a query.")] = 1000,
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Results of each run that count; by default all.")
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of the runs, such as 1,0.5; default: 1 each.")
     ] = None,
-    rrf_k: Annotated[float, typer.Option(help="Of rrf: the higher, the less first ranks stand out.")] = 60,
+    k: Annotated[int, typer.Option(min=1, help="Maximum number of results per query.")] = 1000,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Number of results that count in each run; default: all.")
+    ] = None,
+    rrf_k: Annotated[
+        float, typer.Option(help="Constant k of rrf; a higher k gives the first ranks less weight.")
+    ] = 60,
     out: RunOut = None,
     qrels: Judgments = None,
     measures: Measures = "nDCG@10",
@@ -34,7 +37,7 @@ def fuse(
 ) -> None:
     """Fuse runs of the same queries into one.
 
-    It is written to standard output unless --out or --qrels says otherwise.
+    The result goes to standard output unless --out or --qrels is given.
     """
     if runs.count("-") > 1:
         raise BadValueError("two of the runs would be read from standard input")
@@ -42,11 +45,11 @@ def fuse(
         raise BadValueError(f"--split {split}: there are no --qrels")
     check_out(out, qrels)
     from irkit.data import read_qrels
-    from irkit.fusion import fuse as fused
+    from irkit.evaluation.fusion import fuse as fuse_runs
 
     judgments = None if qrels is None else read_qrels(qrels, split)
-    shares = None if weights is None else [_number(word) for word in weights.split(",")]
-    run = fused(runs, cast("Method", method), k, weights=shares, depth=depth, rrf_k=rrf_k)
+    numbers = None if weights is None else [_number(word) for word in weights.split(",")]
+    run = fuse_runs(runs, method, k, weights=numbers, depth=depth, rrf_k=rrf_k)  # type: ignore[arg-type]
     write_judged(run, out, judgments, measures)
 
 

@@ -1,4 +1,4 @@
-"""``irkit info``: what is in a directory."""
+"""``irkit info``: describe an index or a model."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Annotated, Any
 
 import typer
 
-from irkit.bars import bar
 from irkit.cli.output import show_table
 from irkit.errors import StorageError
-from irkit.files import explained
+from irkit.utils.atomic import explained
+from irkit.utils.progress import progress_bar
 
 __all__ = ["info"]
 
 
 def info(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An index, or a model.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of an index or of a model.")],
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Compare the checksum of every file.")
+        bool, typer.Option("--verify/--no-verify", help="Verify the checksum of every file.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Describe an index or a model: its kind, size and settings."""
     with explained(f"reading {directory}"):
         empty = directory.is_dir() and not any(directory.iterdir())
     if empty or not directory.exists():
-        found = "it is empty" if empty else "no such directory"
+        problem = "it is empty" if empty else "no such directory"
         raise StorageError(
-            f"irkit info {directory}: {found}; expected the directory of an index or of a model"
+            f"irkit info {directory}: {problem}; expected the directory of an index or of a model"
         )
     is_model = any((directory / name).exists() for name in ("modules.json", "config.json"))
     facts = _model(directory) if is_model else _index(directory, verify)
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        show_table([], _flat(facts))
+        show_table([], _flatten(facts))
 
 
 def _index(directory: Path, verify: bool) -> dict[str, Any]:
-    from irkit.retriever import Retriever
+    from irkit.retrieval.retriever import Retriever
 
-    with bar("checking", "files"):
+    with progress_bar("checking", "files"):
         retriever = Retriever.load(directory, verify=verify)
     with retriever:
         return {
@@ -57,17 +57,17 @@ def _index(directory: Path, verify: bool) -> dict[str, Any]:
 
 def _model(directory: Path) -> dict[str, Any]:
     from irkit.encoder import Encoder
-    from irkit.heads import MultiVectorHead, SparseHead
+    from irkit.encoder.inference_free import InferenceFreeEncoder
     from irkit.model import Model
 
     model = Model.from_pretrained(directory, device="cpu")
     head = model.head
-    config = head.config if isinstance(head, MultiVectorHead | SparseHead) else None
+    config = None if isinstance(model.encoder, InferenceFreeEncoder) else head.config
     schedule = model.encoder.config.schedule if isinstance(model.encoder, Encoder) else ()
     pooling = {
-        f"layer_{number}": f"kernel {each.kernel}, stride {each.stride}, {each.location}"
-        for number, each in enumerate(schedule)
-        if each
+        f"layer_{number}": f"kernel {layer.kernel}, stride {layer.stride}, {layer.location}"
+        for number, layer in enumerate(schedule)
+        if layer
     }
     hidden = set() if pooling else {"pooled_sides"}
     return {
@@ -86,9 +86,9 @@ def _model(directory: Path) -> dict[str, Any]:
     }
 
 
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

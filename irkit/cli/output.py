@@ -1,4 +1,4 @@
-"""What the command line writes: results to stdout, everything else to stderr."""
+"""Output of the command line: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 if TYPE_CHECKING:
-    from irkit.retriever import Hit
+    from irkit.retrieval.retriever import Hit
 
 __all__ = ["clean", "drop_output", "keep_streams", "note", "show_hits", "show_table"]
 
 
 def keep_streams() -> None:
-    """Have standard input and output that are closed fail when used, and drop what stderr would show.
+    """Replace closed standard streams: using stdin or stdout fails, writing to stderr does nothing.
 
-    A file opened later would else get the number of one, and what libraries print would go into it.
+    Otherwise a file opened later would get the descriptor of a closed stream, and what libraries print.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -30,7 +30,7 @@ def keep_streams() -> None:
 
 
 def note(message: str) -> None:
-    """Write one line to stderr, whatever the message holds; nothing happens where that is impossible."""
+    """Write one line to stderr; do nothing if stderr cannot be written."""
     try:
         typer.echo(f"irkit: {clean(message)}", err=True)
     except OSError:
@@ -38,22 +38,22 @@ def note(message: str) -> None:
 
 
 def drop_output(stream: TextIO) -> None:
-    """Let what a stream could not write go nowhere: Python would try again at its end, and fail."""
+    """Discard what a stream could not write; Python would try again at exit, and fail."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def clean(text: object) -> str:
-    """One line without tabs and control characters: fit for a terminal and for a tab-separated file."""
+    """Return text as one line without tabs and control characters, for terminals and tab-separated files."""
     return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table: aligned on a terminal, tab-separated where the output is piped.
+    """Write a table: aligned on a terminal, tab-separated in a pipe.
 
     Args:
-        header: Names of the columns; empty for none.
-        rows: Values, as many each; floats are shown to 4 digits.
+        header: Names of the columns; empty for no header.
+        rows: Values of each row; floats are written with 4 decimals.
     """
     lines = [[f"{value:.4f}" if isinstance(value, float) else clean(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
@@ -73,7 +73,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def show_hits(hits: Iterable[Hit]) -> None:
-    """Write ranked documents: a paragraph each on a terminal; rank, score, id, title, text where piped."""
+    """Write ranked documents: a paragraph each on a terminal; rank, score, id, title and text in a pipe."""
     width = shutil.get_terminal_size().columns
     for rank, hit in enumerate(hits, 1):
         title, text = clean(hit.title), clean(hit.text)

@@ -1,4 +1,4 @@
-"""``irkit rerank``: a run in, the same documents by exact scores out."""
+"""``irkit rerank``: rank the documents of a run by exact scores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from irkit.bars import bar
-from irkit.cli.options import Device, IndexDir, Judgments, Measures, MovedModel, RunOut, Split
 from irkit.cli.runs import check_out, read_judged, write_judged
+from irkit.cli.shared_options import Device, IndexDir, Judgments, Measures, MovedModel, RunOut, Split
 from irkit.errors import BadValueError
+from irkit.utils.progress import progress_bar
 
 __all__ = ["rerank"]
 
@@ -18,47 +18,44 @@ __all__ = ["rerank"]
 def rerank(
     directory: IndexDir,
     queries: Annotated[
-        str, typer.Argument(metavar="QUERIES", help="Those of the run: BEIR folder, .jsonl, .tsv, ..., or -.")
+        str,
+        typer.Argument(metavar="QUERIES", help="Queries of the run: BEIR folder, .jsonl, .tsv, ... or -."),
     ],
     run: Annotated[str, typer.Argument(metavar="RUN", help="TREC or .jsonl, also .gz, or -.")],
-    k: Annotated[int | None, typer.Option(min=1, help="Results of a query; by default all.")] = None,
+    k: Annotated[int | None, typer.Option(min=1, help="Results per query; default: all.")] = None,
     out: RunOut = None,
     qrels: Judgments = None,
     measures: Measures = "nDCG@10",
     split: Split = None,
     interaction: Annotated[
-        Path | None, typer.Option(help="Directory of a model trained with attention: score by that.")
+        Path | None, typer.Option(help="Score by the attention that the model in this directory learned.")
     ] = None,
     teacher: Annotated[
-        str | None, typer.Option(help="Score by cross-encoder:NAME, or another model or index.")
+        str | None, typer.Option(help="Score by cross-encoder:NAME, or by another model or index.")
     ] = None,
     model: MovedModel = None,
     device: Device = None,
 ) -> None:
     """Rank the documents of a run by exact scores of a model.
 
-    Model and documents are those of an index, whose texts a cross-encoder may read instead (--teacher). The
-    result is written to standard output unless --out or --qrels says otherwise.
+    The model and the documents come from an index; with --teacher, another model scores their texts. The
+    result goes to standard output unless --out or --qrels is given.
     """
     if queries == run == "-":
         raise BadValueError("QUERIES and RUN would both be read from standard input")
     check_out(out, qrels)
-    from irkit.retriever import Retriever
-    from irkit.run import Run
+    from irkit.evaluation.run import Run
+    from irkit.retrieval.retriever import Retriever
+    from irkit.training.interaction import load_interaction
+    from irkit.training.teachers import load_teacher
 
     items, judgments = read_judged(queries, qrels, split, measures)
-    first, compare, judge = Run.read(run), None, None
-    if interaction is not None:
-        from irkit.training.interaction import load_interaction
-
-        compare = load_interaction(interaction)
-    if teacher is not None:
-        from irkit.training.teachers import load_teacher
-
-        judge = load_teacher(teacher, device=device)
+    first = Run.read(run)
+    attention = None if interaction is None else load_interaction(interaction)
+    scorer = None if teacher is None else load_teacher(teacher, device=device)
     with (
         Retriever.load(directory, model, device=device) as retriever,
-        bar("reranking", "queries", len(first)) as update,
+        progress_bar("reranking", "queries", len(first)) as update,
     ):
-        result = retriever.rerank(items, first, k, interaction=compare, teacher=judge, progress=update)
+        result = retriever.rerank(items, first, k, interaction=attention, teacher=scorer, progress=update)
     write_judged(result, out, judgments, measures)

@@ -1,4 +1,4 @@
-"""``irkit study``: train the variants of a recipe with several seeds, and compare them."""
+"""``irkit study``: train variants of a recipe with several seeds, and compare them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irkit.bars import bar
-from irkit.cli.options import check_verb, goes_on
 from irkit.cli.output import note, show_table
+from irkit.cli.recipe_files import check_verb, hint_resume
+from irkit.cli.shared_options import set_option
 from irkit.errors import BadValueError, IrkitError
+from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from irkit.study import Cell, Trial
@@ -22,23 +23,20 @@ def study(
     file: Annotated[
         Path | None, typer.Argument(metavar="STUDY", help="YAML file that names a recipe and its variants.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of runs and report.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory to write runs and report to.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once; by default one for each GPU.")
+        int | None, typer.Option(min=1, help="Number of runs at a time; default: one per GPU.")
     ] = None,
-    override: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the recipe of all variants."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipes, list the runs.")] = False,
+    override: Annotated[list[str] | None, set_option("Set a key of the recipe, for all variants.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipes and list the runs.")] = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Only write the report of this directory again.")
+        Path | None, typer.Option(metavar="DIR", help="Write the report of this directory anew, and stop.")
     ] = None,
 ) -> None:
     """Train and compare variants of a recipe.
 
-    Each is trained with several seeds. The same command again goes on where it stopped: runs that finished
-    stay as they are, those that failed are tried again.
+    Each variant is trained with several seeds. After an interruption, the same command resumes: it keeps
+    finished runs and repeats failed ones.
     """
     from irkit.study import StudyConfig, check_study, run_study, write_report
 
@@ -56,16 +54,16 @@ def study(
         rows = [[trial.variant, trial.seed, "finished" if trial.finished else "to do"] for trial in runs]
         show_table(["variant", "seed", "state"], rows)
         return
-    with bar("training", "runs", len(runs)) as update:
+    with progress_bar("training", "runs", len(runs)) as update:
         update(sum(trial.finished for trial in runs))
 
-        def ended(trial: Trial, seconds: float) -> None:
-            said, why = ("failed", f": {trial.failure}") if trial.failure else ("finished", "")
-            note(f"{trial.variant}, seed {trial.seed}: {said} in {seconds:,.0f} s{why}")
+        def report_end(trial: Trial, seconds: float) -> None:
+            result, reason = ("failed", f": {trial.failure}") if trial.failure else ("finished", "")
+            note(f"{trial.variant}, seed {trial.seed}: {result} in {seconds:,.0f} s{reason}")
             update(1)
 
-        with goes_on("study"):
-            runs = run_study(config, out, jobs=jobs, progress=ended)
+        with hint_resume(" to go on with this study"):
+            runs = run_study(config, out, jobs=jobs, progress=report_end)
     _show(write_report(out), out)
     if failed := [trial for trial in runs if trial.failure]:
         raise IrkitError(
@@ -76,16 +74,11 @@ def study(
 
 def _show(cells: list[Cell], out: Path) -> None:
     header = ["variant", "measure", "dataset", "seeds", "mean", "deviation", "difference", "p (holm)"]
-    rows = [
-        [
-            *(cell.variant, cell.measure, cell.dataset, len(cell.seeds), cell.mean),
-            *(
-                "" if value is None else value
-                for value in (cell.deviation, cell.difference, cell.corrected_p)
-            ),
-        ]
-        for cell in cells
-    ]
+    rows = []
+    for cell in cells:
+        optional = (cell.deviation, cell.difference, cell.corrected_p)
+        values = ("" if value is None else value for value in optional)
+        rows.append([cell.variant, cell.measure, cell.dataset, len(cell.seeds), cell.mean, *values])
     if rows:
         show_table(header, rows)
     note(f"report: {out / 'report.md'}")

@@ -1,15 +1,13 @@
-"""``irkit train``: a recipe in, a model out."""
+"""``irkit train``: train a model by a recipe."""
 
 from __future__ import annotations
 
 import time
 from typing import Annotated
 
-import typer
-
-from irkit.cli.options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, check_verb, goes_on
-from irkit.cli.output import note, show_table
-from irkit.errors import BadValueError
+from irkit.cli.output import note
+from irkit.cli.recipe_files import check_verb, hint_resume, print_recipe, require_out, show_means
+from irkit.cli.shared_options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, set_option
 
 __all__ = ["train"]
 
@@ -18,7 +16,7 @@ def train(
     recipe: Recipe,
     out: ModelOut = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Such as train.learning_rate=2e-5.")
+        list[str] | None, set_option("Set a key of the recipe, such as train.learning_rate=2e-5.")
     ] = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -26,34 +24,32 @@ def train(
 ) -> None:
     """Train a model by a recipe.
 
-    A training that was interrupted goes on from its last checkpoint when the same command is given again.
-    torchrun and accelerate launch start it on several devices.
+    After an interruption, the same command resumes from the last checkpoint. torchrun and accelerate launch
+    start it on several devices.
     """
-    from irkit.training.recipe import TrainRecipe
+    from irkit.training.train_recipe import TrainRecipe
 
     check_verb(recipe, "train")
     resolved = TrainRecipe.resolve(recipe, override or ())
     if print_config:
-        typer.echo(resolved.to_yaml(), nl=False)
+        print_recipe(resolved)
         return
-    if out is None:
-        raise BadValueError("irkit train: no --out; give the directory that the model shall have")
-    from irkit.training.running import carry_out, prepare
-    from irkit.training.validation import read_means
+    out = require_out(out, "train")
+    from irkit.training.train_run import prepare, run_recipe
 
     prepared = prepare(resolved, out, overwrite=overwrite)
     model = prepared.step.model
-    size = sum(each.numel() for each in model.parameters()) / 1e6
+    size = sum(weights.numel() for weights in model.parameters()) / 1e6
     what = f"{resolved.model.name} ({model.kind} {model.dim}, {size:,.1f} million parameters)"
     if dry_run:
         note(f"would train {what} on {prepared.counts['examples']:,} examples into {out}")
         return
-    if prepared.trainer.args.process_index == 0:
+    is_main = prepared.trainer.args.process_index == 0
+    if is_main:
         note(f"training {what} on {prepared.counts['examples']:,} examples")
     start = time.monotonic()
-    with goes_on("training"):
-        carry_out(prepared, out, overwrite=overwrite)
-    if prepared.trainer.args.process_index == 0:
-        if prepared.collections:
-            show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))
+    with hint_resume(" to go on with this training"):
+        run_recipe(prepared, out, overwrite=overwrite)
+    if is_main:
+        show_means(out)
         note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")

@@ -1,10 +1,10 @@
-"""Collections: documents, queries and relevance judgments from files, folders and catalogues.
+"""Read documents, queries and relevance judgments from files, folders and catalogues.
 
 A *source* is
 
-* a folder in the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/SPLIT.tsv``,
-* a file: ``.jsonl``, ``.tsv`` (as MS MARCO's) or ``.txt`` (one text a line), each also with ``.gz``,
-* a file of topics or documents in the markup of TREC (``<top>``, ``<DOC>``), of any name,
+* a folder with the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/SPLIT.tsv``,
+* a file: ``.jsonl``, ``.tsv`` (as in MS MARCO) or ``.txt`` (one text per line), each also with ``.gz``,
+* a file of topics or documents in the markup of TREC (``<top>``, ``<DOC>``), with any name,
 * ``-``, standard input in any of these formats,
 * ``ir_datasets:ID`` of https://ir-datasets.com, or
 * ``hf:NAME[:CONFIG][:SPLIT]`` of the Hugging Face hub.
@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 
 from irkit.arguments import check_names
+from irkit.data.collection_files import source_name
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
-from irkit.data.files import name_of
 from irkit.data.qrels import read_qrels_file
 from irkit.data.remote import PREFIXES, read_remote_qrels, remote_source
 from irkit.data.source import (
@@ -52,19 +52,19 @@ __all__ = [
 
 
 def read_documents(source: str | Path) -> Source[Document]:
-    """Read the documents of a source, streamed: nothing is kept in memory.
+    """Read the documents of a source, streamed: no document is held in memory.
 
     A record needs an id (``_id``, ``id``, ``docid``, ``doc_id``, ``document_id``) and a text (``text``,
-    ``contents``, ``content``, ``body``, ``document_text``); ``title`` and ``metadata`` are optional and every
-    other key joins the metadata. Weights by term (``vector``, as in Anserini's files) may stand in for the
-    text, or be beside it. Columns of a tsv file without a header are id and text; id, title and text; or id,
-    url, title and text. The id of a plain line is its number. Blank lines are skipped.
+    ``contents``, ``content``, ``body``, ``document_text``). ``title`` and ``metadata`` are optional; all
+    other keys become metadata. A ``vector`` (weights by term as in files of Anserini, or numbers) may
+    replace the text or accompany it. The columns of a tsv file without a header are id and text; id, title
+    and text; or id, url, title and text. The id of a plain line is its number. Blank lines are skipped.
 
     Raises:
         StorageError: There is no such file, or a folder lacks ``corpus.jsonl``.
         BadValueError: While iterating: a line is malformed; the message names file and line.
     """
-    name = name_of(source)
+    name = source_name(source)
     if name.startswith(PREFIXES):
         return remote_source(name, "docs", DOCUMENT_FIELDS, to_document)
     path = _member(name, "corpus.jsonl") if _is_folder(name) else name
@@ -81,16 +81,15 @@ def read_queries(source: str | Path, split: str | None = None, field: str | None
     Args:
         source: See `irkit.data`.
         split: Only the queries that this split of a BEIR folder judges, such as ``"test"``.
-        field: Key of the text instead of those above, such as ``"desc"`` of topics of TREC, whose text is
-            the title otherwise.
+        field: Key of the text, such as ``"desc"`` for topics of TREC, whose text is the title by default.
 
     Raises:
         StorageError: There is no such file, or a folder lacks ``queries.jsonl``.
-        BadValueError: ``split`` with anything but a folder. While iterating: a line is malformed, or a
-            judged query is missing.
+        BadValueError: ``split`` is given, but the source is not a folder. While iterating: a line is
+            malformed, or a judged query is missing.
     """
     check_names("reading queries", split=split, field=field)
-    name, build = name_of(source), partial(to_query, field=field)
+    name, build = source_name(source), partial(to_query, field=field)
     if not _is_folder(name):
         _reject_split(name, split)
         if name.startswith(PREFIXES):
@@ -101,19 +100,19 @@ def read_queries(source: str | Path, split: str | None = None, field: str | None
 
 
 def read_qrels(source: str | Path, split: str | None = None) -> Qrels:
-    """Read relevance judgments: a TREC or BEIR file, a BEIR folder, or a catalogue's.
+    """Read relevance judgments from a TREC or BEIR file, a BEIR folder, or a catalogue.
 
     Args:
         source: See `irkit.data`.
-        split: Of a BEIR folder; by default ``"test"`` where there is one, else the only one.
+        split: Split of a BEIR folder; by default ``"test"`` if it exists, otherwise the only split.
 
     Raises:
         StorageError: There is no such file, or no such split.
-        BadValueError: A line is malformed, the choice of the split is open, or ``split`` is given with
-            anything but a folder.
+        BadValueError: A line is malformed, several splits are possible, or ``split`` is given, but the
+            source is not a folder.
     """
     check_names("reading judgments", split=split)
-    name = name_of(source)
+    name = source_name(source)
     if _is_folder(name):
         return read_qrels_file(_split_file(name, split))
     _reject_split(name, split)
@@ -123,7 +122,7 @@ def read_qrels(source: str | Path, split: str | None = None) -> Qrels:
 def _is_folder(name: str) -> bool:
     try:
         return Path(name).is_dir()
-    except OSError:  # too long a name, for one
+    except OSError:  # such as a name that is too long
         return False
 
 
@@ -131,9 +130,9 @@ def _member(folder: str, name: str) -> str:
     for path in (Path(folder, name), Path(folder, f"{name}.gz")):
         if path.is_file():
             return str(path)
-    found = ", ".join(sorted(path.name for path in Path(folder).iterdir())[:10])
+    names = ", ".join(sorted(path.name for path in Path(folder).iterdir())[:10])
     raise StorageError(
-        f"reading folder {folder}: expected {name} or {name}.gz in it; found {found or 'nothing'}"
+        f"reading folder {folder}: expected {name} or {name}.gz in it; found {names or 'nothing'}"
     )
 
 
@@ -142,17 +141,17 @@ def _split_file(folder: str, split: str | None) -> str:
     if split is None:
         split = "test" if "test" in files or len(files) != 1 else next(iter(files))
     if split not in files:
-        found = ", ".join(files) or "none"
+        splits = ", ".join(files) or "none"
         if not files and list(Path(folder).glob("*.tsv*")):
-            found += "; give the folder above it, or one of the files in it"
-        raise StorageError(f"reading folder {folder}: no split {split!r} (qrels/{split}.tsv); found {found}")
+            splits += "; give the folder above it, or one of the files in it"
+        raise StorageError(f"reading folder {folder}: no split {split!r} (qrels/{split}.tsv); found {splits}")
     return str(files[split])
 
 
 def _reject_split(source: str, split: str | None) -> None:
     if split is not None:
         if not source.startswith(PREFIXES):
-            file_source(source, QUERY_FIELDS, to_query)  # says so if there is no such file
+            file_source(source, QUERY_FIELDS, to_query)  # raises if there is no such file
         raise BadValueError(
             f"{source}: split={split!r} works for a BEIR folder only; give a file of the queries"
         )

@@ -1,4 +1,4 @@
-"""What collections are made of: documents, queries and relevance judgments."""
+"""The items of a collection: `Document`, `Query` and relevance judgments."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.errors import BadTypeError, BadValueError
 
 __all__ = ["JSON", "Document", "Qrels", "Query", "Vector", "as_vector", "check_vector"]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
-"""What a JSON file can hold."""
+"""A value of a JSON file."""
 
 Vector: TypeAlias = Mapping[str, float] | Sequence[float] | Sequence[Sequence[float]] | np.ndarray[Any, Any]
-"""Computed elsewhere: weights by term; numbers; or a row of numbers for each token."""
+"""A representation computed elsewhere: weights by term, numbers, or a row of numbers per token."""
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
-"""Relevance judgments: query id -> document id -> grade, where 1 and more is relevant."""
+"""Relevance judgments: query id -> document id -> grade; a grade of 1 or more is relevant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One unit of retrieval.
+    """A unit of retrieval.
 
     Args:
         id: Unique in its collection, never empty.
         text: The body; may be empty.
-        title: Empty where there is none.
-        metadata: Anything JSON can hold, for filters and for display.
-        vector: Computed elsewhere, for `irkit.lexical.Vectors` and `irkit.lexical.Impacts`; only an index of
-            these keeps it. Numbers become an array of float32.
+        title: The title; may be empty.
+        metadata: JSON values, for filters and for display.
+        vector: Representation computed elsewhere, for `irkit.encoder_free.Vectors` or
+            `irkit.encoder_free.Impacts`; other indexes ignore it. Numbers become an array of float32.
     """
 
     id: str
@@ -46,23 +46,23 @@ class Document:
     def __post_init__(self) -> None:
         _check(self.id, text=self.text, title=self.title)
         if not isinstance(self.metadata, Mapping):
-            raise BadTypeError(f"metadata: expected keys and values, got {shown(self.metadata)}")
+            raise BadTypeError(f"metadata: expected keys and values, got {brief(self.metadata)}")
         object.__setattr__(self, "vector", as_vector(self.vector))
 
     @property
     def full_text(self) -> str:
-        """Title and text joined by a space, as BEIR and its published scores do it."""
+        """Title and text joined by a space, as BEIR does."""
         return f"{self.title} {self.text}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One information need.
+    """An information need.
 
     Args:
         id: Unique in its collection, never empty.
-        text: What is asked; may be empty.
-        vector: As of a `Document`.
+        text: The question or keywords; may be empty.
+        vector: See `Document`.
     """
 
     id: str
@@ -85,10 +85,10 @@ class Query:
 def _check(identifier: str, **texts: str) -> None:
     for name, value in (("id", identifier), *texts.items()):
         if not isinstance(value, str):
-            raise BadTypeError(f"{name}: expected a string, got {shown(value)} ({type(value).__name__})")
+            raise BadTypeError(f"{name}: expected a string, got {brief(value)} ({type(value).__name__})")
         try:
             value.isascii() or value.encode()
-        except UnicodeEncodeError as error:  # tokenizers and files would stumble over it much later
+        except UnicodeEncodeError as error:  # otherwise tokenizers and files fail much later
             raise BadValueError(
                 f"{name}: character {error.start} is an unpaired surrogate ({value[error.start]!a}), "
                 "which no UTF-8 text can hold; repair or drop it"
@@ -98,52 +98,54 @@ def _check(identifier: str, **texts: str) -> None:
 
 
 def as_vector(vector: Any) -> Any:
-    """Weights by term as they are, numbers as an array of float32, ``(dim,)`` or ``(tokens, dim)``; or None.
+    """Check a vector; convert numbers to an array of float32 ``(dim,)`` or ``(tokens, dim)``.
+
+    Weights by term and None are returned as they are.
 
     Raises:
-        BadTypeError: It is something else.
-        BadValueError: There are more axes, or none, or a number is NaN or infinite.
+        BadTypeError: ``vector`` is neither weights by term nor numbers.
+        BadValueError: The array has no axis or more than two, or a number is NaN or infinite.
     """
     if vector is None or isinstance(vector, Mapping):
         check_vector(vector)
         return vector
-    if hasattr(vector, "detach"):  # of torch
+    if hasattr(vector, "detach"):  # a tensor
         vector = vector.detach().cpu().float()
     try:
-        given = np.asarray(vector)
+        array = np.asarray(vector)
     except ValueError:  # rows of different lengths
-        given = np.empty(0, object)
-    if given.dtype.kind not in "fiu":
+        array = np.empty(0, object)
+    if array.dtype.kind not in "fiu":
         raise BadTypeError(
-            f"vector: expected weights by term, numbers, or rows of as many numbers, got {shown(vector)}"
+            f"vector: expected weights by term, numbers, or rows of as many numbers, got {brief(vector)}"
         )
-    with np.errstate(over="ignore"):  # what float32 cannot hold is told below
-        numbers = given.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # infinite numbers are refused below
+        numbers = array.astype(np.float32, copy=False)
     if numbers.ndim not in (1, 2) or not numbers.shape[-1]:
         raise BadValueError(
             f"vector: expected numbers (dim,), or of tokens (tokens, dim), got shape {numbers.shape}"
         )
     if not np.isfinite(numbers).all():
-        place = tuple(map(int, np.argwhere(~np.isfinite(numbers))[0]))
+        position = tuple(map(int, np.argwhere(~np.isfinite(numbers))[0]))
         raise BadValueError(
-            f"vector: the number at {', '.join(map(str, place))} is {numbers[place]} in float32; expected "
-            "finite ones"
+            f"vector: the number at {', '.join(map(str, position))} is {numbers[position]} in float32; "
+            "expected finite ones"
         )
     return numbers
 
 
 def check_vector(vector: object) -> None:
-    """Raise unless ``vector`` is None or has a finite number for each term, a line that UTF-8 can hold."""
+    """Raise unless ``vector`` is None or maps terms, single lines of UTF-8, to finite numbers."""
     if vector is None:
         return
     if not isinstance(vector, Mapping):
-        raise BadTypeError(f"vector: expected weights by term, got {shown(vector)}")
+        raise BadTypeError(f"vector: expected weights by term, got {brief(vector)}")
     for term, weight in vector.items():
         if not isinstance(term, str) or not isinstance(weight, int | float) or isinstance(weight, bool):
-            raise BadTypeError(f"vector: expected a number for each term, got {shown(term)}: {shown(weight)}")
+            raise BadTypeError(f"vector: expected a number for each term, got {brief(term)}: {brief(weight)}")
         if not abs(weight) <= sys.float_info.max:
             raise BadValueError(
-                f"vector: the weight of {shown(term)} is {shown(weight)}; expected finite ones"
+                f"vector: the weight of {brief(term)} is {brief(weight)}; expected finite ones"
             )
         if "\n" in term or (not term.isascii() and any("\ud800" <= letter <= "\udfff" for letter in term)):
             raise BadValueError(f"vector: term {term!a:.60} has a line break or an unpaired surrogate")

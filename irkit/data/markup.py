@@ -1,4 +1,8 @@
-"""The markup of TREC: topics (``<top>``) and documents (``<DOC>``), as loose as its files are."""
+"""Read the markup of TREC: topics (``<top>``) and documents (``<DOC>``).
+
+ir_datasets reads this markup for the collections of its catalogue only, and needs the extra ``data``. This
+module reads any such file: the user's own test collections, and TREC's disks, which cannot be downloaded.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +19,48 @@ LONGEST = 1 << 28  # bytes of a line, or of a document
 
 _START = re.compile(rb"(?=<(?:top|doc)(?:\s[^>]*)?>)", re.IGNORECASE)
 _TAG = re.compile(r"<[/!]?[a-z][^<>]*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
-_FIELD = re.compile(r"<(/?\w+)[^<>]*>")  # of topics, which seldom end
+_FIELD = re.compile(r"<(/?\w+)[^<>]*>")  # a field of a topic, often without an end tag
 _LABEL = re.compile(r"\s*(?:number|topic|description|narrative)\s*:", re.IGNORECASE)
 _NUMBER = re.compile(r"<docno>\s*([^\s<]+)", re.IGNORECASE)
-_ABOUT = r"docno|docid|docoldno|dochdr|script|style"  # no part of the text
-_TITLES = r"title|headline|hl|head|ttl|ti"  # of the collections that TREC has used
+_NO_TEXT = r"docno|docid|docoldno|dochdr|script|style"
+_TITLES = r"title|headline|hl|head|ttl|ti"  # in collections of TREC
 
 
-def check_length(where: str, size: int) -> None:
-    """Refuse a line or a document of more than 256 MB; what decompresses to one need not be large.
+def check_length(where: str, size: int, longest: int = LONGEST) -> None:
+    """Check that a line or a document has at most 256 MB; a small compressed file can grow beyond.
 
     Raises:
-        BadValueError: It is longer; the message starts with ``where``.
+        BadValueError: ``size`` is above ``longest``; the message starts with ``where``.
     """
-    if size > LONGEST:
+    if size > longest:
         raise BadValueError(
-            f"{where}: more than {LONGEST >> 20} MB without an end; expected a record a line; is the file in "
+            f"{where}: more than {longest >> 20} MB without an end; expected a record a line; is the file in "
             "another format?"
         )
 
 
 def is_markup(line: bytes) -> bool:
-    """Whether the first line of a file is one of a file of topics or documents."""
+    """Return True if a file with this first line is one of topics or documents."""
     return _START.match(line.lstrip()) is not None
 
 
-def read_markup(path: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read topics or documents, in UTF-8 or else Latin-1.
+def read_markup(
+    path: str, lines: Iterable[tuple[int, bytes]], longest: int = LONGEST
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read topics or documents, in UTF-8 or otherwise Latin-1.
 
     Args:
-        path: For messages.
+        path: Name of the file, for messages.
         lines: Line numbers and lines.
+        longest: Maximum number of bytes of an item.
 
     Returns:
-        Pairs of the line that one starts at, and its record. The text of a topic is its title, and each of
-        its fields (``title``, ``desc``, ``narr``, ...) is there too; zeros before its number are dropped. The
-        text of a document is what its ``<TEXT>`` holds, or all of it where there is none.
+        Pairs of the number of the first line and a record. The record of a topic has all its fields
+        (``title``, ``desc``, ``narr``, ...); its text is the title, and its id the number without leading
+        zeros. The text of a document is the content of ``<TEXT>``, or the whole document without one.
 
     Raises:
-        BadValueError: One has no number, or more than 256 MB; the message names file and line.
+        BadValueError: An item has no number, or is too long; the message names file and line.
     """
     part: list[bytes] = []
     start = size = 0
@@ -65,7 +72,7 @@ def read_markup(path: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple
                 part, start, size = [], number, 0
             part.append(piece)
             size += len(piece)
-            check_length(f"{path}:{start}", size)
+            check_length(f"{path}:{start}", size, longest)
     if part:
         yield start, _record(b"\n".join(part), f"{path}:{start}")
 
@@ -89,14 +96,14 @@ def _topic(text: str) -> dict[str, Any]:
         fields.setdefault(tag.lower(), _plain(_LABEL.sub("", content, count=1)))
     fields = {name: value for name, value in fields.items() if value and name[0] != "/"}
     number = str(fields.pop("num", ""))
-    number = str(int(number)) if number.isdecimal() else number  # as judgments name it
+    number = str(int(number)) if number.isdecimal() else number  # as in judgments
     return fields | {"id": number} | ({"text": fields["title"]} if "title" in fields else {})
 
 
 def _document(text: str) -> dict[str, Any]:
     number, texts = _NUMBER.search(text), _elements("text", text)
     title = " ".join(_elements(_TITLES, re.split("(?i)<text>", text)[0]))
-    rest = re.sub(rf"(?is)<({_ABOUT}|{_TITLES})\b[^>]*>.*?</\1\s*>", " ", text)
+    rest = re.sub(rf"(?is)<({_NO_TEXT}|{_TITLES})\b[^>]*>.*?</\1\s*>", " ", text)
     return {
         "id": number[1] if number else "",
         "title": _plain(title),

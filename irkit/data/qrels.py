@@ -1,18 +1,18 @@
-"""Relevance judgments from TREC and BEIR files."""
+"""Read relevance judgments from TREC and BEIR files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from irkit.arguments import shown
+from irkit.arguments import brief
+from irkit.data.collection_files import decode, read_lines
 from irkit.data.document import Qrels
-from irkit.data.files import decode, read_lines
 from irkit.errors import BadValueError
 
 __all__ = ["collect_qrels", "read_qrels_file"]
 
 Judgment = tuple[int, str, str, str | int]
-"""Line number, query id, document id, grade."""
+"""Line number, query id, document id and grade."""
 
 _HEADERS = (b"query-id", b"query_id", b"qid")
 
@@ -20,7 +20,7 @@ _HEADERS = (b"query-id", b"query_id", b"qid")
 def read_qrels_file(path: str) -> Qrels:
     """Read TREC's four columns (query, iteration, document, grade) or BEIR's three (query, document, grade).
 
-    BEIR's header line is recognised; columns are separated by tabs or by spaces.
+    A header line of BEIR is skipped. Columns are separated by tabs or spaces.
 
     Raises:
         StorageError: The file cannot be read.
@@ -30,17 +30,17 @@ def read_qrels_file(path: str) -> Qrels:
 
 
 def collect_qrels(name: str, judgments: Iterable[Judgment]) -> Qrels:
-    """Gather judgments by query.
+    """Collect judgments by query.
 
     Raises:
-        BadValueError: A grade is no integer, or one document has two grades for one query.
+        BadValueError: A grade is not an integer, or a document has two grades for a query.
     """
     qrels: Qrels = {}
     for number, query_id, doc_id, grade in judgments:
         try:
             value = int(grade)
         except ValueError as error:
-            raise BadValueError(f"{name}:{number}: expected an integer grade, got {shown(grade)}") from error
+            raise BadValueError(f"{name}:{number}: expected an integer grade, got {brief(grade)}") from error
         if qrels.setdefault(query_id, {}).setdefault(doc_id, value) != value:
             raise BadValueError(
                 f"{name}:{number}: document {doc_id!r} of query {query_id!r} was judged "

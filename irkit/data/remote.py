@@ -1,4 +1,4 @@
-"""Collections of the ir_datasets catalogue and of the Hugging Face hub."""
+"""Read collections of the ir_datasets catalogue and of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from irkit.data.collection_files import Fields
 from irkit.data.document import Qrels
-from irkit.data.files import Fields
 from irkit.data.qrels import collect_qrels
 from irkit.data.source import Source, build_all
 from irkit.errors import BadValueError, StorageError, require
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 PREFIXES = ("ir_datasets:", "hf:")
 
-_PATIENCE = 10  # seconds, for a first answer of the hub
+_TIMEOUT = 10  # seconds to wait for the first answer of the hub
 _BEIR_QRELS = ("query-id", "corpus-id", "score")
 
 
@@ -28,15 +28,15 @@ def remote_source(source: str, part: str, fields: Fields, build: Callable[[Recor
     """Open ``ir_datasets:ID`` or ``hf:NAME[:CONFIG][:SPLIT]``.
 
     Args:
-        source: What to read. An empty CONFIG is the default one: ``hf:NAME::train``.
-        part: ``"docs"`` or ``"queries"``, which one ID of ir_datasets holds side by side.
-        fields: Names of the id and of the text of a record.
+        source: Name of the source. An empty CONFIG is the default one: ``hf:NAME::train``.
+        part: ``"docs"`` or ``"queries"`` of an ID of ir_datasets.
+        fields: Keys of the id and of the text of a record.
         build: Makes an item of a record.
 
     Raises:
         MissingDependencyError: The package ir_datasets or datasets is not installed.
         BadValueError: There is no such collection, or it has no such part.
-        StorageError: It could not be loaded.
+        StorageError: Loading failed.
     """
     if source.startswith("hf:"):
         rows = load_hf(source)
@@ -45,10 +45,8 @@ def remote_source(source: str, part: str, fields: Fields, build: Callable[[Recor
 
     def record(item: Any) -> Record:  # a named tuple whose fields differ by collection
         values = _plain(item._asdict())
-        if values.keys().isdisjoint(
-            fields.texts
-        ):  # default_text joins the right fields, the title among them
-            values |= {"text": item.default_text(), "title": ""}
+        if values.keys().isdisjoint(fields.texts):
+            values |= {"text": item.default_text(), "title": ""}  # default_text includes the title
         return values
 
     return Source(source, lambda: build_all(source, _numbered(source, map(record, read())), build))
@@ -60,7 +58,7 @@ def read_remote_qrels(source: str) -> Qrels:
     Raises:
         MissingDependencyError: The package ir_datasets or datasets is not installed.
         BadValueError: There is no such collection, or it has no judgments.
-        StorageError: It could not be loaded.
+        StorageError: Loading failed.
     """
     if source.startswith("hf:"):
         table = load_hf(source)
@@ -70,8 +68,8 @@ def read_remote_qrels(source: str) -> Qrels:
             )
         rows = ([row[name] for name in _BEIR_QRELS] for row in table)
     else:
-        found = _load_ir_datasets(source, "qrels").qrels_iter()
-        rows = ([row.query_id, row.doc_id, row.relevance] for row in found)
+        judgments = _load_ir_datasets(source, "qrels").qrels_iter()
+        rows = ([row.query_id, row.doc_id, row.relevance] for row in judgments)
     numbered = _numbered(source, rows)
     return collect_qrels(source, ((n, str(query), str(doc), grade) for n, (query, doc, grade) in numbered))
 
@@ -91,18 +89,18 @@ def _load_ir_datasets(source: str, part: str) -> Any:
 
 
 def load_hf(source: str, streaming: bool = False) -> Any:
-    """Open ``hf:NAME[:CONFIG][:SPLIT]``: a table whose rows are dicts, or, if streamed, an iterable of them.
+    """Open ``hf:NAME[:CONFIG][:SPLIT]`` as a table of dicts, or as an iterable of dicts if streamed.
 
     Raises:
         MissingDependencyError: The package datasets is not installed.
-        BadValueError: The name is malformed, or the choice of the split is open.
-        StorageError: It could not be loaded.
+        BadValueError: The name is malformed, or several splits are possible.
+        StorageError: Loading failed.
     """
     library = require("datasets", "data", "Reading datasets of the Hugging Face hub")
     name, config, split, *rest = [*source.removeprefix("hf:").split(":"), "", ""]
     if any(rest) or not name:
         raise BadValueError(f"{source}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
-    with _offline_if_it_must_be(library, name):
+    with _offline_without_network(library, name):
         try:
             loaded = library.load_dataset(name, config or None, split=split or None, streaming=streaming)
         except (OSError, RuntimeError, ValueError, library.exceptions.DatasetsError) as error:
@@ -117,10 +115,10 @@ def load_hf(source: str, streaming: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def _offline_if_it_must_be(library: Any, name: str) -> Iterator[None]:
-    """Where the hub cannot be reached, take what it gave before, and do not try again for half a minute.
+def _offline_without_network(library: Any, name: str) -> Iterator[None]:
+    """Use the cache if the hub cannot be reached, instead of half a minute of retries.
 
-    The client of the hub has no setting for its retries, so it is told that it is offline.
+    The client of the hub has no setting for retries, so that it is switched to offline mode.
     """
     from huggingface_hub import constants, get_session
 
@@ -129,8 +127,8 @@ def _offline_if_it_must_be(library: Any, name: str) -> Iterator[None]:
         return
     settings: tuple[Any, ...] = ()
     try:
-        get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
-    except Exception:  # no network, no name server, a proxy that refuses: whatever the client raises
+        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)
+    except Exception:  # whatever the client raises without network, name server or proxy
         settings = (constants, library.config)
     for module in settings:
         module.HF_HUB_OFFLINE = True
@@ -144,12 +142,12 @@ def _offline_if_it_must_be(library: Any, name: str) -> Iterator[None]:
 def _numbered(source: str, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     try:
         yield from enumerate(items, 1)
-    except (OSError, RuntimeError) as error:  # downloads start with the first item
+    except (OSError, RuntimeError) as error:  # the first item starts a download
         raise StorageError(f"reading {source}: {error}") from error
 
 
 def _plain(record: Mapping[str, Any]) -> Record:
-    """Without what JSON cannot hold, such as images and dates."""
+    """Drop values that JSON cannot hold, such as images and dates."""
     return {
         name: value for name, value in record.items() if isinstance(value, str | int | float | list | dict)
     }

@@ -1,4 +1,4 @@
-"""A collection that is read anew each time it is iterated, and the check that precedes long work on it."""
+"""The `Source`: a collection that is read anew at each iteration; and a check of it before long work."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from irkit.arguments import shown
+from irkit.arguments import brief
+from irkit.data.collection_files import Fields, read_records
 from irkit.data.document import Document, Query
-from irkit.data.files import Fields, read_records
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
 __all__ = [
     "DOCUMENT_FIELDS",
     "QUERY_FIELDS",
     "Source",
-    "as_name",
+    "as_id",
     "check_documents",
     "file_source",
     "to_document",
@@ -30,8 +30,8 @@ __all__ = [
 T = TypeVar("T")
 Record = dict[str, Any]
 
-_STORED = json.JSONEncoder(allow_nan=False)  # how an index keeps metadata
-_VECTORS = ("vector", "weights_x100")  # the latter of Anserini's files; the ranking needs no factor
+_STORED = json.JSONEncoder(allow_nan=False)  # as an index stores metadata
+_VECTORS = ("vector", "weights_x100")  # the second key is that of Anserini; a factor does not change rankings
 
 DOCUMENT_FIELDS = Fields(
     ids=("_id", "id", "docid", "doc_id", "document_id"),
@@ -46,12 +46,12 @@ QUERY_FIELDS = Fields(
 
 
 class Source(Generic[T]):
-    """Documents or queries, streamed in bounded memory; iterate as often as needed.
+    """Documents or queries, streamed in bounded memory, any number of times.
 
     Args:
-        name: Where they come from, for messages.
-        read: Starts reading: pairs of a number (line or position, from 1) and an item.
-        once: Whether it can be read only once, as standard input.
+        name: Name of the source, for messages.
+        read: Start reading; yields pairs of a number (line or position, from 1) and an item.
+        once: Whether the source can be read only once, as standard input.
     """
 
     def __init__(self, name: str, read: Callable[[], Iterator[tuple[int, T]]], once: bool = False) -> None:
@@ -63,7 +63,7 @@ class Source(Generic[T]):
 
         Raises:
             BadValueError: A record is malformed; the message names file and line.
-            StorageError: It cannot be read, or not again.
+            StorageError: The source cannot be read, or not a second time.
         """
         if self.once and self._used:
             raise StorageError(f"reading {self.name}: it can be read only once; save it to a file")
@@ -75,7 +75,7 @@ class Source(Generic[T]):
 
 
 def file_source(path: str, fields: Fields, build: Callable[[Record], T]) -> Source[T]:
-    """Open a file, or standard input for ``-``, in a format of `irkit.data.files`.
+    """Open a file, or standard input for ``-``, in a format of `irkit.data.collection_files`.
 
     Raises:
         StorageError: There is no such file.
@@ -90,10 +90,10 @@ def file_source(path: str, fields: Fields, build: Callable[[Record], T]) -> Sour
 def build_all(
     name: str, records: Iterable[tuple[int, Record]], build: Callable[[Record], T]
 ) -> Iterator[tuple[int, T]]:
-    """Build an item of every record.
+    """Build an item from every record.
 
     Raises:
-        BadValueError: What ``build`` complained about, with the place in front.
+        BadValueError: ``build`` refused a record; the message begins with file and line.
     """
     for number, record in records:
         try:
@@ -104,30 +104,30 @@ def build_all(
 
 
 def to_document(record: Record) -> Document:
-    """Make a document; keys that are neither id, text, title nor metadata become metadata."""
+    """Make a document; keys other than id, text, title and metadata become metadata."""
     identifier, vector = _pop(record, DOCUMENT_FIELDS.ids), _pop_vector(record)
     text = _pop_text(record, DOCUMENT_FIELDS.texts, vector)
     title, metadata = record.pop("title", None), record.pop("metadata", None)
     if not isinstance(metadata, dict | None):
-        raise BadValueError(f"metadata: expected keys and values, got {shown(metadata)}")
+        raise BadValueError(f"metadata: expected keys and values, got {brief(metadata)}")
     title = "" if title is None else title
-    return Document(as_name(identifier), text, title, record | (metadata or {}), vector)
+    return Document(as_id(identifier), text, title, record | (metadata or {}), vector)
 
 
 def to_query(record: Record, field: str | None = None) -> Query:
-    """Make a query; other keys are ignored. ``field`` is the key of its text if not one of the usual."""
+    """Make a query; other keys are ignored. ``field`` is the key of its text, if not a usual one."""
     identifier, vector = _pop(record, QUERY_FIELDS.ids), _pop_vector(record)
     texts = QUERY_FIELDS.texts if field is None else (field,)
-    return Query(as_name(identifier), _pop_text(record, texts, vector), vector)
+    return Query(as_id(identifier), _pop_text(record, texts, vector), vector)
 
 
 def _pop_vector(record: Record) -> Any:
-    """Weights by term, or numbers; what else a key of the name holds is left where it is."""
+    """Remove and return weights by term or numbers; other values of such a key become metadata."""
     return next((record.pop(name) for name in _VECTORS if _is_vector(record.get(name))), None)
 
 
 def _is_vector(value: Any) -> bool:
-    for _ in range(2):  # rows of numbers, at most
+    for _ in range(2):  # a list of numbers or of rows
         if isinstance(value, list | tuple) and len(value):
             value = value[0]
             if type(value) in (int, float):
@@ -136,7 +136,7 @@ def _is_vector(value: Any) -> bool:
 
 
 def _pop_text(record: Record, names: tuple[str, ...], vector: Any) -> Any:
-    """The text, which may be missing beside a vector."""
+    """Remove and return the text; it may be missing if there is a vector."""
     return "" if vector is not None and not any(name in record for name in names) else _pop(record, names)
 
 
@@ -150,25 +150,25 @@ def _pop(record: Record, names: tuple[str, ...]) -> Any:
     )
 
 
-def as_name(identifier: Any) -> Any:
-    """Numbers, but not truth values, are fine as ids."""
+def as_id(identifier: Any) -> Any:
+    """Convert an integer, but not a boolean, to a string; return other ids as they are."""
     return str(identifier) if type(identifier) is int or isinstance(identifier, np.integer) else identifier
 
 
 def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
-    """Read everything once, so that what cannot be indexed fails before hours of encoding.
+    """Read all documents once, so that one that cannot be indexed is an error before hours of encoding.
 
-    Keeps a 64-bit hash for each document, not the ids.
+    Memory holds one 64-bit hash per document, not the ids.
 
     Args:
-        documents: Can be iterated again, as a `Source` over a file or a list can. Queries work as well.
+        documents: Documents, or queries, that can be iterated several times.
 
     Returns:
-        Their number.
+        The number of documents.
 
     Raises:
-        BadValueError: A record is malformed, an id appears twice, or metadata has a number that is not
-            finite; the message names file and lines.
+        BadValueError: A record is malformed, an id appears twice, or metadata has an infinite number or NaN;
+            the message names file and lines.
         StorageError: The source cannot be read.
 
     Examples:
@@ -177,7 +177,7 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
     """
     name = getattr(documents, "name", "documents")
     if not isinstance(documents, Iterable):
-        raise BadTypeError(f"checking {name}: got {shown(documents)}, expected documents")
+        raise BadTypeError(f"checking {name}: got {brief(documents)}, expected documents")
     if getattr(documents, "once", False) or iter(documents) is documents:
         raise BadTypeError(f"checking {name}: it can be read only once; save it to a file or pass a list")
 
@@ -192,7 +192,7 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
     ordered = np.sort(np.frombuffer(hashes, dtype=np.int64))
     repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     first: dict[str, int] = {}
-    for number, document in numbered() if repeated else ():  # equal hashes need not mean equal ids
+    for number, document in numbered() if repeated else ():  # different ids may have equal hashes
         if hash(document.id) in repeated:
             if document.id in first:
                 raise BadValueError(
@@ -205,7 +205,7 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
 
 def _check_storable(where: str, item: object) -> None:
     if not isinstance(item, Document | Query):
-        raise BadTypeError(f"{where}: got {shown(item)}, expected a Document")
+        raise BadTypeError(f"{where}: got {brief(item)}, expected a Document")
     if isinstance(item, Document) and item.metadata:
         try:
             _STORED.encode(item.metadata)

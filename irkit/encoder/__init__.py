@@ -1,6 +1,9 @@
-"""The shared encoder core."""
+"""The encoder: token ids to hidden states, on rows of different lengths without padding."""
 
-from irkit.encoder.config import EncoderConfig, LayerConfig, Pooling
+from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.encoder import Encoder
+from irkit.encoder.encoder_config import EncoderConfig, LayerConfig, Pooling
 
-__all__ = ["Encoder", "EncoderConfig", "LayerConfig", "Pooling"]
+__all__ = ["AnyEncoder", "Encoder", "EncoderConfig", "LayerConfig", "Pooling"]
+
+AnyEncoder = Encoder | TransformersEncoder

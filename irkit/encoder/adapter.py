@@ -1,4 +1,4 @@
-"""Any other transformers model behind the surface of `Encoder`: packed where it allows that, else padded."""
+"""Any other transformers model with the interface of `Encoder`: packed if it allows that, else padded."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from irkit.core.ragged import Ragged
 from irkit.encoder.adapter_loading import load_transformers
 from irkit.encoder.attention import attend, leading, pick_backend
 from irkit.errors import BadValueError, ConfigError
-from irkit.ragged import Ragged
 
 __all__ = ["TransformersEncoder"]
 
 _BACKEND = "irkit_packed"
-_CHECKED = (3, 40, 9, 1, 17)  # tokens of the rows that are checked at loading, which reach beyond
-_WINDOW = 6  # what windows have meanwhile
+_CHECKED = (3, 40, 9, 1, 17)  # lengths of the rows that are checked at loading
+_WINDOW = 6  # attention window during the check, so that the rows are longer than it
 _BY_LENGTH = ("dynamic", "longrope")  # rotary positions that depend on the longest row of a batch
-# of the forward pass under way in this thread: rows, places of the keys if not all, attention backend
+# rows, positions of the keys if not all, and attention backend of the forward pass that this thread runs
 _rows: ContextVar[tuple[Ragged, Ragged | None, str]] = ContextVar("rows")
 
 
 class TransformersEncoder(nn.Module):
-    """An encoder that runs transformers' own code for an architecture irkit has no name map for.
+    """An encoder that runs transformers' own code, for an architecture outside `irkit.encoder.families`.
 
-    What a row gives does not depend on the rows beside it. Where the model lets its attention be replaced,
-    rows are packed without padding; else they are padded; where padding changes them, as in ConvBERT or
-    FNet, each runs by itself. A check at loading compares the three ways and takes the first that gives what
-    a row gives by itself.
+    The result for a row does not depend on the other rows of the batch. Rows run in one of three ways: packed
+    without padding, if the model lets its attention be replaced; padded; or alone, one row at a time, if
+    padding changes the result, as in ConvBERT or FNet. A check at loading runs five short rows and takes the
+    first way whose results are those of rows that run alone.
 
     Attributes:
         whole: The transformers model, with the decoder where it has one.
-        model: Its encoder.
+        model: The encoder of ``whole``.
         packed: Whether rows are packed.
         alone: Whether each row runs by itself.
         family: ``model_type`` of its configuration.
-        decoder: The last layer of a masked language model, whose input is then what the encoder gives.
+        decoder: The last layer of a masked language model, if `load_decoder_` loaded it; the hidden states
+            are then the inputs of this layer.
     """
 
     def __init__(self, model: Any, *, attention: str = "auto") -> None:
@@ -69,13 +70,13 @@ class TransformersEncoder(nn.Module):
         return cls(load_transformers("AutoModel", directory, dtype), attention=attention)
 
     def load_decoder_(self) -> nn.Linear:
-        """Load the checkpoint as a masked language model, and give hidden states as its decoder gets them.
+        """Load the checkpoint as a masked language model; hidden states are then the input of its decoder.
 
         Returns:
             The decoder; it is saved with the encoder.
 
         Raises:
-            ConfigError: It is none, or does more with hidden states than to multiply them with one matrix.
+            ConfigError: It is not such a model, or its logits are more than hidden states times one matrix.
         """
         dtype = next(self.parameters()).dtype
         self.whole = self.model = load_transformers("AutoModelForMaskedLM", self.whole.name_or_path, dtype)
@@ -180,10 +181,10 @@ class TransformersEncoder(nn.Module):
         return self._hidden(output)[0]
 
     def _choose(self) -> tuple[bool, bool]:
-        """Whether rows can be packed, and whether each has to run by itself.
+        """Return whether rows can be packed, and whether each has to run alone.
 
         Raises:
-            ConfigError: The model cannot run, or gives something else each time.
+            ConfigError: The model cannot run, or its results differ from run to run.
         """
         training = self.model.training
         self.model.eval()
@@ -201,7 +202,8 @@ class TransformersEncoder(nn.Module):
             self.model.train(training)
 
     def _compare(self, is_narrow: bool) -> tuple[bool, bool]:
-        """Run the rows of the check by themselves, packed and padded, see `_choose`."""
+        """Run the rows of the check alone, packed and padded, see `_choose`."""
+        # rows of random tokens, and what each gives alone
         longest = self.max_positions or max(_CHECKED)
         lengths = torch.tensor([min(length, longest) for length in _CHECKED])
         lowest, highest = 5, min(len(self.word_embeddings), 1000)
@@ -210,18 +212,19 @@ class TransformersEncoder(nn.Module):
             min(lowest, highest - 1), highest, (int(lengths.sum()),), generator=generator, device="cpu"
         )
         rows = Ragged(ids, lengths).to(self.word_embeddings.device)
-        wanted = self._run_alone(rows).float()
-        if not bool(wanted.isfinite().all()):
+        expected = self._run_alone(rows).float()
+        if not bool(expected.isfinite().all()):
             raise ConfigError(f"loading a {self.family}: its hidden states are no finite numbers")
 
         def agree(run: Callable[[Ragged], Tensor]) -> bool:
             try:
-                got = run(rows).float()
+                result = run(rows).float()
             except Exception:
-                return False  # the model does something with rows that this way does not know
+                return False  # the model does something with rows that this way does not support
             tolerance = 1e-4 if self.word_embeddings.dtype == torch.float32 else 5e-2
-            return bool(((got - wanted).abs().max() <= tolerance * wanted.abs().max()).item())
+            return bool(((result - expected).abs().max() <= tolerance * expected.abs().max()).item())
 
+        # the fastest way that agrees
         if not _depends_on_length(self.settings):
             takes = "position_ids" in inspect.signature(self.model.forward).parameters
             if is_narrow and takes and getattr(self.model, "_supports_attention_backend", False):
@@ -240,9 +243,9 @@ class TransformersEncoder(nn.Module):
 
 @contextmanager
 def _narrowed(model: Any) -> Iterator[bool]:
-    """Make attention windows so narrow that the rows of the check reach beyond them, for the time being.
+    """Narrow the attention windows inside the block, so that the rows of the check reach beyond them.
 
-    At their own width the check would take seconds. Yields False if there is one that stays.
+    With windows of their own width the check would take seconds. Yields False if a window cannot be narrowed.
     """
     modules = list(model.modules())
     configs = {id(part.config): part.config for part in modules if hasattr(part, "config")}.values()
@@ -267,7 +270,7 @@ def _narrowed(model: Any) -> Iterator[bool]:
 
 
 def _longest(model: Any) -> int | None:
-    """Tokens for which there are positions; None is any number."""
+    """Return the number of positions of the model; None is any number."""
     longest = getattr(model.config, "max_position_embeddings", None) or 0
     for name, part in model.named_modules():  # as in RoBERTa, the first are of padding
         if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
@@ -276,7 +279,7 @@ def _longest(model: Any) -> int | None:
 
 
 def _depends_on_length(settings: Any) -> bool:
-    """Whether positions turn by other angles if there is a long row in the batch."""
+    """Return True if a long row in the batch changes the rotary angles of the others."""
     ropes = getattr(settings, "rope_parameters", None) or {}
     return any(
         isinstance(rope, dict) and rope.get("rope_type") in _BY_LENGTH for rope in (ropes, *ropes.values())

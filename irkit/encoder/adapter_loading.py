@@ -1,4 +1,4 @@
-"""Models of transformers from a directory: every weight is read, none is left over, and all are numbers."""
+"""Load models of transformers strictly: every weight is read, none is left over, all are finite."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from irkit.config import read_json
-from irkit.encoder.config import MOST_LAYERS
-from irkit.encoder.weights import BUFFERS, check_finite, listed_names
+from irkit.encoder.checkpoint_weights import BUFFERS, listed_names
+from irkit.encoder.encoder_config import MOST_LAYERS
 from irkit.errors import ConfigError, CorruptError
+from irkit.utils.weights import check_finite
 
 __all__ = ["load_transformers"]
 
@@ -23,12 +24,12 @@ _HINTS = {  # what to do about checkpoints whose code is beside them on the hub
 
 
 def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> Any:
-    """A model of transformers in evaluation mode; code inside the directory is never run.
+    """Return a model of transformers in evaluation mode; code inside the directory is never run.
 
     Args:
         kind: The class that picks the architecture, such as ``AutoModel``.
-        directory: Of the model.
-        dtype: Of its weights in memory.
+        directory: Directory of the model.
+        dtype: Type of the weights in memory.
 
     Raises:
         ConfigError: transformers does not know the architecture, or cannot build what config.json says.
@@ -58,7 +59,7 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
 
 
 def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
-    """Refuse numbers of layers that nothing can be built with."""
+    """Raise ConfigError if config.json has no layers or absurdly many."""
     for key, value in settings.items():
         if key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers") and (
             not isinstance(value, int) or not 0 < value <= MOST_LAYERS
@@ -69,7 +70,7 @@ def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
 
 
 def _check_size(kind: str, directory: str | Path, advice: str) -> None:
-    """Refuse more weights than the files have bytes, before transformers takes memory for them."""
+    """Raise CorruptError, before taking memory, if config.json has more weights than the files have bytes."""
     import transformers
 
     try:
@@ -93,10 +94,10 @@ def _check_size(kind: str, directory: str | Path, advice: str) -> None:
 def _check_weights(model: Any, report: Any, directory: str | Path, advice: str) -> None:
     misshapen = sorted(report["mismatched_keys"])
     if misshapen:
-        name, given, wanted = misshapen[0]
+        name, shape, expected = misshapen[0]
         raise CorruptError(
             f"loading {directory}: {len(misshapen)} weights have other shapes than config.json says, such as "
-            f"{name} with {tuple(given)}, expected {tuple(wanted)}; {advice}"
+            f"{name} with {tuple(shape)}, expected {tuple(expected)}; {advice}"
         )
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing:
@@ -114,7 +115,7 @@ def _check_weights(model: Any, report: Any, directory: str | Path, advice: str) 
 
 
 def _is_of_encoder(name: str, model: Any) -> bool:
-    """Return True if a left-over weight belongs to the encoder, not to a task head, pooler or old buffer."""
+    """Return True for an unexpected weight of the encoder; False for one of a task head, pooler or buffer."""
     base = model.base_model
     for prefix in (f"{base.base_model_prefix}.", "model."):
         name = name.removeprefix(prefix)

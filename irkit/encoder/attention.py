@@ -1,4 +1,10 @@
-"""Attention over rows of different lengths: one function, three implementations that agree."""
+"""Attention over rows of different lengths: one function, three implementations that agree.
+
+Rows are packed: queries, keys and values of all rows stand back to back in one tensor, and offsets say where
+a row begins. So no computation is spent on padding. `eager` writes the formula out on padded rows; the others
+are tested against it. `sdpa` is torch's fused attention, on a CPU the kernel ``ragged_attention`` instead.
+`flash` is the variable-length kernel of Dao et al. 2022, "FlashAttention".
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.encoder.config import Pooling
+from irkit.core.ragged import Ragged
+from irkit.encoder.encoder_config import Pooling
 from irkit.errors import BadValueError, MissingDependencyError
-from irkit.ragged import Ragged
 
 __all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rotate"]
 
@@ -70,17 +76,17 @@ def attend(
 
 
 def leading(tokens: Ragged, lengths: Tensor) -> Ragged:
-    """Places in ``tokens.values`` of the first ``lengths (n,)`` of each row."""
+    """Return the positions in ``tokens.values`` of the first ``lengths (n,)`` tokens of each row."""
     most = torch.minimum(lengths.cpu(), tokens.lengths)
-    return tokens.places(torch.zeros_like(most), most)
+    return tokens.part_positions(torch.zeros_like(most), most)
 
 
 def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend for ``wish``, one of auto, eager, sdpa and flash.
+    """Return the backend for ``wish``, one of auto, eager, sdpa and flash.
 
-    ``auto`` is flash on CUDA in half precision, be it that of autocast, where a kernel is installed and the
-    GPU is one that it runs on; sdpa elsewhere. Where another precision or a package would make flash of it, a
-    warning says so, once a process.
+    ``auto`` is flash on CUDA in half precision, autocast included, if a kernel is installed that runs on the
+    GPU; otherwise it is sdpa. If another precision or a package would allow flash, a warning says so once per
+    process.
 
     Raises:
         BadValueError: The wish is unknown, or flash was wished for where it cannot run.
@@ -108,11 +114,11 @@ def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend
 
 
 def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``(total, 1, head_dim / 2)`` of the rotary angles.
+    """Return cosines and sines ``(total, 1, head_dim / 2)`` of the rotary angles.
 
     Args:
         positions: ``(total,)``; may be fractional.
-        base: Slowest rotation is ``1 / base`` radians a position.
+        base: The slowest rotation is ``1 / base`` radians per position.
         head_dim: Width of a head.
 
     Source: Su et al. 2021 (RoFormer), section 3.2.2.
@@ -123,10 +129,10 @@ def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor,
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
-    """Turn pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
+    """Rotate pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
 
-    Neighbours (``interleaved``) are turned in ``x`` itself in inference on a CPU: new memory would cost as
-    much as the work.
+    In inference on a CPU neighbouring pairs (``interleaved``) are rotated in ``x`` itself, because allocating
+    memory would cost as much as the rotation.
     """
     cos, sin = table
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
@@ -159,14 +165,14 @@ def _padded(
     slots_k = key.slots(key.max_length)  # once for all three: no element of a row is looked for by a mask
     slots_q = slots_k if query.offsets is key.offsets else query.slots(query.max_length)
     q, k, v = _spread(query, slots_q), _spread(key, slots_k), _spread(value, slots_k)
-    places = torch.arange(key.max_length, device=key.device)
-    mask = (places < key.offsets.diff()[:, None])[:, None, None, :]
+    positions = torch.arange(key.max_length, device=key.device)
+    mask = (positions < key.offsets.diff()[:, None])[:, None, None, :]
     mask[..., :1] = True  # no softmax over nothing in an empty row: its gradient would be NaN
     if window is not None:
         rows = torch.arange(query.max_length, device=key.device)
         if pooling:
             rows = pooling.centres(rows)
-        near = (rows[:, None] - places[None, :]).abs() <= window
+        near = (rows[:, None] - positions[None, :]).abs() <= window
         mask = mask & near
         blind = ~mask.any(-1, keepdim=True)  # what is out of reach of all keys, and padding
         mask[..., :1] |= blind
@@ -177,7 +183,7 @@ def _padded(
 
 
 def _spread(rows: Ragged, slots: Tensor) -> Tensor:
-    """``(total, heads, head_dim)`` to ``(n, heads, longest, head_dim)``, zeros after the end of each row."""
+    """Pad ``(total, heads, head_dim)`` with zeros to ``(n, heads, longest, head_dim)``."""
     padded = rows.values.new_zeros(len(rows) * rows.max_length, *rows.values.shape[1:])
     padded.index_copy_(0, slots, rows.values)
     return padded.view(len(rows), rows.max_length, *padded.shape[1:]).transpose(1, 2)
@@ -216,7 +222,7 @@ def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropou
 
 
 def _flash_kernel() -> Callable[..., Tensor] | None:
-    """flash-attn's function where it is installed, else torch's kernel called in the same way, else None."""
+    """Return flash-attn's function, or torch's kernel with the same arguments, or None without either."""
     return _flash_attn() or (_torch_flash if torch.backends.cuda.is_flash_attention_available() else None)
 
 
@@ -241,7 +247,7 @@ def _torch_flash(
     dropout_p: float,
     window_size: tuple[int, int],
 ) -> Tensor:
-    """What `torch.nn.attention.varlen.varlen_attn` calls, which knows no dropout; it has a gradient, too."""
+    """Call the kernel of `torch.nn.attention.varlen.varlen_attn`, here with dropout; it has a gradient."""
     out: Tensor = torch.ops.aten._flash_attention_forward(
         query,
         key,
@@ -271,10 +277,10 @@ def _slow_path(dtype: torch.dtype) -> str:
 
 @cache
 def _tell(message: str) -> None:
-    """Warn, once a process."""
+    """Warn once per process."""
     warnings.warn(message, stacklevel=2)
 
 
 def _cast(dtype: torch.dtype) -> torch.dtype:
-    """To what autocast on CUDA turns numbers; flash attention it does not know."""
+    """Return the dtype that autocast on CUDA would use; autocast does not cover flash attention."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype

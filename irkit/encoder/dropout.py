@@ -1,4 +1,4 @@
-"""Dropout that costs a CPU a quarter of what torch's does: 16 random bits a number, drawn 64 at a time."""
+"""Dropout at a quarter of the cost of torch's on a CPU: 16 random bits per number, drawn 64 at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUES = 1 << 16
 
 
 class Dropout(nn.Dropout):
-    """As torch's; on a CPU the probability is rounded to a 65536th.
+    """Dropout as in torch; on a CPU the probability is rounded to a 65536th.
 
     Examples:
         >>> Dropout(0.5).eval()(torch.ones(3))
@@ -35,12 +35,12 @@ class _Dropped(torch.autograd.Function):
         count = x.numel()
         draws = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
         bits = draws.view(torch.int16)[:count].view(x.shape)
-        kept = bits >= round(p * _VALUES) - _VALUES // 2
-        ctx.save_for_backward(kept)
+        mask = bits >= round(p * _VALUES) - _VALUES // 2
+        ctx.save_for_backward(mask)
         ctx.factor = 1 / (1 - p)
-        return x * kept.to(x.dtype).mul_(ctx.factor)
+        return x * mask.to(x.dtype).mul_(ctx.factor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        return grad * kept.to(grad.dtype).mul_(ctx.factor), None
+        (mask,) = ctx.saved_tensors
+        return grad * mask.to(grad.dtype).mul_(ctx.factor), None

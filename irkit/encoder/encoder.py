@@ -1,4 +1,4 @@
-"""The shared encoder core: token ids in, hidden states out, nothing padded."""
+"""The encoder: token ids in, hidden states out, nothing padded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from irkit.config import read_json
+from irkit.core.ragged import Ragged
 from irkit.encoder.attention import pick_backend
-from irkit.encoder.config import Pooling
+from irkit.encoder.checkpoint_weights import Undrawn, export_weights, find_prefix, import_weights
+from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
-from irkit.encoder.weights import (
-    Undrawn,
-    export_weights,
-    find_prefix,
-    import_weights,
-    read_weights,
-    write_weights,
-)
 from irkit.errors import BadTypeError, BadValueError, ConfigError
-from irkit.ragged import Ragged
+from irkit.utils.weights import read_weights, write_weights
 
 if TYPE_CHECKING:
     from irkit.encoder.adapter import TransformersEncoder
@@ -38,11 +32,11 @@ class Encoder(nn.Module):
     """BERT, RoBERTa, DistilBERT, ModernBERT or TITE as one transformer on rows of different lengths.
 
     Attributes:
-        settings: The keys of ``config.json``, as Hugging Face writes them.
-        config: What they mean.
-        attention: Wished attention backend: auto, eager, sdpa or flash.
+        settings: Keys of ``config.json``, as Hugging Face writes them.
+        config: The same as a configuration.
+        attention: Requested attention backend: auto, eager, sdpa or flash.
         head_weights: Weights of task heads found beside the encoder, by their names in the checkpoint.
-        prefix: What stood before the encoder's own names there.
+        prefix: Prefix of the encoder's own names there.
 
     Examples:
         >>> settings = {"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1,
@@ -92,6 +86,8 @@ class Encoder(nn.Module):
         )
         normed = self.config.norm_location == "post"
         self.final_norm = nn.Identity() if normed else make_norm(self.config, self.config.hidden_size)
+        family = FAMILIES[self.family]
+        self._names = {name: family.checkpoint_names(name) for name, _ in self.named_parameters()}
         self._initialise(float(settings.get("initializer_range", 0.02)))
 
     @classmethod
@@ -102,7 +98,7 @@ class Encoder(nn.Module):
 
         Args:
             directory: Holds ``config.json`` and ``model.safetensors`` (or ``pytorch_model.bin``).
-            dtype: Of the weights in memory.
+            dtype: Type of the weights in memory.
             attention: auto, eager, sdpa or flash.
 
         Returns:
@@ -137,8 +133,8 @@ class Encoder(nn.Module):
     def save_pretrained(self, directory: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors`` as transformers reads them.
 
-        Of a family without pooling that was given a schedule, ``model_type`` says so, so that transformers
-        refuses it; it would leave the pooling out.
+        For an encoder with a schedule, of a family without pooling, ``model_type`` says so: transformers then
+        refuses it instead of leaving the pooling out.
         """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,9 +148,10 @@ class Encoder(nn.Module):
         (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
     def quantize_(self) -> None:
-        """Turn the linear maps of all layers to int8, in place: for inference on the CPU only.
+        """Replace the linear maps of all layers by int8 ones, in place: for inference on the CPU only.
 
-        Weights are rounded per output feature, inputs per token.
+        Weights are rounded once, with a scale per output feature. Inputs are rounded in every call, with a
+        scale per token, so that no calibration on data is needed.
         """
         for layer in self.layers:
             cast(Layer, layer).quantize_()
@@ -175,11 +172,11 @@ class Encoder(nn.Module):
         self.settings["vocab_size"] = vocab_size
         self.config = encoder_config(self.settings)
 
-    def pool_(self, schedule: Sequence[Pooling | None]) -> None:
-        """Let layers pool, in place; weights stay as they are and the schedule is saved with them.
+    def set_pooling_(self, schedule: Sequence[Pooling | None]) -> None:
+        """Set which layers pool, in place; weights are unchanged and the schedule is saved with them.
 
         Args:
-            schedule: How each layer pools, from the input up; None is not at all.
+            schedule: Pooling per layer, from the input up; None does not pool.
 
         Raises:
             ConfigError: The schedule has another number of layers, or the family's files cannot hold it.
@@ -189,7 +186,7 @@ class Encoder(nn.Module):
             ...             "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32,
             ...             "type_vocab_size": 2}
             >>> encoder = Encoder(settings)
-            >>> encoder.pool_([None, Pooling(kernel=2, stride=2)])
+            >>> encoder.set_pooling_([None, Pooling(kernel=2, stride=2)])
             >>> encoder(Ragged.from_rows([[5, 6, 7], [8]])).lengths.tolist()
             [2, 1]
 
@@ -202,8 +199,8 @@ class Encoder(nn.Module):
             layer.config, layer.layer = self.config, config
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Map our parameter names to those of the checkpoint format."""
-        return FAMILIES[self.family].names(self.config)
+        """Map each irkit parameter name to the checkpoint names of the tensors that make it up."""
+        return self._names
 
     @property
     def max_positions(self) -> int | None:
@@ -231,9 +228,9 @@ class Encoder(nn.Module):
 
         Args:
             tokens: Ragged int64 ``(total,)``.
-            attended: ``(n,)`` leading tokens of each row that its tokens attend to, at least 1; the others
-                see them but are not seen. None is all.
-            pooled: False runs layers that pool without.
+            attended: ``(n,)`` number of leading tokens per row that are attended to, at least 1. The other
+                tokens attend to them but not the other way round. None is all.
+            pooled: False switches the pooling of layers off.
 
         Returns:
             Hidden states of the last layer, Ragged ``(total', hidden_size)``: a row for each token, or fewer

@@ -9,17 +9,17 @@ from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from irkit.core.ragged import Ragged
 from irkit.encoder.attention import Backend, attend, leading, rotary_table, rotate
-from irkit.encoder.config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.dropout import Dropout
+from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear
-from irkit.ragged import Ragged
 
 __all__ = ["Context", "Embeddings", "Layer", "make_norm"]
 
 
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
-    """LayerNorm or RMSNorm over ``size`` features, as configured."""
+    """Return a LayerNorm or an RMSNorm over ``size`` features, as configured."""
     if config.norm == "rms":
         return nn.RMSNorm(size, eps=config.norm_eps)
     return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
@@ -51,13 +51,13 @@ class Embeddings(nn.Module):
 
 
 class Context:
-    """What layers that work on the same rows share: it is computed once for all of them.
+    """What layers on the same rows share, computed once: key positions and rotary tables.
 
     Attributes:
-        rows: Their lengths; what values they hold does not matter.
+        rows: Lengths of the rows; their values do not matter.
         backend: Attention implementation.
-        attended: ``(n,)`` leading elements of each row that are attended to; None is all.
-        pooled: Whether layers pool that can.
+        attended: ``(n,)`` number of leading elements per row that are attended to; None is all.
+        pooled: Whether layers with a pooling pool.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Context:
         self._rotary: dict[float, tuple[Tensor, Tensor]] = {}
 
     def seen(self, values: Tensor) -> Ragged:
-        """Those of ``values (total, ...)`` that are attended to."""
+        """Return the ``values (total, ...)`` that are attended to."""
         return (
             self.rows.with_values(values)
             if self._keys is None
@@ -76,15 +76,15 @@ class Context:
         )
 
     def rotary(self, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions, see `rotary_table`."""
+        """Return cosines and sines of the positions, see `rotary_table`."""
         if base not in self._rotary:
             self._rotary[base] = rotary_table(self.rows.positions(), base, head_dim)
         return self._rotary[base]
 
     def shorten(self, pooling: Pooling) -> Context:
-        """What layers share on the rows that ``pooling`` leaves.
+        """Return the context of the rows that ``pooling`` leaves.
 
-        Where not all is attended to, the windows are that what is attended to would make by itself.
+        Only windows are attended to that the attended elements would make alone.
         """
         if self.rows.max_length <= 1:
             return self
@@ -124,10 +124,10 @@ class Layer(nn.Module):
 
         Args:
             x: Hidden states.
-            context: What layers share that work on these rows.
+            context: Context of these rows.
 
         Returns:
-            Hidden states, in shorter rows where the layer pools, and what layers share on those.
+            Hidden states, in shorter rows if the layer pools, and their context.
         """
         pooling = self.layer.pooling if context.pooled else None
         if pooling is None or context.rows.max_length <= 1:
@@ -154,7 +154,7 @@ class Layer(nn.Module):
         return self.after_attention(pooled, attended), after
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What is done with each row by itself.
+        """Add the output of attention and the feed-forward block, each with its norm.
 
         Args:
             x: ``(total, input_size)``, input of the layer, pooled.
@@ -168,10 +168,17 @@ class Layer(nn.Module):
         x = _plus(x, self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x))))
         return self.mlp_norm(x) if location == "post" else x
 
-    def _attend(self, queries: Tensor, keys: Tensor, asking: Context, asked: Context) -> Tensor:
-        """Attention of ``queries (total', input_size)`` to ``keys (total, input_size)``, often the same."""
+    def _attend(self, queries: Tensor, keys: Tensor, query_context: Context, key_context: Context) -> Tensor:
+        """Return the attention of ``queries (total', input_size)`` to ``keys (total, input_size)``.
+
+        Args:
+            queries: Hidden states that attend; ``keys`` itself unless the layer pools queries only.
+            keys: Hidden states to attend to.
+            query_context: Context of the queries.
+            key_context: Context of the keys.
+        """
         heads, base, same = self.layer.num_heads, self.layer.rotary_base, queries is keys
-        if asked.rows.max_length <= 1:  # the softmax over one key is 1
+        if key_context.rows.max_length <= 1:  # the softmax over one key is 1
             return self._project(keys, 2, 3)[0]
         if same:
             parts = self._project(keys, 0, 3)
@@ -180,17 +187,17 @@ class Layer(nn.Module):
         q, k, v = (part.view(len(part), heads, -1) for part in parts)
         pooling = None if same else self.layer.pooling
         if base is not None:
-            table = asked.rotary(base, k.shape[-1])
+            table = key_context.rotary(base, k.shape[-1])
             k = rotate(k, table, self.config.rotary_interleaved)
             if pooling:
-                places = pooling.rotary_positions(asking.rows.positions())
-                table = rotary_table(places, base, q.shape[-1])
+                positions = pooling.rotary_positions(query_context.rows.positions())
+                table = rotary_table(positions, base, q.shape[-1])
             q = rotate(q, table, self.config.rotary_interleaved)
         attended = attend(
-            asking.rows.with_values(q),
-            asked.seen(k),
-            asked.seen(v),
-            backend=asked.backend,
+            query_context.rows.with_values(q),
+            key_context.seen(k),
+            key_context.seen(v),
+            backend=key_context.backend,
             window=self.layer.window,
             dropout=self.config.attention_dropout if self.training else 0.0,
             pooling=pooling,
@@ -198,7 +205,7 @@ class Layer(nn.Module):
         return attended.flatten(1)
 
     def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
-        """The parts from ``first`` to before ``last`` of query, key and value, ``(total, size)`` each."""
+        """Return parts ``first`` to ``last - 1`` of query, key and value, ``(total, size)`` each."""
         size = self.layer.hidden_size
         if self.config.norm_location == "pre":
             x = self.attention_norm(x)
@@ -221,7 +228,7 @@ class Layer(nn.Module):
         fused = self.config.activation == "gelu" and not self.config.gated
         if fused:
             self.activation = None
-        apart = any(self.config.schedule)  # then not of all rows query, key and value are wanted
+        apart = any(self.config.schedule)  # pooled queries are fewer rows than keys and values
         for name in ("qkv", "out", "up", "down"):
             linear = getattr(self, name)
             if name == "qkv" and apart:
@@ -238,17 +245,17 @@ class Layer(nn.Module):
 
 
 def _plus(x: Tensor, fresh: Tensor) -> Tensor:
-    """Their sum, in the memory of ``fresh`` where nobody wants gradients."""
+    """Return the sum, in the memory of ``fresh`` if no gradients are needed."""
     alone = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != fresh.dtype
     return x + fresh if alone else fresh.add_(x)
 
 
 def _thirds(linear: nn.Linear) -> Iterator[nn.Linear]:
-    """Maps that side by side are ``linear``."""
+    """Yield the three maps that ``linear`` joins."""
     size = linear.out_features // 3
-    for place in range(0, 3 * size, size):
+    for start in range(0, 3 * size, size):
         part = nn.Linear(linear.in_features, size, bias=linear.bias is not None, device="meta")
-        part.weight = nn.Parameter(linear.weight[place : place + size])
+        part.weight = nn.Parameter(linear.weight[start : start + size])
         if linear.bias is not None:
-            part.bias = nn.Parameter(linear.bias[place : place + size])
+            part.bias = nn.Parameter(linear.bias[start : start + size])
         yield part

@@ -1,4 +1,4 @@
-"""Linear maps of the encoder: in inference on a CPU by oneDNN, with bias and activation in the same pass."""
+"""Linear maps of the encoder: oneDNN adds bias and activation in the same pass, in inference on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from irkit.encoder.config import Activation
+from irkit.encoder.encoder_config import Activation
 
 __all__ = ["ACTIVATIONS", "apply_linear", "is_plain", "linear"]
 
@@ -27,20 +27,20 @@ _FUSED: dict[Activation | None, tuple[str, list[float], str]] = {  # for oneDNN,
     "gelu_tanh": ("gelu", [], "tanh"),
     "silu": ("swish", [], ""),
 }
-_MIN_ROWS = 32  # fewer are done by the time that oneDNN has laid out the weight
+_MIN_ROWS = 32  # with fewer rows, laying out the weight for oneDNN takes longer than the product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
-    """``activation(x @ weight.T + bias)``.
+    """Return ``activation(x @ weight.T + bias)``.
 
-    On a CPU torch multiplies float32 by MKL, which on processors of another maker than its own reaches three
-    quarters of the speed of oneDNN, and takes passes of their own for bias and activation.
+    On a CPU torch multiplies float32 with MKL and adds bias and activation in separate passes. On processors
+    that are not Intel's, MKL reaches three quarters of the speed of oneDNN.
 
     Args:
         x: ``(total, in_features)``.
         weight: ``(out_features, in_features)``.
         bias: ``(out_features,)``.
-        activation: None is none.
+        activation: Activation function applied to the result; None applies none.
     """
     if activation in _FUSED and _fits_onednn(x, weight):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[activation])
@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
 
 
 def apply_linear(layer: nn.Module, x: Tensor, activation: Activation | None = None) -> Tensor:
-    """``activation(layer(x))`` of a linear map; one that is more (int8, LoRA, hooks) is called as it is."""
+    """Return ``activation(layer(x))``; a layer that is not a plain matrix (int8, LoRA, hooks) is called."""
     if is_plain(layer):
         return linear(x, layer.weight, layer.bias, activation)
     y: Tensor = layer(x)
@@ -58,7 +58,7 @@ def apply_linear(layer: nn.Module, x: Tensor, activation: Activation | None = No
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether to call a layer is to multiply by its weight, and nobody is to be told of the call."""
+    """Return True if calling the layer only multiplies by its weight: no hooks, no subclass."""
     return (
         type(layer) is nn.Linear
         and "forward" not in layer.__dict__
@@ -69,7 +69,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def _fits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN is there for these, and nobody wants gradients, another dtype or a graph of the code."""
+    """Return True if oneDNN takes these tensors and neither gradients, autocast nor a graph are needed."""
     return (
         x.is_cpu
         and len(x) >= _MIN_ROWS

@@ -1,4 +1,4 @@
-"""Published TITE models by name, at their size or any other: the keys of their ``config.json``."""
+"""The published TITE models by name, of any size, as the keys of a ``config.json``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from irkit.config import Config
-from irkit.encoder.config import Pooling
+from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import schedule_settings
 from irkit.errors import BadValueError, ConfigError
 
@@ -18,7 +18,7 @@ Location = Literal["pre", "intra", "post"]
 
 
 class Preset(NamedTuple):
-    """What tells one published model from another.
+    """The settings in which the published models differ.
 
     Attributes:
         arrangement: Which layers pool, see `pooling_schedule`; None is none.
@@ -51,7 +51,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class EncoderSizes(Config):
-    """How large an encoder is; by default as BERT-base.
+    """Size of an encoder; the default is BERT-base.
 
     Attributes:
         layers: Transformer layers.
@@ -109,7 +109,7 @@ def pooling_schedule(
                 f"pooling: layers {[*arrangement]}, expected one or more numbers from 0 to {layers - 1}, "
                 "each once"
             )
-        return tuple(pooling if place in chosen else None for place in range(layers))
+        return tuple(pooling if number in chosen else None for number in range(layers))
     if arrangement not in ("late", "staggered"):
         raise ConfigError(
             f"pooling: arrangement {arrangement!r} is unknown; expected late, staggered or the numbers of "
@@ -125,10 +125,10 @@ def pooling_schedule(
             f"{max_length}; take more layers, a larger stride, or a smaller max_length or factor"
         )
     unpooled = layers - needed
-    kept = set(range(unpooled))
+    without = set(range(unpooled))
     if arrangement == "staggered":
-        kept = {place * layers // unpooled for place in range(unpooled)}
-    return tuple(None if place in kept else pooling for place in range(layers))
+        without = {number * layers // unpooled for number in range(unpooled)}
+    return tuple(None if number in without else pooling for number in range(layers))
 
 
 def tite_settings(
@@ -179,7 +179,7 @@ def tite_settings(
     if chosen.arrangement:
         shape = (size.layers, chosen.kernel, chosen.kernel, size.max_length)
         schedule = pooling_schedule(chosen.arrangement, *shape, chosen.location)
-    growth = [place * 4 // size.layers if chosen.upscale else 0 for place in range(size.layers)]
+    growth = [number * 4 // size.layers if chosen.upscale else 0 for number in range(size.layers)]
     if chosen.upscale and (heads % 3 or inner % 3):
         raise ConfigError(
             f"tite_settings: {name} grows by thirds; heads {heads} and intermediate_size {inner} must be "

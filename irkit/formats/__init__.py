@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from irkit.encoder.lookup import NoEncoder
-from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError, told_as
-from irkit.files import scratch, sync, sync_name
-from irkit.formats import huggingface, sentence_transformers, stanford
-from irkit.formats.parts import SIMILARITIES, AnyEncoder, LoadEncoder, Parts, SideParts
+from irkit.encoder import AnyEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError, reraise_as
+from irkit.formats.huggingface import HUGGINGFACE
+from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
+from irkit.formats.sentence_transformers import SENTENCE_TRANSFORMERS, text_encoder
+from irkit.formats.stanford import STANFORD
 from irkit.tokenizer import Tokenizer
+from irkit.utils.atomic import scratch, sync_name, sync_tree
+from irkit.utils.plugins import Registry
 
 __all__ = [
     "SIMILARITIES",
@@ -22,17 +27,19 @@ __all__ = [
     "LoadEncoder",
     "Parts",
     "SideParts",
-    "flush",
     "read_encoder",
     "read_model",
+    "static_parts",
     "write_model",
 ]
 
-FORMATS = (  # file that marks a directory, reader; the first that fits is taken
-    ("modules.json", sentence_transformers.read),
-    ("config.json", huggingface.read),
+FORMATS: Registry[Format] = Registry(
+    "irkit.formats",
+    Format,
+    {"sentence-transformers": SENTENCE_TRANSFORMERS, "huggingface": HUGGINGFACE, "stanford": STANFORD},
 )
-WRITERS = {"sentence-transformers": sentence_transformers.write, "stanford": stanford.write}
+"""Kinds of model directories by name; other packages add theirs as entry points ``irkit.formats``."""
+
 _ADVICE = "a file holds a value of the wrong kind or size; download or save the model again"
 _FOLDERS = re.compile(r"(query_|document_)?\d+_\w+|query")
 _FILES = re.compile(  # what this and other libraries write beside each other in a model directory
@@ -41,7 +48,7 @@ _FILES = re.compile(  # what this and other libraries write beside each other in
     r"|(model|pytorch_model).*\.index)\.json"
     r"|(model|pytorch_model)[\w-]*\.(safetensors|bin)"
     r"|(vocab|merges)\.txt|\w+(\.bpe)?\.model|artifact\.metadata|README\.md|\.gitattributes"
-    r"|\.[\w.]+\.\d+\.part"  # by a kill, see irkit.files.replacing
+    r"|\.[\w.]+\.\d+\.part"  # by a kill, see irkit.utils.atomic.replacing
 )
 
 
@@ -49,35 +56,45 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     """Read a model directory of any known format.
 
     Args:
-        directory: Of sentence-transformers, PyLate or Stanford's ColBERT, or a bare Hugging Face encoder.
+        directory: Holds a model of sentence-transformers, PyLate, Stanford's ColBERT or Hugging Face.
         load_encoder: Makes the encoder from the directory with its weights.
 
     Returns:
         What `irkit.model.Model` is made of.
 
     Raises:
-        StorageError: It is no model directory.
-        ConfigError: It is one, of a kind that irkit cannot run.
-        CorruptError: Its files do not fit each other.
+        StorageError: ``directory`` is not a model directory.
+        ConfigError: irkit cannot run this kind of model.
+        CorruptError: The files of the model do not fit each other.
     """
     folder = Path(directory)
     _refuse_adapter(folder)
-    for mark, read in FORMATS:
-        if (folder / mark).is_file():
-            # on the CPU whatever the default of torch is
-            with torch.device("cpu"), told_as(CorruptError, f"loading {folder}", _ADVICE):
-                parts = read(folder, load_encoder)
-                sides: list[SideParts] = [parts, *([parts["query"]] if "query" in parts else [])]
-                for side in sides:
-                    _check_ids(side["tokenizer"], side["encoder"], folder)
-                return parts
+    read = _find_reader(folder)
+    if read is not None:
+        # on the CPU whatever the default of torch is
+        with torch.device("cpu"), reraise_as(CorruptError, f"loading {folder}", _ADVICE):
+            parts = read(folder, load_encoder)
+            sides: list[SideParts] = [parts, *([parts["query"]] if "query" in parts else [])]
+            for side in sides:
+                _check_ids(side["tokenizer"], side["encoder"], folder)
+            return parts
     if next(folder.glob("*.dnn"), None) is not None:
         raise StorageError(
             f"loading {folder}: a checkpoint of ColBERT's first version (.dnn), which only ColBERT itself "
             "opens; convert it there with save_pretrained"
         )
-    marks = " nor ".join(mark for mark, _ in FORMATS)
-    raise StorageError(f"loading {folder}: not a model directory, it holds neither {marks}")
+    raise StorageError(
+        f"loading {folder}: not a model directory, it holds neither modules.json nor config.json"
+    )
+
+
+def _find_reader(folder: Path) -> Callable[[Path, LoadEncoder], Parts] | None:
+    """Return the reader of a directory; a bare Hugging Face encoder is what no other format takes."""
+    for name in FORMATS:
+        entry = FORMATS[name]
+        if entry is not HUGGINGFACE and entry.read is not None and entry.fits(folder):
+            return entry.read
+    return HUGGINGFACE.read if HUGGINGFACE.fits(folder) else None
 
 
 def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Tokenizer, AnyEncoder]:
@@ -85,18 +102,18 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
     folder = Path(directory)
     _refuse_adapter(folder)
     if (folder / "modules.json").is_file():
-        folder = sentence_transformers.text_encoder(folder)
+        folder = text_encoder(folder)
     if not (folder / "config.json").is_file():
         raise StorageError(f"loading {folder}: not a model directory, it holds no config.json")
-    with told_as(CorruptError, f"loading {folder}", _ADVICE):
+    with reraise_as(CorruptError, f"loading {folder}", _ADVICE):
         tokenizer, encoder = Tokenizer.from_pretrained(folder), load_encoder(folder)
         _check_ids(tokenizer, encoder, folder)
         return tokenizer, encoder
 
 
-def _check_ids(tokenizer: Tokenizer, encoder: AnyEncoder | NoEncoder, folder: Path) -> None:
+def _check_ids(tokenizer: Tokenizer, encoder: AnyEncoder | InferenceFreeEncoder, folder: Path) -> None:
     """Raise where a text could get an id that the encoder has no vector for."""
-    if isinstance(encoder, NoEncoder):
+    if isinstance(encoder, InferenceFreeEncoder):
         return
     highest, rows = tokenizer.highest_id(), len(encoder.word_embeddings)
     if highest >= rows:
@@ -122,17 +139,19 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
     README.md.
 
     Args:
-        parts: Of the model.
-        directory: Where.
+        parts: Parts of the model.
+        directory: Directory to write to.
         format: ``"sentence-transformers"`` or ``"stanford"`` (ColBERT).
 
     Raises:
         BadValueError: There is no such format, or it cannot express the model.
-        StorageError: What is there is no model directory, or holds more than a model.
+        StorageError: ``directory`` exists and is not a model directory, or holds other files too.
     """
-    if format not in WRITERS:
-        raise BadValueError(f"saving a model: format {format!r}, expected {' or '.join(WRITERS)}")
-    if format != "sentence-transformers" and "query" in parts:
+    write = FORMATS[format].write if format in FORMATS else None
+    if write is None:
+        names = [name for name in FORMATS if FORMATS[name].write is not None]
+        raise BadValueError(f"saving a model: format {format!r}, expected {' or '.join(names)}")
+    if "query" in parts and not FORMATS[format].query_side:
         raise BadValueError(f"saving a model: format {format!r} has no place for a query side of its own")
     target = Path(directory).resolve()
     _check_replaceable(target)
@@ -140,10 +159,10 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch(target) as temporary:
             new, old = temporary / "new", temporary / "old"
-            WRITERS[format](parts, new)
+            write(parts, new)
             if (target / "README.md").is_file():
                 shutil.copyfile(target / "README.md", new / "README.md")
-            flush(new)
+            sync_tree(new)
             try:
                 if target.exists():
                     target.rename(old)
@@ -161,7 +180,7 @@ def _check_replaceable(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise StorageError(f"saving a model to {target}: a file is in the way")
     entries = list(target.iterdir()) if target.exists() else []
-    if entries and not any((target / mark).is_file() for mark, _ in FORMATS):
+    if entries and not any(FORMATS[name].fits(target) for name in FORMATS):
         raise StorageError(f"saving a model to {target}: the directory is neither empty nor a model's")
     foreign = sorted(entry.name for entry in entries if not _is_part(entry))
     if foreign:
@@ -172,11 +191,5 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _is_part(entry: Path) -> bool:
-    """Whether a file or folder can belong to a model directory."""
+    """Return True if a file or folder can belong to a model directory."""
     return (_FOLDERS if entry.is_dir() else _FILES).fullmatch(entry.name) is not None
-
-
-def flush(folder: Path) -> None:
-    """Wait until a folder and all that is in it have reached the disk."""
-    for path in (*folder.rglob("*"), folder):
-        sync(path)

@@ -1,4 +1,7 @@
-"""A bare Hugging Face encoder: weights and a tokenizer, and nothing about how to pool."""
+"""A plain Hugging Face model: config.json, weights and a tokenizer, without a list of modules.
+
+A masked language model is read as a sparse model. Any other encoder gets mean pooling.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,15 @@ from pathlib import Path
 from irkit.config import read_json
 from irkit.encoder import Encoder
 from irkit.errors import ConfigError
-from irkit.formats import sparse, stanford
-from irkit.formats.parts import LoadEncoder, Parts
-from irkit.heads import PooledHead
+from irkit.formats.parts import Format, LoadEncoder, Parts, static_parts
+from irkit.heads import HEADS, SparseHead, StaticHead
+from irkit.heads.token_weights import read_idf
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["read"]
-
-ARCHITECTURES = {"HF_ColBERT": stanford.read}
+__all__ = ["HUGGINGFACE"]
 
 
-def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
+def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read config.json, weights and tokenizer; mean pooling, with a warning unless the encoder itself pools.
 
     Raises:
@@ -26,10 +27,8 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """
     settings = read_json(folder / "config.json")
     for name in settings.get("architectures") or ():
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name](folder, load_encoder)
         if str(name).endswith("ForMaskedLM"):
-            return sparse.read(folder, load_encoder)
+            return _read_masked_lm(folder, load_encoder)
         if str(name).endswith("ForSequenceClassification"):
             raise ConfigError(
                 f"loading {folder}: {name}, such as a cross-encoder, makes no vectors; as a teacher it is "
@@ -42,8 +41,34 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
             "was trained that way, expect poor results.",
             stacklevel=4,  # whoever called Model.from_pretrained
         )
-    return {
-        "tokenizer": Tokenizer.from_pretrained(folder),
-        "encoder": encoder,
-        "head": PooledHead(encoder.hidden_size, "mean"),
-    }
+    tokenizer = Tokenizer.from_pretrained(folder)
+    return {"tokenizer": tokenizer, "encoder": encoder, "head": HEADS["dense"].create(encoder, tokenizer)}
+
+
+def _read_masked_lm(folder: Path, load_encoder: LoadEncoder) -> Parts:
+    """Read the directory of a masked language model: SPLADE with max pooling and log(1 + relu).
+
+    Queries go through the model in ``query/`` if there is one (naver's directories with two encoders), or
+    weigh their tokens by ``idf.json`` (OpenSearch).
+
+    Raises:
+        CorruptError: Weights of its head are missing, or of other shapes than config.json says.
+    """
+    encoder, tokenizer = load_encoder(folder), Tokenizer.from_pretrained(folder)
+    head = SparseHead.from_checkpoint(encoder, str(folder))
+    parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": head}
+    own, table = folder / "query", folder / "idf.json"
+    if (own / "config.json").is_file():
+        encoder = load_encoder(own)
+        has_tokenizer = any((own / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json"))
+        parts["query"] = {
+            "tokenizer": Tokenizer.from_pretrained(own if has_tokenizer else folder),
+            "encoder": encoder,
+            "head": SparseHead.from_checkpoint(encoder, str(own)),
+        }
+    elif table.is_file():
+        parts["query"] = static_parts(tokenizer, StaticHead(read_idf(table, tokenizer)))
+    return parts
+
+
+HUGGINGFACE = Format(lambda folder: (folder / "config.json").is_file(), _read)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
-from irkit.encoder import Encoder
-from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.lookup import NoEncoder
+from irkit.encoder import AnyEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.heads import Head
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["SIMILARITIES", "AnyEncoder", "LoadEncoder", "Opened", "Parts", "SideParts"]
+__all__ = ["SIMILARITIES", "Format", "LoadEncoder", "Parts", "SideParts", "static_parts"]
 
-AnyEncoder = Encoder | TransformersEncoder
 LoadEncoder = Callable[[Path], AnyEncoder]
 
 SIMILARITIES = {  # by kind of representation, the default first
@@ -26,10 +23,10 @@ SIMILARITIES = {  # by kind of representation, the default first
 
 
 class SideParts(TypedDict):
-    """The arguments of `irkit.model.Model`; see there."""
+    """The arguments of `irkit.model.Model`, for one side."""
 
     tokenizer: Tokenizer
-    encoder: AnyEncoder | NoEncoder
+    encoder: AnyEncoder | InferenceFreeEncoder
     head: Head
     prompts: NotRequired[dict[str, str]]
     default_prompt_name: NotRequired[str | None]
@@ -43,27 +40,22 @@ class Parts(SideParts):
     query: NotRequired[SideParts]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A directory of sentence-transformers that is read but for its head.
+class Format(NamedTuple):
+    """A kind of model directory.
 
     Attributes:
-        folder: Its path.
-        modules: Class name and folder of each module after the Transformer.
-        encoder: Of the model.
-        tokenizer: Of the model; markers may be added to it.
-        settings: config_sentence_transformers.json.
-        transformer: sentence_bert_config.json.
+        fits: Returns True if a directory is of this kind.
+        read: Reads one; None if irkit only writes them.
+        write: Writes a model to a new directory; None if irkit only reads them.
+        query_side: Whether it can hold a query side of its own.
     """
 
-    folder: Path
-    modules: list[tuple[str, Path]]
-    encoder: AnyEncoder
-    tokenizer: Tokenizer
-    settings: dict[str, Any]
-    transformer: dict[str, Any]
+    fits: Callable[[Path], bool]
+    read: Callable[[Path, LoadEncoder], Parts] | None = None
+    write: Callable[[Parts, Path], None] | None = None
+    query_side: bool = False
 
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states."""
-        return self.encoder.hidden_size
+
+def static_parts(tokenizer: Tokenizer, head: Head) -> SideParts:
+    """Return a side without an encoder; its tokenizer is a copy that adds no special tokens."""
+    return {"tokenizer": tokenizer.without_special_tokens(), "encoder": InferenceFreeEncoder(), "head": head}

@@ -1,7 +1,7 @@
 """Router of sentence-transformers: modules of their own for queries and for documents.
 
-Whatever its default route is, `Model.encode` takes that of documents. Modules that both routes start with are
-loaded for each of them.
+`Model.encode` takes the route for documents, whatever the default route of the Router is. Modules that both
+routes start with are loaded once per route.
 
 Source: Router of sentence-transformers 6.2.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from irkit.config import Config, read_json
 from irkit.errors import ConfigError, CorruptError
-from irkit.formats.layers import Modules, known_modules, write_json
 from irkit.heads import Side
+from irkit.heads.layer_modules import Modules, known_modules, write_json
 
 __all__ = ["TYPE", "branches", "write"]
 
@@ -36,58 +36,58 @@ class _Routes(Config, extra="ignore"):
 
 
 def branches(folder: Path, modules: Modules) -> dict[Side, Modules]:
-    """The modules of either side; those of documents alone where queries go the same way.
+    """Return the modules of each side; only those for documents if queries use the same modules.
 
     Args:
-        folder: Of the model.
-        modules: Those of modules.json.
+        folder: Directory of the model.
+        modules: The modules that modules.json lists.
 
     Raises:
-        CorruptError: Its router_config.json names modules or routes that are not there.
-        ConfigError: It has routes for something else than text queries and documents.
+        CorruptError: router_config.json names modules or routes that are not there.
+        ConfigError: router_config.json has routes for anything but text queries and text documents.
     """
     if not modules or modules[0][0] not in _NAMES:
         return {"document": modules}
-    place = modules[0][1]
-    file = place / (_FILE if (place / _FILE).is_file() else "config.json")
-    given = _Routes.parse(read_json(file), f"reading {file}")
-    listed = known_modules(place, ((kind, path) for path, kind in given.types.items()), file.name)
-    known = dict(zip(given.types, listed, strict=True))
-    routes = {side: _route(side, given, file) for side in _SIDES}
-    unused = sorted(given.structure.keys() - set(routes.values()))
+    home = modules[0][1]
+    file = home / (_FILE if (home / _FILE).is_file() else "config.json")
+    config = _Routes.parse(read_json(file), f"reading {file}")
+    listed = known_modules(home, ((kind, path) for path, kind in config.types.items()), file.name)
+    known = dict(zip(config.types, listed, strict=True))
+    routes = {side: _route(side, config, file) for side in _SIDES}
+    unused = sorted(config.structure.keys() - set(routes.values()))
     if unused:
         raise ConfigError(
             f"loading {folder}: a Router with the routes {', '.join(map(repr, unused))}; irkit runs one for "
             "text queries and one for text documents"
         )
-    found: dict[Side, Modules] = {}
+    sides: dict[Side, Modules] = {}
     for side, route in routes.items():
-        names = given.structure[route]
+        names = config.structure[route]
         if not names or not known.keys() >= set(names):
             raise CorruptError(
                 f"reading {file}: route {route!r} runs {names!r:.100}, expected some of {', '.join(known)}"
             )
-        found[side] = [known[name] for name in names] + modules[1:]
-    if found["query"] == found["document"]:
-        del found["query"]
-    return found
+        sides[side] = [known[name] for name in names] + modules[1:]
+    if sides["query"] == sides["document"]:
+        del sides["query"]
+    return sides
 
 
-def _route(side: Side, given: _Routes, file: Path) -> str:
-    """The route that texts of ``side`` take: what is written for a task and a kind of input goes first."""
+def _route(side: Side, config: _Routes, file: Path) -> str:
+    """Return the route that texts of ``side`` take; route_mappings go before routes of that name."""
     rules = {}
-    for key, route in (given.parameters.route_mappings or {}).items():
+    for key, route in (config.parameters.route_mappings or {}).items():
         try:
             rules[ast.literal_eval(key)] = route
         except (ValueError, SyntaxError, TypeError) as error:
             raise CorruptError(f"reading {file}: route_mappings {key!r:.60}, no task and input") from error
-    asked = [rules.get(rule) for rule in ((side, "text"), (side, None), (None, "text"), (None, None))]
-    for choice in (*asked, side, "text"):
-        if choice in given.structure:
+    candidates = [rules.get(rule) for rule in ((side, "text"), (side, None), (None, "text"), (None, None))]
+    for choice in (*candidates, side, "text"):
+        if choice in config.structure:
             return str(choice)
     raise ConfigError(
         f"loading {file.parent}: a Router without a route for a {side}, it has "
-        f"{', '.join(map(repr, given.structure))}"
+        f"{', '.join(map(repr, config.structure))}"
     )
 
 
@@ -95,8 +95,8 @@ def write(folder: Path, modules: Mapping[Side, list[tuple[str, str]]]) -> None:
     """Write router_config.json.
 
     Args:
-        folder: Of the model.
-        modules: Folder and type of each module of either side.
+        folder: Directory of the model.
+        modules: For each side, the folder and the type of each of its modules, in order.
     """
     write_json(
         folder / _FILE,

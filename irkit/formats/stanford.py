@@ -14,20 +14,19 @@ from torch import nn
 
 from irkit.config import read_json
 from irkit.encoder import Encoder
-from irkit.encoder.weights import read_weights, write_weights
 from irkit.errors import BadValueError, CorruptError
-from irkit.formats.layers import optional, write_json
-from irkit.formats.multi_vector import make_head
-from irkit.formats.parts import LoadEncoder, Parts
-from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, Projection
+from irkit.formats.parts import Format, LoadEncoder, Parts
+from irkit.heads import MultiVectorHead, Normalize, Projection
+from irkit.heads.layer_modules import optional, write_json
 from irkit.tokenizer import Tokenizer
+from irkit.utils.weights import read_weights, write_weights
 
-__all__ = ["read", "write"]
+__all__ = ["STANFORD"]
 
 _PUNCTUATION = tuple(string.punctuation)
 
 
-def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
+def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read config.json, weights, tokenizer and, if it is there, artifact.metadata.
 
     Raises:
@@ -39,44 +38,43 @@ def read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         encoder.settings.pop("architectures", None)
     weight = read_weights(folder).get("linear.weight")
     if weight is None or weight.dim() != 2 or weight.shape[1] != encoder.hidden_size:
-        found = "none" if weight is None else str(tuple(weight.shape))
+        shape = "none" if weight is None else str(tuple(weight.shape))
         raise CorruptError(
-            f"loading {folder}: expected linear.weight of shape (dim, {encoder.hidden_size}), found {found}"
+            f"loading {folder}: expected linear.weight of shape (dim, {encoder.hidden_size}), found {shape}"
         )
     projection = Projection(weight.shape[1], weight.shape[0], bias=False)
     with torch.no_grad():
         projection.linear.weight.copy_(weight)
     if not (folder / "artifact.metadata").is_file():
-        warnings.warn(f"{folder} has no artifact.metadata; taking ColBERT's defaults", stacklevel=5)
-    given = optional(folder / "artifact.metadata")
+        warnings.warn(f"{folder} has no artifact.metadata; taking ColBERT's defaults", stacklevel=4)
+    metadata = optional(folder / "artifact.metadata")
     tokens = {
-        "query": str(given.get("query_token_id") or "[unused0]"),
-        "document": str(given.get("doc_token_id") or "[unused1]"),
+        "query": str(metadata.get("query_token_id") or "[unused0]"),
+        "document": str(metadata.get("doc_token_id") or "[unused1]"),
     }
     markers = {side: token if token.endswith(" ") else f"{token} " for side, token in tokens.items()}
     for marker in markers.values():
         tokenizer.add_marker(marker, new=False)
-    config = MultiVectorConfig.parse(
-        {
-            "document_length": given.get("doc_maxlen") or 220,
-            "query_expansion": {
-                "length": given.get("query_maxlen") or 32,
-                "attend": bool(given.get("attend_to_mask_tokens")),
-            },
-            "skiplist_words": _PUNCTUATION if given.get("mask_punctuation", True) else (),
+    config = {
+        "document_length": metadata.get("doc_maxlen") or 220,
+        "query_expansion": {
+            "length": metadata.get("query_maxlen") or 32,
+            "attend": bool(metadata.get("attend_to_mask_tokens")),
         },
-        f"loading {folder}",
-    )
+        "skiplist_words": _PUNCTUATION if metadata.get("mask_punctuation", True) else (),
+    }
+    layers = [projection, Normalize()]
+    head = MultiVectorHead.from_layers(encoder.hidden_size, layers, config, tokenizer, f"loading {folder}")
     return {
         "tokenizer": tokenizer,
         "encoder": encoder,
-        "head": make_head(encoder.hidden_size, [projection, Normalize()], config, tokenizer),
+        "head": head,
         "prompts": markers,
     }
 
 
-def write(parts: Parts, folder: Path) -> None:
-    """Write what `read` reads back with the same outputs.
+def _write(parts: Parts, folder: Path) -> None:
+    """Write what `_read` reads back with the same outputs.
 
     Raises:
         BadValueError: The model does something that these checkpoints have no place for.
@@ -118,12 +116,12 @@ def write(parts: Parts, folder: Path) -> None:
 
 
 def _token(tokenizer: Tokenizer, prompt: str) -> str | None:
-    """The token that a prompt is, such as ``"[Q] "`` or, of ``"[unused0] "``, the part before the space."""
+    """Return the token that a prompt consists of, as it is or without outer spaces; None if there is none."""
     return next((token for token in (prompt, prompt.strip()) if tokenizer.ids([token])), None)
 
 
 def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
-    """What of a model these checkpoints cannot hold."""
+    """Return what these checkpoints cannot hold of a model, for the message."""
     encoder, head = parts["encoder"], parts["head"]
     if not isinstance(head, MultiVectorHead):
         return [f"{head.kind} vectors"]
@@ -135,7 +133,7 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
         and isinstance(first.activation, nn.Identity)
         and not first.use_residual
     )
-    found = {
+    problems = {
         "encoders other than BERT": not isinstance(encoder, Encoder)
         or encoder.settings["model_type"] != "bert",
         "pooling layers": isinstance(encoder, Encoder) and any(encoder.config.schedule),
@@ -150,4 +148,12 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
         "truncated vectors": bool(parts.get("truncate_dim")),
         "another similarity than MaxSim": parts.get("similarity_name") not in (None, "maxsim"),
     }
-    return [problem for problem, there in found.items() if there]
+    return [problem for problem, is_there in problems.items() if is_there]
+
+
+def _fits(folder: Path) -> bool:
+    architectures = optional(folder / "config.json").get("architectures")
+    return isinstance(architectures, list) and "HF_ColBERT" in architectures
+
+
+STANFORD = Format(_fits, _read, _write)

@@ -1,16 +1,23 @@
 """Heads: hidden states of tokens in, one `Representation` of each text out."""
 
-from irkit.heads.base import Head, Normalize, Side
-from irkit.heads.multi_vector import MultiVectorConfig, MultiVectorHead, QueryExpansion, TokenPooling
-from irkit.heads.pooled import PooledHead
-from irkit.heads.projection import Projection, ProjectionConfig
-from irkit.heads.sparse import SparseConfig, SparseHead
+from irkit.heads.head import Head, Side
+from irkit.heads.layer_modules import OpenedModel
+from irkit.heads.multi_vector_config import MultiVectorConfig, QueryExpansion, TokenPooling
+from irkit.heads.multi_vector_head import MultiVectorHead
+from irkit.heads.pooled_head import PooledHead
+from irkit.heads.projection import Normalize, Projection, ProjectionConfig
+from irkit.heads.sparse_config import SparseConfig
+from irkit.heads.sparse_head import SparseHead, as_sparse_head
+from irkit.heads.static_head import StaticHead
+from irkit.utils.plugins import Registry
 
 __all__ = [
+    "HEADS",
     "Head",
     "MultiVectorConfig",
     "MultiVectorHead",
     "Normalize",
+    "OpenedModel",
     "PooledHead",
     "Projection",
     "ProjectionConfig",
@@ -18,5 +25,14 @@ __all__ = [
     "Side",
     "SparseConfig",
     "SparseHead",
+    "StaticHead",
     "TokenPooling",
+    "as_sparse_head",
 ]
+
+HEADS: Registry[type[Head]] = Registry(
+    "irkit.heads",
+    Head,
+    {"dense": PooledHead, "multi_vector": MultiVectorHead, "sparse": SparseHead, "static": StaticHead},
+)
+"""Heads by name; other packages add theirs as entry points ``irkit.heads``."""

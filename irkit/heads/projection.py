@@ -1,4 +1,4 @@
-"""From hidden states to the vectors that are compared: stacks of linear and gated layers, and their folding.
+"""From hidden states to the vectors that are compared: stacks of linear and gated layers, and merging them.
 
 Source: Clavié et al. 2026, "Simple Projection Variants Improve ColBERT Performance", sections 4 and 5.
 """
@@ -13,17 +13,19 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
 
 __all__ = [
     "PRESETS",
+    "Normalize",
     "Projection",
     "ProjectionConfig",
-    "fold",
-    "fold_runs",
+    "merge_projections",
+    "merge_runs",
     "projection_config",
     "projection_layers",
 ]
@@ -36,6 +38,14 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "sigmoid": nn.Sigmoid,
 }
+
+
+class Normalize(nn.Module):
+    """Scale vectors to length 1; a zero vector stays zero."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``(n, dim)`` to ``(n, dim)``."""
+        return F.normalize(vectors, dim=-1)
 
 
 class Projection(nn.Module):
@@ -66,7 +76,7 @@ class Projection(nn.Module):
         Args:
             in_features: Width of the input.
             out_features: Width of the output.
-            bias: Whether the linear layers have one (that of the residual never has).
+            bias: Whether the linear layers have a bias (the residual's never has one).
             activation: Applied to the linear layer, or to its gate; nothing by default.
             gated: Multiply with a second linear layer.
             residual: ``"learned"``, as in sentence-transformers and PyLate, where R starts at random; or
@@ -87,7 +97,7 @@ class Projection(nn.Module):
 
     @property
     def is_dense(self) -> bool:
-        """Whether the Dense module of sentence-transformers computes the same."""
+        """Return True if the Dense module of sentence-transformers computes the same."""
         return not self.gated and self.alpha is None
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -115,7 +125,7 @@ class ProjectionConfig(Config):
         depth: Number of layers.
         scale: Width between the layers, rho, in hidden sizes.
         activation: identity, relu, gelu or silu; of a GLU also sigmoid.
-        glu: Whether layers are gated; the activation is then that of the gate.
+        glu: Whether layers are gated; ``activation`` then applies to the gate.
         residual: none; identity (equation 13 and section 4.2.1: the input, widened by a matrix that
             starts as the identity, plus alpha times the layer); or learned (sentence-transformers,
             PyLate: a matrix that starts at random, no alpha).
@@ -176,7 +186,7 @@ PRESETS: Mapping[str, ProjectionConfig] = _presets()
 
 
 def projection_config(choice: str | Mapping[str, Any] | ProjectionConfig) -> ProjectionConfig:
-    """The configuration that ``choice`` stands for.
+    """Return the configuration that ``choice`` stands for.
 
     Args:
         choice: A configuration; its keys and values; or a name in `PRESETS`.
@@ -194,17 +204,17 @@ def projection_config(choice: str | Mapping[str, Any] | ProjectionConfig) -> Pro
         return ProjectionConfig.parse(choice, "projection")
     if isinstance(choice, str) and choice in PRESETS:
         return PRESETS[choice]
-    near = difflib.get_close_matches(shown(choice).strip("'"), PRESETS, 1, 0.3)
+    near = difflib.get_close_matches(brief(choice).strip("'"), PRESETS, 1, 0.3)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PRESETS)}"
-    raise ConfigError(f"projection: no preset is named {shown(choice, 100)}; {hint}")
+    raise ConfigError(f"projection: no preset is named {brief(choice, 100)}; {hint}")
 
 
 def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projection]:
-    """The layers that ``config`` describes, of random weights.
+    """Return the layers that ``config`` describes, with random weights.
 
     Args:
-        config: See there.
-        hidden_size: Width of what the encoder gives.
+        config: Configuration of the projection.
+        hidden_size: Width of the hidden states.
 
     Examples:
         >>> layers = projection_layers(ProjectionConfig(depth=4, dim=128), 384)
@@ -212,10 +222,10 @@ def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projec
         [768, 384, 768, 128]
     """
     wide = max(1, round(config.scale * hidden_size))
-    inner = [wide if place % 2 == 0 else hidden_size for place in range(config.depth - 1)]
+    inner = [wide if number % 2 == 0 else hidden_size for number in range(config.depth - 1)]
     layers = []
-    for place, (before, after) in enumerate(pairwise([hidden_size, *inner, config.dim]), start=1):
-        shaped = place < config.depth or config.depth == 1
+    for number, (before, after) in enumerate(pairwise([hidden_size, *inner, config.dim]), start=1):
+        shaped = number < config.depth or config.depth == 1
         layers.append(
             Projection(
                 before,
@@ -229,19 +239,19 @@ def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projec
     return layers
 
 
-def fold_runs(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """The layers of a head with each run of projections folded into one, see `fold`."""
+def merge_runs(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the layers of a head with each run of projections merged into one, see `merge_projections`."""
     folded: list[nn.Module] = []
     for projections, run in groupby(layers, lambda layer: isinstance(layer, Projection)):
         part = list(run)
-        folded += [fold(part)] if projections else part
+        folded += [merge_projections(part)] if projections else part
     return folded
 
 
-def fold(layers: Iterable[nn.Module]) -> Projection:
-    """One linear layer that does what several linear ones do, with and without residuals.
+def merge_projections(layers: Iterable[nn.Module]) -> Projection:
+    """Merge linear layers, with and without residuals, into one linear layer with the same output.
 
-    Multiplied in float64, so that outputs agree to the rounding of float32.
+    The matrices are multiplied in float64, so that outputs agree to the rounding of float32.
 
     Args:
         layers: `Projection` layers in turn, at least one.
@@ -254,14 +264,14 @@ def fold(layers: Iterable[nn.Module]) -> Projection:
 
     Examples:
         >>> layers = projection_layers(ProjectionConfig(depth=3, residual="identity"), 384)
-        >>> fold(layers).linear
+        >>> merge_projections(layers).linear
         Linear(in_features=384, out_features=128, bias=False)
 
     Source: sections 4.1 and 4.2: matrices multiply, and ``x R + alpha x W`` is ``x (R + alpha W)``.
     """
-    parts = [_linear(layer, place) for place, layer in enumerate(layers)]
+    parts = [_linear(layer, number) for number, layer in enumerate(layers)]
     if not parts:
-        raise BadValueError("fold: got no layers, expected at least one")
+        raise BadValueError("merge_projections: got no layers, expected at least one")
     matrix, offset = _affine(parts[0])
     for layer in parts[1:]:
         after, added = _affine(layer)
@@ -275,17 +285,21 @@ def fold(layers: Iterable[nn.Module]) -> Projection:
     return folded
 
 
-def _linear(layer: nn.Module, place: int) -> Projection:
+def _linear(layer: nn.Module, number: int) -> Projection:
     if not isinstance(layer, Projection):
-        raise BadValueError(f"fold: layer {place} is {type(layer).__name__}, expected a Projection")
+        raise BadValueError(
+            f"merge_projections: layer {number} is {type(layer).__name__}, expected a Projection"
+        )
     if not layer.gated and isinstance(layer.activation, nn.Identity):
         return layer
     reason = "is gated" if layer.gated else f"has the activation {type(layer.activation).__name__}"
-    raise BadValueError(f"fold: layer {place} {reason}, so it is no matrix; keep the head as it is")
+    raise BadValueError(
+        f"merge_projections: layer {number} {reason}, so it is no matrix; keep the head as it is"
+    )
 
 
 def _affine(layer: Projection) -> tuple[Tensor, Tensor]:
-    """The matrix ``(out, in)`` and the bias ``(out,)`` of a linear layer and its residual, in float64."""
+    """Return matrix ``(out, in)`` and bias ``(out,)`` of a linear layer with its residual, in float64."""
     with torch.no_grad():
         scale = 1.0 if layer.alpha is None else layer.alpha.double()
         matrix = layer.linear.weight.double() * scale

@@ -1,4 +1,11 @@
-"""Fewer vectors a document: tokens that say nearly the same become one."""
+"""Token pooling: similar token vectors of a document are averaged into one, so that its index shrinks.
+
+Vectors are clustered by Ward's method on cosine distances, and each cluster becomes its mean. A CPU clusters
+row by row with scipy; a GPU clusters all rows at once.
+
+Source: Clavié et al. 2024, "Reducing the Footprint of Multi-Vector Retrieval with Minimal Performance Impact
+via Token Pooling".
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.ragged import Ragged, to_device
+from irkit.core.ragged import Ragged, to_device
 
 __all__ = ["pool_rows", "pool_tokens"]
 
@@ -17,10 +24,9 @@ _ROUNDS = 4  # of merges before the host looks whether all are done
 
 
 def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
-    """`pool_tokens` of each row, on its device: a GPU takes all rows at once.
+    """Apply `pool_tokens` to each row, on its device.
 
-    The clusters are the same on either device wherever no two distances are equal by chance; equal vectors
-    may be there.
+    The clusters are the same on either device unless two distances are equal by chance.
 
     Args:
         vectors: Ragged ``(total, dim)`` of length 1; gradients flow through the means.
@@ -33,7 +39,7 @@ def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
         rows = [pool_tokens(row, factor, protected) for row in vectors]
         return Ragged(torch.cat(rows), torch.tensor([len(row) for row in rows]))
     first = vectors.lengths.clamp(max=protected)
-    rest = vectors.places(first, vectors.lengths - first)
+    rest = vectors.part_positions(first, vectors.lengths - first)
     clusters = torch.tensor([max(int(length // factor), 1) for length in rest.lengths.tolist()])
     merges = (rest.lengths - clusters).clamp(min=0)
     if not bool(merges.any()):
@@ -43,37 +49,39 @@ def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
     parts = range(0, len(rest), size)
     heads = [_cluster(values[at : at + size], to_device(merges[at : at + size], rest.device)) for at in parts]
     starts = [F.pad(torch.cumsum(values.lengths, 0), (1, 0))[at] for at in parts]  # of the rows of each part
-    head = torch.cat([place + int(start) for place, start in zip(heads, starts, strict=True)])
+    head = torch.cat([part + int(start) for part, start in zip(heads, starts, strict=True)])
 
     # the vectors of a cluster side by side, clusters in the order of their heads
     order = head.argsort(stable=True)
     is_head = head == torch.arange(len(head), device=head.device)
     counts = torch.zeros_like(head).index_add_(0, head, torch.ones_like(head))
     numbers = F.pad(is_head.cumsum(0), (1, 0))[rest.offsets.long()].diff().cpu()  # the clusters of each row
-    found = (~is_head).to(torch.uint8).argsort(stable=True)[: int(numbers.sum())]  # for nonzero a host waits
-    bags = (counts.cumsum(0) - counts)[found]
+    # the heads in order, without nonzero, which the host would wait for
+    leaders = (~is_head).to(torch.uint8).argsort(stable=True)[: int(numbers.sum())]
+    bags = (counts.cumsum(0) - counts)[leaders]
     means = F.embedding_bag(order, values.values, bags, mode="mean")
 
     # what is protected comes first in each row
     none = torch.zeros_like(first)
     pooled = Ragged(torch.empty(int((first + numbers).sum()), 0, device=rest.device), first + numbers)
-    places = torch.cat([pooled.places(none, first).values, pooled.places(first, numbers).values])
-    both = torch.cat([vectors.values[vectors.places(none, first).values], means])
-    return pooled.with_values(both[places.argsort()])
+    spans = pooled.part_positions(none, first), pooled.part_positions(first, numbers)
+    positions = torch.cat([span.values for span in spans])
+    both = torch.cat([vectors.values[vectors.part_positions(none, first).values], means])
+    return pooled.with_values(both[positions.argsort()])
 
 
 def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
-    """Ward's clusters of the vectors of each row.
+    """Cluster the vectors of each row by Ward's method.
 
-    All pairs that are each other's nearest are merged in each round: Ward's distances never shrink, so the
-    tree is that of merging one pair after the other. A cluster lives in the slot of its last vector.
+    Each round merges all pairs of clusters that are each other's nearest. Ward's distances never shrink, so
+    the tree is the same as after merging one pair at a time. A cluster occupies the slot of its last vector.
 
     Args:
         vectors: Ragged ``(total, dim)``.
-        merges: ``(n,)`` on the device: merges of each row, and further ones of the same distance.
+        merges: ``(n,)`` on the device: number of merges per row; further merges of the same distance follow.
 
     Returns:
-        ``(total,)`` places in ``vectors.values``: the last vector of the cluster of each.
+        ``(total,)`` positions in ``vectors.values`` of the last vector of each vector's cluster.
     """
     padded, there = vectors.to_padded()
     padded = padded.detach().float()
@@ -106,7 +114,7 @@ def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
 
 
 def _symmetric(distances: Tensor, upper: Tensor) -> Tensor:
-    """What is above the diagonal also below it, and infinity on it."""
+    """Mirror the upper triangle, and put infinity on the diagonal."""
     distances = distances.masked_fill(~upper, torch.inf)
     return torch.minimum(distances, distances.mT)
 
@@ -114,7 +122,7 @@ def _symmetric(distances: Tensor, upper: Tensor) -> Tensor:
 def _merged(
     distances: Tensor, sizes: Tensor, sources: Tensor, nearest: Tensor, into: Tensor, gone: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Distances and sizes after slots ``into`` took in their ``sources``; those that are ``gone`` are far.
+    """Return distances and sizes after slots ``into`` absorbed ``sources``; ``gone`` slots are far off.
 
     Source: Lance and Williams 1967; the operations are those of scipy, in its order.
     """
@@ -163,7 +171,7 @@ def pool_tokens(vectors: Tensor, factor: float, protected: int = 1) -> Tensor:
     distances = squareform((1 - similarity).clamp_(0, 2).numpy(), checks=False)
     tree = hierarchy.linkage(distances, method="ward")
     labels = hierarchy.fcluster(tree, t=clusters, criterion="maxclust")
-    _, places = np.unique(labels, return_inverse=True)  # ties can leave labels out
-    chosen = torch.from_numpy(places).to(rest.device)
-    sums = rest.new_zeros(int(places.max()) + 1, rest.shape[1]).index_add(0, chosen, rest)
+    _, numbers = np.unique(labels, return_inverse=True)  # ties can leave labels out
+    chosen = torch.from_numpy(numbers).to(rest.device)
+    sums = rest.new_zeros(int(numbers.max()) + 1, rest.shape[1]).index_add(0, chosen, rest)
     return torch.cat([vectors[:protected], sums / torch.bincount(chosen)[:, None]])

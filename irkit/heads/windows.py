@@ -1,25 +1,25 @@
-"""Which tokens a vector stands for, where an encoder pools."""
+"""The windows of tokens that the rows of a pooling encoder stand for."""
 
 from __future__ import annotations
 
 import torch
 from irkit_kernels.ragged_pool import pooled_lengths
 
-from irkit.ragged import Ragged
+from irkit.core.ragged import Ragged
 
 __all__ = ["windows"]
 
 
 def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
-    """The window of tokens behind each row of hidden states.
+    """Return, for each hidden state left after pooling, the tokens it covers.
 
     Args:
-        tokens: Ragged ``(total, ...)``, what the encoder gets.
-        kernel: Tokens of a window; one at the end of a text has those that are left.
+        tokens: Ragged ``(total, ...)`` tokens that the encoder gets.
+        kernel: Tokens per window; the last window of a text may be shorter.
         stride: Tokens from the start of a window to that of the next.
 
     Returns:
-        Ragged ``(rows, 2)`` int64: places in ``tokens.values`` of the first token, and after the last.
+        Ragged ``(hidden states, 2)`` int64: [start, end) in ``tokens.values``.
 
     Examples:
         >>> windows(Ragged.from_rows([[7, 8, 9], [5]]), 2, 2).values.tolist()

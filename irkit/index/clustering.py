@@ -1,4 +1,4 @@
-"""What a `Plaid` index is made of: centroids of tokens, codes, and which documents each centroid has."""
+"""What a plaid index is made of: centroids of tokens, codes of tokens, and lists of documents by centroid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from irkit_kernels.residual_maxsim import Tokens, assign, encode, tensor_assign, tensor_encode
 from torch import Tensor
 
+from irkit.index.array_files import Array, allocate
 from irkit.index.faiss_package import import_faiss
-from irkit.index.files import Array, allocate
+from irkit.index.limits import Limits
 
 __all__ = [
     "build_lists",
@@ -21,30 +22,27 @@ __all__ = [
     "fit_tokens",
     "nearest_codes",
     "read_lists",
-    "sample_places",
+    "sample_positions",
     "train_centroids",
     "write_lists",
 ]
 
-_DIRECT = 512  # centroids that are trained at once
 _ROUNDS = 4  # of k-means: more hardly help, as residuals are stored
-_REFINED = 3
-_PART = 1 << 17  # tokens assigned at a time
-_POINTS = 8  # tokens for each centroid, at least
-_STEP = 64  # centroids come in multiples of it
-_BLOCK = 1 << 20  # tokens listed at a time
-_SPLIT = 1 / 1024  # how far a centroid is from that whose tokens it shares, as FAISS has it
-_NARROW = 1 << 16  # documents whose numbers fit into two bytes
+_REFINED = 3  # rounds over all centroids, after those within clusters
+_PART = 1 << 17  # tokens assigned at once
+_POINTS = 8  # tokens per centroid, at least
+_STEP = 64  # numbers of centroids are multiples of it
+_SPLIT = 1 / 1024  # relative distance of a centroid from the one whose tokens it shares, as in FAISS
 
 
 def centroid_count(tokens: int, limit: int) -> int:
-    """Centroids for ``tokens``, of which ``limit`` are sampled at most: 10 times the root, as PLAID has."""
+    """Return the number of centroids for ``tokens``, of which ``limit`` are sampled: 10 times the root."""
     count = min(int(10 * math.sqrt(tokens)), min(tokens, limit) // _POINTS)
     return max(1, count - count % _STEP if count > _STEP else count)
 
 
-def sample_places(total: int, size: int, seed: int) -> Array:
-    """``(min(size, total),)`` int64, ascending: one place of each of as many equal parts of ``total``."""
+def sample_positions(total: int, size: int, seed: int) -> Array:
+    """Return ``size`` positions below ``total``, ascending: one in each of as many equal parts."""
     if size >= total:
         return np.arange(total)
     parts = np.arange(size) + np.random.default_rng(seed).random(size)
@@ -52,58 +50,64 @@ def sample_places(total: int, size: int, seed: int) -> Array:
 
 
 def nearest_codes(values: Array, centroids: Array, device: torch.device) -> Array:
-    """The centroid ``(K, dim)`` of largest inner product with each of ``values (n, dim)``: ``(n,)`` int32."""
+    """Return the centroid with the largest inner product for each value: ``(n,)`` int32."""
     if device.type == "cpu":
         return assign(values, centroids)
     nearest: Array = tensor_assign(*(_moved(x, device) for x in (values, centroids))).int().cpu().numpy()
     return nearest
 
 
-def train_centroids(values: Array, count: int, length: float, seed: int, device: torch.device) -> Array:
-    """Spherical k-means.
+def train_centroids(
+    values: Array, count: int, length: float, seed: int, device: torch.device, direct: int
+) -> Array:
+    """Train centroids by spherical k-means: values belong to the centroid with the largest inner product.
 
-    On a CPU, FAISS makes few clusters first, then more within each, which takes a moment; some rounds over
-    all of them make up for the order. A GPU does all of it at once.
+    On a CPU, a k-means over many centroids would take minutes. So FAISS makes ``sqrt(count)`` clusters first,
+    then centroids within each, in proportion to its values. A few rounds over all centroids and values then
+    move values across the borders of the clusters. A GPU trains all centroids at once.
 
     Args:
         values: ``(n, dim)`` float32, at least ``count``.
-        count: Of centroids.
-        length: That they get, all the same, so that the largest inner product is that of the nearest.
-        seed: Of the choice of the first ones.
+        count: Number of centroids.
+        length: Length of all centroids, so that the nearest one has the largest inner product.
+        seed: Seed of the choice of the first centroids.
         device: Where to compute.
+        direct: Centroids up to which a CPU trains all at once, too.
 
     Returns:
-        ``(count, dim)`` float16 of that length (or 0, where all values are).
+        ``(count, dim)`` float16 of that length (or 0, where all values are 0).
     """
     if device.type != "cpu":
-        found: Array = _tensor_centroids(_moved(values, device), count, seed).cpu().numpy()
-        return (length * found).astype(np.float16)
+        centroids: Array = _tensor_centroids(_moved(values, device), count, seed).cpu().numpy()
+        return (length * centroids).astype(np.float16)
     faiss: Any = import_faiss()  # a second, where it is not needed
 
-    def cluster(some: Array, groups: int) -> Array:
+    def cluster(points: Array, groups: int) -> Array:
         clustering = faiss.Kmeans(
-            some.shape[1],
+            points.shape[1],
             groups,
             niter=_ROUNDS,
             seed=seed + 1,  # FAISS takes no 0
             spherical=True,
             min_points_per_centroid=1,
-            max_points_per_centroid=len(some),
+            max_points_per_centroid=len(points),
         )
-        clustering.train(some)
-        centroids: Array = clustering.centroids
-        return centroids
+        clustering.train(points)
+        result: Array = clustering.centroids
+        return result
 
-    if count <= _DIRECT:
+    if count <= direct:
         return (length * cluster(values, count)).astype(np.float16)
-    groups = cluster(values[sample_places(len(values), _POINTS * count, seed)], math.isqrt(count))
+    # clusters of a sample, and centroids within each
+    groups = cluster(values[sample_positions(len(values), _POINTS * count, seed)], math.isqrt(count))
     order, starts = _grouped(assign(values, groups), len(groups))
     parts = []
-    shares = np.diff(np.rint(starts * (count / len(values))).astype(np.int64))  # sum up to count
+    shares = np.diff(np.rint(starts * (count / len(values))).astype(np.int64))  # they add up to count
     for start, stop, share in zip(starts[:-1], starts[1:], shares, strict=True):
         if share:
             parts.append(cluster(values[order[start:stop]], int(share)))
     centroids = np.concatenate(parts)
+    # rounds over all of them
     for _ in range(_REFINED):
         sums = np.zeros_like(centroids)
         for start in range(0, len(values), _PART):
@@ -117,9 +121,9 @@ def train_centroids(values: Array, count: int, length: float, seed: int, device:
 
 
 def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
-    """What FAISS's k-means does, as tensors: ``(count, dim)`` of length 1, or 0, where all values are.
+    """Run k-means as FAISS does, with tensors; return centroids ``(count, dim)`` of length 1 or 0.
 
-    Sums are of sorted values, so that they do not depend on the order in which a GPU adds.
+    Values are sorted before they are added up, so that sums do not depend on the order in which a GPU adds.
     """
     first = np.sort(np.random.default_rng(seed).choice(len(values), count, replace=False))
     centroids = _normalised(values[_moved(first, values.device)])
@@ -129,7 +133,7 @@ def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
         sizes = torch.zeros(count, dtype=torch.int64, device=values.device)
         sizes.scatter_add_(0, codes, torch.ones_like(codes))
         sums = _sums(values[codes.argsort(stable=True)], sizes)
-        # those that have no values share those of the largest, a little apart
+        # centroids without values share those of the largest ones, a little apart
         empty, order = sizes == 0, sizes.argsort(stable=True, descending=True)
         other = order[(empty.cumsum(0) - 1) % (~empty).sum()]
         sums = torch.where(empty[:, None], sums[other] * apart, sums)
@@ -138,13 +142,13 @@ def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Sums ``(n, dim)`` of as many rows of ``values (total, dim)``, in turn, as ``lengths (n,)`` say."""
+    """Return the sums ``(n, dim)`` of ``lengths (n,)`` rows of ``values (total, dim)`` each, in turn."""
     sums: Tensor = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0)
     return sums
 
 
 def _normalised(values: Tensor) -> Tensor:
-    """Rows of length 1, but for those of length 0."""
+    """Scale rows to length 1, except rows of length 0."""
     lengths = values.norm(dim=1, keepdim=True)
     return values.div(lengths.where(lengths > 0, 1))
 
@@ -154,7 +158,7 @@ def _moved(array: Array, device: torch.device) -> Tensor:
 
 
 def _grouped(codes: Array, count: int) -> tuple[Array, Array]:
-    """Places in order of their code, and where those of each begin: ``(n,)`` and ``(count + 1,)``."""
+    """Return positions in order of their codes, and where each code begins (``count + 1``)."""
     starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=count))])
     return np.argsort(codes, kind="stable"), starts
 
@@ -162,18 +166,18 @@ def _grouped(codes: Array, count: int) -> tuple[Array, Array]:
 def fit_tokens(
     values: Array, lengths: Array, centroids: Array, codes: Array, codebook: Array, device: torch.device
 ) -> tuple[Tokens, Array, Array]:
-    """Compress documents: each token less its document's mean residual, which 8 bits hold.
+    """Compress documents: subtract the mean residual of its document from each token, and encode the rest.
 
     Args:
         values: ``(total, dim)`` float32, all tokens of the documents.
-        lengths: ``(n,)`` tokens of each.
+        lengths: ``(n,)`` tokens per document.
         centroids: ``(K, dim)`` float32.
-        codes: ``(total,)`` uint16 or int32, the centroid of each token.
+        codes: ``(total,)`` uint16 or int32: the centroid of each token.
         codebook: Levels of residuals.
         device: Where to compute.
 
     Returns:
-        The tokens; and the means, ``(n, dim)`` int8 with a factor for each, ``(n,)`` float32.
+        The tokens, the means ``(n, dim)`` int8, and the factors of the means ``(n,)`` float32.
     """
     if device.type != "cpu":
         parts = _tensor_fit(*(_moved(x, device) for x in (values, lengths, centroids, codes, codebook)))
@@ -187,7 +191,7 @@ def fit_tokens(
 def _tensor_fit(
     values: Tensor, lengths: Tensor, centroids: Tensor, codes: Tensor, codebook: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Coefficients and levels of the tokens, and means and their factors, as `fit_tokens` has them."""
+    """Return coefficients and residuals of the tokens, and means and their factors, as in `fit_tokens`."""
     sums = _sums(values - centroids[codes.int()], lengths)
     means = sums / lengths.clamp(min=1)[:, None]
     scales = means.abs().amax(1) / 127
@@ -199,7 +203,7 @@ def _tensor_fit(
 
 
 def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:
-    """Mean residual of each document, rounded to 8 bits: ``(n, dim)`` int8 and factors ``(n,)`` float32."""
+    """Return the mean residual of each document in 8 bits: ``(n, dim)`` int8 and factors ``(n,)`` float32."""
     means = np.zeros((len(lengths), residuals.shape[1]), np.float32)
     filled = lengths > 0
     starts = np.cumsum(lengths) - lengths
@@ -209,57 +213,60 @@ def _means(residuals: Array, lengths: Array) -> tuple[Array, Array]:
     return np.rint(means / scales[:, None]).astype(np.int8), scales
 
 
-def build_lists(codes: Array, ends: Array, count: int) -> Array:
-    """``(count + 1,)`` int64: where the list of each centroid starts, once documents are listed.
+def build_lists(codes: Array, ends: Array, count: int, limits: Limits) -> Array:
+    """Return where the list of each centroid starts, ``(count + 1,)`` int64.
 
     Args:
         codes: ``(tokens,)`` centroid of each token.
         ends: ``(n,)`` where the tokens of each document end.
-        count: Of centroids.
+        count: Number of centroids.
+        limits: Sizes of blocks.
     """
     sizes = np.zeros(count + 1, np.int64)
-    for places, _ in _pairs(codes, ends):
-        sizes[1:] += np.bincount(places, minlength=count)
+    for centroids, _ in _pairs(codes, ends, limits.plaid_list_block):
+        sizes[1:] += np.bincount(centroids, minlength=count)
     return np.cumsum(sizes)
 
 
-def write_lists(path: Path, codes: Array, ends: Array, offsets: Array) -> None:
-    """Write documents, ascending in the list of each centroid that they have a token of: uint16, if these do.
+def write_lists(path: Path, codes: Array, ends: Array, offsets: Array, limits: Limits) -> None:
+    """Write the lists: the documents that have a token of each centroid, ascending.
 
     Args:
-        path: Of the file, which is not kept in memory.
+        path: File, which is not kept in memory.
         codes: As for `build_lists`.
         ends: As for `build_lists`.
-        offsets: Its result.
+        offsets: What `build_lists` returned.
+        limits: Sizes of blocks, and the number of documents that two bytes hold.
     """
     path.touch()
-    written = allocate(path, 0, (int(offsets[-1]),), np.uint16 if len(ends) <= _NARROW else np.int32)
-    following = offsets[:-1].copy()
-    for places, documents in _pairs(codes, ends):
-        counts = np.bincount(places, minlength=len(following))
+    dtype = np.uint16 if len(ends) <= limits.narrow else np.int32
+    written = allocate(path, 0, (int(offsets[-1]),), dtype)
+    following = offsets[:-1].copy()  # where the next document of each centroid goes
+    for centroids, documents in _pairs(codes, ends, limits.plaid_list_block):
+        counts = np.bincount(centroids, minlength=len(following))
         before = np.cumsum(counts) - counts
-        written[following[places] + np.arange(len(places)) - before[places]] = documents
+        written[following[centroids] + np.arange(len(centroids)) - before[centroids]] = documents
         following += counts
 
 
 def read_lists(stored: Array, count: int) -> Array:
-    """``(count,)`` int32: what `write_lists` wrote, of the bytes of its file; narrow ones are copied."""
+    """Return ``(count,)`` int32 documents from the bytes that `write_lists` wrote; narrow ones are copied."""
     narrow = len(stored) == count * np.dtype(np.uint16).itemsize
     return stored.view(np.uint16).astype(np.int32) if narrow else stored.view(np.int32)
 
 
-def _pairs(codes: Array, ends: Array) -> Iterator[tuple[Array, Array]]:
-    """Centroids and documents of some documents at a time, each pair once, in order of both."""
+def _pairs(codes: Array, ends: Array, block: int) -> Iterator[tuple[Array, Array]]:
+    """Yield centroids and documents of about ``block`` tokens at a time, each pair once, in order of both."""
     start = 0
     while start < len(ends):
-        begin = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, begin + _BLOCK, "right")))
-        some = codes[begin : int(ends[stop - 1])]
-        order = np.argsort(some, kind="stable")
-        lengths = np.diff(ends[start:stop], prepend=begin)
-        places = some[order]
+        first = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, first + block, "right")))
+        part = codes[first : int(ends[stop - 1])]
+        order = np.argsort(part, kind="stable")
+        centroids = part[order]
+        lengths = np.diff(ends[start:stop], prepend=first)
         documents = np.repeat(np.arange(start, stop, dtype=np.int32), lengths)[order]
-        first = np.ones(len(places), np.bool_)
-        first[1:] = (places[1:] != places[:-1]) | (documents[1:] != documents[:-1])
-        yield places[first], documents[first]
+        new = np.ones(len(centroids), np.bool_)
+        new[1:] = (centroids[1:] != centroids[:-1]) | (documents[1:] != documents[:-1])
+        yield centroids[new], documents[new]
         start = stop

@@ -1,4 +1,4 @@
-"""Rewriting an index without what was removed from it."""
+"""Rewrite an index without its removed rows."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from pathlib import Path
 import numpy as np
 
 from irkit.errors import StorageError
-from irkit.index.base import StageProgress
 from irkit.index.documents import Documents
+from irkit.index.index_base import StageProgress
+from irkit.index.opening import create_index, open_index
 from irkit.index.store import Store
-from irkit.index.vocabulary import Vocabulary
+from irkit.index.term_ids import Vocabulary
 
 __all__ = ["compact"]
 
-_CHUNK_BYTES = 1 << 26
-
 
 def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
-    """Write the index anew without its removed rows; it stays in use meanwhile. Rows are renumbered.
+    """Write an index anew without its removed rows; it stays in use meanwhile. Rows are renumbered.
+
+    A killed compaction resumes after its last chunk, if the index has not been changed since.
 
     Args:
-        path: Its directory.
-        progress: Told of the stages of the work, see `StageProgress`.
+        path: Directory of the index.
+        progress: Called with the stages of the work, see `StageProgress`.
 
     Raises:
         LockedError: Somebody else is writing to it.
-        StorageError: It cannot be read or written; it is as it was.
+        StorageError: It cannot be read or written; the index is unchanged.
     """
-    from irkit.index import create_index, open_index
-
     old = Store.open(path)
     state = zlib.crc32((Path(path) / "irkit.json").read_bytes())
     with Store.build(path, key={"compact": state}, overwrite=True) as new:
@@ -41,8 +40,9 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
         with new.update():
             Vocabulary(new).copy(old)
         rows = np.flatnonzero(source.live)
-        size = max(1, _CHUNK_BYTES * max(1, len(source)) // max(1, source.stats()["bytes"]))
-        count = max(len(rows), 1) if source.representation else 0  # no rows have kind and width, too
+        size = max(1, new.limits.compact_bytes * max(1, len(source)) // max(1, source.stats()["bytes"]))
+        # an index without rows still has a kind and dimensions: its copy adds none, once
+        count = max(len(rows), 1) if source.representation else 0
         for start in range(len(index), count, size):
             chosen = rows[start : start + size]
             with new.update():

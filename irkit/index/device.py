@@ -1,4 +1,4 @@
-"""Where an index computes: on a GPU that torch can use, if it may and its memory suffices."""
+"""Choose where an index computes: on a GPU that torch can use, if that is allowed and its memory suffices."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _GIB = 1 << 30
 
 
 def check_device(choice: Literal["auto", "cpu", "gpu"]) -> None:
-    """Refuse ``"gpu"`` where torch finds none.
+    """Check that torch finds a GPU if ``"gpu"`` is chosen.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: torch finds no GPU.
     """
     if choice == "gpu" and not torch.cuda.is_available():
         raise ConfigError("index: device is 'gpu', but torch finds none; set it to 'auto' or 'cpu'")
@@ -29,20 +29,20 @@ def check_device(choice: Literal["auto", "cpu", "gpu"]) -> None:
 def on_device(
     choice: Literal["auto", "cpu", "gpu"], purpose: str, needed: int, work: Callable[[torch.device], T]
 ) -> T:
-    """Do something on the device that a configuration chooses.
+    """Do work on the device that a configuration chooses.
 
     Args:
         choice: ``device`` of the configuration.
-        purpose: What is done, in the -ing form, for messages.
-        needed: Bytes that it takes on a GPU.
-        work: Called with the device; once more with the CPU where a GPU's memory runs out under ``"auto"``,
-            which is told by a warning.
+        purpose: Name of the work in the -ing form, for messages.
+        needed: Bytes that the work takes on a GPU.
+        work: Called with the device. If the memory of a GPU runs out under ``"auto"``, it is called again
+            with the CPU, and a warning says so.
 
     Returns:
         What ``work`` returns.
 
     Raises:
-        ConfigError: ``"gpu"`` is chosen, and torch finds none or its memory does not suffice.
+        ConfigError: ``"gpu"`` is chosen, and torch finds no GPU, or its memory does not suffice.
     """
     check_device(choice)
     cpu = torch.device("cpu")
@@ -53,14 +53,14 @@ def on_device(
         try:
             return work(torch.device("cuda"))
         except torch.OutOfMemoryError:
-            pass  # what it had allocated is let go of with the exception
+            pass  # its allocations are released with the exception
     lacks = f"{purpose} takes {needed / _GIB:.1f} GB of the GPU"
     if choice == "gpu":
         raise ConfigError(
             f"index: {lacks}, which has {free / _GIB:.1f} GB free; free some, or set device to 'auto' "
             "or 'cpu'"
         )
-    # always the same words, so that Python shows them once
+    # always the same words, so that Python shows the warning once
     warnings.warn(f"index: {lacks}, which are not free, so the CPU does it", stacklevel=3)
     return work(cpu)
 

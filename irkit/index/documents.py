@@ -12,24 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.data.document import Document
-from irkit.errors import BadTypeError, BadValueError, CorruptError
-from irkit.index.base import as_rows, live_rows
-from irkit.index.files import REMEDY, Array
+from irkit.errors import BadTypeError, BadValueError
+from irkit.index.array_files import Array, corrupt
 from irkit.index.filters import Seen, check_filter, note_values, parse_filter
-from irkit.index.state import pinned
+from irkit.index.index_base import as_rows, live_rows
+from irkit.index.layout import element_positions
+from irkit.index.state import snapshot
 from irkit.index.store import Store
 
 __all__ = ["Documents"]
 
 _BLOBS = ("ids.bin", "documents.jsonl", "metadata.jsonl")
-_BLOCK_ROWS = 1 << 14
-_READ = 1 << 10  # documents, while they are iterated
 
 
 class Documents:
-    """What belongs to the rows of an index, in the same `Store`; a row that the index removes is gone here.
+    """Documents of the rows of an index, in the same `Store`; a removed row is removed here, too.
 
     Examples:
         >>> import tempfile
@@ -45,7 +44,7 @@ class Documents:
 
     def __init__(self, store: Store) -> None:
         if not isinstance(store, Store):
-            raise BadTypeError(f"Documents: got {shown(store)}; expected a Store")
+            raise BadTypeError(f"Documents: got {brief(store)}; expected a Store")
         self.store = store
         self._known = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
         self._mask = lru_cache(maxsize=16)(self._scan_metadata)
@@ -55,29 +54,30 @@ class Documents:
         return self.store.rows("hashes.bin")
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents in the order they came in, without those that were removed."""
-        with self.store.pinned() as state:
+        """Iterate over the documents in order of addition, without removed ones."""
+        with self.store.snapshot() as state:
             rows = np.flatnonzero(live_rows(self.store, len(self)))
-        for start in range(0, len(rows), _READ):
-            with self.store.pinned(state):
-                documents = self.fetch(rows[start : start + _READ])
+        block = self.store.limits.read_documents
+        for start in range(0, len(rows), block):
+            with self.store.snapshot(state):
+                documents = self.fetch(rows[start : start + block])
             yield from documents
 
     def __contains__(self, id: object) -> bool:
-        """Whether there is a document of this id."""
+        """Return whether there is a document with this id."""
         return isinstance(id, str) and bool(self.find([id])[0] >= 0)
 
-    @pinned
+    @snapshot
     def __getitem__(self, id: str) -> Document:
-        """The document of an id.
+        """Return the document with an id.
 
         Raises:
-            BadTypeError: It is no string.
-            BadValueError: There is none.
+            BadTypeError: The id is not a string.
+            BadValueError: There is no such document.
         """
         if not isinstance(id, str):
             raise BadTypeError(
-                f"documents: got {shown(id)}, expected the id of one, a string; rows are fetched"
+                f"documents: got {brief(id)}, expected the id of one, a string; rows are fetched"
             )
         rows = self.find([id])
         if rows[0] < 0:
@@ -85,20 +85,21 @@ class Documents:
         return self.fetch(rows)[0]
 
     def add(self, documents: Iterable[Document]) -> range:
-        """Add documents, all at once: give large collections in chunks.
+        """Add documents, all at once; add large collections in chunks.
 
         Returns:
             Their rows.
 
         Raises:
-            BadTypeError: Something is no document.
-            BadValueError: An id comes twice or is there already, or metadata is not JSON; nothing is added.
+            BadTypeError: An item is not a document.
+            BadValueError: An id is given twice or in the index already, or metadata is not JSON; nothing is
+                added.
             StorageError: They could not be stored; nothing is added.
         """
         items = list(documents) if isinstance(documents, Iterable) else [documents]
         for item in items:
             if not isinstance(item, Document):
-                raise BadTypeError(f"adding documents: got {shown(item)}; expected a Document")
+                raise BadTypeError(f"adding documents: got {brief(item)}; expected a Document")
         with self.store.update():
             ids = [item.id for item in items]
             self._refuse_duplicates(ids)
@@ -118,43 +119,38 @@ class Documents:
             self.store.append("hashes.bin", _hashes(ids))
             return range(start, len(self))
 
-    @pinned
+    @snapshot
     def find(self, ids: Sequence[str]) -> Array:
-        """``(n,)`` int64 rows of documents by id; -1 where there is none, or none any more.
+        """Return the rows ``(n,)`` int64 of documents by id; -1 for an id that is unknown or removed.
 
         Raises:
             BadTypeError: The ids are not strings in a list.
         """
         if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
-            raise BadTypeError(f"documents: ids are {shown(ids)}; expected strings in a list")
-        found = np.full(len(ids), -1, np.int64)
-        wanted, (hashes, order) = _hashes(ids), self._hash_index()
-        first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
-        live = live_rows(self.store, len(self))
-        only = np.flatnonzero(last - first == 1)
-        only = only[live[order[first[only]]]]
-        names = zip(self.ids(order[first[only]]), only.tolist(), strict=True)
-        only = only[np.array([name == ids[place] for name, place in names], np.bool_)]
-        found[only] = order[first[only]]
-        for place in np.flatnonzero(last - first > 1).tolist():
-            rows = order[first[place] : last[place]]
-            rows = rows[live[rows]]  # several if the id was used before, or if two ids share a hash
-            same = [
-                row for row, name in zip(rows.tolist(), self.ids(rows), strict=True) if name == ids[place]
-            ]
-            found[place] = max(same, default=-1)
-        return found
+            raise BadTypeError(f"documents: ids are {brief(ids)}; expected strings in a list")
+        result = np.full(len(ids), -1, np.int64)
+        keys, (hashes, order) = _hashes(ids), self._hash_index()
+        first, last = np.searchsorted(hashes, keys, "left"), np.searchsorted(hashes, keys, "right")
+        # rows with the hash of an id: several, if it was used before, or if another id has the same hash
+        counts = last - first
+        numbers, rows = np.repeat(np.arange(len(ids)), counts), order[element_positions(last, counts)]
+        live = live_rows(self.store, len(self))[rows]
+        numbers, rows = numbers[live], rows[live]
+        names = zip(self.ids(rows), numbers.tolist(), strict=True)
+        same = np.array([name == ids[number] for name, number in names], np.bool_)
+        np.maximum.at(result, numbers[same], rows[same])
+        return result
 
-    @pinned
+    @snapshot
     def ids(self, rows: Array) -> list[str]:
-        """Ids of ``rows (n,)``."""
+        """Return the ids of ``rows (n,)``."""
         blob, starts, ends = self._spans(0, rows)
         with self._readable("ids"):
             return [str(blob[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
-    @pinned
+    @snapshot
     def fetch(self, rows: Array) -> list[Document]:
-        """Documents of ``rows (n,)``, removed ones included."""
+        """Return the documents of ``rows (n,)``, removed ones included."""
         blob, starts, ends = self._spans(1, rows)
         with self._readable("documents"):
             items = [json.loads(bytes(blob[start:end])) for start, end in zip(starts, ends, strict=True)]
@@ -163,21 +159,22 @@ class Documents:
                 for item in items
             ]
 
-    @pinned
+    @snapshot
     def filter(self, where: Mapping[str, Any]) -> Array:
-        """Which rows have metadata that meets all conditions, for ``Index.search(allowed=)``.
+        """Return the rows whose metadata meets all conditions, for ``Index.search(allowed=)``.
 
         Args:
-            where: A condition for each key. A value: equal to it. A list: equal to one of them. Operators:
-                ``{">=": 2000, "<": 2010}``, of ``== != < <= > >= in``. A stored list meets a condition if
-                one of its elements does. A document without the key does not meet it.
+            where: A condition per key: a value to be equal to; a list of such values; or operators and
+                values, as in ``{">=": 2000, "<": 2010}``, where operators are ``== != < <= > >= in``. A
+                stored list meets a condition if one of its elements does. A document without the key meets
+                none.
 
         Returns:
-            ``(len(self),)`` bool; treat it as read-only. Kept for the filters used last.
+            ``(len(self),)`` bool; treat it as read-only. Results of the last filters are kept.
 
         Raises:
             BadValueError: An operator or a value makes no sense, no document has a key, or a value is of
-                another type than those that documents have for its key.
+                another type than the values of the documents for its key.
         """
         parse_filter(where)
         return self._mask(self.store.version, json.dumps(where, sort_keys=True))
@@ -197,9 +194,10 @@ class Documents:
         return {key for _, values in self._metadata() for key in chain.from_iterable(values)}
 
     def _metadata(self) -> Iterator[tuple[Array, list[dict[str, Any]]]]:
-        """Rows that have metadata, and what they have, block by block."""
-        for start in range(0, len(self) if self.store.rows("metadata.jsonl") else 0, _BLOCK_ROWS):
-            rows = np.arange(start, min(start + _BLOCK_ROWS, len(self)))
+        """Yield rows that have metadata, and their metadata, block by block."""
+        block = self.store.limits.filter_rows
+        for start in range(0, len(self) if self.store.rows("metadata.jsonl") else 0, block):
+            rows = np.arange(start, min(start + block, len(self)))
             blob, starts, ends = self._spans(2, rows)
             lines = bytes(blob[starts[0] : ends[-1]])
             with self._readable("metadata"):
@@ -212,13 +210,11 @@ class Documents:
 
     @contextlib.contextmanager
     def _readable(self, what: str) -> Iterator[None]:
-        """Say of the bytes of a file that they are not what was written, whatever they are instead."""
+        """Turn errors of parsing stored bytes into a CorruptError."""
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CorruptError(
-                f"index {self.store.path}: its {what} cannot be read ({error!r:.100}); {REMEDY}"
-            ) from error
+            raise corrupt(self.store.path, f"its {what} cannot be read ({error!r:.100})") from error
 
     def _refuse_duplicates(self, ids: list[str]) -> None:
         seen: set[str] = set()
@@ -233,27 +229,25 @@ class Documents:
                 )
 
     def _hash_index(self) -> tuple[Array, Array]:
-        """Hashes of all ids in order, and the row of each."""
+        """Return the hashes of all ids in order, and the row of each."""
         return self.store.derived("hashes", self._merge_hashes)
 
     def _merge_hashes(self) -> tuple[Array, Array]:
-        """New rows are merged into what is known, unless that is of another epoch or of more rows."""
+        """Merge new rows into the known hashes; start anew if these are of another epoch or of more rows."""
         epoch, hashes, order = self._known
         if epoch != self.store.epoch or len(hashes) > len(self):
             hashes, order = np.empty(0, np.uint64), np.empty(0, np.int64)
         if len(hashes) < len(self):
             new = self.store.read("hashes.bin")[len(hashes) :]
             ranks = np.argsort(new)
-            places = np.searchsorted(hashes, new[ranks])
-            hashes, order = (
-                np.insert(hashes, places, new[ranks]),
-                np.insert(order, places, len(order) + ranks),
-            )
+            positions = np.searchsorted(hashes, new[ranks])
+            hashes = np.insert(hashes, positions, new[ranks])
+            order = np.insert(order, positions, len(order) + ranks)
         self._known = (self.store.epoch, hashes, order)
         return hashes, order
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:
-        """A blob and where in it each row starts and ends."""
+        """Return a file of parts, and where the part of each row starts and ends in it."""
         rows = as_rows("documents", rows)
         if rows.ndim != 1:
             raise BadValueError(f"documents: rows of shape {rows.shape}; expected (n,)")
@@ -279,12 +273,12 @@ def _hashes(ids: Sequence[str]) -> Array:
         names = [identifier.encode("utf-8", "surrogatepass") for identifier in ids]
     except (AttributeError, LookupError, TypeError):
         wrong = next((item for item in ids if not isinstance(item, str)), ids)
-        raise BadTypeError(f"documents: got the id {shown(wrong)}; expected a string") from None
+        raise BadTypeError(f"documents: got the id {brief(wrong)}; expected a string") from None
     return np.frombuffer(b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names), "<u8")
 
 
 def _line(document: Document) -> bytes:
-    """A line of BEIR's corpus.jsonl."""
+    """Return a document as a line of BEIR's corpus.jsonl."""
     fields: dict[str, Any] = {"_id": document.id, "title": document.title, "text": document.text}
     if document.metadata:
         fields["metadata"] = document.metadata

@@ -1,4 +1,4 @@
-"""Which FAISS is installed: the packages for CPUs and for GPUs share one folder, and the last one wins it."""
+"""Import FAISS, and explain what is wrong: packages for CPUs and for GPUs overwrite each other's files."""
 
 from __future__ import annotations
 
@@ -15,22 +15,15 @@ _PACKAGES = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12", "fais
 
 
 def installed_packages() -> list[str]:
-    """Names of the installed packages that bring the module ``faiss``."""
-    found = []
-    for name in _PACKAGES:
-        try:
-            metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue
-        found.append(name)
-    return found
+    """Return the names of the installed packages that have the module ``faiss``."""
+    return [name for name in _PACKAGES if any(metadata.distributions(name=name))]
 
 
 def import_faiss() -> Any:
-    """The module, or what is wrong with it and the command that repairs it.
+    """Import the module, or say what is wrong with it and which command repairs it.
 
-    Two packages at once are told even where the import succeeds: what is left is of both of them, and often
-    without the GPU.
+    Two packages at once are a warning even if the import succeeds: the files are a mixture of both, and often
+    without support for GPUs.
 
     Raises:
         MissingDependencyError: It cannot be imported, or most of it is missing.
@@ -38,19 +31,19 @@ def import_faiss() -> Any:
     found = installed_packages()
     try:
         faiss: Any = importlib.import_module("faiss")  # its type stubs lack half of it
-        faiss.index_factory  # noqa: B018 (a folder that lost its files to an uninstall is imported, too)
-    except Exception as error:  # of any type: two packages disagree wherever their files meet
+        faiss.index_factory  # noqa: B018 (the import of a folder without files succeeds, too)
+    except Exception as error:  # of any type: files of two packages do not fit together
         raise MissingDependencyError(_wrong(found, error)) from error
     if len(found) > 1:
-        warnings.warn(_wrong(found, None), stacklevel=1)  # of one place, so that it is shown once
+        warnings.warn(_wrong(found, None), stacklevel=1)  # always from here, so that it is shown once
     return faiss
 
 
 def need_gpu(faiss: Any) -> None:
-    """Check that the module can use a GPU.
+    """Check that a module of FAISS can use a GPU.
 
     Raises:
-        MissingDependencyError: It cannot.
+        MissingDependencyError: It cannot use one.
     """
     if faiss.get_num_gpus():
         return
@@ -68,7 +61,7 @@ def need_gpu(faiss: Any) -> None:
 
 
 def _wrong(found: list[str], error: Exception | None) -> str:
-    """What is wrong with these packages, and the command that leaves one of them."""
+    """Say what is wrong with these packages, and which command leaves one of them."""
     gpu = [name for name in found if name != "faiss-cpu"]
     keep = gpu[0] if gpu else "faiss-cpu"
     repair = f"pip uninstall -y {' '.join(found or [keep])} && pip install {keep}"

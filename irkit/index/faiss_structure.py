@@ -1,4 +1,4 @@
-"""A FAISS structure of a file: read with limits, and held against what its configuration makes."""
+"""Read a FAISS structure from a file with limits, and compare it with what its configuration makes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from irkit.index.array_files import Array
 from irkit.index.faiss_package import import_faiss
-from irkit.index.files import Array
 
 __all__ = ["check_structure", "read_structure"]
 
 faiss: Any = import_faiss()
 
-_LIMITS = ("vector_byte", "loop")  # of what FAISS reads, where its version has such
-_TABLES = 1 << 31  # bytes that FAISS may take for tables that it computes, which these are limits of, too
-_limits_lock = threading.Lock()  # they are FAISS's, of the whole process
-# what FAISS computes with and does not hold against the sizes of its arrays, as a factory string settles it
+_LIMITS = ("vector_byte", "loop")  # of what FAISS reads, if its version has them
+_TABLES = 1 << 31  # bytes of tables that FAISS computes, which the limits concern, too
+_limits_lock = threading.Lock()  # FAISS has one limit for the whole process
+# what FAISS computes with, does not compare with the sizes of its arrays, and a factory string decides
 _SETTLED = [
     *("d", "metric_type", "code_size", "by_residual", "parallel_mode"),
     *("M", "M2", "nbits", "ksub", "bbs", "implem", "skip", "qbs", "qbs2"),
@@ -27,11 +27,12 @@ _BLOCKS = ("block_size", "n_per_block")
 
 
 def read_structure(content: Array, copied: bool = False) -> Any:
-    """The structure in the bytes of a file.
+    """Read the structure in the bytes of a file.
 
     Args:
         content: The bytes.
-        copied: Whether it may grow; else it goes on reading its large arrays from ``content``.
+        copied: Copy the arrays, so that it may grow; otherwise it keeps reading large arrays from
+            ``content``.
 
     Raises:
         RuntimeError: FAISS cannot read it.
@@ -47,17 +48,17 @@ def read_structure(content: Array, copied: bool = False) -> Any:
 
 
 def check_structure(structure: Any, template: Any, rows: int) -> None:
-    """Refuse a structure that searches would leave.
+    """Refuse a structure whose search would read outside of its arrays.
 
-    FAISS itself refuses, as it reads, graphs and lists that point outside of their arrays (from 1.15 on).
+    From version 1.15 on, FAISS itself refuses graphs and lists that point outside of their arrays.
 
     Args:
-        structure: What was read.
-        template: What the configuration makes, empty.
-        rows: That it covers.
+        structure: The structure that was read.
+        template: An empty structure that the configuration makes.
+        rows: Number of rows that it covers.
 
     Raises:
-        ValueError: It is of another kind, width or number of rows; or a size is not that of its array.
+        ValueError: Its kind, dimensions or number of rows differ, or a size contradicts its array.
     """
     inner, made = faiss.downcast_index(structure), faiss.downcast_index(template)
     alike = isinstance(inner, type(made)) or isinstance(made, type(inner))
@@ -67,10 +68,10 @@ def check_structure(structure: Any, template: Any, rows: int) -> None:
         _equal(inner, made, name)
     if hasattr(inner, "chain"):
         _need(inner.chain.size() == made.chain.size(), "other transformations")
-        for place in range(inner.chain.size()):
+        for number in range(inner.chain.size()):
             for name in ("d_in", "d_out"):
-                _equal(inner.chain.at(place), made.chain.at(place), name)
-            _need(inner.chain.at(place).is_trained, "transformations that are not trained")
+                _equal(inner.chain.at(number), made.chain.at(number), name)
+            _need(inner.chain.at(number).is_trained, "transformations that are not trained")
         check_structure(inner.index, made.index, rows)
     if hasattr(inner, "storage"):
         check_structure(inner.storage, made.storage, rows)
@@ -87,16 +88,16 @@ def check_structure(structure: Any, template: Any, rows: int) -> None:
 
 def _check_lists(inner: Any, made: Any) -> None:
     check_structure(inner.quantizer, made.quantizer, inner.nlist)
-    lists, others = (faiss.downcast_InvertedLists(some.invlists) for some in (inner, made))
+    lists, others = (faiss.downcast_InvertedLists(part.invlists) for part in (inner, made))
     _need(type(lists) is type(others) and lists.nlist == inner.nlist, "lists")
     for name in _BLOCKS if hasattr(lists, "block_size") else ("code_size",):
         _equal(lists, others, name)
 
 
 def _equal(first: Any, second: Any, name: str) -> None:
-    found, expected = getattr(first, name, None), getattr(second, name, None)
-    if isinstance(expected, int):  # and no function
-        _need(found == expected, f"{name} is {found}, expected {expected}")
+    actual, expected = getattr(first, name, None), getattr(second, name, None)
+    if isinstance(expected, int):  # not a function
+        _need(actual == expected, f"{name} is {actual}, expected {expected}")
 
 
 def _need(fine: bool, what: str) -> None:
@@ -106,14 +107,14 @@ def _need(fine: bool, what: str) -> None:
 
 @contextlib.contextmanager
 def _limited(size: int) -> Iterator[None]:
-    """Let FAISS make no array of more bytes than a file of this size has, or its tables."""
+    """Keep FAISS from making arrays larger than a file of this size, or than its tables."""
     with _limits_lock:
-        there = [name for name in _LIMITS if hasattr(faiss, f"set_deserialization_{name}_limit")]
-        before = [getattr(faiss, f"get_deserialization_{name}_limit")() for name in there]
+        known = [name for name in _LIMITS if hasattr(faiss, f"set_deserialization_{name}_limit")]
+        before = [getattr(faiss, f"get_deserialization_{name}_limit")() for name in known]
         try:
-            for name in there:
+            for name in known:
                 getattr(faiss, f"set_deserialization_{name}_limit")(max(size, _TABLES))
             yield
         finally:
-            for name, limit in zip(there, before, strict=True):
+            for name, limit in zip(known, before, strict=True):
                 getattr(faiss, f"set_deserialization_{name}_limit")(limit)

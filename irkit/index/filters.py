@@ -1,4 +1,4 @@
-"""Conditions on metadata: what ``{"year": {">=": 2000}, "lang": ["de", "en"]}`` means."""
+"""Conditions on metadata, such as ``{"year": {">=": 2000}, "lang": ["de", "en"]}``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.data.document import JSON
 from irkit.errors import BadValueError
 
@@ -30,7 +30,7 @@ _KINDS = {
 }
 
 Seen = dict[str, dict[str, JSON]]
-"""Key -> kind of value ("a number", ...) -> an example: what metadata has for the keys of a filter."""
+"""Key -> kind of value ("a number", ...) -> an example from the metadata, for the keys of a filter."""
 
 
 class _Condition(NamedTuple):
@@ -40,7 +40,7 @@ class _Condition(NamedTuple):
 
 
 def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], bool]:
-    """Whether metadata meets all conditions of a filter; see ``Documents.filter`` for their meaning.
+    """Return a function that says whether metadata meets all conditions; `Documents.filter` explains them.
 
     Raises:
         BadValueError: An operator or a value makes no sense.
@@ -55,7 +55,7 @@ def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], boo
 
 
 def note_values(seen: Seen, metadata: Iterable[Mapping[str, JSON]]) -> None:
-    """Note in ``seen``, which has a key for each key of a filter, which kinds of values some metadata has."""
+    """Note in ``seen``, which has the keys of a filter, which kinds of values metadata has for them."""
     for values in metadata:
         for key, kinds in seen.items():
             if key in values:
@@ -69,11 +69,11 @@ def check_filter(where: Mapping[str, Any], seen: Seen, known: Callable[[], Itera
 
     Args:
         where: What `parse_filter` takes.
-        seen: What `note_values` found in the metadata of all documents.
-        known: All keys that metadata has; called for a message only.
+        seen: What `note_values` noted for the metadata of all documents.
+        known: Returns all keys of the metadata; called for a message only.
 
     Raises:
-        BadValueError: There is such a condition; the message names the nearest key, or what the key has.
+        BadValueError: There is such a condition; the message names the nearest key, or the values of the key.
     """
     for key, sign, wanted in _conditions(where):
         if not seen[key]:
@@ -85,22 +85,22 @@ def check_filter(where: Mapping[str, Any], seen: Seen, known: Callable[[], Itera
         kinds = {kind: example for kind, example in seen[key].items() if kind}
         for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
             if kinds and value is not None and _KINDS[_plain(value)] not in kinds:
-                others = " or ".join(f"{kind}, such as {shown(example)}" for kind, example in kinds.items())
+                others = " or ".join(f"{kind}, such as {brief(example)}" for kind, example in kinds.items())
                 raise BadValueError(
-                    f"filter: {key!r} {sign} {shown(value)} is {_KINDS[_plain(value)]}; documents have "
+                    f"filter: {key!r} {sign} {brief(value)} is {_KINDS[_plain(value)]}; documents have "
                     f"{others}"
                 )
 
 
 def _conditions(where: Mapping[str, Any]) -> list[_Condition]:
-    """The conditions one by one, checked.
+    """Return the conditions one by one, checked.
 
     Raises:
         BadValueError: An operator or a value makes no sense.
     """
     if not isinstance(where, Mapping) or not all(isinstance(key, str) for key in where):
         raise BadValueError(
-            f"filter: got {shown(where, 100)}, expected a dictionary such as {{'year': {{'>=': 2000}}}}"
+            f"filter: got {brief(where, 100)}, expected a dictionary such as {{'year': {{'>=': 2000}}}}"
         )
     conditions = []
     for key, given in where.items():
@@ -115,7 +115,7 @@ def _conditions(where: Mapping[str, Any]) -> list[_Condition]:
 def _checked(key: str, sign: Any, wanted: Any) -> Any:
     if not isinstance(sign, str) or sign not in _SIGNS:
         raise BadValueError(
-            f"filter: {key!r} has the operator {shown(sign)}, expected one of {' '.join(_SIGNS)}"
+            f"filter: {key!r} has the operator {brief(sign)}, expected one of {' '.join(_SIGNS)}"
         )
     choices = wanted if isinstance(wanted, list | tuple) else [wanted]
     usable = all(_comparable(wanted, wanted) if sign in _ORDER else _is_scalar(choice) for choice in choices)
@@ -124,7 +124,7 @@ def _checked(key: str, sign: Any, wanted: Any) -> Any:
         expected = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
         if sign == "in":
             expected = f"a list, each {expected}"
-        raise BadValueError(f"filter: {key!r} {sign} {shown(wanted, 100)}; expected {expected}")
+        raise BadValueError(f"filter: {key!r} {sign} {brief(wanted, 100)}; expected {expected}")
     return wanted
 
 
@@ -145,7 +145,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _plain(value: bool | float | str) -> type:
-    """The type of a scalar, which may be of a subclass, as those of numpy are."""
+    """Return the type of a scalar; the types of numpy are subclasses."""
     return next(kind for kind in _KINDS if isinstance(value, kind))
 
 
@@ -158,7 +158,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _comparable(left: Any, right: Any) -> bool:
-    """Two strings, or two numbers."""
+    """Return whether these are two strings, or two numbers."""
     if isinstance(left, str) or isinstance(right, str):
         return isinstance(left, str) and isinstance(right, str)
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in (left, right))

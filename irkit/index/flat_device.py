@@ -5,57 +5,56 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from irkit.index.files import Array
+from irkit.index.array_files import Array
 from irkit.index.topk import Hits, TopK
 
 __all__ = ["DenseSearch"]
 
-_SCORES = 1 << 24  # made at a time: 64 MB, and their keys 128 MB
-_WORK = 1 << 29  # bytes of all that is made in between
+_WORK = 1 << 29  # bytes of scores, keys and their choice
 
 
 class DenseSearch:
     """Keeps vectors on a device and scores all of them.
 
-    A hit is one 64-bit key, as of `TopK`, so that ties go to the lower row, which torch's own choice of the
-    best leaves open.
+    A hit is one 64-bit key, as in `TopK`, so that ties go to the lower row; ``torch.topk`` alone leaves the
+    order of ties open.
     """
 
-    def __init__(self, values: Array, device: torch.device) -> None:
-        """Move vectors ``(n, dim)`` float32 to the device."""
-        self._values = torch.from_numpy(values).to(device)
+    def __init__(self, values: Array, device: torch.device, scores: int) -> None:
+        """Move vectors ``(n, dim)`` float32 to the device; a search makes ``scores`` at once."""
+        self._values, self._scores = torch.from_numpy(values).to(device), scores
 
     @staticmethod
     def needed(values: Array) -> int:
-        """Bytes of a device that the search of these vectors takes."""
+        """Return the bytes of a device that the search of these vectors takes."""
         return values.nbytes + _WORK
 
     def __call__(self, queries: Tensor, k: int, keep: Array | None) -> Hits:
-        """The ``k`` best rows of each query.
+        """Return the ``k`` best rows of each query.
 
         Args:
             queries: ``(n_q, dim)`` float32 on the CPU.
             k: At most the number of rows where ``keep`` is true.
-            keep: ``(n,)`` bool: rows that may be found; None is all.
+            keep: ``(n,)`` bool: rows that may be hits; None allows all.
         """
         device, n = self._values.device, len(self._values)
-        asked = queries.detach().to(device)
+        queries = queries.detach().to(device)
         hidden = None if keep is None else torch.from_numpy(~keep).to(device)
-        best = torch.empty(len(asked), 0, dtype=torch.int64, device=device)
-        width = max(1, _SCORES // len(asked))
+        best = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
+        width = max(1, self._scores // len(queries))
         for start in range(0, n, width):
-            scores = asked @ self._values[start : start + width].T
+            scores = queries @ self._values[start : start + width].T
             if hidden is not None:
                 scores.masked_fill_(hidden[start : start + width], -torch.inf)
             best = torch.cat([best, _keys(scores, start)], dim=1)
             best = best.topk(min(k, best.shape[1]), dim=1).values
-        hits = TopK(len(asked), k)
+        hits = TopK(len(queries), k)
         hits.push_keys(best.cpu().numpy())
         return hits.hits()
 
 
 def _keys(scores: Tensor, first: int) -> Tensor:
-    """Keys of ``scores (n_q, n)`` float32 of the rows from ``first`` on: of the bits that `TopK` has."""
+    """Return the keys of `TopK` for ``scores (n_q, n)`` float32 of the rows from ``first`` on."""
     bits = (scores + 0).view(torch.int32)  # + 0 makes -0.0, which would sort lower, 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     rows = torch.arange(first, first + scores.shape[1], device=scores.device)

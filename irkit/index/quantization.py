@@ -1,23 +1,23 @@
-"""Weights of sparse representations in few bytes."""
+"""Store the weights of sparse representations in few bytes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from irkit.errors import BadValueError
-from irkit.index.files import Array
+from irkit.index.array_files import Array
 
-__all__ = ["LARGEST", "counted", "quantized"]
+__all__ = ["LARGEST", "quantize", "to_counts"]
 
 LARGEST = {"uint8": 255, "uint16": 65535}
-"""The integers, and what the largest weight of a row becomes."""
+"""Integer types, and the integer that the largest weight of a row becomes."""
 
 
-def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
-    """``weights`` as they are kept, and ``scales (n,)`` of the rows if these are integers.
+def quantize(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
+    """Return ``weights`` in a dtype, and ``scales (n,)`` of the rows if it is an integer type.
 
     Raises:
-        BadValueError: A weight is too large, or below 0 where there are only numbers above.
+        BadValueError: A weight is too large, or below 0 for an integer type.
     """
     lowest, largest = weights.min(initial=0), weights.max(initial=0)
     if dtype in LARGEST and lowest < 0:
@@ -27,13 +27,13 @@ def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
         )
     if dtype not in LARGEST:
         with np.errstate(over="ignore"):
-            kept = weights.astype(dtype)
-        if not np.isfinite(kept).all():
+            rounded = weights.astype(dtype)
+        if not np.isfinite(rounded).all():
             raise BadValueError(
                 f"adding documents: got weights of {lowest:g} to {largest:g}, expected at most 65504, the "
                 "largest float16; choose the dtype float32"
             )
-        return {"weights": kept}
+        return {"weights": rounded}
     most = np.zeros(len(lengths), np.float32)
     filled = lengths > 0
     if filled.any():
@@ -42,13 +42,17 @@ def quantized(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
     return {"weights": np.rint(weights / np.repeat(scales, lengths)).astype(dtype), "scales": scales}
 
 
-def counted(weights: Array) -> Array:
-    """How often each term occurs, in two bytes."""
+def to_counts(weights: Array) -> Array:
+    """Return how often each term occurs, in two bytes.
+
+    Raises:
+        BadValueError: A number is not a count, or too large.
+    """
     with np.errstate(invalid="ignore"):
-        found = weights.astype(np.uint16)
-    if (found != weights).any():
+        counts = weights.astype(np.uint16)
+    if (counts != weights).any():
         raise BadValueError(
-            f"adding documents: got {weights[found != weights][0]:g} as how often a term occurs; expected a "
+            f"adding documents: got {weights[counts != weights][0]:g} as how often a term occurs; expected a "
             "whole number from 0 to 65535"
         )
-    return found
+    return counts

@@ -1,4 +1,4 @@
-"""Files of several arrays: what a structure over some rows consists of."""
+"""Segments: structures over ranges of rows, each with its arrays in one file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from irkit.errors import CorruptError
-from irkit.index.files import Array, allocate
+from irkit.index.array_files import Array, allocate, corrupt
 from irkit.index.store import Store
 
 __all__ = ["Allocate", "Segment", "add_segment", "drop_segments", "read_segments"]
 
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], Any], Array]
-"""``allocate(name, shape, dtype)``: an array of zeros in the file, to be written to."""
+"""``allocate(name, shape, dtype)`` returns an array of zeros in the file, to be written to."""
 
-_ALIGNMENT = 64  # bytes: a line of cache
-_KEY = "segments"  # of the manifest's index: a list of {"start", "stop", "fields"}
+_ALIGNMENT = 64  # bytes: a cache line
+_KEY = "segments"  # in the manifest: a list of {"start", "stop", "fields"}
 
 
 class Segment(NamedTuple):
@@ -32,19 +31,19 @@ class Segment(NamedTuple):
 
 
 def read_segments(store: Store, check: Callable[[Segment], None] = lambda segment: None) -> list[Segment]:
-    """The segments of an index, in order of their rows.
+    """Return the segments of an index, in order of their rows.
 
     Args:
-        store: Where they are kept.
-        check: Called once with each, and not again as long as its file is the same.
+        store: Store of the index.
+        check: Called once with each segment, and not again as long as its file is the same.
 
     Raises:
         CorruptError: The manifest and a file do not fit together.
     """
     segments = []
-    for place, about in enumerate(_segments(store)):
-        segment = Segment(about["start"], about["stop"], _views(store, _file(place), about["fields"]))
-        store.once(_file(place), partial(check, segment))
+    for number, about in enumerate(_segments(store)):
+        segment = Segment(about["start"], about["stop"], _views(store, _file(number), about["fields"]))
+        store.once(_file(number), partial(check, segment))
         segments.append(segment)
     return segments
 
@@ -52,13 +51,13 @@ def read_segments(store: Store, check: Callable[[Segment], None] = lambda segmen
 def add_segment(
     store: Store, start: int, stop: int, build: Callable[[Allocate], Mapping[str, Array]]
 ) -> None:
-    """Add a segment behind the others, inside ``store.update()``.
+    """Add a segment after the others, inside ``store.update()``.
 
     Args:
-        store: Where it is kept.
+        store: Store of the index.
         start: Its first row.
-        stop: The row after its last.
-        build: Makes its arrays; those that it got from ``allocate`` under their name are written already.
+        stop: The row after its last row.
+        build: Returns its arrays by name; arrays from ``allocate`` are in the file already.
     """
     segments, fields = _segments(store), dict[str, Any]()
 
@@ -82,21 +81,21 @@ def add_segment(
     store.meta["index"] |= {_KEY: [*segments, about]}
 
 
-def drop_segments(store: Store, kept: int) -> None:
-    """Forget all but the first ``kept`` segments, inside ``store.update()``."""
+def drop_segments(store: Store, count: int) -> None:
+    """Drop all segments but the first ``count``, inside ``store.update()``."""
     segments = _segments(store)
-    for place in range(kept, len(segments)):
-        store.drop(_file(place))
-    store.meta["index"] |= {_KEY: segments[:kept]}
+    for number in range(count, len(segments)):
+        store.drop(_file(number))
+    store.meta["index"] |= {_KEY: segments[:count]}
 
 
 def _segments(store: Store) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = store.meta["index"].get(_KEY, [])
-    return found
+    segments: list[dict[str, Any]] = store.meta["index"].get(_KEY, [])
+    return segments
 
 
-def _file(place: int) -> str:
-    return f"segment_{chr(ord('a') + place)}.bin"  # far fewer than 26, as their sizes fall geometrically
+def _file(number: int) -> str:
+    return f"segment_{chr(ord('a') + number)}.bin"  # far fewer than 26, as their sizes fall geometrically
 
 
 def _views(store: Store, file: str, fields: Mapping[str, Any]) -> dict[str, Array]:
@@ -104,9 +103,6 @@ def _views(store: Store, file: str, fields: Mapping[str, Any]) -> dict[str, Arra
     for name, (begin, dtype, shape) in fields.items():
         end = begin + math.prod(shape) * np.dtype(dtype).itemsize
         if end > len(content):
-            raise CorruptError(
-                f"index {store.path}: {file} is too short for its arrays; restore the directory from a copy "
-                "or rebuild the index"
-            )
+            raise corrupt(store.path, f"{file} is too short for its arrays")
         views[name] = content[begin:end].view(dtype).reshape(shape)
     return views

@@ -1,4 +1,4 @@
-"""What a reader of a store sees: one committed state, pinned while it is read."""
+"""States of a store, and snapshots: a reader sees one state as long as it reads."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from irkit.errors import CorruptError, StorageError
-from irkit.files import explained
-from irkit.index.files import REMEDY, Array, Entry, Manifest, is_cut, read_manifest
+from irkit.index.array_files import Array, Entry, Manifest, corrupt, is_cut, read_manifest
+from irkit.index.directory import absence
 from irkit.index.layout import check_layout
-from irkit.index.place import absence
+from irkit.utils.atomic import explained
 
-__all__ = ["Own", "Pin", "State", "load_state", "pinned"]
+__all__ = ["Snapshot", "State", "ThreadState", "load_state", "snapshot"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
 class State:
-    """A state of a store. Threads share a committed one, which stays as it is; an update has one of its own.
+    """A state of a store: committed and shared by threads, or being changed by an update.
 
     Attributes:
-        version: Unlike that of any other state.
-        epoch: The version that was loaded; states of one epoch differ by appended rows.
+        version: Number that no other state has.
+        epoch: Version of the state that was loaded; states of one epoch differ by appended rows.
         entries: The arrays, by name.
-        meta: Free JSON values.
+        meta: JSON values of the manifest.
         generation: Number of the newest file.
-        saved: The manifest that says all this; that of an update, what it began with.
-        maps: The arrays mapped into memory.
-        derived: What was computed from this state.
+        saved: The manifest of this state, as bytes; of an update, the manifest that it began with.
+        maps: Arrays that are mapped into memory.
+        derived: Values that were computed from this state.
     """
 
     version: int = 0
@@ -46,12 +46,12 @@ class State:
     derived: dict[Hashable, Any] = field(default_factory=dict)
 
     def copy(self) -> State:
-        """The same, to be changed."""
+        """Return a copy that may be changed."""
         entries, meta = dict(self.entries), copy.deepcopy(self.meta)
         return replace(self, entries=entries, meta=meta, maps=dict(self.maps), derived=dict(self.derived))
 
     def map(self, name: str, directory: Path) -> Array:
-        """An array, mapped into memory when first asked for."""
+        """Return an array, mapped into memory at the first call."""
         if name not in self.maps:
             self.maps[name] = self.entries[name].map(directory)
         return self.maps[name]
@@ -60,27 +60,28 @@ class State:
         """Raise CorruptError if a file that is mapped was truncated."""
         for name, array in list(self.maps.items()):
             if is_cut(array):
-                raise CorruptError(
-                    f"index file {directory / self.entries[name].file}: cut short while it is in use; "
-                    f"replace an index by another directory, never write into its files; {REMEDY}"
+                problem = (
+                    "cut short while it is in use; replace an index by another directory, never write into "
+                    "its files"
                 )
+                raise corrupt(f"file {directory / self.entries[name].file}", problem)
 
     def verify(self, directory: Path) -> None:
-        """Raise CorruptError unless the files are what was written."""
+        """Raise CorruptError if a file is not what was written."""
         for name, entry in self.entries.items():
             entry.verify(directory, self.map(name, directory))
 
     def manifest(self) -> bytes:
-        """What is written of it."""
+        """Return its manifest."""
         return Manifest(self.entries, self.meta, self.generation).serialise()
 
 
 def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> State:
-    """The state on disk, every file mapped; read again when a writer has replaced it meanwhile.
+    """Load the state on disk and map every file; start again if a writer has replaced the state meanwhile.
 
     Raises:
-        StorageError: There is none.
-        CorruptError: A file is missing or truncated, or altered, which only ``verify`` finds.
+        StorageError: There is no index.
+        CorruptError: A file is missing or truncated, or, with ``verify``, altered.
     """
     for _ in range(100):
         with explained(f"opening index {directory}"):
@@ -88,9 +89,9 @@ def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> S
                 data = manifest.read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 raise absence(directory) from None
-        found = read_manifest(data, manifest)
-        check_layout(directory, found.arrays, found.meta)
-        state = State(version, version, dict(found.arrays), dict(found.meta), found.generation, data)
+        parsed = read_manifest(data, manifest)
+        check_layout(directory, parsed.arrays, parsed.meta)
+        state = State(version, version, dict(parsed.arrays), dict(parsed.meta), parsed.generation, data)
         try:
             for name in state.entries:
                 state.map(name, directory)
@@ -105,12 +106,12 @@ def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> S
     return state
 
 
-class Own(threading.local):
-    """What a store shows to one thread alone.
+class ThreadState(threading.local):
+    """What one thread alone sees of a store.
 
     Attributes:
-        state: That of its update, or the one it has pinned; None is the committed one.
-        updating: Whether it is the thread that changes the store.
+        state: State of its update, or the snapshot that it reads; None is the committed state.
+        updating: Whether this thread changes the store.
         failed: Whether a step of its update has failed.
     """
 
@@ -119,12 +120,12 @@ class Own(threading.local):
     failed = False
 
 
-class Pin:
-    """Shows a state to this thread while it is entered, unless the thread sees one of its own already."""
+class Snapshot:
+    """Shows a state to this thread inside a ``with`` block, unless the thread sees one of its own already."""
 
     __slots__ = ("_before", "_own", "_state")
 
-    def __init__(self, own: Own, state: State) -> None:
+    def __init__(self, own: ThreadState, state: State) -> None:
         self._own, self._state = own, state
 
     def __enter__(self) -> State:
@@ -137,12 +138,12 @@ class Pin:
         self._own.state = self._before
 
 
-def pinned(method: F) -> F:
-    """Let a method see one state of ``self.store`` throughout, see `Store.pinned`."""
+def snapshot(method: F) -> F:
+    """Decorate a method so that it sees one state of ``self.store`` throughout, see `Store.snapshot`."""
 
     @functools.wraps(method)
     def run(self: Any, *arguments: Any, **options: Any) -> Any:
-        with self.store.pinned():
+        with self.store.snapshot():
             return method(self, *arguments, **options)
 
     return cast(F, run)

@@ -1,4 +1,24 @@
-"""One directory of append-only arrays and a manifest that is the only truth about them."""
+"""The files of an index: arrays that only grow, and a manifest that is the only truth about them.
+
+How a change survives a crash:
+
+* **Arrays** are plain little-endian rows in one file each, which are only appended to. A rewritten array is a
+  new file, whose name has the next number, its *generation* (``values.g3.bin``).
+* **The manifest** ``irkit.json`` names the files, the rows of each that count, and their checksums, and
+  carries a checksum of itself. Files, and bytes at the end of a file, that it does not name do not exist for
+  a reader.
+* **A commit** syncs the files that were written, writes the new manifest aside (``irkit.json.tmp``), syncs
+  it, and renames it to its name. Renaming is atomic: a crash leaves the old manifest or the new one, and each
+  names files that are complete. What is left of a failed change is removed by the next writer.
+* **A build** commits to a manifest of its own, ``irkit.building.json``, so that the index that it replaces
+  stays in use. It records a *key* of what is built. A build with the same key resumes from the last commit;
+  any other key starts anew. To *publish* it, its manifest is renamed to ``irkit.json``.
+* **One writer** at a time: it holds the lock of ``irkit.lock``. Readers need no lock. They map files into
+  memory, and mapped files stay readable after they are removed or replaced.
+
+Lucene's ``segments_N`` files and LMDB's two meta pages follow the same idea: data is written first, and one
+small atomic write makes it count.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +29,55 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
-from irkit.arguments import check_flags, shown
+from irkit.arguments import brief, check_flags
 from irkit.errors import BadTypeError, BadValueError, StorageError
-from irkit.files import explained, make_folder, sync
-from irkit.index.files import (
-    DATA_FILE,
-    Array,
-    Entry,
-    checksum,
-    peek,
-    release,
-    write_at,
+from irkit.index.array_files import DATA_FILE, Array, Entry, checksum, write_at
+from irkit.index.directory import (
+    ASIDE,
+    BUILDING,
+    MANIFEST,
+    busy,
+    check_place,
+    clean_directory,
+    directory_of,
+    lock_index,
+    manifests,
 )
-from irkit.index.place import ASIDE, BUILDING, MANIFEST, Lock, busy, check_place, directory_of
-from irkit.index.state import Own, Pin, State, load_state
+from irkit.index.state import State, load_state
+from irkit.index.store_reader import StoreReader
+from irkit.utils.atomic import explained, make_folder, sync
+from irkit.utils.locks import FileLock
 
 __all__ = ["Store"]
 
-T = TypeVar("T")
-
-_BLOCK_BYTES = 1 << 24
-_TAKE_ROWS = 1 << 12
-_NEEDED = {"index", "model"}  # meta that readers of an index rely on
+_NEEDED = {"index", "model"}  # values of the manifest that readers of an index rely on
 _UNCHANGED = "the stored index is unchanged"
 _MADE = "the change is made, but may not survive a power cut"
 _UNTIDY = "the change is made; files that no longer count are left to the next one"
 
 
-class Store:
+class Store(StoreReader):
     """The files of one index, read by many and changed by one at a time.
 
-    A change happens inside ``with store.update():``. It takes the lock, and its end either commits
-    everything (data first, then the manifest, renamed into place) or, on any exception, leaves the
-    directory as it was. A build commits into a manifest of its own, so that an index it replaces stays
-    in use until ``publish``, and a killed build goes on from its last commit.
+    A change happens inside ``with store.update():``. Its end commits everything or, after an exception,
+    leaves the directory as it was. An open store shows one committed state, also while another process
+    writes; ``refresh`` moves to the newest.
 
-    An open store shows one committed state, also while another process writes; ``refresh`` moves to the
-    newest. Arrays are mapped into memory, not read.
+    Any number of threads may read a store while another thread changes or refreshes it. Each thread sees the
+    last committed state; a thread sees its own change before it is committed, and the others do not. A second
+    thread that tries to change the store gets a `LockedError`.
 
-    Any number of threads may read a store while another thread changes or refreshes it. Each sees the last
-    committed state, in ``with store.pinned():`` the same throughout; what is changed inside ``update`` only
-    its own thread sees until it ends. A second thread that tries to change it gets a `LockedError`.
-
-    A process may be forked at any time: the child shows the last committed state, and a change or a build
-    that was going on is the parent's alone.
+    A process may be forked at any time: the child sees the last committed state, and a change or a build in
+    progress belongs to the parent alone.
 
     Attributes:
-        path: The directory.
         building: Whether this is a build that is not yet published.
 
     Examples:
@@ -78,40 +93,22 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         """Use `Store.open` or `Store.build`."""
-        self.path = path
+        super().__init__(path)
         self.building = False
-        self._committed = State()
-        self._own = Own()
         self._numbers = itertools.count(1)  # of versions
         self._dirty: set[str] = set()  # files written since the last commit
-        self._lock: Lock | None = None  # of a build
-        self._checked = set[tuple[str, int, int]]()  # file, rows and epoch, see `once`
+        self._lock: FileLock | None = None  # of a build
         self._changing = threading.Lock()  # held by the thread that changes the store
-        self._moving = threading.Lock()  # while the committed state changes, here and on the disk
+        self._moving = threading.Lock()  # held while the committed state changes, here and on the disk
         _stores.add(self)
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """Free JSON values, kept in the manifest; change them inside ``update``."""
-        return self._state.meta
-
-    @property
-    def version(self) -> int:
-        """Rises with every change."""
-        return self._state.version
-
-    @property
-    def epoch(self) -> int:
-        """Rises when rows may have changed other than by appending (opened, refreshed, rolled back)."""
-        return self._state.epoch
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Store:
         """Open a finished index; nothing is written, so a read-only directory will do.
 
         Args:
-            path: Its directory.
-            verify: Compare the checksum of every file (some 2 GB/s); sizes are compared in any case.
+            path: Directory of the index.
+            verify: Compare the checksum of every file (about 2 GB/s); sizes are compared in any case.
 
         Raises:
             StorageError: There is no finished index.
@@ -124,12 +121,12 @@ class Store:
 
     @classmethod
     def build(cls, path: str | Path, *, key: Any = None, overwrite: bool = False) -> Store:
-        """Start an index or go on with a killed build; the lock is held until ``publish`` or ``close``.
+        """Start an index or resume a killed build; the lock is held until ``publish`` or ``close``.
 
         Args:
-            path: A new or empty directory, or that of an index to replace.
-            key: JSON value that says what is being built, from what, and how. What a killed build with
-                the same key has committed is kept, any other is discarded. None: start anew.
+            path: A new or empty directory, or the directory of an index to replace.
+            key: JSON value that says what is built, from what, and how. A killed build with the same key is
+                resumed, any other is discarded. None starts anew.
             overwrite: Replace the index that is there. It stays in use until ``publish``.
 
         Raises:
@@ -140,13 +137,13 @@ class Store:
         try:
             key = json.loads(json.dumps(key))
         except (TypeError, ValueError, RecursionError) as error:
-            raise BadTypeError(f"building an index: key is {shown(key)}; expected JSON: {error}") from None
+            raise BadTypeError(f"building an index: key is {brief(key)}; expected JSON: {error}") from None
         store = cls(directory_of(path))
         store.building = True
         check_place(store.path, overwrite)
         with explained(f"creating {path}"):
             make_folder(store.path)
-        store._lock = Lock(store.path)
+        store._lock = lock_index(store.path)
         try:
             check_place(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
@@ -159,69 +156,8 @@ class Store:
             raise
         return store
 
-    def pinned(self, state: State | None = None) -> Pin:
-        """A context in which this thread sees one state, whatever is committed or refreshed meanwhile.
-
-        Inside another one, or inside ``update``, all stays as it is there.
-
-        Args:
-            state: One that was pinned before; by default the last committed one.
-        """
-        return Pin(self._own, state or self._committed)
-
-    def rows(self, name: str) -> int:
-        """Rows of an array; 0 when there is none of this name."""
-        entry = self._state.entries.get(name)
-        return entry.rows if entry else 0
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of every array by name."""
-        return {name: entry.nbytes for name, entry in sorted(self._state.entries.items())}
-
-    def read(self, name: str) -> Array:
-        """The array ``(rows, ...)``, mapped into memory; treat it as read-only."""
-        state = self._state
-        if name not in state.entries:
-            raise BadValueError(f"index {self.path}: no array {name!r}; it has {sorted(state.entries)}")
-        return state.map(name, self.path)
-
-    def blocks(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Array]:
-        """Copies of rows ``start`` to ``stop``, in order, 16 MB each; the file does not stay in memory."""
-        array = self.read(name)
-        chosen = array[start:stop]
-        size = max(1, _BLOCK_BYTES // max(1, chosen[:1].nbytes))
-        for begin in range(0, len(chosen), size):
-            yield chosen[begin : begin + size].copy()
-            release(array)
-
-    def take(self, name: str, rows: Array) -> Array:
-        """A copy of ``rows (n,)``, ascending; the file does not stay in memory."""
-        array = self.read(name)
-        taken = np.empty((len(rows), *array.shape[1:]), array.dtype)
-        for start in range(0, len(rows), _TAKE_ROWS):
-            taken[start : start + _TAKE_ROWS] = array[rows[start : start + _TAKE_ROWS]]
-            release(array)
-        return taken
-
-    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``make()``, which sees one state; kept until the store changes."""
-        kept = self._state.derived
-        if key not in kept:
-            with self.pinned() as state:
-                kept = state.derived  # of what make() reads, whatever is committed meanwhile
-                kept[key] = make()
-        value: T = kept[key]
-        return value
-
-    def once(self, name: str, check: Callable[[], object]) -> None:
-        """Call ``check()`` unless it was for the same rows of an array, since the files were opened anew."""
-        entry = self._state.entries[name]
-        if (key := (entry.file, entry.rows, self.epoch)) not in self._checked:
-            check()
-            self._checked.add(key)
-
     def append(self, name: str, array: Array) -> None:
-        """Add rows to an array, inside ``update``; the first call settles dtype and row shape.
+        """Add rows to an array, inside ``update``; the first call decides on dtype and row shape.
 
         Args:
             name: Letters and ``_`` in lower case and a suffix, such as ``"values.bin"``.
@@ -246,8 +182,16 @@ class Store:
             name, replace(entry, rows=entry.rows + len(data), crc32=zlib.crc32(content, entry.crc32))
         )
 
+    def recast(self, name: str, dtype: Any) -> None:
+        """Give an array another dtype, inside ``update``."""
+        blocks = self.blocks(name)
+        first = next(blocks)  # mapped, so that it can be read after the array is dropped
+        self.drop(name)
+        for block in itertools.chain([first], blocks):
+            self.append(name, block.astype(dtype))
+
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """Put a file that ``write(path)`` makes in the place of an array, as bytes, inside ``update``.
+        """Replace an array by a file that ``write(path)`` makes, as bytes, inside ``update``.
 
         Args:
             name: As for `append`.
@@ -269,10 +213,10 @@ class Store:
 
     @contextlib.contextmanager
     def update(self) -> Iterator[Self]:
-        """Change the index: all of the block or, on an exception, nothing of it.
+        """Change the index: everything in the ``with`` block or, after an exception, nothing of it.
 
-        Takes the lock and moves to the newest state first. Inside another ``update`` it becomes part of
-        that one. What was appended can be read inside the block, by this thread.
+        The update takes the lock and moves to the newest state first. An update inside another one becomes
+        part of it. This thread can read inside the block what it has appended.
 
         Raises:
             LockedError: Another process, or another thread, is writing.
@@ -288,9 +232,9 @@ class Store:
             return
         if not self._changing.acquire(blocking=False):
             raise busy(self.path)
-        before, changing = own.state, self._changing
+        before, changing = own.state, self._changing  # a fork replaces self._changing
         try:
-            with contextlib.nullcontext() if self._lock else Lock(self.path):
+            with contextlib.nullcontext() if self._lock else lock_index(self.path):
                 if not self._lock:
                     self.refresh()
                     self._clean()
@@ -309,7 +253,7 @@ class Store:
                     if not own.updating:  # forked: nothing here is this process's to undo
                         raise
                     own.state.maps.clear()  # files are cut
-                    with self._moving:  # the truth is on disk: the new manifest may be renamed already
+                    with self._moving:  # the truth is on the disk: the new manifest may have its name already
                         self._committed = self._load()
                     self._clean()
                     raise
@@ -321,7 +265,7 @@ class Store:
             changing.release()
 
     def publish(self) -> None:
-        """Finish a build: in one step its index replaces the one that was there, and the lock is free."""
+        """Finish a build: its index replaces the one that was there in one step. Release the lock."""
         if not self.building or self._lock is None:
             raise BadValueError(f"index {self.path}: there is no build to publish")
         with explained(f"publishing {self.path}", "run the same build again to finish it"), self._moving:
@@ -333,7 +277,7 @@ class Store:
         self._unlock()
 
     def refresh(self) -> bool:
-        """Move to the newest committed state; whether there was a newer one."""
+        """Move to the newest committed state; return whether there was a newer one."""
         if self._own.updating:  # it is the newest
             return False
         with self._moving:
@@ -349,24 +293,8 @@ class Store:
                 self._committed = state
         return newer
 
-    def verify(self) -> None:
-        """Compare the checksum of every file.
-
-        Raises:
-            CorruptError: A file was altered.
-        """
-        self._state.verify(self.path)
-
-    def check_uncut(self) -> None:
-        """Refuse to go on with a file that was truncated since it was opened: to read it would be fatal.
-
-        Raises:
-            CorruptError: There is one.
-        """
-        self._state.check_uncut(self.path)
-
     def close(self) -> None:
-        """Release the lock; a build that was not published stays to be resumed."""
+        """Release the lock; a build that was not published can be resumed."""
         self._unlock()
         with self._moving:
             self._committed = replace(self._committed, maps={}, derived={})
@@ -378,10 +306,6 @@ class Store:
         self.close()
 
     @property
-    def _state(self) -> State:
-        return self._own.state or self._committed
-
-    @property
     def _manifest(self) -> Path:
         return self.path / (BUILDING if self.building else MANIFEST)
 
@@ -389,20 +313,19 @@ class Store:
         return load_state(self.path, self._manifest, next(self._numbers), verify)
 
     def _begin(self, key: Any) -> None:
-        """Commit an empty state, beside an index that may be there."""
+        """Commit an empty state of a build, beside the manifest of an index that may be there."""
         with explained(f"reading {self.path}"):
-            manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
-        generation = max((manifest.generation for manifest in manifests if manifest), default=0)
+            generation = max((manifest.generation for manifest in manifests(self.path)), default=0)
         number = next(self._numbers)
         self._commit(State(number, number, meta={"build": key}, generation=generation))
 
     def _commit(self, state: State) -> None:
-        """Store a state and show it to all threads; one that is stored already stays as it is."""
+        """Store a state and show it to all threads, unless it is stored already."""
         data = state.manifest()
         if data == state.saved:
             return
         with explained(f"writing {self._manifest}", _UNCHANGED):
-            for file in self._dirty:
+            for file in self._dirty:  # first the data, then the manifest that names it
                 sync(self.path / file)
             sync(self.path)
             write_at(self.path / ASIDE, 0, data)
@@ -417,24 +340,10 @@ class Store:
             sync(self.path)
 
     def _clean(self, outcome: str = "") -> None:
-        """Remove what no manifest names and cut what follows the committed rows; needs the lock."""
+        """Remove files that no manifest names, and bytes after the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}", outcome):
-            manifests = [peek(self.path / name) for name in (MANIFEST, BUILDING)]
-            if not self.building and manifests[1] and self._outdated(manifests[1].meta.get("build")):
-                (self.path / BUILDING).unlink()
-                manifests.pop()
-            named = {entry.file for manifest in manifests if manifest for entry in manifest.arrays.values()}
-            for path in self.path.iterdir():
-                if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
-                    path.unlink()
-            for entry in self._committed.entries.values():
-                if (self.path / entry.file).stat().st_size > entry.nbytes:
-                    os.truncate(self.path / entry.file, entry.nbytes)
-
-    def _outdated(self, key: Any) -> bool:
-        """Whether a build is that of a compaction, see `irkit.index.compact`, of a state that is no more."""
-        state = zlib.crc32(self._committed.saved)
-        return isinstance(key, dict) and key.get("compact", state) != state
+            state = self._committed
+            clean_directory(self.path, self.building, state.saved, state.entries.values())
 
     def _new_file(self, name: str) -> str:
         state = self._state
@@ -474,7 +383,7 @@ class Store:
             self._lock = None
 
     def _forked(self) -> None:
-        """Leave what was going on to the parent, and take locks that no thread of the parent holds."""
+        """Leave a change in progress to the parent, and make locks that no thread of the parent holds."""
         self._changing, self._moving, self._lock = threading.Lock(), threading.Lock(), None
         if self._own.updating:
             self._own.state, self._own.updating = None, False

@@ -1,4 +1,4 @@
-"""The k best of what streams by, exactly: higher scores first, ties to the lower row."""
+"""The k best of a stream of scores, exactly: higher scores first, ties to the lower row."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Array = np.ndarray[Any, Any]
 
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1  # rows are below 2^32 - 1
-_NOTHING = (-0x800000 ^ 0x7FFFFFFF) << _ROW_BITS  # a score of -inf, below that of any row
+_NOTHING = (-0x800000 ^ 0x7FFFFFFF) << _ROW_BITS  # a score of -inf, below every score of a row
 
 
 class Hits(NamedTuple):
-    """What a search found, best first; ties go to the lower row.
+    """Hits of queries, best first; ties go to the lower row.
 
     Attributes:
-        rows: ``(n_q, k)`` int64; -1 where there are fewer than k hits.
-        scores: ``(n_q, k)`` float32; -inf there.
+        rows: ``(n_q, k)`` int64; -1 after the last hit, if there are fewer than k.
+        scores: ``(n_q, k)`` float32; -inf after the last hit.
     """
 
     rows: np.ndarray[Any, np.dtype[np.int64]]
@@ -30,8 +30,8 @@ class Hits(NamedTuple):
 class TopK:
     """Collects the ``k`` best rows of each of ``n_q`` queries from blocks of scores.
 
-    A hit is one 64-bit key, order-preserving bits of the score above the complement of the row, so that
-    the k largest keys are the k best hits with ties settled. A score of -inf is no hit.
+    A hit is one 64-bit key: bits of the score that sort as the score does, then the complement of the row. So
+    the k largest keys are the k best hits, ties included. A score of -inf is no hit.
 
     Examples:
         >>> best = TopK(1, 2)
@@ -42,7 +42,7 @@ class TopK:
 
     def __init__(self, n_q: int, k: int) -> None:
         self._k = k
-        self._keys = np.empty((n_q, 0), np.int64)  # k or fewer a query, in no order
+        self._keys = np.empty((n_q, 0), np.int64)  # k or fewer per query, in any order
 
     def push(self, scores: Array, rows: Array) -> None:
         """Consider ``scores (n_q, n)`` float32 of ``rows (n,)``, all above the rows pushed before."""
@@ -50,17 +50,17 @@ class TopK:
         if width <= max(self._k, 64):
             self._merge(_key(scores, rows))
             return
-        # few can enter: comparing finds them, far cheaper than any sorting of all
+        # few scores can enter: comparing finds them, far cheaper than sorting all of them
         if self._keys.shape[1] < self._k:
             limit = np.partition(scores, width - self._k, axis=1)[:, width - self._k, None]
-            places = np.flatnonzero(scores >= limit)
+            positions = np.flatnonzero(scores >= limit)
         else:
-            places = np.flatnonzero(scores > _score_of(self._keys.min(1, keepdims=True)))
-        query, column = np.divmod(places, width)
+            positions = np.flatnonzero(scores > _score_of(self._keys.min(1, keepdims=True)))
+        query, column = np.divmod(positions, width)
         counts = np.bincount(query, minlength=n_q)
         keys = np.full((n_q, counts.max(initial=0)), _NOTHING)
-        keys[query, np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)] = _key(
-            scores.reshape(-1)[places], rows[column]
+        keys[query, np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)] = _key(
+            scores.reshape(-1)[positions], rows[column]
         )
         self._merge(keys)
 
@@ -73,14 +73,14 @@ class TopK:
         self._merge(keys)
 
     def hits(self) -> Hits:
-        """What was found so far."""
+        """Return the hits so far."""
         keys = np.sort(self._keys, axis=1)[:, ::-1]
         rows = np.full((len(keys), self._k), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)
-        found = _score_of(keys)
+        best = _score_of(keys)
         width = keys.shape[1]
-        rows[:, :width] = np.where(found == -np.inf, -1, _ROW_MASK - (keys & _ROW_MASK))
-        scores[:, :width] = found
+        rows[:, :width] = np.where(best == -np.inf, -1, _ROW_MASK - (keys & _ROW_MASK))
+        scores[:, :width] = best
         return Hits(rows, scores)
 
     def _merge(self, keys: Array) -> None:
@@ -102,6 +102,6 @@ def _score_of(keys: Array) -> Array:
 
 
 def _ordered(bits: Array) -> Array:
-    """Bits of a float32 to an int32 of the same order, and back."""
+    """Turn the bits of a float32 into an int32 of the same order, and back."""
     ordered: Array = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
     return ordered

@@ -1,9 +1,9 @@
 """A retrieval model as one object, and what running it takes: batches, devices, precision, the hub."""
 
+from irkit.model.encode_options import EncodeOptions
 from irkit.model.hardware import Device
 from irkit.model.model import Model
-from irkit.model.options import EncodeOptions
-from irkit.model.pipeline import Pipeline, Side
+from irkit.model.pipeline import Pipeline
 from irkit.model.queries import idf_weights
 
-__all__ = ["Device", "EncodeOptions", "Model", "Pipeline", "Side", "idf_weights"]
+__all__ = ["Device", "EncodeOptions", "Model", "Pipeline", "idf_weights"]

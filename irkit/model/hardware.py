@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from irkit.arguments import shown
+from irkit.arguments import brief
+from irkit.core.representation import Sparse
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head, Side
-from irkit.model.batching import Template, encode_tokens
-from irkit.representation import Sparse
+from irkit.model.pipeline import Pipeline
 from irkit.tokenizer import Tokenizer
 
 __all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "keep_few_shapes", "with_dtype"]
@@ -54,7 +54,7 @@ _SENTENCES = (
 
 
 def find_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name; for None a GPU if there is one, else the CPU.
+    """Return the device of that name; for None a GPU if there is one, else the CPU.
 
     Raises:
         BadValueError: There is none of that name.
@@ -67,17 +67,17 @@ def find_device(name: str | torch.device | None) -> torch.device:
     except (RuntimeError, TypeError, ValueError):
         known = False
     if not known:
-        raise BadValueError(f"device {shown(name)}: expected cpu, cuda or cuda:0, cuda:1 and so on")
+        raise BadValueError(f"device {brief(name)}: expected cpu, cuda or cuda:0, cuda:1 and so on")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
     return device
 
 
 def find_devices(names: Device | None) -> list[torch.device]:
-    """The devices of one name or several, see `find_device`.
+    """Return the devices of one name or several, see `find_device`.
 
     Raises:
-        BadValueError: There is none of a name, or no name.
+        BadValueError: A device does not exist, or the list of names is empty.
     """
     if isinstance(names, str) or not isinstance(names, Sequence):
         return [find_device(names)]
@@ -87,16 +87,16 @@ def find_devices(names: Device | None) -> list[torch.device]:
 
 
 def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:
-    """Bring a float32 encoder to the precision asked for; of heads, only what they share with it.
+    """Convert a float32 encoder to another precision; a head changes only in the weights that it shares.
 
     Args:
-        encoder: Of float32 weights; changed in place.
-        head: Of the same model.
-        tokenizer: Of the same model.
+        encoder: Encoder with float32 weights; changed in place.
+        head: Head of the same model.
+        tokenizer: Tokenizer of the same model.
         dtype: ``"float32"``; ``"bfloat16"``; ``"int8"`` (weights and inputs of linear layers, CPU only);
-            ``"auto"``: bfloat16 where the hardware multiplies it and the vectors of 16 sentences, each of
-            them, keep a cosine of 0.999 to those of float32, else float32. Of a multi-vector model they are
-            those of documents, which pool if anything does, and those of queries, which are expanded.
+            ``"auto"``: bfloat16 if the hardware multiplies it and each vector of 16 built-in sentences keeps
+            a cosine of 0.999 to its float32 vector, otherwise float32. For a multi-vector model the sentences
+            are encoded as documents and as queries, because pooling and expansion differ.
 
     Returns:
         The encoder.
@@ -130,30 +130,29 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
 
 
 def keep_few_shapes() -> None:
-    """Let oneDNN, and torch above it, keep the code that they make for 64 shapes of products, not for 1,024.
+    """Limit the caches of compiled products in oneDNN and torch to 64 shapes instead of 1,024.
 
-    On a CPU they make 0.5 MB of it for each number of tokens, and hardly any two steps have as many: it would
-    grow to 800 MB, and is made as fast as it is found. Both read the environment variables
-    ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` and ``LRU_CACHE_CAPACITY`` when they first multiply, later they change
-    nothing; where they are set they stay.
+    Each number of tokens takes 0.5 MB of code, and hardly any two steps have the same number, so that the
+    caches would grow to 800 MB. Compiling is as fast as looking up. Both libraries read the environment
+    variables ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` and ``LRU_CACHE_CAPACITY`` at their first product. A
+    variable that is set already is left.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers with instructions of its own."""
+    """Return True if the device has instructions that multiply bfloat16 numbers."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    features = torch.cpu.get_capabilities()
+    return any(features.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> torch.Tensor:
     sides: tuple[Side, ...] = ("document", "query") if head.kind == "multi_vector" else ("document",)
-    parts = [
-        encode_tokens(encoder, head, tokenizer(_SENTENCES), Template(side), budget=1024) for side in sides
-    ]
+    pipelines = [Pipeline(tokenizer, encoder, head, side, tokens_per_step=1024) for side in sides]
+    parts = [pipeline.encode_tokens(pipeline.tokenize(_SENTENCES)) for pipeline in pipelines]
     if isinstance(parts[0], Sparse):
         return parts[0].to_dense()
     return torch.cat([torch.from_numpy(part.arrays()["values"]) for part in parts])

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.errors import BadTypeError, IrkitError, StorageError
-from irkit.files import explained
+from irkit.utils.atomic import explained
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -44,7 +44,7 @@ scores = model.similarity(model.encode_query("a question"), model.encode_documen
 
 
 def local_directory(name_or_path: str | Path) -> Path:
-    """The directory ``name_or_path``, or a copy of the hub repository of that name, or ``name@revision``.
+    """Return the directory ``name_or_path``, or a copy of the hub repository ``name`` or ``name@revision``.
 
     Raises:
         StorageError: There is neither.
@@ -92,14 +92,14 @@ def upload(
     revision: str | None,
     commit_message: str,
 ) -> str:
-    """Send what ``write`` writes into a new directory to the hub, see `irkit.Model.push_to_hub`.
+    """Upload what ``write`` writes into a new directory, see `irkit.Model.push_to_hub`.
 
-    The card names ``library_class`` of sentence-transformers; None is irkit alone.
+    The model card names ``library_class`` of sentence-transformers; None names irkit alone.
     """
     from huggingface_hub import HfApi
 
     if not isinstance(repo_id, str):
-        raise BadTypeError(f"push_to_hub: got {shown(repo_id)}, expected a name such as 'user/name'")
+        raise BadTypeError(f"push_to_hub: got {brief(repo_id)}, expected a name such as 'user/name'")
     api = HfApi(token=token)
     with _explained(f"push_to_hub: the Hugging Face hub does not take {repo_id!r}"):
         return _send(api, write, library_class, repo_id, private, revision, commit_message)

@@ -8,29 +8,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.multiprocessing
 
+from irkit.core.representation import Representation, representation_from_arrays
 from irkit.errors import IrkitError
-from irkit.model.batching import Template
-from irkit.representation import Representation, representation_from_arrays
+from irkit.model.batching import chunks
+from irkit.model.pipeline import Pipeline, Progress
+from irkit.tokenizer import strings
 
-if TYPE_CHECKING:
-    from irkit.model.pipeline import Pipeline
-
-__all__ = ["encode_in_processes"]
+__all__ = ["encode_in_processes", "stream_in_processes"]
 
 _IN_FLIGHT = 3  # chunks a process: one at work, the others on their way, so that none waits
 _Result = tuple[str, int, dict[str, Any]]  # kind, dim, arrays: numpy travels by copy, without shared memory
 
 
 def encode_in_processes(
-    model: Pipeline,
+    pipeline: Pipeline,
     devices: Sequence[str | torch.device],
     chunks: Iterable[list[str]],
-    template: Template,
     batch_size: int | None = None,
 ) -> Iterator[Representation]:
     """Encode chunks of texts on several devices at once.
@@ -38,11 +36,10 @@ def encode_in_processes(
     Processes are spawned: a script that calls this needs the usual ``if __name__ == "__main__":``.
 
     Args:
-        model: Is moved to the CPU while they run; all processes share one copy of its weights there.
+        pipeline: Moved to the CPU while they run; all processes share one copy of its weights there.
         devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
-        chunks: Texts; at most a few chunks a process are held at a time.
-        template: How texts become tokens.
-        batch_size: Most texts encoded at once.
+        chunks: Texts; at most a few chunks per process are held at a time.
+        batch_size: Largest number of texts encoded at once.
 
     Yields:
         The representation of each chunk in order, float32 on the CPU.
@@ -50,7 +47,7 @@ def encode_in_processes(
     Raises:
         IrkitError: A process died.
     """
-    home = model.device
+    home = pipeline.device
     context = torch.multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // len(devices))
     # a queue writes from a thread of its own: as an argument, a model larger than a pipe's buffer would
@@ -58,13 +55,13 @@ def encode_in_processes(
     starts = context.Queue()
     starts.cancel_join_thread()
     for device in devices:
-        starts.put((model.to("cpu"), str(device)))
+        starts.put((pipeline.to("cpu"), str(device)))
     pool = ProcessPoolExecutor(len(devices), context, _start, (starts, threads))
     waiting: deque[Future[_Result]] = deque()
     try:
         for chunk in chunks:
             with _interrupts_blocked():  # processes start here and inherit it: Ctrl-C is this one's business
-                waiting.append(pool.submit(_encode, chunk, template, batch_size))
+                waiting.append(pool.submit(_encode, chunk, batch_size))
             if len(waiting) >= _IN_FLIGHT * len(devices):
                 yield representation_from_arrays(*waiting.popleft().result())
         while waiting:
@@ -80,7 +77,22 @@ def encode_in_processes(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        model.to(home)
+        pipeline.to(home)
+
+
+def stream_in_processes(
+    pipeline: Pipeline,
+    devices: Sequence[str | torch.device],
+    texts: Iterable[str],
+    chunk_size: int,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Representation]:
+    """Encode texts as `Pipeline.stream` does, with a process per device."""
+    for rows in encode_in_processes(pipeline, devices, chunks(strings(texts), chunk_size), batch_size):
+        yield rows
+        if progress is not None:
+            progress(len(rows))
 
 
 @contextmanager
@@ -94,18 +106,18 @@ def _interrupts_blocked() -> Iterator[None]:
 
 # ---- in the processes --------------------------------------------------------------------------
 
-_models: list[Pipeline] = []  # the one of this process
+_pipelines: list[Pipeline] = []  # the one of this process
 
 
 def _start(starts: Any, threads: int) -> None:
-    model, name = starts.get()
+    pipeline, name = starts.get()
     device = torch.device(name)
     if device.type == "cpu":
         torch.set_num_threads(threads)
-    _models.append(model.to(device))
+    _pipelines.append(pipeline.to(device))
 
 
-def _encode(texts: list[str], template: Template, batch_size: int | None) -> _Result:
-    model = _models[0]
-    representation = model.encode_tokens(model.tokenize(texts, template), template, batch_size=batch_size)
-    return representation.kind, representation.dim, representation.arrays()
+def _encode(texts: list[str], batch_size: int | None) -> _Result:
+    pipeline = _pipelines[0]
+    rows = pipeline.encode_tokens(pipeline.tokenize(texts), batch_size=batch_size)
+    return rows.kind, rows.dim, rows.arrays()

@@ -1,4 +1,4 @@
-"""Pooling layers for encoders that were trained without: which layers pool, and which models can."""
+"""Pooling layers for encoders that were trained without: which layers pool, and which models allow it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.config import Config
 from irkit.encoder import Encoder, Pooling
 from irkit.encoder.families import FAMILIES
-from irkit.encoder.lookup import NoEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.encoder.presets import pooling_schedule
 from irkit.errors import BadValueError, ConfigError
 from irkit.formats import AnyEncoder
-from irkit.heads import Head, PooledHead
+from irkit.heads import Head
 
-__all__ = ["PoolingChoice", "Schedule", "check_pooling", "pool_encoder", "pooling_choice"]
+__all__ = ["PoolingChoice", "Schedule", "check_pooling", "pooling_choice", "set_pooling"]
 
 Schedule = tuple[Pooling | None, ...]
 
@@ -52,14 +52,15 @@ class PoolingChoice(Config):
     location: Literal["pre", "intra", "post"] = "intra"
 
     def schedule(self, count: int, max_length: int) -> Schedule:
-        """How each layer pools.
+        """Return the pooling of each layer.
 
         Args:
             count: Layers of the encoder.
             max_length: Tokens of the longest text.
 
         Raises:
-            ConfigError: There are too few layers or no such ones, or ``factor`` is no power of ``stride``.
+            ConfigError: There are too few layers, a layer does not exist, or ``factor`` is not a power of
+                ``stride``.
         """
         if self.factor is not None:
             if not isinstance(self.layers, str):
@@ -75,46 +76,50 @@ class PoolingChoice(Config):
         return pooling_schedule(self.layers, count, self.kernel, self.stride, max_length, self.location)
 
 
-def pooling_choice(given: Any) -> PoolingChoice | Schedule | None:
-    """What a recipe or a caller may say of pooling.
+def pooling_choice(choice: Any) -> PoolingChoice | Schedule | None:
+    """Parse the layers that a recipe or a caller chooses.
 
     Args:
-        given: Keys and values of a `PoolingChoice`; or a list with a `Pooling`, its keys and values, or None
-            for each layer; None pools nowhere.
+        choice: Keys and values of a `PoolingChoice`; or a list with a `Pooling`, its keys and values, or None
+            per layer; None pools nowhere.
 
     Raises:
         ConfigError: A key or a value is unknown or impossible.
     """
-    if given is None or isinstance(given, PoolingChoice):
-        return given
-    if isinstance(given, Mapping):
-        return PoolingChoice.parse(given, "pooling")
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if choice is None or isinstance(choice, PoolingChoice):
+        return choice
+    if isinstance(choice, Mapping):
+        return PoolingChoice.parse(choice, "pooling")
+    if not isinstance(choice, Sequence) or isinstance(choice, str):
         raise ConfigError(
-            f"pooling: got {shown(given)}, expected keys and values, or a list with one a layer"
+            f"pooling: got {brief(choice)}, expected keys and values, or a list with one a layer"
         )
     known = (type(None), Pooling)
-    return tuple(each if isinstance(each, known) else Pooling.parse(each, "pooling") for each in given)
+    return tuple(
+        pooling if isinstance(pooling, known) else Pooling.parse(pooling, "pooling") for pooling in choice
+    )
 
 
-def pool_encoder(encoder: AnyEncoder | NoEncoder, head: Head, given: Any, max_length: int | None) -> None:
-    """Give the encoder of a model a schedule, in place, see `irkit.Model.pool`.
+def set_pooling(
+    encoder: AnyEncoder | InferenceFreeEncoder, head: Head, layers: Any, max_length: int | None
+) -> None:
+    """Give the encoder of a model a schedule, in place, see `irkit.Model.add_pooling_layers`.
 
     Args:
-        encoder: Of the model.
-        head: Of the same model.
-        given: As for `pooling_choice`.
+        encoder: Encoder of the model.
+        head: Head of the same model.
+        layers: As for `pooling_choice`.
         max_length: Tokens at which texts are cut; None is nowhere.
 
     Raises:
         ConfigError: There is no such schedule, or it does not fit the layers.
         BadValueError: The encoder or the head cannot pool.
     """
-    choice = pooling_choice(given)
+    choice = pooling_choice(layers)
     if not isinstance(encoder, Encoder):
         raise BadValueError(
-            f"pool: irkit does not run the layers of a {encoder.family} itself, expected one of "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"add_pooling_layers: irkit does not run the layers of a {encoder.family} itself, expected "
+            f"one of {', '.join(sorted(FAMILIES))}"
         )
     count = len(encoder.layers)
     if isinstance(choice, PoolingChoice):
@@ -122,19 +127,15 @@ def pool_encoder(encoder: AnyEncoder | NoEncoder, head: Head, given: Any, max_le
     schedule = [None] * count if choice is None else choice
     if any(schedule):
         check_pooling(encoder, head)
-    encoder.pool_(schedule)
+    encoder.set_pooling_(schedule)
 
 
 def check_pooling(encoder: AnyEncoder, head: Head) -> None:
-    """Find out whether a head can work on an encoder that pools.
+    """Check whether a head can work on an encoder that pools.
 
     Raises:
         BadValueError: The head needs a row for each token.
     """
-    if head.kind == "sparse":
-        problem = "weights of terms need a row for each token"
-    elif isinstance(head, PooledHead) and not head.include_prompt:
-        problem = "its head leaves the tokens of the prompt out, which pooled rows hold together with others"
-    else:
-        return
-    raise BadValueError(f"Model: pooling layers in a {encoder.family} encoder under this head: {problem}")
+    problem = head.pooling_problem()
+    if problem is not None:
+        raise BadValueError(f"Model: pooling layers in a {encoder.family} encoder under this head: {problem}")

@@ -1,23 +1,22 @@
-"""What queries of sparse models can be instead of documents: tokens alone, weighed, or of another encoder."""
+"""The query side of sparse models: tokens of weight 1, tokens with weights, or another encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tokenizers
 import torch
 from pydantic import BeforeValidator
 from tokenizers import models, normalizers, pre_tokenizers
 
-from irkit.arguments import shown
+from irkit.arguments import brief
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
-from irkit.formats import LoadEncoder, SideParts, read_model
-from irkit.formats.static import read_idf, static_parts, token_weights
-from irkit.heads import Head, SparseHead
-from irkit.heads.static import StaticHead
+from irkit.formats import LoadEncoder, SideParts, read_model, static_parts
+from irkit.heads import Head, StaticHead
+from irkit.heads.token_weights import read_idf, token_weights
 from irkit.model.batching import chunks
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer, strings
@@ -27,17 +26,18 @@ __all__ = [
     "LexicalQueries",
     "QueryConfig",
     "StaticQueries",
+    "check_terms",
     "idf_weights",
     "query_config",
     "query_parts",
 ]
 
 _CHUNK = 2048  # texts counted together
-_Name = Annotated[str, BeforeValidator(lambda given: str(given) if isinstance(given, Path) else given)]
+_Name = Annotated[str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name)]
 
 
 class LexicalQueries(Config):
-    """A weight of 1 for each distinct token of a query, none for special tokens; nothing to train."""
+    """Each distinct token of a query weighs 1, special tokens weigh nothing; nothing is trained."""
 
     kind: Literal["lexical"] = "lexical"
 
@@ -91,14 +91,14 @@ def query_config(choice: str | Mapping[str, Any] | QueryConfig) -> QueryConfig:
     """
     if isinstance(choice, QueryConfig):
         return choice
-    given = {"kind": choice} if isinstance(choice, str) else choice
-    kind = given.get("kind") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(kind, str) or kind not in _CLASSES:
+    settings = {"kind": choice} if isinstance(choice, str) else choice
+    kind = settings.get("kind") if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(kind, str) or kind not in _CLASSES:
         raise ConfigError(
-            f"queries: got {shown(choice, 100)}, expected 'lexical', 'static' or keys and values with a kind "
+            f"queries: got {brief(choice, 100)}, expected 'lexical', 'static' or keys and values with a kind "
             f"of {', '.join(_CLASSES)}"
         )
-    return _CLASSES[kind].parse(given, "queries")
+    return _CLASSES[kind].parse(settings, "queries")
 
 
 def query_parts(
@@ -107,9 +107,9 @@ def query_parts(
     """Make a query side.
 
     Args:
-        config: Of which kind.
-        tokenizer: Of the documents.
-        head: Of the documents.
+        config: Kind of the side, and its settings.
+        tokenizer: Tokenizer of documents.
+        head: Head of documents.
         load_encoder: Makes an encoder from a directory.
 
     Raises:
@@ -117,13 +117,12 @@ def query_parts(
         ConfigError: The weights are not for tokens of the vocabulary.
         StorageError: There are no such weights, or there is no such model.
     """
-    if not isinstance(head, SparseHead | StaticHead):
+    if head.kind != "sparse":
         raise BadValueError(f"queries: a {config.kind} side is for sparse models, this one makes {head.kind}")
     if isinstance(config, EncodedQueries):
         parts = read_model(local_directory(config.model), load_encoder)
         return parts.get("query", parts)
-    vocabulary = getattr(head, "vocabulary", None)
-    tokenizer = tokenizer if vocabulary is None else _words(vocabulary)
+    tokenizer = tokenizer if head.vocabulary is None else _words(head.vocabulary)
     frozen = isinstance(config, LexicalQueries) or config.frozen
     weights = None if isinstance(config, LexicalQueries) else config.weights
     if weights is None:
@@ -131,22 +130,23 @@ def query_parts(
         weight[tokenizer.special_tokens()] = 0.0
     elif isinstance(weights, str):
         file = Path(weights)
-        is_file = file.is_file() or file.suffix == ".json"  # a name that ends so is that of a missing one
+        is_file = file.is_file() or file.suffix == ".json"  # such a name is a file's, even if it is missing
         weight = read_idf(file if is_file else local_directory(weights) / "idf.json", tokenizer)
     else:
         weight = token_weights(weights, tokenizer, "queries")
-    return static_parts(tokenizer, StaticHead(weight, head.dim, head.config, frozen=frozen))
+    limits = cast(Any, head.config)
+    return static_parts(tokenizer, StaticHead(weight, head.dim, limits, frozen=frozen))
 
 
 def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
-    """Weights of query tokens from how many texts hold them: ``log(1 + (n - df + 0.5) / (df + 0.5))``.
+    """Return weights of query tokens by their document frequency: ``log(1 + (n - df + 0.5) / (df + 0.5))``.
 
-    Of ``n`` texts, those without a token do not count. Special tokens and tokens that no text holds get no
-    weight. Written to a file as JSON, the result is an ``idf.json`` of OpenSearch.
+    ``n`` counts the texts that have a token. Special tokens and tokens that no text holds get no weight.
+    Written to a file as JSON, the result is an ``idf.json`` of OpenSearch.
 
     Args:
-        texts: Of a collection, read once and as they are needed; they are not cut.
-        tokenizer: Of the model.
+        texts: Texts of a collection, read once, as they are needed; they are not cut.
+        tokenizer: Tokenizer of the model.
 
     Returns:
         A number above 0 for each token, in the order of ids.
@@ -179,8 +179,18 @@ def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
     return {tokens[i]: weights[i] for i in frequencies.nonzero().flatten().tolist()}
 
 
+def check_terms(queries: Sequence[str], documents: Sequence[str], special: Container[int]) -> None:
+    """Raise BadValueError unless either side means the same by each dimension, special tokens aside."""
+    for number, (query, document) in enumerate(zip(queries, documents, strict=True)):
+        if query != document and number not in special:
+            raise BadValueError(
+                f"Model: term {number} is {query!r} for queries and {document!r} for documents; expected one "
+                "vocabulary"
+            )
+
+
 def _words(vocabulary: Sequence[str]) -> Tokenizer:
-    """Splits texts at spaces and punctuation, and knows the words that are in the vocabulary."""
+    """Return a tokenizer that splits at spaces and punctuation and knows the words of the vocabulary."""
     unknown = " "  # no word of a text has a space
     numbers = {word: number for number, word in enumerate([*vocabulary, unknown])}
     backend = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token=unknown))

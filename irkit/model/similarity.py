@@ -1,4 +1,4 @@
-"""The similarities that a model of either kind can ask for; higher is nearer."""
+"""The similarities that models are compared by; a higher number is nearer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.arguments import shown
+from irkit.arguments import brief
+from irkit.core.ragged import Ragged
+from irkit.core.representation import MultiVector, Sparse
+from irkit.core.scoring import score, score_pairs
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
 from irkit.model.terms import as_sparse
-from irkit.ragged import Ragged
-from irkit.representation import MultiVector, Sparse
-from irkit.scoring import score, score_pairs
 
 __all__ = ["Vectors", "averaged", "compare", "compare_pairs", "unit_length"]
 
@@ -38,9 +38,9 @@ _INNER = ("dot", "cosine")  # computed without zeros where vectors are sparse
 
 
 def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
-    """Similarity of each vector of ``a (n, dim)`` to each of ``b (m, dim)``: ``(n, m)``.
+    """Return the similarity of each vector of ``a (n, dim)`` to each of ``b (m, dim)``: ``(n, m)``.
 
-    For token vectors ``a`` and ``b`` hold an array ``(tokens, dim)`` a text, or are MultiVector.
+    For token vectors ``a`` and ``b`` hold an array ``(tokens, dim)`` per text, or are MultiVector.
 
     Raises:
         BadValueError: The widths differ.
@@ -56,7 +56,7 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
 
 
 def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
-    """Similarity of vector ``i`` of ``a`` to vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
+    """Return the similarity of vector ``i`` of ``a`` to vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
 
     Raises:
         BadValueError: The shapes differ.
@@ -82,7 +82,7 @@ def averaged(queries: MultiVector) -> MultiVector:
 
 
 def unit_length(rows: Sparse) -> Sparse:
-    """Scale the weights of each text to length 1; a text without any stays so."""
+    """Scale the weights of each text to length 1; a text without weights stays without."""
     squares = rows.weights.new_zeros(len(rows)).index_add(0, rows.terms.row_ids(), rows.weights**2)
     norms = squares.sqrt().clamp(min=1e-12)
     return Sparse(rows.terms, rows.weights / norms[rows.terms.row_ids()], rows.dim)
@@ -97,13 +97,13 @@ def _is_sparse(vectors: Vectors) -> bool:
 def _sparse(vectors: Vectors, unit: bool) -> Sparse:
     if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
         vectors = torch.stack(list(vectors))
-    given = isinstance(vectors, Sparse | Tensor)
-    rows = as_sparse("similarity", vectors) if given else Sparse.from_dense(_rows(vectors))
+    is_tensor = isinstance(vectors, Sparse | Tensor)
+    rows = as_sparse("similarity", vectors) if is_tensor else Sparse.from_dense(_rows(vectors))
     return unit_length(rows) if unit else rows
 
 
 def _texts(vectors: Vectors) -> MultiVector:
-    """The token vectors of several texts; one array of two dimensions is one text."""
+    """Return the token vectors of several texts; one array of two dimensions is one text."""
     if isinstance(vectors, MultiVector):
         return vectors
     if isinstance(vectors, Sparse):
@@ -115,7 +115,7 @@ def _texts(vectors: Vectors) -> MultiVector:
         rows = Ragged.from_rows(list(vectors)) if len(vectors) else Ragged(none, none[:, 0])
     except (TypeError, RuntimeError) as error:
         raise BadTypeError(
-            f"similarity: got {shown(vectors)}, expected an array (tokens, dim) a text"
+            f"similarity: got {brief(vectors)}, expected an array (tokens, dim) a text"
         ) from error
     if rows.values.dim() != 2:
         raise BadValueError(
@@ -132,7 +132,7 @@ def _tensors(a: Vectors, b: Vectors) -> tuple[Tensor, Tensor]:
 
 
 def _rows(vectors: Vectors) -> Tensor:
-    """``(n, dim)`` float32 with all its zeros; one vector is a row, a list of vectors is stacked."""
+    """Convert vectors to a dense float32 tensor ``(n, dim)``; one vector becomes a row."""
     if isinstance(vectors, Sparse):
         return vectors.to_dense().float()
     if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
@@ -140,10 +140,10 @@ def _rows(vectors: Vectors) -> Tensor:
     if isinstance(vectors, Tensor) and vectors.is_sparse:
         vectors = vectors.to_dense()
     try:
-        given = np.asarray(vectors) if isinstance(vectors, Sequence) else vectors
-        tensor = torch.as_tensor(given, device=getattr(given, "device", "cpu")).float()
+        array = np.asarray(vectors) if isinstance(vectors, Sequence) else vectors
+        tensor = torch.as_tensor(array, device=getattr(array, "device", "cpu")).float()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadTypeError(f"similarity: got {shown(vectors)}, expected vectors (n, dim)") from error
+        raise BadTypeError(f"similarity: got {brief(vectors)}, expected vectors (n, dim)") from error
     if tensor.dim() not in (1, 2):
         raise BadValueError(f"similarity: expected vectors (n, dim), got shape {tuple(tensor.shape)}")
     return tensor if tensor.dim() == 2 else tensor.view(min(1, len(tensor)), -1 if len(tensor) else 0)

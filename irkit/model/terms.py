@@ -1,4 +1,4 @@
-"""Sparse representations as people read them: terms by weight, and how many there are."""
+"""Sparse representations for people to read: terms by weight, and the number of terms."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from irkit.arguments import shown
+from irkit.arguments import brief
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Sparse
 from irkit.errors import BadTypeError, BadValueError
-from irkit.ragged import Ragged
-from irkit.representation import Sparse
 
 __all__ = ["as_sparse", "decode", "sparsity"]
 
 
-def as_sparse(operation: str, given: Any) -> Sparse:
-    """What is not zero in the rows of a tensor ``(n, dim)``, sparse or not; ``(dim,)`` is one row.
+def as_sparse(operation: str, vectors: Any) -> Sparse:
+    """Return the rows of a tensor ``(n, dim)``, sparse or not, without zeros; ``(dim,)`` is one row.
 
     Raises:
-        BadTypeError: It is no tensor.
-        BadValueError: It has another shape.
+        BadTypeError: ``vectors`` is not a tensor.
+        BadValueError: The tensor has another shape.
     """
-    if isinstance(given, Sparse):
-        return given
-    if isinstance(given, np.ndarray):
-        given = torch.from_numpy(given)
-    if not isinstance(given, Tensor):
-        raise BadTypeError(f"{operation}: got {shown(given)}, expected Sparse or a tensor (n, dim)")
-    if given.dim() not in (1, 2):
-        raise BadValueError(f"{operation}: got a tensor of shape {tuple(given.shape)}, expected (n, dim)")
-    rows = given[None] if given.dim() == 1 else given
+    if isinstance(vectors, Sparse):
+        return vectors
+    if isinstance(vectors, np.ndarray):
+        vectors = torch.from_numpy(vectors)
+    if not isinstance(vectors, Tensor):
+        raise BadTypeError(f"{operation}: got {brief(vectors)}, expected Sparse or a tensor (n, dim)")
+    if vectors.dim() not in (1, 2):
+        raise BadValueError(f"{operation}: got a tensor of shape {tuple(vectors.shape)}, expected (n, dim)")
+    rows = vectors[None] if vectors.dim() == 1 else vectors
     if rows.layout == torch.strided:
         return Sparse.from_dense(rows.float())
     rows = (rows if rows.layout == torch.sparse_coo else rows.to_sparse()).coalesce()
-    (places, terms), weights = rows.indices(), rows.values().float()
-    kept = weights != 0
-    lengths = torch.bincount(places[kept], minlength=rows.shape[0])
-    return Sparse(Ragged(terms[kept], lengths), weights[kept], rows.shape[1])
+    (numbers, terms), weights = rows.indices(), rows.values().float()
+    nonzero = weights != 0
+    lengths = torch.bincount(numbers[nonzero], minlength=rows.shape[0])
+    return Sparse(Ragged(terms[nonzero], lengths), weights[nonzero], rows.shape[1])
 
 
 def decode(rows: Sparse, vocabulary: Sequence[str], k: int | None = None) -> list[list[tuple[str, float]]]:
-    """Terms and weights of each row, the heaviest first, equals in the order of the vocabulary.
+    """Return terms and weights of each row, the heaviest first, equal weights in the order of the vocabulary.
 
     Args:
         rows: ``n`` rows.
-        vocabulary: A string a term.
-        k: Terms of a row, at most; None is all.
+        vocabulary: The string of each term.
+        k: Largest number of terms per row; None is all.
 
     Raises:
         BadValueError: ``k`` is below 1, or the vocabulary has another size.
@@ -72,7 +72,7 @@ def decode(rows: Sparse, vocabulary: Sequence[str], k: int | None = None) -> lis
 
 
 def sparsity(rows: Sparse) -> dict[str, float]:
-    """How many terms a row has on average, and which share of the vocabulary it leaves out.
+    """Return the average number of terms per row, and the share of the vocabulary without a weight.
 
     Returns:
         ``active_dims`` and ``sparsity_ratio``, as in sentence-transformers; 0 and 1 without rows.

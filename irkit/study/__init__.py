@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from irkit.study.config import StudyConfig
-from irkit.study.report import write_report
 from irkit.study.results import Cell
-from irkit.study.running import check_study, run_study
+from irkit.study.study_config import StudyConfig
+from irkit.study.study_report import write_report
+from irkit.study.study_run import check_study, run_study
 from irkit.study.trial import Trial
 
 __all__ = ["Cell", "StudyConfig", "Trial", "check_study", "run_study", "write_report"]

@@ -1,38 +1,36 @@
-"""Results of a study: means and deviations over seeds, and tests of the variants against the baseline."""
+"""Results of a study: means and deviations over seeds, and tests of variants against the baseline."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from irkit.errors import BadValueError, CorruptError
-from irkit.evaluation import correct_p
+from irkit.errors import BadValueError
+from irkit.evaluation.significance import correct_p
+from irkit.training.result_files import Results
 
-__all__ = ["AVERAGE", "Cell", "Scores", "paired_p", "read_scores", "tabulate"]
+__all__ = ["AVERAGE", "Cell", "paired_p", "tabulate"]
 
-AVERAGE = "average"  # of all datasets
-
-Scores = dict[tuple[str, str], dict[str, float]]  # (measure, dataset) -> query -> value
+AVERAGE = "average"
+"""Name of the average of all datasets in the results."""
 
 
 class Cell(NamedTuple):
-    """One variant on one dataset, or on their average, under one measure.
+    """Results of one variant on one dataset, or on the average of all, for one measure.
 
     Attributes:
-        variant: Its name.
-        measure: Such as ``nDCG@10``.
-        dataset: Its name, or ``"average"``: the mean over the datasets, each of equal weight.
-        seeds: Seed -> mean over the queries.
-        mean: Over the seeds.
-        deviation: Of a sample, over the seeds; None of a single one.
-        difference: Of the mean to that of the baseline; None without one.
-        p: Of `paired_p`; None of the baseline, and without one.
-        corrected_p: Holm's, for all variants under the same measure and dataset.
+        variant: Name of the variant.
+        measure: Measure, such as ``nDCG@10``.
+        dataset: Name of the dataset, or ``"average"`` for the mean over the datasets, each of equal weight.
+        seeds: Mean over the queries by seed.
+        mean: Mean over the seeds.
+        deviation: Sample standard deviation over the seeds; None for a single seed.
+        difference: Difference of the mean to the mean of the baseline; None without a baseline.
+        p: Result of `paired_p`; None for the baseline, and without one.
+        corrected_p: ``p`` after Holm's correction for all variants under the same measure and dataset.
     """
 
     variant: str
@@ -46,39 +44,23 @@ class Cell(NamedTuple):
     corrected_p: float | None = None
 
     def significant(self, alpha: float = 0.05) -> bool:
-        """Whether the corrected p is below ``alpha``."""
+        """Return True if the corrected p is below ``alpha``."""
         return self.corrected_p is not None and self.corrected_p < alpha
 
 
-def read_scores(path: Path) -> Scores:
-    """Read the ``evaluation.jsonl`` that a training ends with.
-
-    Raises:
-        CorruptError: It is not what a training writes.
-    """
-    scores: Scores = {}
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            scores.setdefault((row["measure"], row["dataset"]), {})[row["query_id"]] = float(row["value"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"reading {path}: {error!r}; remove its folder to train again") from error
-    return scores
-
-
 def tabulate(
-    runs: Mapping[str, Mapping[int, Scores]], baseline: str, datasets: Sequence[str] = ()
+    runs: Mapping[str, Mapping[int, Results]], baseline: str, datasets: Sequence[str] = ()
 ) -> list[Cell]:
-    """Summarise and test.
+    """Summarise the results of all runs, and test the variants against the baseline.
 
     Args:
-        runs: Variant -> seed -> its scores; a variant may have fewer seeds than others, or none.
+        runs: Results by variant and seed; variants may have fewer seeds than others, or none.
         baseline: Name of the variant that the others are tested against.
-        datasets: The ones that count, in this order; by default all that there are.
+        datasets: Datasets that count, in this order; all by default.
 
     Returns:
-        A cell for each measure, dataset and variant with a seed, in this order; of several datasets,
-        their average comes last.
+        One cell per measure, dataset and variant with a seed, in this order; the average of several datasets
+        comes last.
 
     Raises:
         BadValueError: Runs were evaluated on different queries.
@@ -95,23 +77,23 @@ def tabulate(
         }
         for measure in measures
         for name in names
-    }  # variant -> (seeds, queries)
+    }  # arrays (seeds, queries) by variant
     cells: list[Cell] = []
     for measure in measures:
         for name in [*names, AVERAGE] if len(names) > 1 else names:
-            strata = [values[measure, each] for each in (names if name == AVERAGE else [name])]
-            cells += _tested(measure, name, finished, strata, baseline)
+            strata = [values[measure, dataset] for dataset in (names if name == AVERAGE else [name])]
+            cells += _test_variants(measure, name, finished, strata, baseline)
     return cells
 
 
 def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
-    """Two-sided p of a paired t-test of the mean over datasets of the mean difference.
+    """Compute the two-sided p of a paired t-test of the mean difference, averaged over datasets.
 
-    With one dataset this is the usual paired t-test. With several, variances of the means add up, and the
-    degrees of freedom are those of Welch and Satterthwaite.
+    With one dataset this is the usual paired t-test. With several, the variances of the means add up, and the
+    degrees of freedom follow Welch and Satterthwaite.
 
     Args:
-        differences: Of each dataset ``(queries,)``, two at least.
+        differences: Differences ``(queries,)`` of each dataset, at least two per dataset.
 
     Examples:
         >>> round(paired_p([np.array([0.1, 0.2, 0.3])]), 4)
@@ -133,24 +115,24 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
 
 
 def _aligned(
-    variant: str, seeds: Mapping[int, Scores], key: tuple[str, str], first: Scores
+    variant: str, seeds: Mapping[int, Results], key: tuple[str, str], first: Results
 ) -> npt.NDArray[np.float64]:
-    """Values of one dataset ``(seeds, queries)``, the queries in the order of the first run."""
+    """Return the values of one dataset ``(seeds, queries)``, with queries in the order of the first run."""
     queries = first.get(key, {})
     for seed, scores in seeds.items():
-        found = scores.get(key, {})
-        if not queries or found.keys() != queries.keys():
+        values = scores.get(key, {})
+        if not queries or values.keys() != queries.keys():
             raise BadValueError(
-                f"{key[0]} on {key[1]!r}: {variant!r} with seed {seed} has {len(found)} queries, the first "
+                f"{key[0]} on {key[1]!r}: {variant!r} with seed {seed} has {len(values)} queries, the first "
                 f"run {len(queries)}; expected the same ones: remove the folder of the run that differs"
             )
     return np.array([[scores[key][query] for query in queries] for scores in seeds.values()])
 
 
-def _tested(
+def _test_variants(
     measure: str,
     dataset: str,
-    runs: Mapping[str, Mapping[int, Scores]],
+    runs: Mapping[str, Mapping[int, Results]],
     strata: list[dict[str, npt.NDArray[np.float64]]],
     baseline: str,
 ) -> list[Cell]:
@@ -158,8 +140,8 @@ def _tested(
     for variant, seeds in runs.items():
         by_seed = np.mean([part[variant].mean(1) for part in strata], 0)  # (seeds,)
         deviation = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
-        each = dict(zip(seeds, by_seed.tolist(), strict=True))
-        cells[variant] = Cell(variant, measure, dataset, each, float(by_seed.mean()), deviation)
+        means = dict(zip(seeds, by_seed.tolist(), strict=True))
+        cells[variant] = Cell(variant, measure, dataset, means, float(by_seed.mean()), deviation)
     if baseline not in cells:
         return list(cells.values())
     others = [variant for variant in cells if variant != baseline]

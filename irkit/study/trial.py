@@ -1,4 +1,4 @@
-"""One training of a study, and its files."""
+"""One run of a study, and its files."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import yaml
 
 from irkit.config import read_mapping
 from irkit.errors import ConfigError
-from irkit.files import explained, write_text
-from irkit.study.config import StudyConfig, folder_name
+from irkit.study.study_config import StudyConfig, folder_name
+from irkit.training.run_directory import is_complete
+from irkit.utils.atomic import explained, write_text
 
 __all__ = ["Trial", "trials"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A variant trained with a seed.
+    """A variant trained with one seed.
 
     Attributes:
         variant: Name of the variant.
-        seed: As ``train.seed``.
+        seed: Value of ``train.seed``.
         recipe: The whole recipe.
-        folder: What `irkit train` makes: the model, its recipe, ``evaluation.jsonl`` when it is finished.
-            Beside it are the recipe as it was given, ``.yaml``, all output, ``.log``, and after a failure its
-            message, ``.failed``.
+        folder: Directory of the run, see `irkit.training.run_directory`. Beside it are the recipe, ``.yaml``,
+            the output of the process, ``.log``, and after a failure its message, ``.failed``.
     """
 
     variant: str
@@ -37,38 +37,37 @@ class Trial:
     folder: Path
 
     def beside(self, suffix: str) -> Path:
-        """The file beside the folder that ends in ``suffix``."""
+        """Return the path beside the folder that ends in ``suffix``."""
         return self.folder.with_name(self.folder.name + suffix)
 
     @property
-    def scores(self) -> Path:
-        """What a training writes last: values by query."""
+    def results(self) -> Path:
+        """Measures of the finished model by query, the last file before the model."""
         return self.folder / "evaluation.jsonl"
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
-        written_last = self.folder / "modules.json"
-        return self.scores.exists() and (written_last.exists() or self.beside(".done").exists())
+        """Whether the run is complete; its model may be deleted."""
+        return self.results.exists() and (is_complete(self.folder) or self.beside(".done").exists())
 
     @property
     def failure(self) -> str | None:
-        """Why it ended, if it did without having finished."""
+        """Message of the last attempt, if it failed."""
         try:
             return self.beside(".failed").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def check(self) -> None:
-        """Refuse to go on with what was begun with another recipe.
+        """Refuse to resume a run that was begun with another recipe.
 
         Raises:
-            ConfigError: The recipe differs.
+            ConfigError: The recipes differ.
         """
         begun = (self.folder / "recipe.yaml").exists()
         if not begun or not self.beside(".yaml").exists():
             return
-        old, new = _flat(read_mapping(self.beside(".yaml"))), _flat(self.recipe)
+        old, new = _flatten(read_mapping(self.beside(".yaml"))), _flatten(self.recipe)
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
                 raise ConfigError(
@@ -77,7 +76,7 @@ class Trial:
                 )
 
     def write_recipe(self) -> Path:
-        """Write what `irkit train` reads."""
+        """Write the recipe to a file, and return its path."""
         path = self.beside(".yaml")
         with explained(f"making {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,7 @@ class Trial:
         return path
 
     def drop_model(self) -> None:
-        """Keep results and recipe alone."""
+        """Delete everything but results and recipe."""
         with explained(f"removing the model in {self.folder}"):
             self.beside(".done").touch()
             for path in self.folder.iterdir():
@@ -96,19 +95,19 @@ class Trial:
 
 
 def trials(study: StudyConfig, out: Path) -> list[Trial]:
-    """All trainings of a study in the order in which they run."""
+    """Return all runs of a study, in the order in which they start."""
     return [
         Trial(variant, seed, recipe, out / "runs" / folder_name(variant) / f"seed-{seed}")
         for variant, seed, recipe in study.recipes()
     ]
 
 
-def _flat(node: Any, path: str = "") -> dict[str, Any]:
-    """Keys with dots."""
+def _flatten(node: Any, path: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by keys with dots."""
     if not isinstance(node, Mapping) or not node:
         return {path: node}
     return {
         below: value
         for key, part in node.items()
-        for below, value in _flat(part, f"{path}.{key}" if path else str(key)).items()
+        for below, value in _flatten(part, f"{path}.{key}" if path else str(key)).items()
     }

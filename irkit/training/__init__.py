@@ -1,37 +1,36 @@
 """Training of every kind of model: examples, losses on score matrices, one trainer.
 
-In the order in which a reader meets them::
+Read in this order::
 
-    recipe.py       what is trained on what: one YAML file; model_recipe.py, arguments.py: its parts
-    running.py      a recipe carried out, from its checks to the saved model
-    data/           sources of examples, and batches of them; example.py: what an example and a batch are
-    step.py         a batch in, the loss out; scores.py: what losses see; gather.py: what processes share
-    masked_lm.py    the same for texts without labels; masking.py, texts.py: its batches; text_training.py
-    pretraining/    other objectives on texts, and the recipe of a model from its beginning: new_model.py
-    stages.py       what recipes of several stages leave behind
-    pretraining/    objectives that need texts alone; logit_losses.py: losses over a vocabulary, fused
+    train_recipe.py      a training as one YAML file; its parts: model_recipe.py, training_arguments.py, ...
+    train_run.py         run a recipe: check everything, train, measure, save
+    run_directory.py     the directory of a run, and how every run resumes; runner.py: a trainer in it
+    training_data/       sources of examples, and batches of them; example.py: an example, a batch
+    train_step.py        a batch in, the loss out; scores.py: what losses see; gather.py: several processes
     losses/, regularizers.py, interaction.py
-    trainer.py      steps, on transformers' Trainer; checkpoints.py, lora.py
-    validation.py   measures of the model of the moment
-    negatives.py, labels.py, teachers.py    examples made from searches and from other models
+    trainer.py           the training loop; checkpoints.py, learning_rates.py, lora.py, collapse.py
+    validation.py        measure the current model; result_files.py: evaluation.jsonl
+    text_training.py     training on texts without labels: masking.py, masked_lm_step.py, logit_losses.py
+    pretraining/         objectives on texts, and recipes that start from random weights: new_model.py
+    negatives.py, labels.py, teachers.py    examples from searches and from other models
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from irkit.lazy import lazy_names
+from irkit.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from irkit.training.arguments import TrainingArguments
     from irkit.training.example import Batch, Example
     from irkit.training.labels import label
     from irkit.training.negatives import mine
-    from irkit.training.recipe import TrainRecipe
-    from irkit.training.running import train
     from irkit.training.scores import Scores
-    from irkit.training.step import TrainStep
+    from irkit.training.train_recipe import TrainRecipe
+    from irkit.training.train_run import train
+    from irkit.training.train_step import TrainStep
     from irkit.training.trainer import Trainer
+    from irkit.training.training_arguments import TrainingArguments
 
 __all__ = [
     "Batch",
@@ -50,13 +49,13 @@ _HOME = {
     "Batch": "example",
     "Example": "example",
     "Scores": "scores",
-    "TrainRecipe": "recipe",
-    "TrainStep": "step",
+    "TrainRecipe": "train_recipe",
+    "TrainStep": "train_step",
     "Trainer": "trainer",
-    "TrainingArguments": "arguments",
+    "TrainingArguments": "training_arguments",
     "label": "labels",
     "mine": "negatives",
-    "train": "running",
+    "train": "train_run",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,52 +14,36 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from irkit.errors import CorruptError, StorageError
-from irkit.files import explained
-from irkit.formats import flush
+from irkit.utils.atomic import explained, remove_folder
 
 __all__ = [
     "STATE",
     "all_checkpoints",
     "load_weights",
     "newest_checkpoint",
-    "publish",
     "rotate",
     "save_weights",
     "saving",
 ]
 
 STATE = "training"
-"""Folder of a checkpoint with what going on with the training takes; the rest is a model directory."""
+"""Folder of a checkpoint with everything that a resume needs; the rest is a model directory."""
 _WEIGHTS = "weights.safetensors"
 
 
 def all_checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoints ``checkpoint-STEP`` in a folder, the oldest first."""
-    found = [(re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("*")]
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    """Return the checkpoints ``checkpoint-STEP`` in a folder, the oldest first."""
+    matches = [(re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("*")]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The checkpoint of the last step, or None if there is none; unfinished ones have other names."""
+    """Return the checkpoint of the last step, or None; unfinished checkpoints have other names."""
     return next(reversed(all_checkpoints(folder)), None)
 
 
-def publish(unfinished: Path, checkpoint: Path) -> None:
-    """Give a finished directory its name, after all its content has reached the disk.
-
-    Raises:
-        StorageError: Writing failed.
-    """
-    with explained(f"saving {checkpoint}"):
-        flush(unfinished)
-        _remove(checkpoint)
-        unfinished.rename(checkpoint)
-
-
 def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None) -> None:
-    """Delete all but the last ``limit`` checkpoints; of these the ``best`` one is kept in any case.
-
-    The newest is kept too, so that training can go on.
+    """Delete all but ``limit`` checkpoints: the newest, the ``best``, and the last of the others.
 
     Raises:
         StorageError: Deleting failed.
@@ -68,32 +51,32 @@ def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None
     paths = all_checkpoints(folder)
     if limit is None or limit < 1:
         return
-    kept = {paths[-1]} if paths else set()
-    kept |= {path for path in paths if best is not None and path.name == Path(best).name}
+    remaining = {paths[-1]} if paths else set()
+    remaining |= {path for path in paths if best is not None and path.name == Path(best).name}
     for path in reversed(paths):
-        if len(kept) < limit:
-            kept.add(path)
-        elif path not in kept:
+        if len(remaining) < limit:
+            remaining.add(path)
+        elif path not in remaining:
             with explained(f"deleting {path}"):
-                _remove(path)
+                remove_folder(path)
 
 
 @contextlib.contextmanager
 def saving(checkpoint: Path) -> Iterator[None]:
-    """Turn what torch, safetensors and Python each make of a full disk into a StorageError."""
+    """Turn the errors of torch, safetensors and Python on a full disk into a StorageError."""
     try:
         with explained(f"saving {checkpoint}"):
             yield
     except SafetensorError as error:
         raise StorageError(f"saving {checkpoint}: {error}") from error
     except RuntimeError as error:
-        if "inline_container" not in str(error):  # the part of torch.save that writes
+        if "inline_container" not in str(error):  # the writer of torch.save
             raise
         raise StorageError(f"saving {checkpoint}: torch could not write it; is the disk full?") from error
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Trained parameters by name, whole where processes have parts of them: then all have to call this."""
+    """Return the trained parameters by name; with fsdp they are gathered, and all processes call this."""
     named = ((name, value) for name, value in module.named_parameters() if value.requires_grad)
     return {
         name: value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
@@ -103,37 +86,37 @@ def trained_weights(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Undo `trained_weights`.
+    """Load `trained_weights` into a module.
 
     Raises:
-        CorruptError: The weights are not those of the module; the message names their ``source``.
+        CorruptError: The weights do not fit the module; the message names their ``source``.
     """
     trained: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    known, given = ({name: value.shape for name, value in each.items()} for each in (trained, weights))
-    if known != given:
-        odd = sorted(known.items() ^ given.items(), key=str)[0]
+    expected, actual = ({name: value.shape for name, value in part.items()} for part in (trained, weights))
+    if expected != actual:
+        odd = sorted(expected.items() ^ actual.items(), key=str)[0]
         raise CorruptError(
             f"resuming from {source}: it is of another model or of other learning_rates; {odd[0]} "
             f"{tuple(odd[1])} is only in one of them"
         )
     for name, value in trained.items():
-        new = weights[name].to(value.device)
+        weight = weights[name].to(value.device)
         if isinstance(value, DTensor):
-            new = distribute_tensor(new, value.device_mesh, value.placements)
-        value.copy_(new)
+            weight = distribute_tensor(weight, value.device_mesh, value.placements)
+        value.copy_(weight)
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write named tensors beside the rest of the state of a training, inside `saving`."""
+    """Write named tensors to the folder of a checkpoint's state; call it inside `saving`."""
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """What `save_weights` wrote.
+    """Read the file of `save_weights`.
 
     Raises:
-        StorageError: It is not there.
-        CorruptError: It is damaged.
+        StorageError: The file does not exist.
+        CorruptError: The file is damaged.
     """
     path = folder / _WEIGHTS
     if not path.is_file():
@@ -144,12 +127,3 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise CorruptError(f"resuming from {path}: {error}") from error
-
-
-def _remove(checkpoint: Path) -> None:
-    """Delete a directory that nobody takes for a checkpoint meanwhile."""
-    if checkpoint.exists():
-        doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
-        shutil.rmtree(doomed, ignore_errors=True)
-        checkpoint.rename(doomed)
-        shutil.rmtree(doomed)

@@ -1,7 +1,7 @@
-"""Trainings that collapse: what shows it, and how users are told while there is time to stop.
+"""Detect trainings that collapse, and warn users while there is time to stop.
 
-What is measured of a batch is a few sums on the device of the model. They are read where the trainer logs,
-which waits for the device in any case.
+A step measures a few sums on the device of the model. They are read when the trainer logs, which waits for
+the device in any case.
 """
 
 from __future__ import annotations
@@ -12,51 +12,53 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from irkit.representation import Dense, MultiVector, Representation
+from irkit.core.representation import Dense, MultiVector, Representation
 from irkit.training.losses import CrossEntropy, InfoNCE, Loss, PairwiseCrossEntropy
 from irkit.training.scores import Scores
 
 __all__ = ["ALIKE", "CHANCE", "CollapseWatch", "chance", "is_sign", "likeness"]
 
 ALIKE, CHANCE = "alike", "_chance"
-"""Among the signs of a step: name of what `likeness` gives; what follows the name of a loss for `chance`."""
+"""Signs of a step: the name of `likeness`, and the suffix of a loss for its `chance`."""
 
 Symptom = tuple[str, bool, str]
-"""Its kind, whether it would be a collapse if it lasted, and the message."""
+"""Kind of the symptom, whether it is a collapse if it lasts, and the message."""
 
 _CONTRASTIVE = (InfoNCE, CrossEntropy, PairwiseCrossEntropy)
-_STEPS = 20  # fewer teach too little to be judged
+_STEPS = 20  # after fewer steps nothing is judged
 _SETTLED = 0.3  # share of the steps after which something should have been learned
-_REGULARIZED = 0.5  # after which regularizers, whose factors rise at first, should have had an effect
-_LASTING = 10  # steps in a row, as one may be an accident
-_AT_CHANCE = (0.98, 1.05)  # times the loss at chance; what is higher still falls, or says so by itself
+_REGULARIZED = (
+    0.5  # share of the steps after which regularizers, whose factors rise slowly, should have an effect
+)
+_LASTING = 10  # steps that a symptom must last
+_AT_CHANCE = (0.98, 1.05)  # range of the loss relative to chance; a higher loss is still falling, or diverges
 _BELOW_CHANCE = 0.9
 _ALL_ALIKE, _UNLIKE = 0.99, 0.9  # mean cosines
 _DEAD = 1.0  # terms
-_DENSE = 0.9  # of the vocabulary, as `CalibrationConfig.highest`
+_DENSE = 0.9  # share of the vocabulary, like `CalibrationConfig.highest`
 
 
 def is_sign(name: str) -> bool:
-    """Whether a value is there for the watch alone."""
+    """Return True if a value is only for the watch, not for the log."""
     return name == ALIKE or name.endswith(CHANCE)
 
 
 @torch.no_grad()
 def chance(loss: Loss, scores: Scores) -> Tensor | None:
-    """The value of a contrastive loss if all documents scored the same; None of other losses.
+    """Return the value of a contrastive loss if all documents scored the same; None for other losses.
 
-    Of InfoNCE without a guide this is the logarithm of the number of documents that compete.
+    For InfoNCE without a guide this is the logarithm of the number of competing documents.
     """
     if not isinstance(loss, _CONTRASTIVE):
         return None
-    everything = None if scores.all is None else torch.zeros_like(scores.all)
-    value: Tensor = loss(replace(scores, own=torch.zeros_like(scores.own), all=everything))
+    all_zero = None if scores.all is None else torch.zeros_like(scores.all)
+    value: Tensor = loss(replace(scores, own=torch.zeros_like(scores.own), all=all_zero))
     return value
 
 
 @torch.no_grad()
 def likeness(rows: Representation) -> Tensor | None:
-    """Mean cosine between two vectors of texts, or of tokens; None if there are not two."""
+    """Return the mean cosine of two vectors of texts, or of tokens; None if there are fewer than two."""
     if not isinstance(rows, Dense | MultiVector):
         return None
     vectors = rows.values if isinstance(rows, Dense) else rows.tokens.values
@@ -65,17 +67,17 @@ def likeness(rows: Representation) -> Tensor | None:
     exact = torch.promote_types(vectors.dtype, torch.float32)
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=exact)
     inverse = torch.where(norms > 0, 1 / norms, 0)
-    total = (inverse.to(vectors.dtype) @ vectors).to(exact)  # of all unit vectors, without a copy of them
+    total = (inverse.to(vectors.dtype) @ vectors).to(exact)  # sum of all unit vectors, without a copy of them
     mean: Tensor = (total.square().sum() - (norms > 0).sum()) / (count * (count - 1))
     return mean
 
 
 class CollapseWatch:
-    """Finds in what is logged that a training has collapsed, and says so once of each kind.
+    """Find the symptoms of a collapse in the log; each kind is reported once.
 
     Args:
         rate: The learning rate, for the advice.
-        vocabulary: Terms of a sparse model; None of others.
+        vocabulary: Number of terms of a sparse model; None for other models.
 
     Examples:
         >>> watch = CollapseWatch(1e-3, vocabulary=1000)
@@ -88,41 +90,41 @@ class CollapseWatch:
     def __init__(self, rate: float, vocabulary: int | None = None) -> None:
         self._vocabulary = vocabulary
         self._slower = f"lower the learning_rate ({rate:.2g}) or make warmup_steps longer"
-        self._since, self._told, self._was_good = dict[str, int](), set[str](), set[str]()
+        self._since, self._reported, self._was_good = dict[str, int](), set[str](), set[str]()
 
     def __call__(self, logs: Mapping[str, float], step: int, steps: int, *, last: bool = False) -> list[str]:
-        """What is new.
+        """Return the messages of new collapses.
 
         Args:
             logs: Means of the parts of the loss since the last call.
-            step: Steps that are done.
-            steps: Of all of them.
-            last: Whether there will be no other call.
+            step: Number of completed steps.
+            steps: Number of all steps.
+            last: Whether this is the last call.
         """
-        found = {kind: rest for kind, *rest in self._symptoms(logs, step, step / max(1, steps))}
-        self._since = {kind: self._since.get(kind, step) for kind in found}
+        symptoms = {kind: rest for kind, *rest in self._symptoms(logs, step, step / max(1, steps))}
+        self._since = {kind: self._since.get(kind, step) for kind in symptoms}
         new = [
             kind
-            for kind, (is_collapse, _) in found.items()
-            if is_collapse and kind not in self._told and (last or step - self._since[kind] >= _LASTING)
+            for kind, (is_collapse, _) in symptoms.items()
+            if is_collapse and kind not in self._reported and (last or step - self._since[kind] >= _LASTING)
         ]
-        self._told.update(new)
-        return [f"training: {found[kind][1]}" for kind in new]
+        self._reported.update(new)
+        return [f"training: {symptoms[kind][1]}" for kind in new]
 
     def _symptoms(self, logs: Mapping[str, float], step: int, share: float) -> Iterator[Symptom]:
-        """What looks bad at this step."""
+        """Yield the symptoms at this step."""
         for side, texts in (("query", "queries"), ("document", "documents")):
             terms = logs.get(f"active_dims_{side}")
             if terms is not None and self._vocabulary is not None:
-                yield from self._of_terms(side, f"{texts} have", terms, step, share)
+                yield from self._check_terms(side, f"{texts} have", terms, step, share)
         for name in logs:
             if name.endswith(CHANCE):
                 loss = name.removesuffix(CHANCE)
-                yield from self._of_loss(loss, logs[loss], logs[name], step, share)
+                yield from self._check_loss(loss, logs[loss], logs[name], step, share)
         if ALIKE in logs:
-            yield from self._of_vectors(logs[ALIKE], step, share)
+            yield from self._check_vectors(logs[ALIKE], step, share)
 
-    def _of_terms(self, side: str, have: str, terms: float, step: int, share: float) -> Iterator[Symptom]:
+    def _check_terms(self, side: str, have: str, terms: float, step: int, share: float) -> Iterator[Symptom]:
         most = self._vocabulary or 0
         if terms < _DEAD:
             yield (
@@ -141,7 +143,7 @@ class CollapseWatch:
                 f"set {side}_max_active_dims of the model",
             )
 
-    def _of_loss(self, name: str, loss: float, most: float, step: int, share: float) -> Iterator[Symptom]:
+    def _check_loss(self, name: str, loss: float, most: float, step: int, share: float) -> Iterator[Symptom]:
         if loss < _BELOW_CHANCE * most:
             self._was_good.add(name)
         low, high = _AT_CHANCE
@@ -154,7 +156,7 @@ class CollapseWatch:
                 "see whether the temperature fits the scores and the examples are right",
             )
 
-    def _of_vectors(self, alike: float, step: int, share: float) -> Iterator[Symptom]:
+    def _check_vectors(self, alike: float, step: int, share: float) -> Iterator[Symptom]:
         if alike < _UNLIKE:
             self._was_good.add(ALIKE)
         if alike >= _ALL_ALIKE:
@@ -166,5 +168,5 @@ class CollapseWatch:
             )
 
     def _judged(self, name: str, step: int, share: float) -> bool:
-        """Whether bad values are a collapse: the training was better, or it had time to become so."""
+        """Return True if a bad value is a collapse: it was better, or had the time to become better."""
         return step >= _STEPS and (name in self._was_good or share >= _SETTLED)

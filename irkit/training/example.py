@@ -1,4 +1,4 @@
-"""What is trained on: a query with documents, and batches of them as the trainer gets them."""
+"""Training examples, a query with documents each, and the batches that the trainer gets."""
 
 from __future__ import annotations
 
@@ -8,23 +8,38 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from irkit.core.ragged import Ragged, to_device
 from irkit.errors import BadValueError
-from irkit.ragged import Ragged, to_device
 
-__all__ = ["Batch", "Example"]
+__all__ = ["Batch", "Example", "Movable"]
+
+
+class Movable:
+    """Dataclass whose tensors move to another device together."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return a copy on another device."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Ragged):
+                moved[field.name] = value.to(device)
+            elif isinstance(value, Tensor):
+                moved[field.name] = to_device(value, device)
+        return replace(self, **moved)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One query with documents to be ranked for it.
+    """One query and the documents to rank for it.
 
     Args:
-        query: Its text.
-        documents: Their texts, the relevant ones first.
-        scores: What a teacher gives each document, or a label of each; None if there are none.
+        query: Text of the query.
+        documents: Texts of the documents, the relevant ones first.
+        scores: Score of a teacher, or label, per document; None if there are none.
         positives: How many of the first documents are known to be relevant.
-        ids: Names of the documents; empty where texts are names enough.
-        relevant: Names of all documents known to be relevant to the query, here or elsewhere.
+        ids: Ids of the documents; empty if the texts identify them.
+        relevant: Ids of all documents known to be relevant to the query, in this example or elsewhere.
     """
 
     query: str
@@ -44,22 +59,22 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """``b`` queries, the ``d`` distinct documents of all of them, and how these belong together.
+class Batch(Movable):
+    """``b`` queries and the ``d`` distinct documents of all of them.
 
     Attributes:
-        queries: Ragged ids, ``b`` rows.
-        documents: Ragged ids, ``d`` rows.
-        own: ``(b, n)`` int64 rows of ``documents`` that belong to each query, in the order of `Example`;
-            -1 fills up where a query has fewer than ``n``.
+        queries: Ragged token ids, ``b`` rows.
+        documents: Ragged token ids, ``d`` rows.
+        own: ``(b, n)`` int64, the rows of ``documents`` that belong to each query, in the order of `Example`;
+            -1 where a query has fewer than ``n`` documents.
         positives: ``(b,)`` int64, how many of the first ``own`` are known to be relevant.
         relevant: ``(b, d)`` bool, which documents of the batch are known to be relevant to a query.
         targets: ``(b, n)`` float32 scores of the teacher, NaN where ``own`` is -1; None if there are none.
-        texts: Texts of the queries and of the documents, for losses with a model of their own; else None.
-        keys: ``(d,)`` int64 that stand for the documents, equal in every process.
-        names: ``(d,)`` int64 that stand for the ids of the documents.
-        known: Ragged names of all documents known to be relevant to each query, also of those that are not
-            in the batch: another process may have them. None, as ``names``, if only ``relevant`` is known.
+        texts: Texts of the queries and of the documents, for losses with a guide model; else None.
+        keys: ``(d,)`` int64, one number per distinct document, the same in every process.
+        names: ``(d,)`` int64, one number per document id.
+        known: Ragged ``names`` of all documents known to be relevant to each query. They need not be in the
+            batch: another process may have them. None, like ``names``, if only ``relevant`` is known.
     """
 
     queries: Ragged
@@ -75,13 +90,3 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.queries)
-
-    def to(self, device: torch.device | str) -> Self:
-        """On another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Ragged) else to_device(value, device)
-            for name, value in values.items()
-            if isinstance(value, Tensor | Ragged)
-        }
-        return replace(self, **moved)

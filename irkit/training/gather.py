@@ -1,4 +1,4 @@
-"""What the processes of a training know together: rows of all of them, with gradients."""
+"""Gather rows from all processes of a training, with gradients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.ragged import Ragged, to_device
-from irkit.representation import Dense, MultiVector, Representation
+from irkit.core.ragged import Ragged, to_device
+from irkit.core.representation import Dense, MultiVector, Representation
 from irkit.training.example import Batch
 
 __all__ = ["Joint", "everywhere", "join", "processes"]
@@ -26,18 +26,19 @@ def _same(rows: Representation) -> Representation:
 
 @dataclass(frozen=True)
 class Joint:
-    """Representations of a batch and how they belong together, of this process or of all.
+    """Representations of a batch and how they belong together, from this process or from all.
 
     Attributes:
-        queries: ``b`` of them.
-        documents: ``d`` of them, each once.
-        own: ``(b, n)`` int64 rows of ``documents`` that belong to each query; -1 where there is none.
+        queries: ``b`` queries.
+        documents: ``d`` distinct documents.
+        own: ``(b, n)`` int64, rows of ``documents`` that belong to each query; -1 where there is none.
         positives: ``(b,)`` int64, how many of the first ``own`` are known to be relevant.
         relevant: ``(b, d)`` bool, which documents are known to be relevant to a query.
-        targets: ``(b, n)`` float32 of a teacher, or None.
-        share: Factor of a mean over ``b`` queries, so that the mean over processes is that over all queries.
-        of_queries: Turns what this process has of its own queries into what belongs to ``queries``.
-        of_documents: The same for ``documents``.
+        targets: ``(b, n)`` float32 scores of a teacher, or None.
+        share: Factor of a mean over ``b`` queries: with it, the mean over processes is the mean over all
+            queries.
+        of_queries: Turns other rows for the queries of this process into rows for ``queries``.
+        of_documents: As ``of_queries``, for ``documents``.
     """
 
     queries: Representation
@@ -52,7 +53,7 @@ class Joint:
 
 
 def processes() -> int:
-    """How many processes train together."""
+    """Return how many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -64,18 +65,18 @@ def join(
     every_document: bool = False,
     every_query: bool = False,
 ) -> Joint:
-    """Put a batch and its representations together, with those of the other processes if asked.
+    """Join a batch and its representations, with the batches of the other processes if a loss needs them.
 
-    The gradients of what comes from another process go back to it, summed over all that use it. As
-    distributed training then takes the mean over processes, the mean of their losses has the gradients that
-    one process would have, had it all queries.
+    The gradient of a row goes back to the process that encoded it, summed over all processes that use the
+    row. Distributed training then averages gradients over processes. So they are the gradients that a single
+    process with all queries would compute.
 
     Args:
-        batch: Of this process.
-        queries: A row for each of its queries, Dense or MultiVector.
-        documents: A row for each of its documents.
-        every_document: Whether documents of all processes are wanted.
-        every_query: Whether queries of all processes are wanted, and with them their documents.
+        batch: Batch of this process.
+        queries: One row per query of the batch, Dense or MultiVector.
+        documents: One row per document of the batch.
+        every_document: Gather the documents of all processes.
+        every_query: Gather the queries and the documents of all processes.
     """
     joint = Joint(queries, documents, batch.own, batch.positives, batch.relevant, batch.targets)
     if processes() == 1:
@@ -85,25 +86,27 @@ def join(
         joint = replace(joint, share=len(batch) * len(counts) / max(1, sum(counts)))
         if not every_document:
             return joint
+    # a document that several processes have counts once, at its first row
     keys, sizes = _all_rows(batch.keys)
     distinct, number = torch.unique(keys, return_inverse=True)
-    places = torch.arange(len(keys), device=keys.device)
-    first = torch.full_like(distinct, len(keys)).scatter_reduce(0, number, places, "amin")
-    kept = first.sort().values  # a document that several processes have counts once, where it came first
-    columns = torch.split(torch.searchsorted(kept, first[number]), sizes)[dist.get_rank()]
+    rows_of_all = torch.arange(len(keys), device=keys.device)
+    first = torch.full_like(distinct, len(keys)).scatter_reduce(0, number, rows_of_all, "amin")
+    chosen = first.sort().values
+    columns = torch.split(torch.searchsorted(chosen, first[number]), sizes)[dist.get_rank()]
 
     def of_documents(rows: Representation) -> Representation:
-        return everywhere(rows) if len(kept) == len(keys) else everywhere(rows)[kept]
+        return everywhere(rows) if len(chosen) == len(keys) else everywhere(rows)[chosen]
 
     joint = replace(
         joint,
         documents=of_documents(documents),
         own=torch.where(batch.own >= 0, columns[batch.own.clamp(min=0)], -1),
-        relevant=_known_relevant(batch, kept, columns),
+        relevant=_known_relevant(batch, chosen, columns),
         of_documents=of_documents,
     )
     if not every_query:
         return joint
+    # queries of all processes, whose numbers of documents are padded to the largest
     missing = max(_numbers(joint.own.shape[1], joint.own.device)) - joint.own.shape[1]
     targets = joint.targets
     return replace(
@@ -118,34 +121,34 @@ def join(
 
 
 def everywhere(rows: Representation) -> Representation:
-    """Dense or MultiVector rows of all processes, in the order of processes, with gradients."""
+    """Gather Dense or MultiVector rows from all processes, in the order of processes, with gradients."""
     if processes() == 1:
         return rows
     if isinstance(rows, MultiVector):
-        there, sizes = _all_rows(to_device(rows.tokens.lengths, rows.tokens.device))
-        lengths = there.cpu()  # which say how many tokens each process has, too
+        on_device, sizes = _all_rows(to_device(rows.tokens.lengths, rows.tokens.device))
+        lengths = on_device.cpu()
         counts = [int(part.sum()) for part in torch.split(lengths, sizes)]
         values: Tensor = _Gather.apply(rows.tokens.values, counts)  # type: ignore[no-untyped-call]
         return MultiVector(Ragged(values, lengths))
-    assert isinstance(rows, Dense)  # sparse weights are tensors while they are trained
+    assert isinstance(rows, Dense)  # sparse weights are dense while they are trained
     return Dense(_all_rows(rows.values)[0])
 
 
 def _all_rows(values: Tensor) -> tuple[Tensor, list[int]]:
-    """``(n, ...)`` of each process to ``(total, ...)``, and ``n`` of each."""
+    """Gather ``(n, ...)`` of each process to ``(total, ...)``; return it and the ``n`` of each process."""
     sizes = _numbers(len(values), values.device)
     rows: Tensor = _Gather.apply(values, sizes)  # type: ignore[no-untyped-call]
     return rows, sizes
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all processes; backward sums what all processes have for the rows of this one."""
+    """Gather rows of all processes; backward sums the gradients of all processes for the rows of this one."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, sizes: list[int]) -> Tensor:
         context.sizes = sizes
         sent = values.to(torch.uint8) if values.dtype == torch.bool else values
-        padded = sent.new_zeros(max(sizes), *sent.shape[1:])  # collectives want equal shapes
+        padded = sent.new_zeros(max(sizes), *sent.shape[1:])  # collectives need equal shapes
         padded[: len(sent)] = sent
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)
@@ -154,7 +157,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # each process is sent the sums of its own rows, in shares of one size
+        # each process receives the sums of its own rows, padded to the largest number
         parts, most = torch.split(gradients[0], context.sizes), max(context.sizes)
         shares = torch.cat([F.pad(part, (0, 0) * (part.dim() - 1) + (0, most - len(part))) for part in parts])
         own = torch.empty_like(shares[:most])
@@ -163,25 +166,25 @@ class _Gather(torch.autograd.Function):
 
 
 def _numbers(number: int, device: torch.device) -> list[int]:
-    """``number`` of each process."""
+    """Gather a number from each process."""
     parts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(processes())]
     dist.all_gather(parts, torch.tensor([number], device=device))
     return torch.cat(parts).tolist()
 
 
-def _known_relevant(batch: Batch, kept: Tensor, columns: Tensor) -> Tensor:
-    """``(b, d)`` bool over the documents of all processes.
+def _known_relevant(batch: Batch, chosen: Tensor, columns: Tensor) -> Tensor:
+    """Return which of the gathered documents are known to be relevant: ``(b, d)`` bool.
 
     Args:
-        batch: Of this process.
-        kept: Which of the rows of all processes are these documents.
-        columns: Where among them the documents of ``batch`` stand.
+        batch: Batch of this process.
+        chosen: Rows of all processes that are the gathered documents.
+        columns: Positions of the documents of ``batch`` among them.
     """
-    relevant = torch.zeros(len(batch), len(kept), dtype=torch.bool, device=kept.device)
+    relevant = torch.zeros(len(batch), len(chosen), dtype=torch.bool, device=chosen.device)
     relevant[:, columns] = batch.relevant
     if batch.names is not None and batch.known is not None:
-        names, order = _all_rows(batch.names)[0][kept].sort()
-        places = torch.searchsorted(names, batch.known.values).clamp(max=len(names) - 1)
-        found = names[places] == batch.known.values
-        relevant[batch.known.row_ids()[found], order[places[found]]] = True
+        names, order = _all_rows(batch.names)[0][chosen].sort()
+        positions = torch.searchsorted(names, batch.known.values).clamp(max=len(names) - 1)
+        present = names[positions] == batch.known.values
+        relevant[batch.known.row_ids()[present], order[positions[present]]] = True
     return relevant

@@ -1,4 +1,4 @@
-"""How token vectors are compared in training: MaxSim, XTR, or attention that is trained with the model."""
+"""Interactions of token vectors in training: MaxSim, XTR, or attention that is trained with the model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from irkit.config import Config, read_json
-from irkit.encoder.weights import read_weights
-from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
-from irkit.heads import MultiVectorHead
-from irkit.late_interaction import (
+from irkit.core.late_interaction import (
     MultiVectorAttention,
     first_tokens,
     mean_maxsim,
     temporal_pooling,
     xtr_in_batch,
 )
+from irkit.core.representation import MultiVector
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.model import Model
-from irkit.ragged import Ragged
-from irkit.representation import MultiVector
+from irkit.utils.weights import read_weights
 
 __all__ = [
     "MVA",
@@ -36,23 +34,23 @@ __all__ = [
 ]
 
 _FOLDER, _CONFIG = "interaction", "config.json"
-_SHARPNESS = 20.0  # of the first attention: what cosines are multiplied by
+_SHARPNESS = 20.0  # factor of cosines in the initial attention
 
 
 class MaxSim(Config):
-    """The best token of a document for each token of the query: the score of the model."""
+    """Compare each query token with the best token of the document: the score of the model."""
 
     kind: Literal["maxsim"] = "maxsim"
 
 
 class XTR(Config):
-    """Only the ``k`` best tokens of the whole batch count for each token of a query.
+    """Compare each query token only with the ``k`` best tokens of the whole batch.
 
-    Training so makes the tokens of relevant documents those that an index of tokens retrieves first. The
-    model is measured by the mean MaxSim, which this is where ``k`` is all tokens.
+    This trains tokens of relevant documents to be those that an index of tokens retrieves first. Evaluation
+    uses the mean MaxSim, to which XTR is equal if ``k`` is the number of all tokens.
 
     Attributes:
-        k: Tokens of all documents of the batch.
+        k: Number of tokens, of all documents of the batch.
 
     Source: Lee et al. 2023, "Rethinking the Role of Token Retrieval in Multi-Vector Retrieval", eq. 5.
     """
@@ -62,13 +60,14 @@ class XTR(Config):
 
 
 class MVA(Config):
-    """Each token of the query attends to those of the document, which may be made fewer first.
+    """Let query tokens attend to document tokens, which may be pooled first.
 
     Attributes:
-        dim: Of keys and values; None is that of the vectors.
-        pooling: Of documents: all tokens, the first ``size``, the ``size`` class tokens that the model gets
-            in front of every document, or one of every ``size`` in turn that are joined.
-        size: What ``pooling`` says.
+        dim: Width of keys and values; None is the width of the vectors.
+        pooling: Pooling of documents. ``"none"`` takes all tokens; ``"first_k"`` the first ``size`` tokens;
+            ``"multiple_cls"`` puts ``size`` class tokens before every document and takes these;
+            ``"temporal"`` concatenates every ``size`` successive tokens.
+        size: Parameter of ``pooling``.
 
     Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.
     """
@@ -89,19 +88,19 @@ Interaction = Annotated[MaxSim | XTR | MVA, Field(discriminator="kind")]
 
 
 def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | None:
-    """What compares the token vectors of a model in training; None is MaxSim.
+    """Return the module that compares token vectors in training; None stands for MaxSim.
 
-    With ``multiple_cls`` the prompt of documents gets the class tokens, so that the model saved later makes
-    the same vectors. Where documents have a length of their own it grows by as many, so that as much of the
-    text is read.
+    ``multiple_cls`` adds class tokens to the prompt of documents, so that the saved model makes the same
+    vectors. A maximum length of documents grows by their number, so that as much of the text is read as
+    before.
 
     Args:
-        config: What a recipe says.
-        model: What is trained; new weights come from torch's generator and start near its mean MaxSim.
+        config: The setting of a recipe.
+        model: The model to train. New weights come from torch's generator and start close to its mean MaxSim.
 
     Raises:
-        ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token of its own,
-            or has no positions for more.
+        ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token, or has too
+            few positions.
     """
     if isinstance(config, MaxSim):
         return None
@@ -115,7 +114,7 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
     if isinstance(config, XTR):
         return _RetrievedTokens(config.k)
     if config.pooling == "multiple_cls" and config.size is not None:
-        if isinstance(model.head, MultiVectorHead) and model.head.window != (1, 1):
+        if model.head.window != (1, 1):
             raise ConfigError(
                 "interaction.pooling: multiple_cls needs a vector for each class token, but the encoder "
                 "pools them; choose first_k, or leave model.pooling out"
@@ -125,10 +124,10 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
 
 
 def load_interaction(path: str | Path) -> PooledAttention:
-    """What a model was trained with, from its directory: for `irkit.Retriever.rerank` and `irkit rerank`.
+    """Load the attention that a model was trained with, for `irkit.Retriever.rerank` and `irkit rerank`.
 
     Raises:
-        StorageError: There is none: the model was trained with MaxSim or XTR, whose score is its own.
+        StorageError: There is none: the model was trained with MaxSim or XTR.
         CorruptError: It is damaged.
 
     Examples:
@@ -154,15 +153,16 @@ def load_interaction(path: str | Path) -> PooledAttention:
 
 
 class PooledAttention(MultiVectorAttention):
-    """`MultiVectorAttention` that makes the tokens of documents fewer first, as an `MVA` says.
+    """`MultiVectorAttention` that pools the tokens of documents first.
 
-    It starts as the average of the document that is most like MaxSim: keys are sharp, values are kept.
+    The initial weights approximate MaxSim: keys make attention sharp, values preserve the vectors.
 
     Attributes:
-        config: What it does.
-        fingerprint: Of the model that it was saved with, whose vectors it is for; None is not known.
+        config: The settings.
+        fingerprint: Fingerprint of the model whose vectors it compares; None if unknown.
 
     Examples:
+        >>> from irkit import Ragged
         >>> attention = PooledAttention(4, MVA(pooling="first_k", size=2))
         >>> tokens = MultiVector(Ragged.from_rows([torch.eye(4)]))
         >>> attention.project_documents(tokens).tokens.lengths.tolist()
@@ -170,13 +170,13 @@ class PooledAttention(MultiVectorAttention):
     """
 
     def __init__(self, width: int, config: MVA) -> None:
-        """Build one for vectors of ``width``."""
+        """Create initial weights for vectors of ``width``."""
         factor = config.size if config.pooling == "temporal" and config.size else 1
         super().__init__(width, config.dim, factor * width)
         self.config, self.fingerprint = config, cast("str | None", None)
         dim = self.query_key.out_features
-        kept = torch.eye(width) if dim == width else nn.init.orthogonal_(torch.empty(dim, width))
-        kept *= (max(width, dim) / dim) ** 0.5  # inner products stay what they are, on average
+        projection = torch.eye(width) if dim == width else nn.init.orthogonal_(torch.empty(dim, width))
+        projection *= (max(width, dim) / dim) ** 0.5  # preserves inner products, on average
         sharp = (_SHARPNESS * dim**0.5) ** 0.5
         with torch.no_grad():
             for layer, scale in (
@@ -185,28 +185,32 @@ class PooledAttention(MultiVectorAttention):
                 (self.document_key, sharp / factor),
                 (self.document_value, 1.0 / factor),
             ):
-                layer.weight.copy_(scale * kept.repeat(1, layer.in_features // width))
+                layer.weight.copy_(scale * projection.repeat(1, layer.in_features // width))
 
     def project_documents(self, documents: MultiVector) -> MultiVector:
-        """Keys and values ``(total, 2 dim)`` of the tokens that pooling leaves, side by side."""
-        return super().project_documents(MultiVector(self._pooled(documents.tokens)))
+        """Return keys and values ``(total, 2 dim)`` of the pooled tokens, side by side."""
+        rows, size = documents.tokens, self.config.size
+        if size is not None:
+            pool = temporal_pooling if self.config.pooling == "temporal" else first_tokens
+            rows = pool(rows, size)
+        return super().project_documents(MultiVector(rows))
 
     def forward(self, queries: MultiVector, documents: MultiVector) -> Tensor:
-        """Score token vectors ``(total, width)`` of both, where they are: ``(n_q, n_d)``.
+        """Compute scores ``(n_q, n_d)`` of token vectors ``(total, width)`` on any device.
 
         Raises:
-            BadValueError: They are no token vectors, or of another width.
+            BadValueError: The representations are not token vectors, or have another width.
         """
         if not isinstance(queries, MultiVector):
             raise BadValueError(
                 f"attention: got {queries.kind} representations, expected a vector a token; use the model "
                 "that it was trained with"
             )
-        device, place = queries.tokens.device, self.query_key.weight.device
-        return super().forward(queries.to(place), documents.to(place)).to(device)
+        device, own = queries.tokens.device, self.query_key.weight.device
+        return super().forward(queries.to(own), documents.to(own)).to(device)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write the directory ``interaction`` into that of the model.
+        """Write the directory ``interaction`` into the directory of the model.
 
         Raises:
             StorageError: Writing failed.
@@ -219,36 +223,30 @@ class PooledAttention(MultiVectorAttention):
         except OSError as error:
             raise StorageError(f"saving {folder}: {error}") from error
 
-    def _pooled(self, rows: Ragged) -> Ragged:
-        size = self.config.size
-        if size is None:
-            return rows
-        return temporal_pooling(rows, size) if self.config.pooling == "temporal" else first_tokens(rows, size)
-
 
 class _RetrievedTokens(nn.Module):
-    """XTR in training; else the mean MaxSim: documents are not compared with others of their collection."""
+    """Computes XTR in training and the mean MaxSim in evaluation, which needs no other documents."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = k
 
     def forward(self, queries: MultiVector, documents: MultiVector) -> Tensor:
-        """``(n_q, n_d)``."""
+        """Compute scores ``(n_q, n_d)``."""
         return xtr_in_batch(queries, documents, self.k) if self.training else mean_maxsim(queries, documents)
 
 
 def _prepend_classes(model: Model, size: int) -> None:
-    """Let documents begin with so many class tokens, the one that all texts begin with among them."""
-    tokenizer, pieces = model.tokenizer, model.tokenizer.pieces("a")
-    token = pieces[0].token
+    """Put class tokens before documents, so that they begin with ``size`` of them."""
+    tokenizer = model.tokenizer
+    token = tokenizer.token_spans("a")[0].token
     if tokenizer.ids([token])[0] not in tokenizer.special_tokens():
         raise ConfigError(
             "interaction.pooling: multiple_cls needs a model whose texts begin with a class token, those of "
             f"this one begin with {token!r}; choose first_k"
         )
     prompt = rest = model.prompts.get("document", "")
-    while rest.startswith(token):  # of an earlier training
+    while rest.startswith(token):  # added by an earlier training
         rest = rest.removeprefix(token)
     added = size - 1 - (len(prompt) - len(rest)) // len(token)
     if (length := model.head.max_length("document")) is not None:

@@ -1,4 +1,4 @@
-"""Scores of a teacher for the documents of training files."""
+"""Label training rows: score their documents by a teacher."""
 
 from __future__ import annotations
 
@@ -7,99 +7,98 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
+import numpy as np
 import torch
 
 from irkit.data import Document, Query
 from irkit.errors import BadValueError
-from irkit.training.data import Record
-from irkit.training.data.texts import Texts
-from irkit.training.losses.base import Normalization, normalize
-from irkit.training.teachers import Array, IndexTeacher, Teacher, score_all, shortest
+from irkit.retrieval.scorer import Array, IndexScorer, Scorer, score_checked
+from irkit.training.losses.loss import Normalization, normalize
+from irkit.training.training_data import TrainingRow
+from irkit.training.training_data.text_store import Texts
 
-__all__ = ["label", "resolve"]
-
-_RECORDS = 64  # scored together
+__all__ = ["label", "resolve", "shortest"]
 
 
 def label(
-    records: Iterable[Record],
-    teacher: Teacher,
+    rows: Iterable[TrainingRow],
+    teacher: Scorer,
     *,
     queries: Texts | None = None,
     corpus: Texts | None = None,
     normalization: Normalization = "none",
-) -> Iterator[Record]:
-    """Give every document of records the score of a teacher, in the place of any it has.
+    batch_size: int = 64,
+) -> Iterator[TrainingRow]:
+    """Give every document of training rows the score of a teacher, which replaces an existing score.
 
     Args:
-        records: Streamed.
-        teacher: See `irkit.training.teachers.load_teacher`.
-        queries: Texts of the queries that records have by id only.
-        corpus: Texts of the documents that records have by id only; an `IndexTeacher` needs none.
-        normalization: Of the scores of each record: as they are; to 0 ... 1; or to mean 0 and variance 1,
-            all 0 where they are equal.
+        rows: Training rows, streamed.
+        teacher: A scorer, see `irkit.training.teachers.load_teacher`.
+        queries: Texts of the queries that rows name by id.
+        corpus: Texts of the documents that rows name by id; an `irkit.retrieval.scorer.IndexScorer` needs
+            none.
+        normalization: Normalize the scores of each row: not at all; to 0 ... 1; or to mean 0 and variance 1.
+            Equal scores become 0.
+        batch_size: Number of rows scored together.
 
     Raises:
-        BadValueError: While iterating: a text is missing, or an id for a teacher that goes by ids.
+        BadValueError: While iterating: a text is missing, or a document has no id for an index.
 
     Examples:
         >>> import tempfile
         >>> from irkit import Retriever
         >>> retriever = Retriever.build("bm25", {"a": "red apple", "b": "blue sky"}, tempfile.mkdtemp())
-        >>> records = [Record("q", "red", ("a", "b"))]
-        >>> [record.scores for record in label(records, IndexTeacher(retriever), normalization="minmax")]
+        >>> rows = [TrainingRow("q", "red", ("a", "b"))]
+        >>> scorer = IndexScorer(retriever.collection)
+        >>> [row.scores for row in label(rows, scorer, normalization="minmax")]
         [(1.0, 0.0)]
     """
-    stream = iter(records)
-    while some := list(islice(stream, _RECORDS)):
-        asked, documents = zip(*(resolve(record, teacher, queries, corpus) for record in some), strict=True)
-        for record, scores in zip(some, score_all(teacher, asked, documents), strict=True):
-            yield replace(record, scores=shortest(_normalized(scores, normalization)))
+    stream = iter(rows)
+    while batch := list(islice(stream, batch_size)):
+        items, documents = zip(*(resolve(row, teacher, queries, corpus) for row in batch), strict=True)
+        for row, scores in zip(batch, score_checked(teacher, items, documents), strict=True):
+            values = torch.from_numpy(scores)[None].double()
+            mask = torch.ones_like(values, dtype=torch.bool)
+            yield replace(row, scores=shortest(normalize(values, mask, normalization)[0].numpy()))
 
 
 def resolve(
-    record: Record, teacher: Teacher, queries: Texts | None, corpus: Texts | None
+    row: TrainingRow, teacher: Scorer, queries: Texts | None, corpus: Texts | None
 ) -> tuple[Query, list[Document]]:
-    """What a teacher is asked about a record; arguments as for `label`.
+    """Return the query and the documents of a row, for a teacher; arguments as for `label`.
 
     Raises:
-        BadValueError: A text is missing, or an id for a teacher that goes by ids.
+        BadValueError: A text is missing, or a document has no id for an index.
     """
-    name = record.query_id or "-"
-    query = Query(name, _text(name, queries, "query") if record.query is None else record.query)
-    return query, _named(record) if isinstance(teacher, IndexTeacher) else _written(record, corpus)
+    query_id = row.query_id or "-"
+    query = Query(query_id, _find_text(query_id, queries, "query") if row.query is None else row.query)
+    if isinstance(teacher, IndexScorer):  # reads ids, not texts
+        if not row.document_ids:
+            raise BadValueError(
+                f"labelling: query {row.query_id or row.query!r:.60} has documents without ids, which an "
+                "index cannot find; take its model as teacher"
+            )
+        return query, [Document(name, "") for name in row.document_ids]
+    if row.documents is None:
+        return query, [Document(name, _find_text(name, corpus, "document")) for name in row.document_ids]
+    return query, [Document(str(position), text) for position, text in enumerate(row.documents)]
 
 
-def _named(record: Record) -> list[Document]:
-    if not record.document_ids:
-        raise BadValueError(
-            f"labelling: query {record.query_id or record.query!r:.60} has documents without ids, which an "
-            "index cannot find; take its model as teacher"
-        )
-    return [Document(name, "") for name in record.document_ids]
-
-
-def _written(record: Record, texts: Texts | None) -> list[Document]:
-    if record.documents is None:
-        return [Document(name, _text(name, texts, "document")) for name in record.document_ids]
-    return [Document(str(place), text) for place, text in enumerate(record.documents)]
-
-
-def _text(name: str, texts: Texts | None, what: Literal["query", "document"]) -> str:
-    source = "queries" if what == "query" else "corpus"
+def _find_text(name: str, texts: Texts | None, kind: Literal["query", "document"]) -> str:
+    source = "queries" if kind == "query" else "corpus"
     if texts is None:
         raise BadValueError(
-            f"labelling: {what} {name!r} is given by id only; give {source}, where its text is"
+            f"labelling: {kind} {name!r} is given by id only; give {source}, where its text is"
         )
     try:
         return texts[name]
     except KeyError:
         raise BadValueError(
-            f"labelling: there is no {what} {name!r} in {getattr(texts, 'source', 'what is given')}; give "
+            f"labelling: there is no {kind} {name!r} in {getattr(texts, 'source', 'what is given')}; give "
             f"the {source} that the examples are of"
         ) from None
 
 
-def _normalized(scores: Array, how: Normalization) -> Array:
-    values = torch.from_numpy(scores)[None].double()
-    return normalize(values, torch.ones_like(values, dtype=torch.bool), how)[0].numpy()
+def shortest(scores: Array) -> tuple[float, ...]:
+    """Round scores for a file: to the fewest digits that read back as the same float32."""
+    return tuple(float(value) for value in scores.astype(np.float32).astype(str))

@@ -1,4 +1,4 @@
-"""Losses on logits over a vocabulary, fused with the product that makes these."""
+"""Losses on logits over a vocabulary, fused with the matrix product that computes the logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from irkit.ragged import Ragged
+from irkit.core.ragged import Ragged
 
 __all__ = ["bag_loss", "token_loss"]
 
@@ -17,20 +17,20 @@ _CELLS = 1 << 22  # logits computed at once: 16 MB in float32
 
 
 def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of tokens under a linear map to the vocabulary, whose logits are never all there.
+    """Compute the cross-entropy of tokens under a linear map to the vocabulary.
 
-    The gradients are computed with the loss, a piece of the tokens at a time, so that nothing of the size of
-    tokens x vocabulary is kept or computed twice.
+    Loss and gradients are computed together for a part of the tokens at a time. So nothing of the size tokens
+    x vocabulary is stored, and nothing is computed twice.
 
     Args:
         hidden: ``(m, width)``.
-        weight: ``(vocabulary, width)``, as of `torch.nn.Linear`.
+        weight: ``(vocabulary, width)``, like in `torch.nn.Linear`.
         bias: ``(vocabulary,)``, or None.
         labels: ``(m,)`` int64, the right terms.
 
     Returns:
-        The sum of the losses, and how many terms were right, which has no gradient. Under autocast products
-        are of its dtype, all else float32.
+        The sum of the losses, and the number of right predictions, which has no gradient. Under autocast the
+        products have its dtype, and everything else is float32.
 
     Examples:
         >>> loss, right = token_loss(torch.eye(2), torch.eye(2), None, torch.tensor([0, 0]))
@@ -42,16 +42,16 @@ def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tens
 
 
 def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged) -> Tensor:
-    """Binary cross-entropy of which terms a text has, the mean over the vocabulary.
+    """Compute the binary cross-entropy of the set of terms of each text, as the mean over the vocabulary.
 
-    Of the size of texts x vocabulary there is one matrix, the errors of the probabilities, in the dtype of
-    the products; without gradients there is none.
+    One matrix of the size texts x vocabulary is stored, the errors of the probabilities in the dtype of the
+    products; none is stored without gradients.
 
     Args:
-        vectors: ``(n, width)``, one of each text.
-        weight: ``(vocabulary, width)``, as of `torch.nn.Linear`.
+        vectors: ``(n, width)``, one vector per text.
+        weight: ``(vocabulary, width)``, like in `torch.nn.Linear`.
         bias: ``(vocabulary,)``, or None.
-        terms: Ragged int64 ``(total,)``, the terms of each text, each once.
+        terms: Ragged int64 ``(total,)``, the distinct terms of each text.
 
     Returns:
         The sum over the texts.
@@ -68,7 +68,7 @@ def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged
 
 
 def _cast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All of one dtype: that of autocast, or of the weight."""
+    """Convert all to one dtype: the dtype of autocast, or of the weight."""
     kind, dtype = hidden.device.type, weight.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
@@ -76,12 +76,12 @@ def _cast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
 
 
 def _trained(*inputs: Tensor | None) -> tuple[bool, ...]:
-    """Which of them get a gradient; where there are none, torch's own ``needs_input_grad`` does not know."""
-    return tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs)
+    """Return which inputs get a gradient; unlike ``needs_input_grad``, none does without gradients."""
+    return tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
 
 
 def _exact(values: Tensor) -> Tensor:
-    """At least float32."""
+    """Convert to float32, unless the values are more precise."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -100,29 +100,31 @@ class _TokenLoss(torch.autograd.Function):
             torch.zeros_like(value, dtype=total.dtype) if value is not None and needed else None
             for value, needed in zip((hidden, weight, bias), trained, strict=True)
         ]
-        of_hidden, of_weight, of_bias = grads
+        hidden_grad, weight_grad, bias_grad = grads
         size = max(1, _CELLS // len(weight))
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), size):
-                part, asked = hidden[start : start + size], labels[start : start + size, None]
+                # loss
+                part, label = hidden[start : start + size], labels[start : start + size, None]
                 logits = _exact(F.linear(part, weight, bias))
-                right += (logits.argmax(1, keepdim=True) == asked).sum()
+                right += (logits.argmax(1, keepdim=True) == label).sum()
                 logits -= logits.amax(1, keepdim=True)
-                told = logits.gather(1, asked)
+                label_logits = logits.gather(1, label)
                 errors = logits.exp_()
                 sums = errors.sum(1, keepdim=True)
-                total += (sums.log() - told).sum()
+                total += (sums.log() - label_logits).sum()
                 if not any(trained):
                     continue
+                # gradients: softmax minus 1 at the label
                 errors /= sums
-                errors.scatter_add_(1, asked, errors.new_full(asked.shape, -1))
+                errors.scatter_add_(1, label, errors.new_full(label.shape, -1))
                 low = errors.to(weight.dtype)
-                if of_hidden is not None:
-                    of_hidden[start : start + size] = low @ weight
-                if of_weight is not None:
-                    of_weight += low.T @ part
-                if of_bias is not None:
-                    of_bias += errors.sum(0)
+                if hidden_grad is not None:
+                    hidden_grad[start : start + size] = low @ weight
+                if weight_grad is not None:
+                    weight_grad += low.T @ part
+                if bias_grad is not None:
+                    bias_grad += errors.sum(0)
         ctx.save_for_backward(*grads)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(right)
@@ -131,8 +133,8 @@ class _TokenLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        found = [None if each is None else (each * grad).to(ctx.dtype) for each in ctx.saved_tensors]
-        return (*found, None, None)
+        scaled = [None if x is None else (x * grad).to(ctx.dtype) for x in ctx.saved_tensors]
+        return (*scaled, None, None)
 
 
 class _BagLoss(torch.autograd.Function):
@@ -154,11 +156,11 @@ class _BagLoss(torch.autograd.Function):
             for start in range(0, len(vectors), size):
                 part = vectors[start : start + size]
                 logits = _exact(F.linear(part, weight, bias))
-                those = slice(starts[start], starts[start + len(part)])
-                there = (rows[those] - start, terms[those])
-                total += F.softplus(logits).sum() - logits[there].sum()
+                postings = slice(starts[start], starts[start + len(part)])
+                present = (rows[postings] - start, terms[postings])
+                total += F.softplus(logits).sum() - logits[present].sum()
                 if trained:
-                    logits.sigmoid_()[there] -= 1
+                    logits.sigmoid_()[present] -= 1
                     errors[start : start + size] = logits
         ctx.save_for_backward(vectors, weight, errors)
         return total / len(weight)
@@ -168,10 +170,10 @@ class _BagLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         vectors, weight, errors = ctx.saved_tensors
         scale, needed = grad / len(weight), ctx.needs_input_grad
-        made = (
+        grads = (
             errors @ weight if needed[0] else None,
             errors.T @ vectors if needed[1] else None,
             errors.sum(0, dtype=grad.dtype) if needed[2] else None,
         )
-        found = [None if each is None else (_exact(each) * scale).to(weight.dtype) for each in made]
-        return (*found, None, None, None, None)
+        scaled = [None if x is None else (_exact(x) * scale).to(weight.dtype) for x in grads]
+        return (*scaled, None, None, None, None)

@@ -1,4 +1,4 @@
-"""Masking: which tokens of a text are hidden, and what is asked for in their places."""
+"""Masking for masked language modelling: which tokens are hidden, and what has to be predicted."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from irkit.config import Config
+from irkit.core.ragged import Ragged
 from irkit.errors import BadValueError, ConfigError
-from irkit.ragged import Ragged
-from irkit.tokenizer import Piece, Tokenizer
+from irkit.tokenizer import Tokenizer
+from irkit.training.example import Movable
 
 __all__ = ["MaskedBatch", "Masking", "MaskingConfig", "masking_rates"]
 
 
 class MaskingConfig(Config):
-    """Which tokens are hidden, and behind what.
+    """Which tokens are hidden, and what replaces them.
 
     Attributes:
-        rate: Share of the tokens of a text that is hidden, special ones not counted.
-        emphasis: How many times as likely a new token is hidden as one that the model knows: lambda of the
-            overlap-aware masking curriculum. 1 hides all alike.
-        masked: Share of the hidden tokens in whose place there is the mask token.
-        random: Share in whose place there is any token; the rest stays as it is, and is asked for all the
-            same.
+        rate: Share of the tokens of a text that are hidden, special tokens not counted.
+        emphasis: How many times more often a new token is hidden than a token that the model knows: lambda of
+            the overlap-aware masking curriculum. 1 hides all alike.
+        masked: Share of the hidden tokens that the mask token replaces.
+        random: Share of the hidden tokens that a random token replaces. The rest stay visible, and are
+            predicted all the same.
 
     Source: "Bridging Vocabulary Gaps", sections 4.2.3 and 5.3; for ``masked`` and ``random``, Devlin et al.
     2019, "BERT", section 3.1.
@@ -55,26 +56,22 @@ class MaskingConfig(Config):
 
 
 @dataclass(frozen=True)
-class MaskedBatch:
+class MaskedBatch(Movable):
     """Texts with hidden tokens.
 
     Attributes:
-        tokens: Ragged ids ``(total,)``, as the encoder gets them.
-        places: ``(m,)`` int64, positions in ``tokens.values`` of what is asked for.
-        labels: ``(m,)`` int64, the answers: terms of the head.
+        tokens: Ragged ids ``(total,)``, the input of the encoder.
+        positions: ``(m,)`` int64, positions in ``tokens.values`` at which tokens are predicted.
+        labels: ``(m,)`` int64, the right predictions: terms of the head.
     """
 
     tokens: Ragged
-    places: Tensor
+    positions: Tensor
     labels: Tensor
-
-    def to(self, device: torch.device | str) -> Self:
-        """On another device."""
-        return type(self)(self.tokens.to(device), self.places.to(device), self.labels.to(device))
 
 
 class Masking:
-    """Makes a `MaskedBatch` of numbered texts; the number of a text decides what is hidden of it.
+    """Make a `MaskedBatch` of numbered texts. The number of a text decides which of its tokens are hidden.
 
     Examples:
         >>> batch = Masking(model.tokenizer, seed=1)([(0, "a text"), (1, "another")])  # doctest: +SKIP
@@ -92,19 +89,19 @@ class Masking:
         max_length: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Prepare.
+        """Prepare the rates of all tokens.
 
         Args:
-            tokenizer: Of the model.
-            config: See there.
+            tokenizer: Tokenizer of the model.
+            config: Rates.
             is_new: ``(vocabulary,)`` bool, tokens that get ``emphasis``; None: there are none.
-            labels: Of the answers, where they are not tokens of the model: each is asked for at the first
-                token that it overlaps (EMLM).
-            max_length: Texts are cut there; None is where the tokenizer cuts them.
-            seed: Of what is hidden.
+            labels: Tokenizer of the labels, if these are not tokens of the model. Each label is then
+                predicted at the first token of the model that it overlaps (EMLM).
+            max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.
+            seed: Seed of the draws.
 
         Raises:
-            BadValueError: ``is_new`` is not of the vocabulary of the answers.
+            BadValueError: ``is_new`` has not one entry per label.
             ConfigError: The tokenizer has no mask token.
 
         Source: for ``labels``, Dudek et al. 2023, "Learning Sparse Lexical Representations Over Specified
@@ -129,38 +126,41 @@ class Masking:
         self._ordinary = torch.tensor([i for i in range(tokenizer.vocab_size) if i not in special])
 
     def __call__(self, texts: Sequence[tuple[int, str]]) -> MaskedBatch:
-        """Hide tokens of texts, each with its number."""
+        """Hide tokens of texts, each given with its number."""
+        # the weight of a token is the largest weight of the labels that are predicted there
+        strings = [text for _, text in texts]
         if self.labels is None:
-            tokens = self.tokenizer([text for _, text in texts], max_length=self.max_length)
-            places, labels = torch.arange(len(tokens.values)), tokens.values
+            tokens = self.tokenizer(strings, max_length=self.max_length)
+            positions, labels = torch.arange(len(tokens.values)), tokens.values
             weights = self._weights[labels]
         else:
-            tokens, places, labels = _asked(
-                [text for _, text in texts], self.tokenizer, self.labels, self.max_length
-            )
+            tokens, positions, labels = _align_labels(strings, self.tokenizer, self.labels, self.max_length)
             weights = torch.zeros(len(tokens.values), dtype=torch.float64)
-            weights.scatter_reduce_(0, places, self._weights[labels], "amax")
+            weights.scatter_reduce_(0, positions, self._weights[labels], "amax")
+        # three draws per token decide whether it is hidden, in which of three ways, and behind which token
         rates = masking_rates(tokens.with_values(weights), self.config.rate)
         draws = [
             np.random.default_rng([self.seed, number]).random((length, 3))
             for (number, _), length in zip(texts, tokens.lengths.tolist(), strict=True)
         ]
-        hide, how, which = torch.from_numpy(np.concatenate(draws)).T
+        hide, way, which = torch.from_numpy(np.concatenate(draws)).T
         hidden = hide < rates
         values = tokens.values.clone()
-        values[hidden & (how < self.config.masked)] = self.tokenizer.special_ids["mask"]
-        other = hidden & (how >= self.config.masked) & (how < self.config.masked + self.config.random)
-        values[other] = self._ordinary[(which[other] * len(self._ordinary)).long()]
-        asked = hidden[places] & (self._weights[labels] > 0)
-        return MaskedBatch(tokens.with_values(values), places[asked], labels[asked])
+        values[hidden & (way < self.config.masked)] = self.tokenizer.special_ids["mask"]
+        random = hidden & (way >= self.config.masked) & (way < self.config.masked + self.config.random)
+        values[random] = self._ordinary[(which[random] * len(self._ordinary)).long()]
+        predicted = hidden[positions] & (self._weights[labels] > 0)
+        return MaskedBatch(tokens.with_values(values), positions[predicted], labels[predicted])
 
 
 def masking_rates(weights: Ragged, rate: float) -> Tensor:
-    """Probabilities proportional to weights, whose mean over the tokens of a text with a weight is ``rate``.
+    """Compute masking probabilities that are proportional to the weights of tokens.
+
+    Their mean over the tokens of a text with a weight is ``rate``.
 
     Args:
-        weights: Ragged float64 ``(total,)``; 0 is never hidden.
-        rate: Of each text.
+        weights: Ragged float64 ``(total,)``; tokens of weight 0 are never hidden.
+        rate: Mean rate of each text.
 
     Returns:
         ``(total,)``: ``rate * w / mean(w)``.
@@ -177,35 +177,30 @@ def masking_rates(weights: Ragged, rate: float) -> Tensor:
     return values * (rate * counts / sums.clamp(min=1e-300))[rows]
 
 
-def _asked(
+def _align_labels(
     texts: Sequence[str], tokenizer: Tokenizer, labels: Tokenizer, max_length: int | None
 ) -> tuple[Ragged, Tensor, Tensor]:
-    """Tokens, and for each token of the answers the first place that it overlaps."""
+    """Tokenize texts twice; return the model's tokens, and per label the first of them that it overlaps."""
     rows: list[list[int]] = []
-    places: list[int] = []
+    positions: list[int] = []
     answers: list[int] = []
     total = 0
     for text in texts:
-        pieces = tokenizer.pieces(text, max_length=max_length)
-        rows.append(_ids(tokenizer, pieces))
-        spans = [
-            (piece.end, piece.start, total + i) for i, piece in enumerate(pieces) if piece.end > piece.start
-        ]
-        wanted = [piece for piece in labels.pieces(text) if piece.end > piece.start]
+        spans = tokenizer.token_spans(text, max_length=max_length)
+        rows.append(tokenizer.ids(span.token for span in spans))
+        of_text = [(span.end, span.start, total + i) for i, span in enumerate(spans) if span.end > span.start]
+        label_spans = [span for span in labels.token_spans(text) if span.end > span.start]
+        # both lists are in the order of the text
         i = 0
-        for piece, label in zip(wanted, _ids(labels, wanted), strict=True):
-            while i < len(spans) and spans[i][0] <= piece.start:
+        for span, label in zip(label_spans, labels.ids(span.token for span in label_spans), strict=True):
+            while i < len(of_text) and of_text[i][0] <= span.start:
                 i += 1
-            if i < len(spans) and spans[i][1] < piece.end:
-                places.append(spans[i][2])
+            if i < len(of_text) and of_text[i][1] < span.end:
+                positions.append(of_text[i][2])
                 answers.append(label)
-        total += len(pieces)
+        total += len(spans)
     return (
         Ragged.from_rows(rows, dtype=torch.int64),
-        torch.tensor(places).long(),
+        torch.tensor(positions).long(),
         torch.tensor(answers).long(),
     )
-
-
-def _ids(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
-    return tokenizer.ids(piece.token for piece in pieces)

@@ -1,8 +1,8 @@
-"""Which model is trained: as it is, with a new head on the encoder of another, or all new."""
+"""Which model is trained: an existing one, a new head on the encoder of another, or a new one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,183 +11,214 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 from irkit.config import Config
 from irkit.errors import ConfigError, StorageError
 from irkit.formats import SIMILARITIES
-from irkit.heads import MultiVectorConfig, Side, SparseConfig
+from irkit.heads import HEADS, MultiVectorConfig, Side, SparseConfig
 from irkit.heads.projection import projection_config
 from irkit.model import Model
 from irkit.model.pooling import pooling_choice
 from irkit.model.queries import query_config
-from irkit.training.new_model import NewModel, make_new_model
+from irkit.training.new_model import Attention, Lengths, NewModel, make_new_model
 
-__all__ = ["ModelRecipe", "MultiVectorModel", "PretrainedModel", "SparseModel", "make_model"]
-
-
-def _known_projection(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if choice is not None:
-        projection_config(choice)
-    return choice
-
-
-def _known_queries(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if choice is not None:
-        query_config(choice)
-    return choice
+__all__ = [
+    "HeadModel",
+    "ModelRecipe",
+    "MultiVectorModel",
+    "PretrainedModel",
+    "SparseModel",
+    "make_model",
+    "trained_model",
+]
 
 
-def _known_pooling(choice: Any) -> Any:
-    if choice is not None:
-        pooling_choice(choice)
-    return choice
+def _valid(check: Callable[[Any], object]) -> AfterValidator:
+    """Validate a setting, unless it is None, by the function that reads it later."""
+
+    def validate(setting: Any) -> Any:
+        if setting is not None:
+            check(setting)
+        return setting
+
+    return AfterValidator(validate)
 
 
-Pooling = Annotated[dict[str, Any] | list[dict[str, Any] | None] | None, AfterValidator(_known_pooling)]
-Queries = Annotated[str | dict[str, Any] | None, AfterValidator(_known_queries)]
+Pooling = Annotated[dict[str, Any] | list[dict[str, Any] | None] | None, _valid(pooling_choice)]
+Queries = Annotated[str | dict[str, Any] | None, _valid(query_config)]
+Projection = Annotated[str | dict[str, Any] | None, _valid(projection_config)]
 
 
-class _ModelRecipe(Config):
-    """What every model has.
+class _NamedModel(Config):
+    """What every model that has a name shares.
 
     Attributes:
-        kind: How it is made.
+        kind: How the model is made.
         name: Directory, or name on the Hugging Face hub.
         attention: Implementation of attention: auto, eager, sdpa or flash.
-        similarity: cosine, dot, maxsim or meanmaxsim; None is that of the kind or of the model.
-        prompts: What is written before a text, by name: query, document.
+        similarity: cosine, dot, maxsim or meanmaxsim; None is the similarity of the kind or of the model.
+        prompts: Text to put in front of others, by name: query, document.
     """
 
     kind: str
     name: str
-    attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
+    attention: Attention = "auto"
     similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim"] | None = None
     prompts: dict[str, str] = Field(default_factory=dict)
 
 
-class PretrainedModel(_ModelRecipe):
-    """A model goes on where its training ended; a bare encoder makes dense vectors by mean pooling.
+class PretrainedModel(Lengths, _NamedModel):
+    """An existing model. A bare encoder makes dense vectors by mean pooling.
 
     Attributes:
-        max_length: Tokens at which texts are cut; None is what the model says.
+        max_length: Texts are cut to this number of tokens; None cuts them where the model does.
         query_length: The same for queries only.
         document_length: The same for documents only.
-        queries: A side of their own for the queries of a sparse model, see `Model.set_queries`.
-        pooling: Which layers of the encoder pool, see `Model.pool`; None is as it was.
+        queries: Another query side of a sparse model, see `Model.set_queries`.
+        pooling: Which layers of the encoder pool, see `Model.add_pooling_layers`; None leaves them as they
+            are.
     """
 
     kind: Literal["pretrained"] = "pretrained"
     max_length: PositiveInt | None = None
-    query_length: PositiveInt | None = None
-    document_length: PositiveInt | None = None
     queries: Queries = None
     pooling: Pooling = None
 
 
-class MultiVectorModel(_ModelRecipe):
+class MultiVectorModel(_NamedModel):
     """A new multi-vector model on the encoder of another, see `Model.multi_vector`.
 
     Attributes:
-        pooling: Which layers of the encoder pool, see `Model.pool`; None is as it was.
+        pooling: Which layers of the encoder pool, see `Model.add_pooling_layers`; None leaves them as they
+            are.
     """
 
     kind: Literal["multi_vector"] = "multi_vector"
-    projection: Annotated[str | dict[str, Any] | None, AfterValidator(_known_projection)] = "linear"
+    projection: Projection = "linear"
     config: MultiVectorConfig = MultiVectorConfig()
     markers: tuple[str, str] | None = None
     pooling: Pooling = None
 
 
-class SparseModel(_ModelRecipe):
+class SparseModel(Lengths, _NamedModel):
     """A new learned sparse model on the encoder of another, see `Model.sparse`.
 
     Attributes:
-        vocabulary: Terms, or a file of one a line; None is the tokens of the tokenizer.
-        max_length: Tokens at which texts are cut; None is what the tokenizer says.
+        vocabulary: Terms, or a file with one per line; None takes the tokens of the tokenizer.
+        max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.
         query_length: The same for queries only.
         document_length: The same for documents only.
+        queries: Another query side, see `Model.set_queries`.
     """
 
     kind: Literal["sparse"] = "sparse"
     config: SparseConfig = SparseConfig()
     vocabulary: list[str] | str | None = None
     max_length: PositiveInt | None = None
-    query_length: PositiveInt | None = None
-    document_length: PositiveInt | None = None
     queries: Queries = None
 
 
-def _with_kind(given: Any) -> Any:
-    if isinstance(given, str | Path):
-        given = {"name": str(given)}
-    return {"kind": "pretrained", **given} if isinstance(given, Mapping) else given
+class HeadModel(Lengths, _NamedModel):
+    """A new model with any head of `irkit.heads.HEADS` on the encoder of another, see `Model.with_head`.
+
+    The name of the head may stand as ``kind``: ``kind: my_head`` is ``kind: head, head: my_head``.
+
+    Attributes:
+        head: Name of the head.
+        config: Settings of the head.
+        max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.
+        query_length: The same for queries only.
+        document_length: The same for documents only.
+        pooling: Layers of the encoder that pool, see `Model.add_pooling_layers`; None adds none.
+    """
+
+    kind: Literal["head"] = "head"
+    head: str
+    config: dict[str, Any] = Field(default_factory=dict)
+    max_length: PositiveInt | None = None
+    pooling: Pooling = None
+
+
+def _with_kind(data: Any) -> Any:
+    """Add the default kind; a string is the name of a pre-trained model, the name of a head is its kind."""
+    if isinstance(data, str | Path):
+        data = {"name": str(data)}
+    if not isinstance(data, Mapping):
+        return data
+    kind = data.get("kind", "pretrained")
+    if isinstance(kind, str) and kind not in _KINDS and kind in HEADS:
+        return {**data, "kind": "head", "head": kind}
+    return {**data, "kind": kind}
+
+
+_KINDS = ("pretrained", "multi_vector", "sparse", "new", "head")
 
 
 ModelRecipe = Annotated[
-    Annotated[PretrainedModel | MultiVectorModel | SparseModel | NewModel, Field(discriminator="kind")],
+    Annotated[
+        PretrainedModel | MultiVectorModel | SparseModel | HeadModel | NewModel, Field(discriminator="kind")
+    ],
     BeforeValidator(_with_kind),
 ]
 
 
 def make_model(recipe: ModelRecipe) -> Model:
-    """Load it, or make it of random weights, which come from torch's generator.
+    """Load a model, or make one whose new weights come from torch's random generator.
 
     Raises:
-        StorageError: There is no such model or file.
-        ConfigError: It is of a kind that irkit cannot run, or settings do not fit it.
+        StorageError: The model or a file does not exist.
+        ConfigError: irkit cannot run this kind of model, or settings do not fit it.
     """
     if isinstance(recipe, NewModel):
         model = make_new_model(recipe)
+    else:
+        model = _load(recipe)
+        model.prompts |= recipe.prompts
+        if recipe.similarity is not None:
+            if recipe.similarity not in SIMILARITIES[model.kind]:
+                raise ConfigError(
+                    f"model.similarity: {recipe.similarity!r} does not compare {model.kind} representations; "
+                    f"expected {' or '.join(SIMILARITIES[model.kind])}"
+                )
+            model.similarity_name = recipe.similarity
+    if not isinstance(recipe, MultiVectorModel):  # its configuration has the lengths
         _set_lengths(model, recipe)
-        return model
-    model = _load(recipe)
-    model.prompts |= recipe.prompts
-    if recipe.similarity is not None:
-        if recipe.similarity not in SIMILARITIES[model.kind]:
-            raise ConfigError(
-                f"model.similarity: {recipe.similarity!r} does not compare {model.kind} representations; "
-                f"expected {' or '.join(SIMILARITIES[model.kind])}"
-            )
-        model.similarity_name = recipe.similarity
-    if not isinstance(recipe, MultiVectorModel):  # whose configuration has them
-        _set_lengths(model, recipe)
-    if not isinstance(recipe, SparseModel) and recipe.pooling is not None:
-        model.pool(recipe.pooling)
+    if isinstance(recipe, PretrainedModel | MultiVectorModel | HeadModel) and recipe.pooling is not None:
+        model.add_pooling_layers(recipe.pooling)
     return model
 
 
-def _set_lengths(model: Model, recipe: PretrainedModel | SparseModel | NewModel) -> None:
+def trained_model(recipe: ModelRecipe, folder: Path) -> PretrainedModel:
+    """Return the recipe of the model that a stage made from ``recipe``, with the same settings."""
+    settings = PretrainedModel.model_fields.keys() & type(recipe).model_fields.keys()
+    settings -= {"kind", "name", "pooling"}
+    return PretrainedModel(name=str(folder), **{name: getattr(recipe, name) for name in settings})
+
+
+def _set_lengths(model: Model, recipe: PretrainedModel | SparseModel | HeadModel | NewModel) -> None:
     if not isinstance(recipe, NewModel) and recipe.max_length is not None:
-        for part in (model, model.query_model):
-            if part is not None:
-                limits = [recipe.max_length, part.tokenizer.max_length]
-                part.tokenizer.max_length = min(limit for limit in limits if limit is not None)
+        for side in (model, model.query_model):
+            if side is not None:
+                limits = [recipe.max_length, side.tokenizer.max_length]
+                side.tokenizer.max_length = min(limit for limit in limits if limit is not None)
     lengths: dict[Side, int | None] = {"query": recipe.query_length, "document": recipe.document_length}
-    for side, length in lengths.items():
+    for name, length in lengths.items():
         if length is not None:
-            model.set_length(side, length)
+            model.set_length(name, length)
 
 
-def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel) -> Model:
+def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel) -> Model:
+    options: dict[str, Any] = {"device": "cpu", "attention": recipe.attention}  # the trainer moves it
     if isinstance(recipe, MultiVectorModel):
         return Model.multi_vector(
-            recipe.name,
-            recipe.projection,
-            recipe.config,
-            markers=recipe.markers,
-            device="cpu",  # the trainer moves it
-            attention=recipe.attention,
+            recipe.name, recipe.projection, recipe.config, markers=recipe.markers, **options
         )
     if isinstance(recipe, SparseModel):
-        return Model.sparse(
-            recipe.name,
-            recipe.config,
-            vocabulary=_terms(recipe.vocabulary),
-            queries=recipe.queries,
-            device="cpu",
-            attention=recipe.attention,
-        )
-    model = Model.from_pretrained(recipe.name, device="cpu", attention=recipe.attention)
+        terms = _read_terms(recipe.vocabulary)
+        return Model.sparse(recipe.name, recipe.config, vocabulary=terms, queries=recipe.queries, **options)
+    if isinstance(recipe, HeadModel):
+        return Model.with_head(recipe.head, recipe.name, recipe.config, **options)
+    model = Model.from_pretrained(recipe.name, **options)
     return model if recipe.queries is None else model.set_queries(recipe.queries)
 
 
-def _terms(vocabulary: list[str] | str | None) -> list[str] | None:
+def _read_terms(vocabulary: list[str] | str | None) -> list[str] | None:
     if not isinstance(vocabulary, str):
         return vocabulary
     try:

@@ -1,72 +1,60 @@
-"""What objectives have in common: how the trainer saves their model, compiles it and keeps memory low."""
+"""What the steps of all objectives share: how the trainer saves, compiles and checkpoints their model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from irkit.encoder import Encoder
 from irkit.model import Model
 from irkit.training.lora import merged
 
-__all__ = ["ModelStep"]
+__all__ = ["ModelStep", "TextStep"]
 
 
 class ModelStep(nn.Module):
-    """A module that is called with a batch and the share of steps that are done, and returns a loss.
+    """Module that is called with a batch and the share of completed steps, and returns a loss.
 
     Attributes:
-        model: What is trained.
+        model: Trained model.
         parts: Values of the last step that are logged, by name.
-        signs: Values of the last step that show whether it collapses, see `irkit.training.collapse`.
+        signs: Values of the last step that show a collapse, see `irkit.training.collapse`.
     """
 
     model: Model
 
     def __init__(self, model: Model) -> None:
-        """Take the model."""
+        """Store the model."""
         super().__init__()
         self.model = model
         self.parts: dict[str, Any] = {}
         self.signs: dict[str, Any] = {}
 
-    def shared(self, count: int, device: torch.device) -> float:
-        """By what to divide the sum of a loss, that the mean over processes is that over all they count.
-
-        Args:
-            count: Of this process: texts, or tokens that are asked for.
-            device: Of the model.
-        """
-        if not (self.training and dist.is_initialized()):  # only one process evaluates
-            return max(1, count)
-        total = torch.tensor(count, dtype=torch.float64, device=device)
-        dist.all_reduce(total)
-        return max(1.0, float(total)) / dist.get_world_size()
-
     def activation_checkpointing_enable(self, **_: Any) -> None:
-        """Keep of each layer of the encoders its input only; backward computes the rest again."""
+        """Keep only the input of each encoder layer; the backward pass computes the rest again."""
         for layer in _layers(self.model):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     gradient_checkpointing_enable = activation_checkpointing_enable  # its name before transformers 5.23
 
     def compile_layers(self, **options: Any) -> None:
-        """Compile what layers do with each token by itself; lengths of rows would be compiled anew each time.
+        """Compile the part of each layer that works per token; the rest depends on the lengths of rows.
 
         Args:
-            options: Of `torch.compile`.
+            options: Options of `torch.compile`.
         """
         for layer in _layers(self.model):
             layer.after_attention = torch.compile(layer.after_attention, dynamic=True, **options)
 
     def finished_model(self) -> Model:
-        """The model in evaluation mode, without anything that is there for training only."""
+        """Return the model in evaluation mode, without anything that only training needs."""
         model = merged(self.model)
         for layer in _layers(model):
             for name in ("forward", "after_attention"):
@@ -74,13 +62,53 @@ class ModelStep(nn.Module):
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write the model to a directory, adapters merged into its weights; it keeps its name."""
+        """Write the model to a directory, with adapters merged into its weights; its name stays."""
         model, name = merged(self.model), self.model.name
         model.save_pretrained(path)
         model.name = name
 
 
+class TextStep(ModelStep):
+    """Step of an objective on texts without labels."""
+
+    def loss_sums(self, batch: Any) -> dict[str, tuple[Tensor, int]]:
+        """Return the sum of each loss of a batch, and the number of texts or tokens that it sums over."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def validate(self, batches: Iterable[Any]) -> dict[str, float]:
+        """Return the mean of each loss over all batches, computed without dropout.
+
+        Args:
+            batches: Batches on any device.
+        """
+        training, sums, counts = self.training, dict[str, float](), dict[str, int]()
+        self.eval()
+        try:
+            for batch in batches:
+                for name, (total, count) in self.loss_sums(batch.to(self.model.device)).items():
+                    sums[name] = sums.get(name, 0.0) + float(total)
+                    counts[name] = counts.get(name, 0) + count
+        finally:
+            self.train(training)
+        return {name: total / max(1, counts[name]) for name, total in sums.items()}
+
+    def divisor(self, count: int) -> float:
+        """Return the divisor of a sum of losses.
+
+        The mean of the quotients over processes is the mean loss over the counts of all processes.
+
+        Args:
+            count: Number of texts or tokens in this process.
+        """
+        if not (self.training and dist.is_initialized()):  # only one process evaluates
+            return max(1, count)
+        total = torch.tensor(count, dtype=torch.float64, device=self.model.device)
+        dist.all_reduce(total)
+        return max(1.0, float(total)) / dist.get_world_size()
+
+
 def _layers(model: Model) -> list[Any]:
-    """Of the encoders; none of those that transformers runs."""
-    encoders = [part.encoder for part in (model, model.query_model) if part is not None]
+    """Return the layers of irkit's own encoders; encoders that transformers runs have none."""
+    encoders = [side.encoder for side in (model, model.query_model) if side is not None]
     return [layer for encoder in encoders if isinstance(encoder, Encoder) for layer in encoder.layers]

@@ -1,8 +1,8 @@
-"""A model that begins with random weights: an encoder of a preset, and a vocabulary."""
+"""A model that begins with random weights: the encoder of a preset, and a vocabulary."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -10,32 +10,41 @@ from irkit.config import Config
 from irkit.encoder import Encoder
 from irkit.encoder.presets import EncoderSizes, tite_settings
 from irkit.errors import ConfigError
-from irkit.heads import PooledHead
+from irkit.heads import HEADS
 from irkit.model import Model
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
-from irkit.vocabulary.domain import DomainConfig
+from irkit.training.domain_vocabulary import DomainConfig
 
-__all__ = ["NewModel", "make_new_model"]
+__all__ = ["Attention", "Lengths", "NewModel", "make_new_model"]
+
+Attention: TypeAlias = Literal["auto", "eager", "sdpa", "flash"]
 
 
-class NewModel(Config):
+class Lengths(Config):
+    """Numbers of tokens to which the texts of each side are cut."""
+
+    query_length: PositiveInt | None = None
+    document_length: PositiveInt | None = None
+
+
+class NewModel(Lengths):
     """A dense model on an encoder of random weights.
 
     Attributes:
-        kind: How it is made.
-        preset: Of `irkit.encoder.presets.tite_settings`: ``2-late`` or its number in table 3 of the paper, 1;
-            ``bert-base`` is the same encoder without pooling.
-        variant: ``paper``, or ``released`` as the authors' checkpoints are.
-        sizes: How large it is; what is not given is as in BERT-base.
-        tokenizer: Directory or name of a tokenizer or of a model; or how one is trained on the texts of
+        kind: How the model is made.
+        preset: Preset of `irkit.encoder.presets.tite_settings`: ``2-late``, or its number in table 3 of the
+            paper, 1; ``bert-base`` is the same encoder without pooling.
+        variant: ``paper``, or ``released`` for an encoder like the authors' checkpoints.
+        sizes: Sizes of the encoder; by default as in BERT-base.
+        tokenizer: Directory or name of a tokenizer or of a model; or how to train one on the texts of
             ``pretraining``, which `irkit pretrain` does.
-        vector: ``cls``, the first row of the encoder, or ``mean`` of all; None is the mean if the encoder
-            pools, whose rows are one in the end, else cls.
+        vector: ``cls``, the first row of the encoder, or ``mean``, the mean of all rows. None is the mean if
+            the encoder pools, where one row is left, and cls otherwise.
         attention: Implementation of attention: auto, eager, sdpa or flash.
         similarity: cosine or dot.
-        prompts: What is written before a text, by name: query, document.
-        query_length: Tokens at which queries are cut; None is where all texts are, at ``sizes.max_length``.
+        prompts: Text to put in front of others, by name: query, document.
+        query_length: Queries are cut to this number of tokens; None cuts them at ``sizes.max_length``.
         document_length: The same for documents.
 
     Source: TITE, sections 3.1, 3.2 and 4.1.
@@ -47,39 +56,37 @@ class NewModel(Config):
     sizes: EncoderSizes = EncoderSizes()
     tokenizer: str | DomainConfig
     vector: Literal["cls", "mean"] | None = None
-    attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
+    attention: Attention = "auto"
     similarity: Literal["cosine", "dot"] | None = None
     prompts: dict[str, str] = Field(default_factory=dict)
-    query_length: PositiveInt | None = None
-    document_length: PositiveInt | None = None
 
     @field_validator("preset", mode="before")
     @classmethod
-    def _numbered(cls, given: Any) -> Any:
-        return str(given) if isinstance(given, int) else given
+    def _read_number(cls, preset: Any) -> Any:
+        return str(preset) if isinstance(preset, int) else preset
 
     @model_validator(mode="after")
-    def _can_be_built(self) -> Self:
+    def _check_settings(self) -> Self:
         self.settings(1)
         return self
 
     def settings(self, vocab_size: int) -> dict[str, Any]:
-        """The keys of ``config.json`` of its encoder."""
+        """Return the keys of ``config.json`` of the encoder."""
         sizes = self.sizes.model_dump()
         return tite_settings(self.preset, variant=self.variant, vocab_size=vocab_size, **sizes)
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the model in messages."""
         return f"a new {self.preset}"
 
 
 def make_new_model(recipe: NewModel) -> Model:
-    """Make it; its weights come from torch's generator.
+    """Make a model whose weights come from torch's random generator.
 
     Raises:
-        StorageError: There is no such tokenizer.
-        ConfigError: Sizes do not fit each other, or the tokenizer is one that is still to be trained.
+        StorageError: The tokenizer does not exist.
+        ConfigError: Sizes do not fit each other, or the tokenizer must be trained first.
     """
     if isinstance(recipe.tokenizer, DomainConfig):
         raise ConfigError(
@@ -93,5 +100,6 @@ def make_new_model(recipe: NewModel) -> Model:
     limits = [tokenizer.max_length, int(settings["max_position_embeddings"])]
     tokenizer.max_length = min(limit for limit in limits if limit is not None)
     pools = any(layer.pooling is not None for layer in encoder.config.layers)
-    head = PooledHead(encoder.hidden_size, recipe.vector or ("mean" if pools else "cls"))
+    pooling = recipe.vector or ("mean" if pools else "cls")
+    head = HEADS["dense"].create(encoder, tokenizer, {"pooling": pooling})
     return Model(tokenizer, encoder, head, prompts=recipe.prompts, similarity_name=recipe.similarity)

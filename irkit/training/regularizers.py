@@ -1,4 +1,4 @@
-"""Regularisers of sparse models: what keeps the weights of texts few, or from being none."""
+"""Regularisers of sparse models: they keep the number of terms per text small, but above zero."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from irkit.config import Config
+from irkit.utils.kinds import KindOf, own_kinds
+from irkit.utils.plugins import Registry
 
-__all__ = ["L1", "AntiZero", "BaseRegularizer", "DFFlops", "Flops", "Regularizer"]
+__all__ = ["L1", "REGULARIZERS", "AntiZero", "BaseRegularizer", "DFFlops", "Flops", "Regularizer"]
 
 Schedule: TypeAlias = Literal["constant", "linear", "quadratic"]
 
 
 class BaseRegularizer(Config):
-    """A penalty on the weights of queries and of documents, called with both and the progress of training.
+    """A penalty on the weights of queries and documents.
 
     Attributes:
         kind: Name of the regulariser.
         query: Factor (lambda) of the queries; 0 leaves them alone.
         document: Factor of the documents.
-        schedule: How both rise from 0 to their full size: with the steps taken, or with their square.
-        warmup: Share of all steps after which they have it.
+        schedule: How both factors rise from 0: ``linear`` with the number of steps, or ``quadratic`` with its
+            square.
+        warmup: Share of all steps after which the factors have their full size.
     """
 
     kind: str
@@ -39,15 +42,12 @@ class BaseRegularizer(Config):
         return self
 
     def __call__(self, queries: Tensor | None, documents: Tensor, progress: float) -> Tensor:
-        """The penalty, factors and schedule applied.
+        """Return the penalty, a scalar, with factors and schedule.
 
         Args:
-            queries: ``(b, V)`` weights; None where they are not trained.
+            queries: ``(b, V)`` weights; None if queries are not trained.
             documents: ``(d, V)`` weights.
-            progress: Steps taken over all steps, 0 to 1.
-
-        Returns:
-            A scalar.
+            progress: Share of completed steps, 0 to 1.
         """
         total = documents.new_zeros(())
         if self.document:
@@ -57,20 +57,20 @@ class BaseRegularizer(Config):
         return self.factor(progress) * total
 
     def factor(self, progress: float) -> float:
-        """What the schedule multiplies both factors by at ``progress``."""
+        """Return the multiplier of both factors at ``progress``."""
         exponent = {"constant": 0, "linear": 1, "quadratic": 2}[self.schedule]
         return float(min(1.0, progress / self.warmup) ** exponent)
 
     def penalty(self, weights: Tensor) -> Tensor:
-        """The penalty of ``weights (n, V)``, a scalar."""
+        """Return the penalty of ``weights (n, V)``, a scalar."""
         raise NotImplementedError
 
 
 class Flops(BaseRegularizer):
-    """Sum over terms of the squared mean weight, an estimate of the operations of a search.
+    """Sum over terms of the squared mean weight: an estimate of the operations per search.
 
     Attributes:
-        threshold: Texts with no more terms than this are left alone (L0 mask).
+        threshold: Texts with this many terms or fewer are left alone (L0 mask).
 
     Source: Paria et al., arXiv 2004.05665; Formal et al., SPLADE, arXiv 2107.05720; Shen et al.,
         arXiv 2504.14839 (L0 mask).
@@ -101,7 +101,7 @@ class L1(BaseRegularizer):
 
 
 class AntiZero(BaseRegularizer):
-    """1 over the square of the sum of all weights: keeps a model from emptying all texts.
+    """1 over the square of the sum of all weights: keeps texts from losing all terms.
 
     Source: https://github.com/naver/splade (splade/hf/trainers.py), where both factors are 1.
     """
@@ -115,15 +115,15 @@ class AntiZero(BaseRegularizer):
 
 
 class DFFlops(BaseRegularizer):
-    """FLOPS with terms weighted by how many documents have them: shortens the long lists of an index.
+    """FLOPS with terms weighted by document frequency: shortens the long lists of an index.
 
-    The share of documents is that of the batch; weights rise from 0 to 1 with it and are 1/2 at ``alpha``.
+    The weight of a term rises from 0 to 1 with the share of documents in the batch that have it.
 
     Attributes:
-        alpha: Share of documents with a term at which its weight is a half.
-        beta: How steeply weights rise there.
+        alpha: Share of documents at which the weight of a term is 1/2.
+        beta: How steeply the weight rises there.
 
-    Source: Porco et al., arXiv 2505.15070, which estimates shares on a sample of the collection now and then.
+    Source: Porco et al., arXiv 2505.15070. The paper estimates shares on a sample of the collection instead.
     """
 
     kind: Literal["df_flops"] = "df_flops"
@@ -138,4 +138,10 @@ class DFFlops(BaseRegularizer):
         return (importance * weights.mean(0)).square().sum()
 
 
-Regularizer: TypeAlias = Annotated[AntiZero | DFFlops | Flops | L1, Field(discriminator="kind")]
+REGULARIZERS: Registry[type[BaseRegularizer]] = Registry(
+    "irkit.regularizers", BaseRegularizer, own_kinds(AntiZero, DFFlops, Flops, L1)
+)
+"""All regularisers by their kind; other packages add some by entry points of this group."""
+
+Regularizer: TypeAlias = Annotated[BaseRegularizer, KindOf(REGULARIZERS)]
+"""Field of a configuration that holds any regulariser of the table."""

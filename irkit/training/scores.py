@@ -1,4 +1,4 @@
-"""What losses see: scores of a batch, whatever kind of model gave them."""
+"""What losses see: the scores of a batch, from any kind of model."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Scores"]
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of ``b`` queries against their own ``n`` documents, and against all ``d`` of the batch.
+    """Scores of ``b`` queries for their own ``n`` documents, and for all ``d`` documents of the batch.
 
     Attributes:
-        own: ``(b, n)`` float32, each query against its own documents, the relevant ones first; what ``mask``
-            leaves out is 0.
-        mask: ``(b, n)`` bool, where there is a document.
-        positives: ``(b,)`` int64, how many of the first ones are known to be relevant.
-        targets: ``(b, n)`` float32 of the teacher, 0 where ``mask`` is False; None if there are none.
-        all: ``(b, d)`` float32, each query against every document of the batch (of all processes); None
-            unless a loss needs them.
-        columns: ``(b, n)`` int64, where in ``all`` and ``documents`` the own documents stand; 0 where
+        own: ``(b, n)`` float32, scores of the documents of each query, the relevant ones first; 0 where
             ``mask`` is False.
-        relevant: ``(b, d)`` bool, which documents are known to be relevant to a query; None as ``all``.
-        queries: ``(b, dim)`` vectors, or None of models that make a vector a token.
-        documents: ``(d, dim)`` likewise.
-        guide: Gives ``(b, d)`` scores and the vectors ``(b, dim)`` and ``(d, dim)`` of another model; None
-            unless a loss names one.
+        mask: ``(b, n)`` bool, where there is a document.
+        positives: ``(b,)`` int64, how many of the first documents are known to be relevant.
+        targets: ``(b, n)`` float32 scores of the teacher, 0 where ``mask`` is False; None if there are none.
+        all: ``(b, d)`` float32, scores of every document of the batch (of all processes); None unless a loss
+            needs them.
+        columns: ``(b, n)`` int64, positions of the own documents in ``all`` and ``documents``; 0 where
+            ``mask`` is False.
+        relevant: ``(b, d)`` bool, which documents are known to be relevant to a query; None if ``all`` is.
+        queries: ``(b, dim)`` vectors; None for models with one vector per token.
+        documents: ``(d, dim)`` vectors, or None likewise.
+        guide: Returns the scores ``(b, d)`` and the vectors ``(b, dim)`` and ``(d, dim)`` of another model;
+            None unless a loss names one.
     """
 
     own: Tensor

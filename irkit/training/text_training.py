@@ -1,48 +1,87 @@
-"""Training on texts without labels: from the step and its batches to a model directory."""
+"""Training on texts without labels: what pre-training and adaptation to a vocabulary share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from irkit.config import Config
-from irkit.model import Model
-from irkit.training.arguments import TrainingArguments
-from irkit.training.model_step import ModelStep
-from irkit.training.running import TrainingLog, begin_place, publish_model
-from irkit.training.texts import Corpus, text_loader
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+
+from irkit.config import Config, as_list
+from irkit.training.masking import MaskingConfig
+from irkit.training.model_step import TextStep
+from irkit.training.pretraining.corpus import first_texts, open_corpora, read_corpora, text_loader
+from irkit.training.runner import TrainingLog
 from irkit.training.trainer import Trainer
+from irkit.training.training_arguments import TrainingArguments, check_text_arguments
 
-__all__ = ["text_trainer", "train_on_texts"]
+__all__ = ["TextTrainingConfig", "text_trainer"]
+
+_VALIDATED = 32  # texts per batch
+Collate = Callable[[Sequence[tuple[int, str]]], Any]
+
+
+class TextTrainingConfig(Config):
+    """Training on texts without labels.
+
+    Attributes:
+        texts: One corpus or several, see `irkit.training.pretraining.corpus.read_texts`.
+        validation: Corpus whose loss is measured during training; None measures nothing.
+        validation_texts: Number of its first texts that are used.
+        max_length: Texts are cut to this number of tokens.
+        masking: Which tokens are hidden from the encoder; None hides none.
+        train: Arguments by the names of `irkit.training.TrainingArguments`.
+    """
+
+    texts: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)]
+    validation: str | None = None
+    validation_texts: PositiveInt = 500
+    max_length: PositiveInt = 512
+    masking: MaskingConfig | None = None
+    train: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_train(self) -> Self:
+        check_text_arguments(self.train, self.validation)
+        return self
+
+    def evaluation_defaults(self) -> dict[str, Any]:
+        """Return the trainer's arguments that a validation adds."""
+        return {} if self.validation is None else {"eval_steps": 0.1, "eval_on_start": True}
 
 
 def text_trainer(
-    step: ModelStep,
+    step: TextStep,
+    config: TextTrainingConfig,
     arguments: TrainingArguments,
-    texts: Sequence[str],
-    collate: Callable[[Sequence[tuple[int, str]]], Any],
-    evaluation: Callable[[Any], Mapping[str, float]] | None = None,
+    collate: Collate,
+    collate_validation: Collate,
 ) -> Trainer:
-    """Make the trainer, which logs beside the folder of its checkpoints.
+    """Make the trainer of a step; it logs to ``log.jsonl`` beside the folder of its checkpoints.
 
     Args:
         step: Model and objective.
-        arguments: Of the trainer.
-        texts: Corpora, read in turn.
+        config: Texts and validation.
+        arguments: Arguments of the trainer.
         collate: Makes a batch of numbered texts.
-        evaluation: Values of the step as it stands, by name.
+        collate_validation: The same for the validation; it hides the same tokens for every seed.
 
     Raises:
         ConfigError: Arguments do not fit the model.
-        StorageError: There is no such corpus.
-        BadValueError: One can be read only once.
+        StorageError: A corpus does not exist.
+        BadValueError: A corpus can be read only once.
     """
-    corpora = [Corpus(source) for source in texts]
-    for corpus in corpora:
-        corpus.check()
+    evaluation = None
+    if config.validation is not None:
+        texts = list(enumerate(first_texts(read_corpora([config.validation]), config.validation_texts)))
+        starts = range(0, len(texts), _VALIDATED)
+        evaluation = methodcaller(
+            "validate", [collate_validation(texts[start : start + _VALIDATED]) for start in starts]
+        )
     loader = text_loader(
-        corpora,
+        open_corpora(config.texts),
         collate,
         batch_size=None if arguments.tokens_per_batch else arguments.per_device_train_batch_size,
         tokens_per_batch=arguments.tokens_per_batch,
@@ -54,31 +93,3 @@ def text_trainer(
         loader.prefetch_factor = arguments.dataloader_prefetch_factor
     log = Path(str(arguments.output_dir)).parent / "log.jsonl"
     return Trainer(step, arguments, loader, evaluation=evaluation, callbacks=[TrainingLog(log)])
-
-
-def train_on_texts(trainer: Trainer, config: Config, place: Path) -> Model:
-    """Train to the end and save; what was interrupted goes on from its last checkpoint.
-
-    Args:
-        trainer: See `text_trainer`.
-        config: What is noted in ``recipe.yaml``.
-        place: Becomes a model directory, whose ``modules.json`` comes last.
-
-    Returns:
-        The trained model.
-
-    Raises:
-        StorageError: Writing failed.
-        TrainingError: A loss or a gradient became NaN or infinite.
-    """
-    main = trainer.args.process_index == 0
-    if main:
-        begin_place(place, config, False)
-    trainer.accelerator.wait_for_everyone()
-    trainer.train(resume_from_checkpoint=True)
-    model = trainer.finished_model()
-    if main:
-        publish_model(trainer.step, place)
-        model.name = str(place)
-    trainer.accelerator.wait_for_everyone()
-    return model

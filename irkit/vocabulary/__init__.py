@@ -1,26 +1,33 @@
-"""Moving an encoder onto another vocabulary, as learned sparse retrieval needs it.
+"""Move an encoder onto another vocabulary, which helps learned sparse retrieval.
 
-`transfer_vocabulary` aligns two vocabularies and lets new tokens begin near those they resemble; what comes
-after it - masked language modelling, calibration, training - takes and leaves model directories.
+Read in this order::
+
+    alignment.py        which tokens two vocabularies share
+    initialization.py   embeddings of the new tokens; simplex.py: sparsemax, which weighs their neighbours
+    transfer.py         both applied to a model; embedding_swap.py: the change inside its encoder
+    adaptation.py       masked language modelling afterwards
+    calibration.py      how many terms get a weight
+    new_head.py         an alternative: only a new output matrix
+    transfer_recipe.py  all stages as one YAML file; transfer_run.py runs them; transfer_report.py describes
+    them
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from irkit.lazy import lazy_names
+from irkit.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from irkit.vocabulary.adaptation import AdaptationConfig, adapt
     from irkit.vocabulary.alignment import Alignment, align
     from irkit.vocabulary.calibration import Activations, Calibration, CalibrationConfig, calibrate, probe
-    from irkit.vocabulary.domain import DomainConfig, fragmentation, train_vocabulary
     from irkit.vocabulary.initialization import TransferConfig
     from irkit.vocabulary.new_head import head_only
-    from irkit.vocabulary.recipe import VocabularyRecipe
-    from irkit.vocabulary.report import write_report
     from irkit.vocabulary.simplex import sparsemax
-    from irkit.vocabulary.transferring import Transfer, read_new_tokens, transfer_vocabulary
+    from irkit.vocabulary.transfer import Transfer, read_new_tokens, transfer_vocabulary
+    from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+    from irkit.vocabulary.transfer_report import write_report
 
 __all__ = [
     "Activations",
@@ -28,19 +35,16 @@ __all__ = [
     "Alignment",
     "Calibration",
     "CalibrationConfig",
-    "DomainConfig",
     "Transfer",
     "TransferConfig",
     "VocabularyRecipe",
     "adapt",
     "align",
     "calibrate",
-    "fragmentation",
     "head_only",
     "probe",
     "read_new_tokens",
     "sparsemax",
-    "train_vocabulary",
     "transfer_vocabulary",
     "write_report",
 ]
@@ -51,21 +55,18 @@ _HOME = {
     "Alignment": "alignment",
     "Calibration": "calibration",
     "CalibrationConfig": "calibration",
-    "DomainConfig": "domain",
-    "Transfer": "transferring",
+    "Transfer": "transfer",
     "TransferConfig": "initialization",
-    "VocabularyRecipe": "recipe",
+    "VocabularyRecipe": "transfer_recipe",
     "adapt": "adaptation",
     "align": "alignment",
     "calibrate": "calibration",
-    "fragmentation": "domain",
     "head_only": "new_head",
     "probe": "calibration",
-    "read_new_tokens": "transferring",
+    "read_new_tokens": "transfer",
     "sparsemax": "simplex",
-    "train_vocabulary": "domain",
-    "transfer_vocabulary": "transferring",
-    "write_report": "report",
+    "transfer_vocabulary": "transfer",
+    "write_report": "transfer_report",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

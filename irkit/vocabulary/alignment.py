@@ -1,4 +1,4 @@
-"""Which token of one vocabulary is which of another, whatever marks either uses for the start of a word."""
+"""Align two vocabularies: which tokens are the same, although tokenizers mark word starts differently."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from irkit.tokenizer import Tokenizer
 
 __all__ = ["Alignment", "Form", "Spelling", "align"]
 
-_SPACE = "▁"  # of SentencePiece
+_SPACE = "▁"  # SentencePiece's space
 _AROUND = ("normalizer", "pre_tokenizer", "decoder")
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece writes bytes it has no character for so
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how SentencePiece writes a byte
 
 
 class Form(NamedTuple):
-    """What a token stands for.
+    """What a token stands for, however a tokenizer spells it.
 
     Attributes:
-        text: Its characters in UTF-8, without marks; byte-level tokens may hold half a character.
-        starts: Whether a word starts with it.
+        text: Characters in UTF-8 without marks; a byte-level token may hold half a character.
+        starts: Whether the token starts a word.
     """
 
     text: bytes
@@ -37,12 +37,13 @@ class Form(NamedTuple):
 
 
 class Spelling:
-    """How a tokenizer writes what its tokens stand for.
+    """How a tokenizer spells a token, given its form: its bytes and whether it starts a word (`Form`).
 
     Attributes:
-        style: ``"wordpiece"`` (a prefix, ``##``, marks what continues a word), ``"bytes"`` (``Ġ`` marks what
-            starts one, other bytes are characters too) or ``"spaces"`` (``▁`` marks what starts one).
-        prefix: Of tokens that continue a word.
+        style: ``"wordpiece"``: a prefix, ``##``, marks tokens that continue a word; ``"bytes"``: ``Ġ`` marks
+            tokens that start a word, and every byte is written as a character; ``"spaces"``: ``▁`` marks
+            tokens that start a word.
+        prefix: Prefix of tokens that continue a word.
 
     Examples:
         >>> from tokenizers import Tokenizer as Backend, models
@@ -52,10 +53,10 @@ class Spelling:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Find out.
+        """Read the style from the settings of a tokenizer.
 
         Raises:
-            ConfigError: It marks the ends of words, not their starts.
+            ConfigError: The tokenizer marks the ends of words, not their starts.
         """
         state = json.loads(backend.to_str())
         model, around = state["model"], json.dumps([state[key] for key in _AROUND], ensure_ascii=False)
@@ -72,7 +73,7 @@ class Spelling:
             self.style = "bytes" if '"ByteLevel"' in around else "spaces" if _SPACE in around else "wordpiece"
 
     def form(self, token: str) -> Form:
-        """What a token that was not added stands for."""
+        """Return the form of a token that was not added."""
         if self.style == "wordpiece":
             inner = bool(self.prefix) and token.startswith(self.prefix) and token != self.prefix
             return Form(token.removeprefix(self.prefix if inner else "").encode(), not inner)
@@ -86,7 +87,7 @@ class Spelling:
         return Form(token[starts:].replace(_SPACE, " ").encode(), starts)
 
     def write(self, form: Form) -> str:
-        """How the tokenizer would write a token of this form; the inverse of `form`."""
+        """Return the token of a form; the inverse of `form`."""
         if self.style == "bytes":
             return "".join(_LETTERS[byte] for byte in b" " * form.starts + form.text)
         text = form.text.decode(errors="replace")
@@ -95,14 +96,15 @@ class Spelling:
         return text if form.starts else self.prefix + text
 
     def alike(self, other: Spelling) -> bool:
-        """Whether both write the same for each form."""
+        """Return True if both spell every form the same way."""
         return (self.style, self.prefix) == (other.style, other.prefix)
 
     def twins(self, form: Form, style: str) -> tuple[Form, ...]:
-        """Forms that are as good as ``form`` of a tokenizer of that style, the best first.
+        """Return the forms that match a form of a tokenizer of another style, the best first.
 
-        What tokenizers cut off the word before it - punctuation, symbols, Chinese characters - is written
-        without a space rather than with one; of a tokenizer of the same style, as it stands.
+        Tokenizers split punctuation, symbols and Chinese characters off the word before. So these match with
+        and without a word start: first the form without a space in front, or the same form for a tokenizer of
+        the same style.
         """
         if not _stands_alone(form.text):
             return (form,)
@@ -112,14 +114,14 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The tokens of a target vocabulary and those of a source they correspond to.
+    """The tokens of a target vocabulary and the corresponding tokens of a source.
 
     Attributes:
-        tokens: ``V'`` tokens of the target, by id; None for an id that has none.
+        tokens: ``V'`` tokens of the target by id; None for an id without a token.
         source_ids: ``(V',)`` int64, id of the corresponding token of the source, or -1.
-        rules: ``V'`` names of the rule by which each was found, see `align`.
+        rules: ``V'`` names of the rules that matched, see `align`.
         special: ``(V',)`` bool, special tokens of the target.
-        source_size: ``V``.
+        source_size: ``V``, the size of the source vocabulary.
     """
 
     tokens: tuple[str | None, ...]
@@ -130,7 +132,7 @@ class Alignment:
 
     @property
     def is_new(self) -> Tensor:
-        """``(V',)`` bool: tokens without a counterpart, N' of the paper."""
+        """Which tokens have no counterpart, ``(V',)`` bool: N' of the paper."""
         return self.source_ids < 0
 
     @property
@@ -139,39 +141,42 @@ class Alignment:
         return 1.0 - float(self.is_new.double().mean())
 
     def counts(self) -> dict[str, int]:
-        """Number of tokens by rule."""
+        """Return the number of tokens by rule."""
         return dict(Counter(self.rules).most_common())
 
 
 def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> Alignment:
     """Find the tokens that two vocabularies share.
 
-    The first rule that finds something counts:
+    The first rule that matches counts:
 
-    1. ``role``: special tokens correspond by what they are for: ``[CLS]`` is ``<s>``, ``[MASK]`` is
-       ``<mask>``.
-    2. ``special``: tokens that were added to either vocabulary, by how they are written.
-    3. ``text``: equal texts, in the same place: what starts a word (``play``, ``Ġplay``, ``▁play``) is not
-       what continues one (``##play``, ``play``, ``play``). For punctuation, symbols and Chinese characters
-       the place does not count. Case and accents do: ``Paris`` is not ``paris``. Of several with the text,
-       such as ``A`` and ``<0x41>``, it is the one that is written as the target writes it, or the last.
-    4. ``normalized``, only if asked for: the text that the normaliser of the target makes of the one in the
-       source (``Paris`` then is ``paris``); of several the one with the lowest id, the most frequent.
+    1. ``role``: special tokens with the same role match: ``[CLS]`` and ``<s>``, ``[MASK]`` and ``<mask>``.
+    2. ``special``: tokens that were added to either vocabulary match if they are written alike.
+    3. ``text``: tokens match if they have the same text at the same position of a word. Tokens that start a
+    word
+       (``play``, ``Ġplay``, ``▁play``) do not match tokens that continue one (``##play``, ``play``,
+       ``play``). For punctuation, symbols and Chinese characters the position does not count. Case and
+       accents do: ``Paris`` is not ``paris``. If several tokens have the text, such as ``A`` and ``<0x41>``,
+       the one that is written like in the target matches, or else the last one.
+    4. ``normalized``, only with ``normalize``: the texts are equal after the normaliser of the target
+    (``Paris`` is
+       ``paris``). If several match, the one with the lowest id counts, which is the most frequent.
 
-    A token of the source can correspond to several of the target.
+    A token of the source can match several tokens of the target.
 
     Args:
-        source: Of the model that is transferred.
-        target: What it is transferred onto.
-        normalize: Whether the last rule is used. The overlaps of the paper are without it.
+        source: Tokenizer of the model that is transferred.
+        target: Tokenizer of the new vocabulary.
+        normalize: Apply the last rule. The overlaps of the paper are without it.
 
     Raises:
         ConfigError: A tokenizer marks the ends of words.
 
-    Source: "Bridging Vocabulary Gaps", section 4.2.2, which names O and N' but no rules. These give 57.0 %
-    for ModernBERT onto bert-base-uncased, 59.7 % for RoBERTa and 60.9 % for bert-base-cased; the paper has
-    56.4, 59.6 and 60.9.
+    Source: "Bridging Vocabulary Gaps", section 4.2.2, which defines O and N' but no rules. These rules give
+    an overlap of 57.0 % for ModernBERT and bert-base-uncased, 59.7 % for RoBERTa and 60.9 % for
+    bert-base-cased; the paper has 56.4, 59.6 and 60.9.
     """
+    # the tokens of the source by text, by form, by normalised form and by role
     ours, theirs = source.backend.get_vocab(True), target.backend.get_vocab(True)
     own, added = _added(source), _added(source) | _added(target)
     ours_spelled, theirs_spelled = Spelling(source.backend), Spelling(target.backend)
@@ -184,20 +189,21 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
         for role, number in target.special_ids.items()
         if role in source.special_ids
     }
+    # each token of the target by the first rule that matches
     size = 1 + max(theirs.values(), default=-1)
     tokens: list[str | None] = [None] * size
     ids, rules = [-1] * size, ["new"] * size
     for token, number in theirs.items():
         tokens[number] = token
         twins = ours_spelled.twins(theirs_spelled.form(token), theirs_spelled.style)
-        found: dict[str, int | None] = {
+        matches: dict[str, int | None] = {
             "role": roles.get(number),
             "special": ours.get(token) if token in added else None,
             "text": None if token in added else same.get(token, _first(forms, twins)),
             "normalized": None if token in added else _first(folded, twins),
         }
-        rules[number] = next((rule for rule in found if found[rule] is not None), "new")
-        ids[number] = next((each for each in found.values() if each is not None), -1)
+        rules[number] = next((rule for rule in matches if matches[rule] is not None), "new")
+        ids[number] = next((match for match in matches.values() if match is not None), -1)
     special = torch.zeros(size, dtype=torch.bool)
     special[target.special_tokens()] = True
     return Alignment(
@@ -206,14 +212,14 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
 
 
 def _normalized(forms: Mapping[Form, int], target: Tokenizer) -> dict[Form, int]:
-    """Forms as the normaliser of the target writes them, with the lowest id that each has."""
+    """Return the forms after the normaliser of the target, with the lowest id of each."""
     normalizer = target.backend.normalizer
-    found: dict[Form, int] = {}
+    normalized: dict[Form, int] = {}
     for form, number in sorted(forms.items(), key=_number):
         text = form.text.decode(errors="replace")
         text = text if normalizer is None else normalizer.normalize_str(text)
-        found.setdefault(Form(text.strip().removeprefix(_SPACE).encode(), form.starts), number)
-    return found
+        normalized.setdefault(Form(text.strip().removeprefix(_SPACE).encode(), form.starts), number)
+    return normalized
 
 
 def _number(item: tuple[Any, int]) -> int:
@@ -221,6 +227,7 @@ def _number(item: tuple[Any, int]) -> int:
 
 
 def _first(known: Mapping[Form, int], forms: Iterable[Form]) -> int | None:
+    """Return the id of the first form that is known."""
     return next((known[form] for form in forms if form in known), None)
 
 
@@ -229,6 +236,7 @@ def _added(tokenizer: Tokenizer) -> set[str]:
 
 
 def _stands_alone(text: bytes) -> bool:
+    """Return True for punctuation, symbols and Chinese characters."""
     try:
         letters = text.decode()
     except UnicodeDecodeError:
@@ -239,10 +247,10 @@ def _stands_alone(text: bytes) -> bool:
 
 
 def _byte_letters() -> dict[int, str]:
-    """The letter that byte-level BPE writes for each byte: itself if it can be seen, else one from U+0100."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    """Return the letter that byte-level BPE writes for each byte: itself if visible, else one from U+0100."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
 
 
 _LETTERS = _byte_letters()

@@ -1,4 +1,12 @@
-"""Calibration of a sparse model before it is fine-tuned: how many terms have a weight."""
+"""Activation potential calibration: how many terms of a sparse model have a weight before it is fine-tuned.
+
+A masked language model gives nearly every term a positive logit, so nearly every term of a text would have a
+weight. The head computes the weight of a term from its highest logit over the tokens of the text, and has
+none if that is below 0. Calibration subtracts one shift from the bias of all terms. The shift that leaves a
+share ``rate`` of the terms is the ``1 - rate`` quantile of these highest logits over a sample of texts.
+
+Source: "Bridging Vocabulary Gaps", section 4.2.3.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +24,27 @@ from torch.nn import functional as F
 
 from irkit.config import Config
 from irkit.errors import BadValueError
-from irkit.heads import SparseHead
+from irkit.heads import as_sparse_head
 from irkit.model import Model
 from irkit.tokenizer import strings
 
 __all__ = ["Activations", "Calibration", "CalibrationConfig", "calibrate", "probe"]
 
-_EXCLUDED = -5000.0  # terms with a bias below it are those that never get a weight
 _BINS = 50
-_TEXTS = 16  # encoded at once
+_TEXTS = 16  # texts encoded at once
 
 
 class CalibrationConfig(Config):
-    """How a model is calibrated.
+    """Calibration of a sparse model.
 
     Attributes:
-        shift: What is taken from the bias of every term; None finds what gives ``rate``.
-        rate: Share of the terms that shall have a weight in the vector of a text, on average. In the paper
-            results are level from 0.3 to 0.5, and a shift of 5 gave 0.4.
-        texts: Probed, the first of those that are given; 4 bytes are held for each of them and each term.
-        max_length: Tokens at which they are cut.
-        lowest: Rate below which a model is dead: there is little left that training could change.
-        highest: Rate above which it is dense.
+        shift: Number that is subtracted from the bias of every term; None computes it from ``rate``.
+        rate: Share of the terms that have a weight in a text afterwards, on average. In the paper, results
+            are level from 0.3 to 0.5, and a shift of 5 gave 0.4.
+        texts: Number of texts in the sample, the first ones; 4 bytes per text and term are held in memory.
+        max_length: Texts are cut to this number of tokens.
+        lowest: Rate below which a model counts as dead: nothing is left that training could change.
+        highest: Rate above which a model counts as dense.
 
     Source: "Bridging Vocabulary Gaps", sections 4.2.3, 5.3 and table 5.
     """
@@ -60,15 +67,15 @@ class CalibrationConfig(Config):
 
 @dataclass(frozen=True)
 class Activations:
-    """Weights that a model gives the texts it was probed with.
+    """Weights that a model gives to a sample of texts.
 
     Attributes:
-        rate: Share of the terms that have a weight in the vector of a text, on average.
-        dead: Share of the terms that have one in no text.
-        mean: Of the weights that are not 0.
-        largest: Weight.
-        edges: Of the bins of a histogram of the weights that are not 0, from 0 to the largest.
-        counts: Weights in each bin.
+        rate: Share of the terms that have a weight in a text, on average.
+        dead: Share of the terms that have no weight in any text.
+        mean: Mean of the weights that are not 0.
+        largest: Largest weight.
+        edges: Edges of a histogram of the weights that are not 0, from 0 to the largest.
+        counts: Number of weights in each bin.
     """
 
     rate: float
@@ -81,12 +88,12 @@ class Activations:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was done to a model.
+    """Result of a calibration.
 
     Attributes:
-        shift: What was taken from the bias of every term.
-        before: What the probed texts got before.
-        after: What they get now.
+        shift: Number that was subtracted from the bias of every term.
+        before: Weights of the sample before.
+        after: Weights of the sample after.
     """
 
     shift: float
@@ -94,7 +101,7 @@ class Calibration:
     after: Activations
 
     def facts(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return everything as values that JSON can hold."""
         return {"shift": self.shift, "before": vars(self.before), "after": vars(self.after)}
 
 
@@ -103,39 +110,36 @@ def calibrate(
 ) -> Calibration:
     """Shift the bias of a sparse model in place, so that a moderate share of its terms has weights.
 
-    A term has a weight in the vector of a text if its highest logit there is above the shift, so the shift
-    that gives a rate is a quantile of these, halfway between two of them. Terms that never get weights, such
-    as special tokens, are left out of everything. It is the side of documents that is calibrated.
+    Terms that can never have a weight, such as special tokens, do not count. The document side is calibrated.
 
     Args:
-        model: Before it is fine-tuned.
-        texts: Of the training data.
-        config: See there.
+        model: Model before fine-tuning.
+        texts: Texts of the training data.
+        config: Rate and sample.
 
     Returns:
-        What was done.
+        The shift, and the weights before and after.
 
     Raises:
-        BadValueError: The model would be dead or dense after it, has logits that are no numbers, or is not
-            sparse; there are no texts. The model stays as it was.
+        BadValueError: The model would be dead or dense, has logits that are not finite, or is not sparse; or
+            there are no texts. The model is unchanged then.
 
     Examples:
         >>> calibrate(model, texts, {"rate": 0.3}).after.rate  # doctest: +SKIP
         0.3000128
-
-    Source: "Bridging Vocabulary Gaps", section 4.2.3, activation potential calibration.
     """
-    config = _parsed(config)
-    head = _head(model)
+    config = _parse(config)
+    head = as_sparse_head(model.head, "calibrate")
     highest = _highest_logits(model, texts, config)
+    # the shift lies halfway between the two highest logits around the quantile
     values = highest.flatten().numpy()
     inactive = min(max(1, len(values) - round(config.rate * len(values))), len(values) - 1)
-    found = float(np.partition(values, (inactive - 1, inactive))[inactive - 1 : inactive + 1].mean())
-    shift = found if config.shift is None else config.shift
-    before, after = _activations(highest, head), _activations(highest - shift, head)
+    quantile = float(np.partition(values, (inactive - 1, inactive))[inactive - 1 : inactive + 1].mean())
+    shift = quantile if config.shift is None else config.shift
+    before, after = _activations(highest, head.config), _activations(highest - shift, head.config)
     if not config.lowest <= after.rate <= config.highest:
         state = "dead" if after.rate < config.lowest else "dense"
-        cure = f"the shift that gives {config.rate:.0%} is {found:.4g}; leave `shift` out to use it"
+        cure = f"the shift that gives {config.rate:.0%} is {quantile:.4g}; leave `shift` out to use it"
         if config.shift is None:
             cure = (
                 f"their highest logits lie between {values.min():.4g} and {values.max():.4g}, and many are "
@@ -149,61 +153,47 @@ def calibrate(
         if head.bias is None:
             head.bias = nn.Parameter(torch.zeros(head.dim, device=head.weight.device))
         bias: Tensor = head.bias
-        bias -= torch.where(_included(head), shift, 0.0)
+        bias -= torch.where(head.included(), shift, 0.0)
     return Calibration(shift, before, after)
 
 
 def probe(
     model: Model, texts: Iterable[str], config: CalibrationConfig | Mapping[str, Any] | None = None
 ) -> Activations:
-    """Weights that a sparse model gives texts, as it is.
+    """Measure the weights that a sparse model gives to texts.
 
     Args:
-        model: Stays as it is.
-        texts: Any.
-        config: ``texts`` and ``max_length`` count.
+        model: A sparse model.
+        texts: Any texts.
+        config: Only ``texts`` and ``max_length`` are used.
 
     Raises:
-        BadValueError: The model is not sparse, or has logits that are no numbers; there are no texts.
+        BadValueError: The model is not sparse, or has logits that are no numbers; or there are no texts.
     """
-    return _activations(_highest_logits(model, texts, _parsed(config)), _head(model))
+    head = as_sparse_head(model.head, "calibrate")
+    return _activations(_highest_logits(model, texts, _parse(config)), head.config)
 
 
-def _parsed(config: CalibrationConfig | Mapping[str, Any] | None) -> CalibrationConfig:
-    return (
-        config
-        if isinstance(config, CalibrationConfig)
-        else CalibrationConfig.parse(config or {}, "calibration")
-    )
-
-
-def _head(model: Model) -> SparseHead:
-    if not isinstance(model.head, SparseHead):
-        raise BadValueError(f"calibrate: the model makes {model.kind} vectors, expected a sparse one")
-    return model.head
-
-
-def _included(head: SparseHead) -> Tensor:
-    """``(dim,)`` bool: terms that can have weights."""
-    if head.bias is None:
-        return torch.ones(head.dim, dtype=torch.bool, device=head.weight.device)
-    return head.bias.detach() > _EXCLUDED
+def _parse(config: CalibrationConfig | Mapping[str, Any] | None) -> CalibrationConfig:
+    if isinstance(config, CalibrationConfig):
+        return config
+    return CalibrationConfig.parse(config or {}, "calibration")
 
 
 @torch.no_grad()
 def _highest_logits(model: Model, texts: Iterable[str], config: CalibrationConfig) -> Tensor:
-    """``(texts, included terms)`` float32 on the CPU, over the tokens of each text."""
-    head, included = _head(model), _included(_head(model))
-    chosen = list(islice(strings(texts), config.texts))
-    if not chosen:
+    """Return the highest logits over the tokens of each text, ``(texts, terms)`` float32 on the CPU."""
+    head = as_sparse_head(model.head, "calibrate")
+    included = head.included()
+    sample = list(islice(strings(texts), config.texts))
+    if not sample:
         raise BadValueError("calibrate: got no texts to probe the model with; expected some, such as 256")
     limit = min(filter(None, (config.max_length, model.tokenizer.max_length)))
     training, rows = model.training, list[Tensor]()
     model.eval()
-    for start in range(0, len(chosen), _TEXTS):
-        tokens = model.tokenizer(chosen[start : start + _TEXTS], max_length=limit).to(model.device)
-        hidden = model.encoder(tokens)
-        for states in hidden:
+    for start in range(0, len(sample), _TEXTS):
+        tokens = model.tokenizer(sample[start : start + _TEXTS], max_length=limit).to(model.device)
+        for states in model.encoder(tokens):
             values = states.to(torch.promote_types(states.dtype, torch.float32))
             for layer in head.layers:
                 values = layer(values)
@@ -215,24 +205,27 @@ def _highest_logits(model: Model, texts: Iterable[str], config: CalibrationConfi
     bad = int((~highest.isfinite()).any(1).sum())
     if bad:
         raise BadValueError(
-            f"calibrate: the model has logits that are no numbers, in {bad} of {len(chosen)} texts; its "
+            f"calibrate: the model has logits that are no numbers, in {bad} of {len(sample)} texts; its "
             "weights are spoiled, go back to an earlier checkpoint"
         )
     return highest
 
 
-def _activations(highest: Tensor, head: SparseHead) -> Activations:
-    """What the head makes of the highest logits; for pooling by sum, of these alone."""
+def _activations(highest: Tensor, config: Any) -> Activations:
+    """Summarise the highest logits after the activation of the head; see `Activations`.
+
+    For a head that sums over tokens, the weight at the highest logit is an approximation.
+    """
     positive = highest > 0
     weights = highest[positive].double()
-    if head.config.activation != "relu":
+    if config.activation != "relu":
         weights = weights.log1p()
-    if head.config.activation == "log1p_log1p_relu":
+    if config.activation == "log1p_log1p_relu":
         weights = weights.log1p()
-    found = weights.numpy()
-    largest = float(found.max(initial=0.0))
-    counts, edges = np.histogram(found, bins=_BINS, range=(0.0, largest or 1.0))
-    mean = float(found.mean()) if len(found) else 0.0
+    values = weights.numpy()
+    largest = float(values.max(initial=0.0))
+    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, largest or 1.0))
+    mean = float(values.mean()) if len(values) else 0.0
     return Activations(
         rate=float(positive.double().mean()),
         dead=float((~positive.any(0)).double().mean()),

@@ -1,4 +1,11 @@
-"""Where tokens that a model has never seen begin: mixtures of rows that it has."""
+"""Initial embeddings of new tokens: mixtures of the embeddings of tokens that the model has.
+
+`semantic_mixture` weighs shared tokens by their similarity in the embeddings of the target,
+`subtoken_mixture` the tokens into which the source splits a new token. `carry_over` applies a mixture to
+embeddings and to the output matrix, and `align_prior` moves the output bias.
+
+Source: "Bridging Vocabulary Gaps", section 4.2.2.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit.config import Config
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Sparse
 from irkit.errors import BadValueError
-from irkit.ragged import Ragged
-from irkit.representation import Sparse
 from irkit.tokenizer import Tokenizer
 from irkit.vocabulary.alignment import Alignment, Form, Spelling
 from irkit.vocabulary.simplex import sparsemax
@@ -31,22 +38,23 @@ __all__ = [
 ]
 
 _SCORES = 2**24  # similarities held at once, 64 MB
-_TEXTS = 1024  # tokenised at once
-_EXCLUDED = -5000.0  # biases below are those of terms that never have a weight
+_TEXTS = 1024  # texts tokenised at once
+_EXCLUDED = -5000.0  # terms with a bias below can never have a weight
 
 
 class TransferConfig(Config):
     """How a model is moved onto another vocabulary.
 
     Attributes:
-        initialization: Of new tokens: ``"semantic"``, mixtures of the shared tokens near them in the space
-            of the target's embeddings; ``"subtoken"``, the mean of the tokens that the source makes of them;
-            ``"mean"``, that of all shared tokens; ``"random_new"``; or ``"random_all"``, which forgets the
-            shared tokens too. ``"auto"`` is semantic where the target has embeddings, else subtoken.
-        bias: Of the output: ``"prior"`` takes the frequencies of the target vocabulary into the range of the
-            source (PDA); ``"copied"`` treats it as the embeddings are treated.
-        normalize: Whether tokens also correspond if only case or accents differ, see `align`.
-        seed: Of what is random.
+        initialization: Embeddings of new tokens. ``"semantic"``: mixtures of the shared tokens that are near
+            them in the embeddings of the target; ``"subtoken"``: the mean of the tokens into which the source
+            splits them; ``"mean"``: the mean of all shared tokens; ``"random_new"``: random;
+            ``"random_all"``: random for the shared tokens, too. ``"auto"`` is semantic if the target has
+            embeddings, else subtoken.
+        bias: Output bias. ``"prior"`` rescales the frequencies of the target vocabulary to the range of the
+            source (PDA); ``"copied"`` mixes biases like embeddings.
+        normalize: Match tokens also if only case or accents differ, see `align`.
+        seed: Seed of random embeddings.
 
     Source: "Bridging Vocabulary Gaps", section 4.2.2 and table 3.
     """
@@ -58,9 +66,9 @@ class TransferConfig(Config):
 
 
 def anchors(alignment: Alignment) -> Tensor:
-    """Ids in the target of the shared tokens that others are compared with: each of the source once.
+    """Return the target ids of the shared tokens that new tokens are compared with, one per source token.
 
-    Special tokens are none, because they have no meaning to share.
+    Special tokens are left out, because they have no meaning to share.
     """
     usable = ~alignment.is_new & ~alignment.special
     ids = usable.nonzero()[:, 0].tolist()
@@ -71,14 +79,14 @@ def anchors(alignment: Alignment) -> Tensor:
 def semantic_mixture(alignment: Alignment, embeddings: Tensor) -> Sparse:
     """Weigh the shared tokens around each new one: sparsemax of cosines in the space of the target.
 
-    Similarities are computed block by block and never held as a whole.
+    Similarities are computed block by block, and never held as a whole.
 
     Args:
-        alignment: Of source and target.
+        alignment: Alignment of source and target.
         embeddings: ``(V', width)`` of the target.
 
     Returns:
-        A row a new token, over the ids of the source; rows add up to 1.
+        One row per new token, over the ids of the source; rows add up to 1.
 
     Raises:
         BadValueError: No token is shared.
@@ -91,43 +99,44 @@ def semantic_mixture(alignment: Alignment, embeddings: Tensor) -> Sparse:
             "semantic initialisation: source and target share no tokens to compare with; take subtoken"
         )
     unit = F.normalize(embeddings.detach().float(), dim=1)
-    compared = unit[shared.to(unit.device)].T.contiguous()
+    anchor_vectors = unit[shared.to(unit.device)].T.contiguous()
     blocks = torch.split(new.to(unit.device), max(1, _SCORES // len(shared)))
-    parts = [sparsemax(unit[block] @ compared) for block in blocks]
+    parts = [sparsemax(unit[block] @ anchor_vectors) for block in blocks]
     lengths = torch.cat([new.new_zeros(0), *(part.terms.lengths for part in parts)])
-    places = torch.cat([new.new_zeros(0), *(part.terms.values.cpu() for part in parts)])
+    positions = torch.cat([new.new_zeros(0), *(part.terms.values.cpu() for part in parts)])
     weights = torch.cat([torch.zeros(0), *(part.weights.cpu() for part in parts)])
-    return Sparse(Ragged(alignment.source_ids[shared][places], lengths), weights, alignment.source_size)
+    return Sparse(Ragged(alignment.source_ids[shared][positions], lengths), weights, alignment.source_size)
 
 
 def subtoken_mixture(
     alignment: Alignment, source: Tokenizer, target: Tokenizer, tokens: Sequence[int] | None = None
 ) -> Sparse:
-    """Weigh the tokens that the source makes of each new token, all alike.
+    """Weigh the tokens into which the source splits each new token, all alike.
 
-    A token that starts a word is cut as a word, one that continues a word as such: ``##ing`` becomes ``##in``
-    and ``##g``, not ``in`` and ``##g``. Special tokens, and what the source cannot write, get empty rows.
+    A token that starts a word is split like a word, and a token that continues a word like the rest of one:
+    ``##ing`` becomes ``##in`` and ``##g``, not ``in`` and ``##g``. Special tokens, and tokens that the source
+    cannot write, get empty rows.
 
     Args:
-        alignment: Of source and target.
+        alignment: Alignment of source and target.
         source: Tokenizer of the source.
         target: Tokenizer of the target.
-        tokens: Ids of the target instead of all new ones.
+        tokens: Ids of the target; all new tokens by default.
 
     Returns:
-        A row a token, over the ids of the source; rows add up to 1, or are empty.
+        One row per token, over the ids of the source; rows add up to 1, or are empty.
 
     Source: "Bridging Vocabulary Gaps", section 4.2.2, sub-token initialisation.
     """
     ours, theirs = Spelling(source.backend), Spelling(target.backend)
-    chosen = alignment.is_new.nonzero()[:, 0].tolist() if tokens is None else tokens
+    target_ids = alignment.is_new.nonzero()[:, 0].tolist() if tokens is None else tokens
     rows: list[list[int]] = []
     weights: list[float] = []
-    for number in chosen:
+    for number in target_ids:
         token = alignment.tokens[number]
-        ids = [] if token is None or alignment.special[number] else _pieces(source, ours, theirs.form(token))
+        ids = [] if token is None or alignment.special[number] else _split(source, ours, theirs.form(token))
         rows.append(list(dict.fromkeys(ids)))
-        weights += [ids.count(piece) / len(ids) for piece in rows[-1]]
+        weights += [ids.count(subtoken) / len(ids) for subtoken in rows[-1]]
     terms = (
         Ragged.from_rows(rows, dtype=torch.int64) if rows else Ragged(torch.zeros(0).long(), torch.zeros(0))
     )
@@ -135,14 +144,14 @@ def subtoken_mixture(
 
 
 def mix(mixture: Sparse, rows: Tensor) -> Tensor:
-    """Sum rows of a matrix by weight.
+    """Compute weighted sums of the rows of a matrix.
 
     Args:
-        mixture: ``n`` rows over ``(V, width)``.
+        mixture: ``n`` rows over ``V`` terms.
         rows: ``(V, width)``.
 
     Returns:
-        ``(n, width)`` in the dtype of ``rows``; zeros where a row of the mixture is empty.
+        ``(n, width)`` in the dtype of ``rows``; zeros for empty rows of the mixture.
 
     Source: "Bridging Vocabulary Gaps", equation 9.
     """
@@ -160,13 +169,13 @@ def mix(mixture: Sparse, rows: Tensor) -> Tensor:
 def carry_over(
     rows: Tensor, alignment: Alignment, mixture: Sparse, random: torch.Generator | None = None
 ) -> Tensor:
-    """The matrix of the target from that of the source.
+    """Make the matrix of the target from the matrix of the source.
 
     Args:
         rows: ``(V, width)`` of the source.
-        alignment: Shared tokens keep their rows, bit by bit.
-        mixture: Of the new tokens; where it is empty, a token starts as the mean of the anchors.
-        random: Draws new tokens instead, from a normal distribution as wide as ``rows``.
+        alignment: Alignment; shared tokens keep their rows bit by bit.
+        mixture: Mixtures of the new tokens; a token with an empty row starts as the mean of the anchors.
+        random: Draws new tokens instead, from a normal distribution with the deviation of ``rows``.
 
     Returns:
         ``(V', width)``.
@@ -184,20 +193,20 @@ def carry_over(
 
 
 def align_prior(source: Tensor, target: Tensor) -> Tensor:
-    """Give biases of the target the mean and the deviation that those of the source have.
+    """Rescale the biases of the target to the mean and the deviation of the source.
 
-    Biases of terms that never have a weight (-10000) count on neither side, and stay.
+    Biases of terms that can never have a weight (-10000) do not count on either side, and stay.
 
     Args:
         source: ``(V,)`` of the source.
-        target: ``(V',)`` of the target, such as logarithms of how often tokens occur.
+        target: ``(V',)`` of the target, such as the logarithms of token frequencies.
 
     Returns:
         ``(V',)``; the mean of the source everywhere if the target has no deviation.
 
     Source: "Bridging Vocabulary Gaps", equation 10.
     """
-    ours, theirs = (each[is_allowed(each)].double() for each in (source, target))
+    ours, theirs = (bias[is_allowed(bias)].double() for bias in (source, target))
     spread = theirs.std(correction=0)
     scores = (target.double() - theirs.mean()) / (spread if spread > 0 else 1.0)
     aligned = ours.mean() + ours.std(correction=0) * scores
@@ -205,16 +214,16 @@ def align_prior(source: Tensor, target: Tensor) -> Tensor:
 
 
 def is_allowed(bias: Tensor) -> Tensor:
-    """``(V,)`` bool: terms that can have a weight, not excluded by `irkit.heads.SparseHead.exclude_`."""
+    """Return which terms can have a weight, not excluded by the head: ``(V,)`` bool."""
     return bias > _EXCLUDED
 
 
 def count_tokens(texts: Iterable[str], tokenizers: Sequence[tuple[Tokenizer, int]]) -> list[Tensor]:
-    """Logarithms of how often tokens occur, plus 1 each, as a share of all: what output biases learn.
+    """Compute the logarithms of token frequencies with add-one smoothing, which output biases learn.
 
     Args:
-        texts: Read once.
-        tokenizers: Each with the size of its vocabulary.
+        texts: Texts; they are read once.
+        tokenizers: Tokenizers, each with the size of its vocabulary.
 
     Returns:
         ``(size,)`` float32 for each tokenizer.
@@ -227,8 +236,8 @@ def count_tokens(texts: Iterable[str], tokenizers: Sequence[tuple[Tokenizer, int
     return [(count / count.sum()).log().float() for count in counts]
 
 
-def _pieces(source: Tokenizer, spelling: Spelling, form: Form) -> list[int]:
-    """What the model of the source makes of a form, without the token for the unknown."""
+def _split(source: Tokenizer, spelling: Spelling, form: Form) -> list[int]:
+    """Return the tokens into which the source splits a form, without the token for the unknown."""
     backend = source.backend
     try:
         text = form.text.decode()
@@ -236,12 +245,12 @@ def _pieces(source: Tokenizer, spelling: Spelling, form: Form) -> list[int]:
             text = backend.normalizer.normalize_str(text).strip().removeprefix("▁")
         form = form._replace(text=text.encode())
     except UnicodeDecodeError:
-        pass  # half a character, of which a byte-level source can have a token
-    word = spelling.style == "wordpiece"  # whose model takes whole words only
+        pass  # half a character, which can be a token of a byte-level source
+    word = spelling.style == "wordpiece"  # this model takes whole words only
     written = spelling.write(form._replace(starts=True) if word else form)
-    pieces = backend.model.tokenize("".join(written.split()) if word else written)
-    ids = [piece.id for piece in pieces]
-    if word and not form.starts and ids:
-        inner = backend.token_to_id(spelling.prefix + pieces[0].value)
+    subtokens = backend.model.tokenize("".join(written.split()) if word else written)
+    ids = [subtoken.id for subtoken in subtokens]
+    if word and not form.starts and ids:  # the first one continues a word
+        inner = backend.token_to_id(spelling.prefix + subtokens[0].value)
         ids[0] = ids[0] if inner is None else inner
     return [number for number in ids if number != source.special_ids.get("unk")]

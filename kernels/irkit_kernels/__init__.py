@@ -1,1 +1,1 @@
-"""Kernels of irkit: one folder an operation, each with definition, fast paths, tests and benchmark."""
+"""The kernels of irkit: one folder per operation, with its definition, fast code, tests and benchmark."""

@@ -1,4 +1,7 @@
-"""Compiles Triton kernels for GPUs that need not be there: a test that the code compiles, and fits them."""
+"""Compile Triton kernels ahead of time for GPUs that this machine lacks.
+
+Tests use it to check that the code compiles and that its shared memory and registers fit the GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ __all__ = ["Compiled", "compile_cubin"]
 
 
 class Compiled(NamedTuple):
-    """Machine code.
+    """Machine code of a kernel and its use of resources.
 
     Attributes:
         cubin: An ELF file.
-        shared: Bytes of shared memory that a program takes.
-        stack: Bytes a thread keeps in memory because registers do not hold them.
+        shared: Bytes of shared memory per program.
+        stack: Bytes of local memory per thread: values that do not fit the registers (spills).
     """
 
     cubin: bytes
@@ -26,13 +29,14 @@ class Compiled(NamedTuple):
 
 
 def compile_cubin(kernel: Any, arguments: Mapping[str, Any], capability: int) -> Compiled:
-    """Machine code of a Triton kernel for NVIDIA GPUs; needs no GPU.
+    """Compile a Triton kernel for an NVIDIA GPU; needs no GPU.
 
     Args:
-        kernel: A function under ``triton.jit``, or that under ``triton.autotune``.
-        arguments: By name Triton's type, such as ``"*fp32"`` or ``"i32"``, or the value of a ``constexpr``,
-            or 1, which Triton takes for a constant; what the kernel does not know, such as ``num_warps``, are
-            options of the compiler. Pointers are taken to be aligned, as those of tensors are.
+        kernel: A function decorated with ``triton.jit``, and possibly with ``triton.autotune``.
+        arguments: By name either Triton's type, such as ``"*fp32"`` or ``"i32"``, or the value of a
+            ``constexpr``. The value 1 is passed as it is, because Triton specialises on it. Names that are
+            not parameters of the kernel, such as ``num_warps``, are options of the compiler. Pointers are
+            assumed to be aligned to 16 bytes, as those of tensors are.
         capability: Compute capability without its dot: 80 (A100), 90 (H100, H200).
     """
     import triton
@@ -47,8 +51,8 @@ def compile_cubin(kernel: Any, arguments: Mapping[str, Any], capability: int) ->
     signature = {name: "constexpr" if name in constants else arguments[name] for name in kernel.arg_names}
     values = {name: arguments[name] for name in kernel.arg_names if name in constants}
     aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, kind in enumerate(signature.values())
+        (position,): [["tt.divisibility", 16]]
+        for position, kind in enumerate(signature.values())
         if kind.startswith("*")
     }
     target = GPUTarget("cuda", capability, 32)
@@ -58,6 +62,7 @@ def compile_cubin(kernel: Any, arguments: Mapping[str, Any], capability: int) ->
 
 
 def _stack(cubin: bytes, triton: Path) -> int:
+    """Read the size of the stack from NVIDIA's disassembler, which Triton's package contains."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         tool = triton / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -1,4 +1,4 @@
-"""What benches of kernels share: time and memory of several ways to the same result."""
+"""Measure time and memory of several implementations of one operation; shared by all benches of kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ __all__ = ["on_cores", "peak_memory", "take_turns"]
 
 
 def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, cores: int) -> dict[str, list[float]]:
-    """Seconds of every way in every round; of CPU time on one core, which neighbours disturb less."""
+    """Time every implementation once per round, so that all of them meet the same load of the machine.
+
+    Args:
+        ways: Functions by name.
+        rounds: How often each is called.
+        cores: With one core CPU time is measured, which other processes disturb less than wall time.
+
+    Returns:
+        The seconds of each call, by name.
+    """
     clock = time.process_time if cores == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
@@ -29,7 +38,7 @@ def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, cores: int) -
 
 
 def peak_memory(function: Callable[[], Any], device: str) -> float:
-    """Most memory a call takes at a time, in MB."""
+    """Return the largest amount of memory that a call occupies at one time, in MB."""
     gc.collect()
     if device == "cuda":
         _wait(device)
@@ -38,28 +47,28 @@ def peak_memory(function: Callable[[], Any], device: str) -> float:
         function()
         _wait(device)
         return torch.cuda.max_memory_allocated() / 2**20 - before
-    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed goes back to the system
+    ctypes.CDLL(None).malloc_trim(0)  # give freed memory back to the system
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     function()
     return _status("VmHWM") - before
 
 
 @contextmanager
 def on_cores(count: int) -> Iterator[None]:
-    """Let all threads of the process run on so many cores, whatever they belong to; 0 changes nothing."""
-    threads, mine = torch.get_num_threads(), os.sched_getaffinity(0)
+    """Restrict all threads of the process to ``count`` cores; 0 changes nothing."""
+    threads, available = torch.get_num_threads(), os.sched_getaffinity(0)
     try:
         if count:
             torch.set_num_threads(count)
-            _pin(set(sorted(mine)[:count]))
+            _set_affinity(set(sorted(available)[:count]))
         yield
     finally:
         torch.set_num_threads(threads)
-        _pin(mine)
+        _set_affinity(available)
 
 
-def _pin(cores: set[int]) -> None:
+def _set_affinity(cores: set[int]) -> None:
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), cores)
 

@@ -1,7 +1,7 @@
-"""A CUDA device that is not there: counts what a call would do to it, with the right numbers as results.
+"""A simulated CUDA device: it records what a call does to the device, and computes the right results.
 
-Each tensor "on" the device holds a CPU tensor on which all operations run, so calls whose shapes depend on
-values, gradients included, go through. Triton kernels are replaced by the CPU kernels of the same operation.
+Each tensor "on" the device wraps a CPU tensor, on which all operations run. Therefore also calls whose shapes
+depend on values work, including gradients. Triton kernels are replaced by CPU code of the same operation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["Record", "recording"]
 
 aten = torch.ops.aten
 _CUDA = torch.device("cuda", 0)
-_PLACE = torch.device("meta")  # what C++ takes the device for: its real one needs a build with CUDA
-_WAITING = {  # the host reads a value, or the number of results
+_META = torch.device("meta")  # the device that C++ sees: a real CUDA device needs a build with CUDA
+_SYNCHRONISING = {  # the host reads a value or the number of results, so it waits for the device
     aten._local_scalar_dense,
     aten.nonzero,
     aten.masked_select,
@@ -37,11 +37,11 @@ _WAITING = {  # the host reads a value, or the number of results
     aten.bincount,
     aten.equal,
 }
-_MISSING = {  # on CPUs
+_CPU_REPLACEMENTS = {  # for operations that torch has on CUDA alone
     aten._flash_attention_forward: flash_forward,
     aten._flash_attention_backward: flash_backward,
 }
-_HERE = ("/irkit/", "/irkit_kernels/")
+_PACKAGES = ("/irkit/", "/irkit_kernels/")
 
 
 @dataclass
@@ -49,10 +49,10 @@ class Record:
     """What a call did to the device.
 
     Attributes:
-        operations: Names of the operations that ran on the device, Triton kernels among them.
-        waits: What let the host wait for the device, with the line of irkit that did it.
-        pageable: Copies to or from memory that is not pinned, which the device cannot do by itself.
-        device: To be named in calls: ``model.to(record.device)``.
+        operations: Names of the operations that ran on the device, including Triton kernels.
+        waits: Operations that made the host wait for the device, with the line of irkit that called them.
+        pageable: Copies to or from memory that is not pinned; the device cannot make them asynchronously.
+        device: The device to pass to calls: ``model.to(record.device)``.
     """
 
     operations: list[str] = field(default_factory=list)
@@ -61,14 +61,14 @@ class Record:
     device: torch.device = _CUDA
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Remove all entries."""
         for names in (self.operations, self.waits, self.pageable):
             names.clear()
 
 
 @contextmanager
 def recording() -> Iterator[Record]:
-    """Let ``cuda`` be a device on which every operation is noted.
+    """Make ``cuda`` a simulated device that records every operation.
 
     Examples:
         >>> with recording() as record:
@@ -85,24 +85,24 @@ def recording() -> Iterator[Record]:
 
 
 class _OnDevice(torch.Tensor):
-    """A tensor that says it is on the device; ``held`` is on the CPU."""
+    """A tensor that reports to be on the device; ``data_on_cpu`` holds its values."""
 
-    held: Tensor
+    data_on_cpu: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls: Any, held: Tensor) -> Any:
-        with torch.inference_mode(False):  # views in inference mode of what was made outside need it
-            made = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls: Any, data_on_cpu: Tensor) -> Any:
+        with torch.inference_mode(False):  # views, in inference mode, of tensors made outside need it
+            wrapper = torch.Tensor._make_wrapper_subclass(
                 cls,
-                held.size(),
-                strides=held.stride(),
-                storage_offset=held.storage_offset(),
-                dtype=held.dtype,
-                device=_PLACE,
+                data_on_cpu.size(),
+                strides=data_on_cpu.stride(),
+                storage_offset=data_on_cpu.storage_offset(),
+                dtype=data_on_cpu.dtype,
+                device=_META,
             )
-        made.held = held
-        return made
+        wrapper.data_on_cpu = data_on_cpu
+        return wrapper
 
     device = property(lambda self: _CUDA)  # type: ignore[assignment]
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -110,7 +110,7 @@ class _OnDevice(torch.Tensor):
     is_meta = property(lambda self: False)  # type: ignore[assignment]
 
     def __repr__(self, **_: Any) -> str:
-        return f"on the device: {self.held!r}"
+        return f"on the device: {self.data_on_cpu!r}"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,10 +118,10 @@ class _OnDevice(torch.Tensor):
 
 
 class _Pinned:
-    """Which memory of the CPU is pinned."""
+    """The set of pinned CPU memory."""
 
     def __init__(self) -> None:
-        self.storages: dict[int, Any] = {}  # kept, that no other gets the address
+        self.storages: dict[int, Any] = {}  # kept alive, so that no other storage gets the same address
 
     def add(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -133,7 +133,7 @@ class _Pinned:
 
 
 class _Devices(TorchFunctionMode):
-    """Calls that name the device get `_PLACE` in its stead, which a build without CUDA knows."""
+    """Replaces ``cuda`` in the arguments of calls by `_META`, which a build without CUDA supports."""
 
     def __init__(self, pinned: _Pinned) -> None:
         super().__init__()
@@ -145,129 +145,143 @@ class _Devices(TorchFunctionMode):
             func, args = Tensor.to, (args[0], _CUDA)
         if func is torch.device:
             return func(*args, **kwargs)
-        if func is Tensor.backward:  # whose own Python code is to find this mode, too
+        if func is Tensor.backward:  # run the Python code of the backward under this mode, too
             with self:
                 gradient = kwargs.pop("gradient", None)
                 return torch.autograd.backward(args[0], gradient, **kwargs)
         if func is Tensor.tolist and isinstance(args[0], _OnDevice):
             return func(args[0].cpu())
         if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], Tensor):
-            place = _PLACE if _named(kwargs.get("device")) else kwargs.get("device")
-            return func(*args, **kwargs | {"device": None}).to(place)  # meta would not hold the values
+            device = _META if _is_cuda(kwargs.get("device")) else kwargs.get("device")
+            return func(*args, **kwargs | {"device": None}).to(device)  # a meta tensor would lose the values
         pin = kwargs.pop("pin_memory", False)
-        args, kwargs = tree_map(lambda each: _PLACE if _named(each) else each, (args, kwargs))
-        made = func(*args, **kwargs)
-        return self.pinned.add(made) if pin else made
+        args, kwargs = tree_map(lambda leaf: _META if _is_cuda(leaf) else leaf, (args, kwargs))
+        result = func(*args, **kwargs)
+        return self.pinned.add(result) if pin else result
 
 
 class _Operations(TorchDispatchMode):
-    """Runs operations on what the tensors hold, and notes them."""
+    """Runs operations on the wrapped CPU tensors, and records them."""
 
     def __init__(self, record: Record, pinned: _Pinned, devices: _Devices) -> None:
         super().__init__()
         self.record, self.pinned, self.devices = record, pinned, devices
-        self.own = operators()
+        self.irkit_operators = operators()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func._can_decompose():  # inference mode leaves it to us
+        if func._can_decompose():  # in inference mode torch leaves the decomposition to the mode
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
-        on_device = any(isinstance(each, _OnDevice) for each in tensors)
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        on_device = any(isinstance(tensor, _OnDevice) for tensor in tensors)
         name, packet = func.overloadpacket.__name__, func.overloadpacket
-        if on_device and func.namespace == "irkit":  # what is registered for CUDA runs, and is looked at
+
+        # operators of irkit: run the code registered for CUDA, and record what it does, too
+        if on_device and func.namespace == "irkit":
             self.record.operations.append(name)
             with self.devices, self:
-                return self.own[name](*args, **kwargs)
-        there = self._goes_there(func, args, kwargs, on_device)
-        if not on_device and not there:
+                return self.irkit_operators[name](*args, **kwargs)
+
+        # operations of torch: record, then run on the CPU tensors
+        to_device = self._record_transfers(func, args, kwargs, on_device)
+        if not on_device and not to_device:
             return func(*args, **kwargs)
         self.record.operations.append(name)
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
-        bare = tree_map(_bare, (args, kwargs))
-        found = _MISSING.get(packet, func)(*bare[0], **bare[1])
-        if packet is aten._to_copy and not there:
-            return self.pinned.add(found.clone()) if kwargs.get("non_blocking") else found.clone()
-        if packet is aten.copy_ and not there:
+        cpu_args, cpu_kwargs = tree_map(_unwrap, (args, kwargs))
+        result = _CPU_REPLACEMENTS.get(packet, func)(*cpu_args, **cpu_kwargs)
+
+        # wrap the results that are on the device
+        if packet is aten._to_copy and not to_device:
+            return self.pinned.add(result.clone()) if kwargs.get("non_blocking") else result.clone()
+        if packet is aten.copy_ and not to_device:
             return args[0]
-        wrapped = tree_map(lambda each: _OnDevice(each) if isinstance(each, Tensor) else each, found)
+        wrapped = tree_map(lambda leaf: _OnDevice(leaf) if isinstance(leaf, Tensor) else leaf, result)
         if packet is aten._to_copy or not tensors:
             return wrapped
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
-    def _goes_there(self, func: Any, args: Any, kwargs: Any, on_device: bool) -> bool:
-        """Whether results are on the device; copies and waits are noted."""
+    def _record_transfers(self, func: Any, args: Any, kwargs: Any, on_device: bool) -> bool:
+        """Record the copies and waits of an operation; return whether its results are on the device."""
         packet, target = func.overloadpacket, kwargs.get("device")
         if packet is aten._to_copy:
-            there = on_device if target is None else target.type != "cpu"
-            if there != on_device:
-                self._copied(args[0], None, there, bool(kwargs.get("non_blocking")))
-            return there
+            to_device = on_device if target is None else target.type != "cpu"
+            if to_device != on_device:
+                self._record_copy(args[0], None, to_device, bool(kwargs.get("non_blocking")))
+            return to_device
         if packet is aten.copy_:
-            there = isinstance(args[0], _OnDevice)
-            if there != isinstance(args[1], _OnDevice):
+            to_device = isinstance(args[0], _OnDevice)
+            if to_device != isinstance(args[1], _OnDevice):
                 flags = [*args[2:], kwargs.get("non_blocking", False)]
-                self._copied(args[1], args[0], there, bool(flags[0]))
-            return there
+                self._record_copy(args[1], args[0], to_device, bool(flags[0]))
+            return to_device
         if on_device:
-            self._looked_at(packet, func, args, kwargs)
+            self._record_waits(packet, func, args, kwargs)
         return on_device or (target is not None and target.type != "cpu")
 
-    def _copied(self, source: Tensor, target: Tensor | None, there: bool, non_blocking: bool) -> None:
-        """A copy between CPU and device; torch pins the target itself where it makes it, unless it waits."""
-        host = source if there else target
-        line = f"copy {'to' if there else 'from'} the device {_line()}"
+    def _record_copy(
+        self, source: Tensor, target: Tensor | None, to_device: bool, non_blocking: bool
+    ) -> None:
+        """Record a copy between CPU and device.
+
+        Without ``target`` torch allocates it, and pins it if the copy is not blocking.
+        """
+        host = source if to_device else target
+        line = f"copy {'to' if to_device else 'from'} the device {_calling_line()}"
         if not (non_blocking if host is None else host in self.pinned):
             self.record.pageable.append(line)
-            if not there:  # the call returns when the last byte has come
+            if not to_device:  # the call returns only after the last byte has arrived
                 non_blocking = False
         if not non_blocking:
             self.record.waits.append(line)
 
-    def _looked_at(self, packet: Any, func: Any, args: Any, kwargs: Any) -> None:
-        waits = packet in _WAITING
+    def _record_waits(self, packet: Any, func: Any, args: Any, kwargs: Any) -> None:
+        """Record whether an operation on the device makes the host wait."""
+        waits = packet in _SYNCHRONISING
         if packet is aten.repeat_interleave:
             waits = kwargs.get("output_size") is None
-        host = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, Tensor) and a.dim()]
-        host = [each for each in host if not isinstance(each, _OnDevice)]
+        tensors = [
+            leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor) and leaf.dim()
+        ]
+        on_host = [tensor for tensor in tensors if not isinstance(tensor, _OnDevice)]
         if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
-            indices = [each for each in args[1] if each is not None]
-            waits = any(each.dtype in (torch.bool, torch.uint8) for each in indices)
-            if packet is not aten.index and args[2].numel() == 1:  # becomes masked_fill
+            indices = [index for index in args[1] if index is not None]
+            waits = any(index.dtype in (torch.bool, torch.uint8) for index in indices)  # counts the true ones
+            if packet is not aten.index and args[2].numel() == 1:  # torch turns it into masked_fill
                 waits = False
-            for each in host:
-                self._copied(each, None, True, False)
-        elif host:
-            raise RuntimeError(f"{func}: got tensors of the device and of the CPU, {_line()}")
+            for tensor in on_host:
+                self._record_copy(tensor, None, True, False)
+        elif on_host:
+            raise RuntimeError(f"{func}: got tensors of the device and of the CPU, {_calling_line()}")
         if waits:
-            self.record.waits.append(f"{func} {_line()}")
+            self.record.waits.append(f"{func} {_calling_line()}")
 
 
-def _bare(each: Any) -> Any:
-    return each.held if isinstance(each, _OnDevice) else each
+def _unwrap(leaf: Any) -> Any:
+    return leaf.data_on_cpu if isinstance(leaf, _OnDevice) else leaf
 
 
-def _named(each: Any) -> bool:
-    """Whether it names the device."""
-    if isinstance(each, torch.device):
-        return each.type == "cuda"
-    return isinstance(each, str) and each.split(":")[0] == "cuda"
+def _is_cuda(leaf: Any) -> bool:
+    """Return whether an argument is the device or its name."""
+    if isinstance(leaf, torch.device):
+        return leaf.type == "cuda"
+    return isinstance(leaf, str) and leaf.split(":")[0] == "cuda"
 
 
-def _line() -> str:
-    """Where in irkit the call comes from."""
+def _calling_line() -> str:
+    """Return the line of irkit that made the current call."""
     frames = traceback.extract_stack()
     for frame in reversed(frames):
-        if any(part in frame.filename for part in _HERE) and frame.filename != __file__:
+        if any(part in frame.filename for part in _PACKAGES) and frame.filename != __file__:
             return f"at {Path(frame.filename).name}:{frame.lineno} {frame.line}"
     return "outside of irkit"
 
 
 @contextmanager
 def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
-    """The parts of `torch.cuda` that a call needs: streams in which everything is done at once."""
+    """Replace the parts of `torch.cuda` that calls use; everything in a stream is done at once."""
 
     class Event:
         def __init__(self, **_: Any) -> None: ...
@@ -280,7 +294,7 @@ def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
             return True
 
         def synchronize(self) -> None:
-            record.waits.append(f"synchronize {_line()}")
+            record.waits.append(f"synchronize {_calling_line()}")
 
     class Stream(Event):
         device = _CUDA
@@ -296,7 +310,7 @@ def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
         return nullcontext()
 
     stand_ins = {
-        "_lazy_init": nothing,  # where the engine of autograd runs Python code it leaves `_Devices` out
+        "_lazy_init": nothing,  # called because autograd's engine runs Python code without `_Devices`
         "Event": Event,
         "Stream": Stream,
         "stream": nothing,
@@ -318,14 +332,14 @@ def _cuda(record: Record, pinned: _Pinned) -> Iterator[None]:
 
 @contextmanager
 def _triton(record: Record) -> Iterator[None]:
-    """Triton kernels are launched as always; what runs then are the kernels for CPUs."""
+    """Replace Triton kernels by objects with the same way of launching, which run CPU code."""
 
-    def launched(name: str, run: Callable[..., None]) -> Any:
+    def launchable(name: str, run: Callable[..., None]) -> Any:
         class Kernel:
             def __getitem__(self, _: Any) -> Any:
                 def launch(*args: Any, **options: Any) -> None:
                     record.operations.append(f"triton:{name}")
-                    run(*map(_bare, args), **options)
+                    run(*map(_unwrap, args), **options)
 
                 return launch
 
@@ -333,5 +347,5 @@ def _triton(record: Record) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, (module, kernel, run) in stand_ins().items():
-            stack.enter_context(patch.object(module, kernel, launched(name, run)))
+            stack.enter_context(patch.object(module, kernel, launchable(name, run)))
         yield

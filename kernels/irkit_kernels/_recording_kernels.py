@@ -1,4 +1,4 @@
-"""What stands in for the kernels of a device that is not there, see `recording`."""
+"""CPU code that replaces the kernels of a simulated CUDA device, see `recording`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["flash_backward", "flash_forward", "operators", "stand_ins"]
 
 
 def operators() -> dict[str, Callable[..., Any]]:
-    """What is registered for CUDA, by the names of the operators."""
+    """Return the functions that irkit registers for CUDA, by the names of the operators."""
     from .maxsim import op as maxsim
     from .ragged_pool import op as ragged_pool
     from .splade_pool import op as splade_pool
@@ -27,7 +27,7 @@ def operators() -> dict[str, Callable[..., Any]]:
 
 
 def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
-    """For each kernel the module that launches it, its name there, and what runs on CPU tensors instead."""
+    """Return, per kernel, the module that launches it, its name there, and its replacement on CPU tensors."""
     from ._products import triton_kernel as products
     from .maxsim import triton_kernel as maxsim
     from .ragged_pool import triton_kernel as ragged_pool
@@ -59,10 +59,10 @@ def _maxsim(*tensors: Any, **options: Any) -> None:
     q, q_scales, q_offsets, d, d_scales, d_offsets, pairs, _, out, argmax, *_ = tensors
     scales = (q_scales, d_scales) if options["QUANTIZED"] else (None, None)
     queries, documents = Tokens(q, q_offsets, scales[0]).floats(), Tokens(d, d_offsets, scales[1]).floats()
-    scores, places = maxsim_forward(queries, documents, pairs if options["PAIRED"] else None)
+    scores, positions = maxsim_forward(queries, documents, pairs if options["PAIRED"] else None)
     out.copy_(scores)
     if options["WITH_ARGMAX"]:
-        argmax.copy_(places)
+        argmax.copy_(positions)
 
 
 def _gather_sum(*tensors: Any, **options: Any) -> None:
@@ -77,8 +77,8 @@ def _gather_sum(*tensors: Any, **options: Any) -> None:
         if kind == 1:
             entries = torch.arange(count) * width + row
         else:
-            places = torch.arange(*ranges[row].tolist())
-            entries = order[places] + (places // width * width if kind == 2 else 0)
+            positions = torch.arange(*ranges[row].tolist())
+            entries = order[positions] + (positions // width * width if kind == 2 else 0)
         entries = entries[indices[entries] >= 0]
         index = entries % width if kind == 2 else indices[entries]
         out[row] = (weights[entries, None] * table[index].float()).sum(0)
@@ -90,10 +90,10 @@ def _splade_pool(*tensors: Any, **options: Any) -> None:
     hidden, offsets, weight, bias, out, argmax, *_ = tensors
     activation = ("relu", "log1p_relu", "log1p_log1p_relu")[options["LOGS"]]
     rest = bias if options["WITH_BIAS"] else None, activation, "sum" if options["SUM"] else "max"
-    weights, places = forward(hidden, offsets, weight, *rest)
+    weights, positions = forward(hidden, offsets, weight, *rest)
     out.copy_(weights)
     if options["WITH_ARGMAX"]:
-        argmax.copy_(places)
+        argmax.copy_(positions)
 
 
 def _residual_maxsim(*tensors: Any, **options: Any) -> None:
@@ -128,12 +128,12 @@ def flash_forward(
     return_debug_mask: bool,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """``aten::_flash_attention_forward`` of ragged rows, with what its kernel checks."""
-    for each in (query, key, value):
-        if each.dtype not in (torch.float16, torch.bfloat16) or each.stride(-1) != 1:
-            raise RuntimeError(f"flash attention: got {each.dtype} with strides {each.stride()}")
-        if each.shape[-1] % 8 or each.shape[-1] > 256:
-            raise RuntimeError(f"flash attention: heads of width {each.shape[-1]}")
+    """Compute ``aten::_flash_attention_forward`` of ragged rows, with the checks of the CUDA kernel."""
+    for tensor in (query, key, value):
+        if tensor.dtype not in (torch.float16, torch.bfloat16) or tensor.stride(-1) != 1:
+            raise RuntimeError(f"flash attention: got {tensor.dtype} with strides {tensor.stride()}")
+        if tensor.shape[-1] % 8 or tensor.shape[-1] > 256:
+            raise RuntimeError(f"flash attention: heads of width {tensor.shape[-1]}")
     for offsets, longest in ((query_offsets, max_q), (key_offsets, max_k)):
         if offsets.dtype != torch.int32 or len(offsets) < 2 or int(offsets.diff().max()) > longest:
             raise RuntimeError(f"flash attention: offsets {offsets}, the longest {longest}")
@@ -141,12 +141,12 @@ def flash_forward(
         raise RuntimeError("flash attention: not what the encoder asks for")
     seed = torch.randint(2**31, (2,)) if dropout_p else torch.zeros(2, dtype=torch.int64)
     out = torch.zeros_like(query)
-    for row, places, weights, kept in _attention(
+    for queries, keys, weights, scales in _attention(
         query, key, query_offsets, key_offsets, dropout_p, seed, **options
     ):
-        out[row] = torch.einsum("hqk,khd->qhd", weights * kept, value[places].float()).to(out.dtype)
-    nothing = query.new_empty(0)
-    return out, query.new_zeros(query.shape[1], len(query), dtype=torch.float32), seed, nothing, nothing
+        out[queries] = torch.einsum("hqk,khd->qhd", weights * scales, value[keys].float()).to(out.dtype)
+    unused = query.new_empty(0)
+    return out, query.new_zeros(query.shape[1], len(query), dtype=torch.float32), seed, unused, unused
 
 
 def flash_backward(
@@ -166,19 +166,19 @@ def flash_backward(
     unused: Tensor,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """``aten::_flash_attention_backward``."""
-    grads = [torch.zeros_like(each) for each in (query, key, value)]
+    """Compute ``aten::_flash_attention_backward`` of ragged rows."""
+    d_query, d_key, d_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5
-    for row, places, weights, kept in _attention(
+    for queries, keys, weights, scales in _attention(
         query, key, query_offsets, key_offsets, dropout_p, seed, **options
     ):
-        upstream = grad[row].float()
-        d_weights = torch.einsum("qhd,khd->hqk", upstream, value[places].float()) * kept
+        upstream = grad[queries].float()
+        d_weights = torch.einsum("qhd,khd->hqk", upstream, value[keys].float()) * scales
         d_scores = scale * weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
-        grads[0][row] = torch.einsum("hqk,khd->qhd", d_scores, key[places].float()).to(grad.dtype)
-        grads[1][places] = torch.einsum("hqk,qhd->khd", d_scores, query[row].float()).to(grad.dtype)
-        grads[2][places] = torch.einsum("hqk,qhd->khd", weights * kept, upstream).to(grad.dtype)
-    return tuple(grads)
+        d_query[queries] = torch.einsum("hqk,khd->qhd", d_scores, key[keys].float()).to(grad.dtype)
+        d_key[keys] = torch.einsum("hqk,qhd->khd", d_scores, query[queries].float()).to(grad.dtype)
+        d_value[keys] = torch.einsum("hqk,qhd->khd", weights * scales, upstream).to(grad.dtype)
+    return d_query, d_key, d_value
 
 
 def _attention(
@@ -193,19 +193,20 @@ def _attention(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Of each row its queries, its keys, the weights ``(heads, q, k)`` and the factor that drops them.
+    """Yield, per row, its queries, its keys, the attention weights and the factors of dropout.
 
-    Windows are measured from the diagonal that ends in the last query and the last key.
+    Weights and factors are ``(heads, q, k)``; a factor is 0 or ``1 / (1 - dropout_p)``. Windows are measured
+    from the diagonal that ends in the last query and the last key.
     """
     draws, ends = torch.Generator().manual_seed(int(seed[0])), (query_offsets.tolist(), key_offsets.tolist())
     for q, q_end, k, k_end in zip(ends[0], ends[0][1:], ends[1], ends[1][1:], strict=False):
-        row, places = slice(q, q_end), slice(k, k_end)
-        scores = torch.einsum("qhd,khd->hqk", query[row].float(), key[places].float())
+        queries, keys = slice(q, q_end), slice(k, k_end)
+        scores = torch.einsum("qhd,khd->hqk", query[queries].float(), key[keys].float())
         distance = torch.arange(k_end - k) - torch.arange(q_end - q)[:, None] - (k_end - k - q_end + q)
         left, right = (None if size in (None, -1) else size for size in (window_size_left, window_size_right))
         far = torch.zeros_like(distance, dtype=torch.bool)
         far |= distance < -left if left is not None else False
         far |= distance > right if right is not None else False
         weights = (scores * (scale or query.shape[-1] ** -0.5)).masked_fill(far, -torch.inf).softmax(-1)
-        drawn = torch.rand(weights.shape, generator=draws) >= dropout_p
-        yield row, places, weights.nan_to_num(0), drawn.float() / (1 - dropout_p)
+        retained = torch.rand(weights.shape, generator=draws) >= dropout_p
+        yield queries, keys, weights.nan_to_num(0), retained.float() / (1 - dropout_p)

@@ -1,4 +1,4 @@
-"""What tests of kernels share: guarded memory; for Triton CUDA, or its interpreter on the CPU."""
+"""Helpers for the tests of kernels: guarded memory, forked children, and Triton on CUDA or interpreted."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ __all__ = [
     "poison",
 ]
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses what has to be deterministic
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this setting
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 _PAGE = mmap.PAGESIZE
-_GUARD = 256 * _PAGE  # so much, as a wrong index may miss an array by far
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # that numpy has, too
+_GUARD = 256 * _PAGE  # a wrong index may miss an array by many pages
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes that numpy has, too
 needs_no_gpu = pytest.mark.skipif(INTERPRETED, reason="says nothing about the interpreter")
 
 
 def on_device(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a test of kernels, which runs in the interpreter or on a GPU."""
+    """Mark a test that launches Triton kernels: it runs in the interpreter, or else needs a GPU."""
     marked: Callable[..., Any] = test if INTERPRETED else pytest.mark.gpu(test)
     return marked
 
 
 @pytest.fixture(autouse=True, scope="module")
 def poison() -> Iterator[None]:
-    """Fresh memory is full of NaN and large integers; kernels run untuned, or tuning would take minutes."""
+    """Fill fresh memory with NaN and large integers, and skip the tuning of kernels, which takes minutes."""
     torch.use_deterministic_algorithms(True)
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("triton"):
@@ -73,7 +73,7 @@ def _run_first(tuner: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def interpreted(file: str) -> int:
-    """Number of tests of a file that pass in the interpreter; the tests fail where one does."""
+    """Run the tests of a file in Triton's interpreter, assert that all pass, and return their number."""
     command = [
         sys.executable,
         "-m",
@@ -91,66 +91,66 @@ def interpreted(file: str) -> int:
 
 
 def compiles(kernel: Any, arguments: Mapping[str, Any], capability: int) -> bool:
-    """Whether Triton makes machine code of a kernel, with 4 warps; arguments as for `compile_cubin`."""
+    """Return whether Triton compiles a kernel, with 4 warps; for the arguments see `compile_cubin`."""
     options = {"num_warps": 4, "enable_fp_fusion": True}
     return compile_cubin(kernel, {**options, **arguments}, capability).cubin[:4] == b"\x7fELF"
 
 
 class Launches:
-    """Stands where a kernel does and notes what it is launched with, so that just that can be compiled."""
+    """Replaces a kernel and records the arguments of its launches, so that exactly those can be compiled."""
 
     def __init__(self, kernel: Any) -> None:
-        self.kernel, self.seen = kernel, list[dict[str, Any]]()
+        self.kernel, self.recorded = kernel, list[dict[str, Any]]()
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **named: Any) -> None:
-            self.seen.append({**dict(zip(self.kernel.arg_names, arguments, strict=False)), **named})
+            self.recorded.append({**dict(zip(self.kernel.arg_names, arguments, strict=False)), **named})
 
         return launch
 
     def compiled(self, config: Any, capability: int) -> Compiled:
-        """The last launch with a configuration of the tuner's."""
-        given = {name: _type(value) for name, value in self.seen[-1].items()}
+        """Compile the last launch with one of the tuner's configurations."""
+        launch = self.recorded[-1]
         constants = {p.name for p in self.kernel.fn.params if p.is_constexpr}
-        given |= {name: value for name, value in self.seen[-1].items() if name in constants}
-        return compile_cubin(self.kernel, given | config.all_kwargs(), capability)
+        arguments = {name: value if name in constants else _type(value) for name, value in launch.items()}
+        return compile_cubin(self.kernel, arguments | config.all_kwargs(), capability)
 
 
 def _type(value: Any) -> Any:
-    """Triton's type of an argument; other options of a launch are themselves."""
+    """Return Triton's type of an argument; options of the launch are returned as they are."""
     if not isinstance(value, torch.Tensor):
         return "i32" if type(value) is int and value != 1 else value
     name = str(value.dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     return "*" + name.replace("uint", "u").replace("int", "i")
 
 
-def guarded(given: Any, before: bool = False) -> Any:
-    """A copy of an array or a tensor that ends where memory begins that cannot be read: who goes on crashes.
+def guarded(array: Any, before: bool = False) -> Any:
+    """Copy an array to the border of pages without access: a read or write beyond its end crashes.
 
     Args:
-        given: Of numpy or torch.
-        before: The copy begins behind such memory instead.
+        array: A numpy array or a torch tensor.
+        before: Put the pages without access before the copy instead of after it.
     """
-    if isinstance(given, torch.Tensor):
-        words = given.detach().contiguous().view(_WORDS[given.element_size()]).numpy()
-        return torch.from_numpy(guarded(words, before)).view(given.dtype)
-    copy = _room(given.shape, given.dtype, before)
-    copy[...] = given
+    if isinstance(array, torch.Tensor):
+        words = array.detach().contiguous().view(_WORDS[array.element_size()]).numpy()
+        return torch.from_numpy(guarded(words, before)).view(array.dtype)
+    copy = _guarded_zeros(array.shape, array.dtype, before)
+    copy[...] = array
     return copy
 
 
 @contextlib.contextmanager
 def guarded_memory(before: bool = False) -> Iterator[None]:
-    """Guard what is made by numpy.empty, numpy.zeros, torch.empty and Tensor.new_empty, too."""
+    """Guard also the arrays made by numpy.empty, numpy.zeros, torch.empty and Tensor.new_empty."""
 
     def array(shape: Any, dtype: Any = float) -> Any:
-        return _room(shape if isinstance(shape, tuple) else (shape,), np.dtype(dtype), before)
+        return _guarded_zeros(shape if isinstance(shape, tuple) else (shape,), np.dtype(dtype), before)
 
     def tensor(*shape: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
         sizes = torch.Size(shape if not shape or isinstance(shape[0], int) else shape[0])
         words = _WORDS[dtype.itemsize]
-        room = array(tuple(sizes), torch.empty_like(torch.zeros(0), dtype=words).numpy().dtype)
-        return torch.from_numpy(room).view(dtype)
+        zeros = array(tuple(sizes), torch.empty_like(torch.zeros(0), dtype=words).numpy().dtype)
+        return torch.from_numpy(zeros).view(dtype)
 
     def like(self: torch.Tensor, *shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> Any:
         return tensor(*shape, dtype=dtype or self.dtype)
@@ -163,8 +163,8 @@ def guarded_memory(before: bool = False) -> Iterator[None]:
         yield
 
 
-def _room(shape: tuple[int, ...], dtype: Any, before: bool) -> Any:
-    """An array of zeros at the border of pages without access."""
+def _guarded_zeros(shape: tuple[int, ...], dtype: Any, before: bool) -> Any:
+    """Return an array of zeros at the border of pages without access."""
     size = math.prod(shape) * dtype.itemsize
     inside = -(-size // _PAGE) * _PAGE
     pages = mmap.mmap(-1, inside + 2 * _GUARD)
@@ -172,15 +172,15 @@ def _room(shape: tuple[int, ...], dtype: Any, before: bool) -> Any:
     for guard in (start, start + _GUARD + inside):  # 0: PROT_NONE
         if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(guard), _GUARD, 0):
             raise OSError(ctypes.get_errno(), "mprotect")
-    place = _GUARD if before else _GUARD + inside - size
-    return np.frombuffer(pages, np.uint8, size, place).view(dtype).reshape(shape)
+    offset = _GUARD if before else _GUARD + inside - size
+    return np.frombuffer(pages, np.uint8, size, offset).view(dtype).reshape(shape)
 
 
 def in_child(run: Callable[[], object]) -> None:
-    """Call ``run()`` in a forked child, so that a crash is a failure that says where it was."""
+    """Call ``run()`` in a forked child, so that a crash fails the test with the position of the crash."""
     with tempfile.TemporaryFile() as errors:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of forks beside threads, of which the child makes no use
+            warnings.simplefilter("ignore")  # about forks while threads run; the child uses no threads
             child = os.fork()
         if not child:
             status = 1

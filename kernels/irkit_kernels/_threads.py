@@ -1,45 +1,66 @@
-"""Shares the items of a CPU kernel, whose calls release the GIL, among threads."""
+"""Distribute the items of a CPU kernel among threads; the kernel's calls release the GIL."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["share"]
+import torch
 
-_here = threading.local()
+__all__ = ["forced_threads", "share", "threads_for"]
+
+_thread = threading.local()
+_forced = 0  # number of threads inside of `forced_threads`
+
+
+def threads_for(work: int, least: int) -> int:
+    """Return the number of threads for some work: torch's, or fewer so that each has ``least`` or more."""
+    return _forced or min(torch.get_num_threads(), work // least)
+
+
+@contextmanager
+def forced_threads(count: int) -> Iterator[None]:
+    """Use ``count`` threads for every amount of work, so that small tests cover several threads."""
+    global _forced
+    before, _forced = _forced, count
+    try:
+        yield
+    finally:
+        _forced = before
 
 
 def share(
     work: Callable[[int, int], None], items: int, threads: int, *, parts: int = 8, multiple: int = 1
 ) -> None:
-    """Call ``work(start, stop)`` on ranges that cover ``range(items)``; whoever is free takes the next.
+    """Call ``work(start, stop)`` on ranges that together cover ``range(items)``.
 
-    Inside ``work`` it uses no more threads: those waiting for each other would never end.
+    Each thread takes the next range as soon as it is free. A nested call, inside ``work``, runs in the
+    calling thread alone: threads of one pool that wait for each other would deadlock.
 
     Args:
-        work: Called from this thread and from others at the same time.
-        items: Their number.
-        threads: Threads to use, this one included; with one, all items are one range.
-        parts: Ranges a thread, so that none waits long for another.
-        multiple: Ranges are this long or a multiple of it, but for the last.
+        work: Called by several threads at the same time.
+        items: Number of items.
+        threads: Number of threads, including the calling one. With one thread all items are one range.
+        parts: Ranges per thread; more of them balance the load better.
+        multiple: The length of every range but the last is a multiple of this.
     """
-    if min(threads, items) <= 1 or getattr(_here, "sharing", False):
+    if min(threads, items) <= 1 or getattr(_thread, "sharing", False):
         work(0, items)
         return
     step = max(1, -(-items // (threads * parts * multiple))) * multiple
-    left = iter(range(0, items, step))
+    starts = iter(range(0, items, step))  # one iterator for all threads: next() is atomic under the GIL
 
     def run() -> None:
-        _here.sharing = True
+        _thread.sharing = True
         try:
-            for start in left:
+            for start in starts:
                 work(start, min(start + step, items))
         finally:
-            _here.sharing = False
+            _thread.sharing = False
 
     others = [_pool(os.getpid()).submit(run) for _ in range(1, threads)]
     run()
@@ -48,5 +69,5 @@ def share(
 
 
 @cache
-def _pool(process: int) -> ThreadPoolExecutor:  # one a process: threads do not survive a fork
+def _pool(process: int) -> ThreadPoolExecutor:  # one per process: threads do not survive a fork
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="irkit-kernels")

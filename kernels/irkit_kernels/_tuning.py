@@ -1,4 +1,4 @@
-"""What the Triton kernels share: how a configuration is chosen, and for which launches it holds."""
+"""Tune Triton kernels: choose the fastest configuration once per class of launches."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -11,29 +11,29 @@ import triton
 __all__ = ["INTERPRETED", "size_class", "tuned"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-_PROGRAMS = (256, 4096)  # up to here: less than two programs a multiprocessor, a wave or a few, many
-_LENGTHS = (32, 128, 512)  # rows that a program goes through
+_PROGRAMS = (256, 4096)  # at most so many: below two programs per multiprocessor; a few waves; above: many
+_LENGTHS = (32, 128, 512)  # rows that each program reads
 
 
 def size_class(programs: int, length: int = 0) -> int:
-    """Number of the class of problems that a launch belongs to: few programs or many, of short loops or long.
+    """Return the class of a launch, by its number of programs and the length of their loops.
 
-    What is fastest for ten documents is not for a thousand, but to tune for every number would take a second
-    each time. There are three classes of programs, and four of lengths.
+    The fastest configuration for ten documents is not the fastest for a thousand. Tuning takes about a
+    second, too long to repeat for every size. There are three classes of programs and four of lengths.
 
     Args:
-        programs: Independent pieces of work, such as documents to be scored.
-        length: Rows that each of them goes through, on average.
+        programs: Independent pieces of work, such as documents to score.
+        length: Average number of rows that one program reads.
     """
-    return 10 * sum(programs > most for most in _PROGRAMS) + sum(length > most for most in _LENGTHS)
+    return 10 * sum(programs > limit for limit in _PROGRAMS) + sum(length > limit for limit in _LENGTHS)
 
 
 def tuned(configs: Sequence[triton.Config]) -> Callable[[Any], Any]:
-    """Decorate a kernel so that it runs with the fastest of some configurations.
+    """Decorate a kernel so that it runs with the fastest of ``configs``.
 
-    A configuration is chosen once for every dtype, every value of a ``constexpr`` that the configurations do
-    not set, and every value of the argument ``size``, which is a `size_class`. Triton keeps what it has
-    measured in its cache on disk. The interpreter takes the first configuration.
+    The choice is made once per dtype, per value of each ``constexpr`` that the configurations leave open,
+    and per value of the argument ``size``, which is a `size_class`. Triton stores the measurements in its
+    cache on disk. The interpreter always takes the first configuration.
     """
 
     def decorate(kernel: Any) -> Any:

@@ -1,4 +1,4 @@
-"""No kernel reads or writes beyond its arrays: each ends, or begins, at a page without access."""
+"""No kernel reads or writes outside of its arrays: each array ends, or begins, at a page without access."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from irkit_kernels.residual_maxsim import (
     residual_maxsim,
     train_codebook,
 )
-from irkit_kernels.sparse_search import Effort, Searcher, build
+from irkit_kernels.sparse_search import Effort, Searcher, Thresholds, build
 from irkit_kernels.splade_pool import splade_pool, splade_pool_sparse
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,23 +44,23 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def check(operation: Callable[..., Any], *given: Any, **options: Any) -> None:
-    """The result of an operation on guarded memory is that on any other."""
-    expected = flat(operation(*given, **options))
+def check(operation: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Assert that an operation gives the same result on guarded memory as on ordinary memory."""
+    expected = flat(operation(*arguments, **options))
     for before in (False, True):
         with guarded_memory(before):
-            guards = [guarded(x, before) if isinstance(x, Tensor | np.ndarray) else x for x in given]
-            found = flat(operation(*guards, **options))
-        for first, second in zip(expected, found, strict=True):
+            copies = [guarded(x, before) if isinstance(x, Tensor | np.ndarray) else x for x in arguments]
+            actual = flat(operation(*copies, **options))
+        for first, second in zip(expected, actual, strict=True):
             np.testing.assert_array_equal(first, second)
 
 
 def forked(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a child, as what it finds is a signal."""
+    """Run a test in a forked child: a failure is a signal, which would end pytest."""
 
     @functools.wraps(test)
-    def run(**given: Any) -> None:
-        in_child(lambda: test(**given))
+    def run(**parameters: Any) -> None:
+        in_child(lambda: test(**parameters))
 
     return run
 
@@ -71,7 +71,7 @@ def flat(result: Any) -> list[Any]:
     return [result.detach().float().numpy().copy() if isinstance(result, Tensor) else np.array(result)]
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
 def test_reads_beyond_the_border_are_seen(before: bool) -> None:
     array = guarded(np.arange(5, dtype=np.int32), before)
     assert array.tolist() == [0, 1, 2, 3, 4]
@@ -95,7 +95,7 @@ def test_reads_beyond_the_border_are_seen(before: bool) -> None:
 def test_maxsim(dim: int) -> None:
     for number, lengths in enumerate(LENGTHS):
         queries = LENGTHS[(number + 1) % len(LENGTHS)]
-        sides = [(random(sum(some), dim), offsets_of(some)) for some in (queries, lengths)]
+        sides = [(random(sum(texts), dim), offsets_of(texts)) for texts in (queries, lengths)]
         (q, q_offsets), (d, d_offsets) = sides
         pairs = torch.tensor([[len(queries) - 1, len(lengths) - 1], [0, 0]])
         for dtype in FLOATS:
@@ -160,9 +160,9 @@ def test_splade_pool(dim: int, vocabulary: int, pooling: str) -> None:
     for lengths in LENGTHS[1:3]:
         for dtype in FLOATS:
             hidden, weight = random(sum(lengths), dim, dtype=dtype), random(vocabulary, dim, dtype=dtype)
-            given = hidden, offsets_of(lengths), weight, random(vocabulary, dtype=dtype)
-            check(splade_pool, *given, pooling=pooling)
-            check(splade_pool_sparse, *given, pooling=pooling, top_k=3)
+            arguments = hidden, offsets_of(lengths), weight, random(vocabulary, dtype=dtype)
+            check(splade_pool, *arguments, pooling=pooling)
+            check(splade_pool_sparse, *arguments, pooling=pooling, top_k=3)
 
 
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])
@@ -189,38 +189,37 @@ def test_residual_maxsim(dim: int, tokens: int, nbits: int) -> None:
 def search(
     query: Any, centroids: Any, codes: Any, coefficients: Any, packed: Any, codebook: Any, *index: Any
 ) -> Any:
-    """All that a search of compressed tokens calls."""
+    """Call every step of a search of compressed tokens."""
     offsets, starts, lists = index
     table, n = query_table(query, pack_centroids(centroids)), len(offsets) - 1
-    found = probe(table, 3, starts, lists, guarded(np.ones(n, np.bool_)), 2)
+    candidates = probe(table, 3, starts, lists, guarded(np.ones(n, np.bool_)), 2)
     rows = guarded(np.arange(n, dtype=np.int32)[::-1])
     tokens = Tokens(codes, coefficients, packed)
     rough = interaction(table, codes, offsets, rows)
-    return found, rough, residual_maxsim(table, tokens, offsets, codebook, rows)
+    return candidates, rough, residual_maxsim(table, tokens, offsets, codebook, rows)
 
 
 @pytest.mark.parametrize("terms", [np.uint16, np.uint32])
 @pytest.mark.parametrize("weights", [np.float32, np.float16, np.uint16, np.uint8])
 @forked
-def test_sparse_search(weights: Any, terms: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit_kernels.sparse_search.op._FEW", 1)
-    monkeypatch.setattr("irkit_kernels.sparse_search.op._SCORE", 0)
+def test_sparse_search(weights: Any, terms: Any) -> None:
     rng = np.random.default_rng(0)
     for n, dim, few in ((1, 1, 4096), (37, 65, 4096), (700, 130, 0), (16384 + 129, 9, 0)):
-        monkeypatch.setattr("irkit_kernels.sparse_search.cpu_search.MOST_DOCUMENTS", few)
         rows = [np.sort(rng.choice(dim, rng.integers(0, min(dim, 9) + 1), replace=False)) for _ in range(n)]
         values = np.concatenate(rows).astype(terms)
         amounts = (1 + 100 * rng.random(len(values))).astype(weights)
         scales = rng.random(n).astype(np.float32) if np.dtype(weights).kind == "u" else None
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         keep = rng.random(n) < 0.7
-        check(searches, offsets, values, amounts, scales, keep, dim)
+        check(searches, offsets, values, amounts, scales, keep, dim, Thresholds(few))
 
 
-def searches(offsets: Any, terms: Any, weights: Any, scales: Any, keep: Any, dim: int) -> Any:
+def searches(
+    offsets: Any, terms: Any, weights: Any, scales: Any, keep: Any, dim: int, thresholds: Thresholds
+) -> Any:
     """Exact and approximate searches, with a filter and without, of a batch and of one query."""
     forward, results = (offsets, terms, weights, scales), []
-    searcher = Searcher(build(forward, dim), forward)
+    searcher = Searcher(build(forward, dim), forward, thresholds)
     asked = guarded(np.arange(dim, dtype=np.int32)[:7])
     queries = guarded(np.array([0, len(asked), len(asked)])), asked, guarded(np.ones(len(asked), np.float32))
     n = len(offsets) - 1

@@ -1,4 +1,4 @@
-"""The device that is not there notes what a real one would do, and computes what a CPU does."""
+"""The simulated CUDA device records what a real device would do, and computes the results of the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from irkit_kernels.splade_pool import splade_pool
 
 
 def step(values: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """Through every kernel that has a gradient."""
+    """Call every kernel that has a gradient."""
     pooled = ragged_pool(values, offsets, 2, 2, total=4)
     ends = torch.tensor([0, 2, 4], dtype=torch.int32, device=values.device)
     weights = splade_pool(pooled, ends, weight, None)
@@ -24,20 +24,20 @@ def step(values: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
 def gradients(device: torch.device | str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(shape, generator=generator).to(device) for shape in ((7, 3), (4, 3))]
-    values, weight = (each.requires_grad_() for each in tensors)
+    values, weight = (tensor.requires_grad_() for tensor in tensors)
     step(values, torch.tensor([0, 4, 7], dtype=torch.int32, device=device), weight).backward()
-    return [each.grad.cpu() for each in (values, weight) if each.grad is not None]
+    return [tensor.grad.cpu() for tensor in (values, weight) if tensor.grad is not None]
 
 
 def test_results_and_gradients_are_those_of_the_cpu() -> None:
     expected = gradients("cpu")
     with recording() as record:
-        found = gradients(record.device)
-    torch.testing.assert_close(found, expected)
+        actual = gradients(record.device)
+    torch.testing.assert_close(actual, expected)
     assert {"triton:ragged_pool", "triton:maxsim", "triton:splade_pool"} <= set(record.operations)
 
 
-def waiting(call: str) -> Record:
+def recorded(call: str) -> Record:
     with recording() as record:
         names = {"x": torch.tensor([0.0, 1.0, 2.0], device="cuda"), "cpu": torch.ones(3), "torch": torch}
         names["rows"] = torch.tensor([0, 2, 0], device="cuda")
@@ -64,14 +64,14 @@ def waiting(call: str) -> Record:
     ],
 )
 def test_what_waits(call: str) -> None:
-    record = waiting(call)
+    record = recorded(call)
     assert len(record.waits) == 1
     assert not record.pageable or "tolist" in call
 
 
 @pytest.mark.parametrize("call", ["cpu.cuda()", "x.cpu()", "x[[0, 1]]", "x.copy_(cpu)", "cpu.copy_(x)"])
 def test_what_waits_for_a_pageable_copy(call: str) -> None:
-    record = waiting(call)
+    record = recorded(call)
     assert len(record.waits) == len(record.pageable) == 1
 
 
@@ -88,7 +88,7 @@ def test_what_waits_for_a_pageable_copy(call: str) -> None:
     ],
 )
 def test_what_does_not_wait(call: str) -> None:
-    record = waiting(call)
+    record = recorded(call)
     assert record.operations
     assert not record.waits
     assert not record.pageable
@@ -96,4 +96,4 @@ def test_what_does_not_wait(call: str) -> None:
 
 def test_tensors_of_two_devices_do_not_meet() -> None:
     with pytest.raises(RuntimeError, match="of the device and of the CPU"):
-        waiting("x + cpu")
+        recorded("x + cpu")

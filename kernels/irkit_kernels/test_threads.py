@@ -1,4 +1,4 @@
-"""Items are shared among threads: each once, errors included."""
+"""Threads share items: each item is processed once, and errors reach the caller."""
 
 from __future__ import annotations
 

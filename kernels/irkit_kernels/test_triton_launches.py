@@ -1,4 +1,4 @@
-"""Every configuration that may be tuned to, as launched for common shapes: whether it fits, and is right."""
+"""Every configuration of the tuner, launched for common shapes, fits the GPU and gives the same results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if INTERPRETED:
 _poison = poison  # a fixture of this module
 
 LARGEST = {80: 163 << 10, 90: 227 << 10}  # shared memory of a program on A100 and H100
-STACK = 1024  # bytes: a thread's registers once more
+STACK = 1024  # bytes of spilled values per thread: as many as its registers hold
 
 
 def randn(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -93,8 +93,8 @@ FUNCTIONS = {"maxsim": "forward", "splade_pool": "forward", "ragged_pool": "pool
 
 def function(module: Any, name: str, arguments: tuple[Any, ...]) -> Callable[..., Any]:
     tables = {5: "interaction", 7: "residual_maxsim"}
-    found: Callable[..., Any] = getattr(module, FUNCTIONS.get(name) or tables[len(arguments)])
-    return found
+    launcher: Callable[..., Any] = getattr(module, FUNCTIONS.get(name) or tables[len(arguments)])
+    return launcher
 
 
 def kernel_of(name: str) -> Any:
@@ -122,9 +122,9 @@ def check_sizes(case: str, capability: int, which: slice, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, attribute, launches)
     function(module, name, arguments)(*arguments)
     for config in launches.kernel.configs[which]:
-        made = launches.compiled(config, capability)
-        assert made.shared <= LARGEST[capability], config
-        assert made.stack <= STACK, config
+        compiled = launches.compiled(config, capability)
+        assert compiled.shared <= LARGEST[capability], config
+        assert compiled.stack <= STACK, config
 
 
 @pytest.mark.gpu
@@ -133,10 +133,10 @@ def test_every_configuration_gives_the_same(case, monkeypatch):
     name, attribute, arguments = CASES[case]()
     module = kernel_of(name)
     kernel, run = getattr(module, attribute), function(module, name, arguments)
-    there = torch.utils._pytree.tree_map(lambda x: x.cuda() if isinstance(x, Tensor) else x, arguments)
+    on_cuda = torch.utils._pytree.tree_map(lambda x: x.cuda() if isinstance(x, Tensor) else x, arguments)
     results = []
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
-        results.append(torch.utils._pytree.tree_leaves(run(*there)))
+        results.append(torch.utils._pytree.tree_leaves(run(*on_cuda)))
         for got, first in zip(results[-1], results[0], strict=True):
             torch.testing.assert_close(got, first, msg=lambda text, config=config: f"{config}: {text}")

@@ -1,4 +1,4 @@
-"""For which launches Triton kernels are tuned anew, and that what was measured is kept; needs no GPU."""
+"""Which launches of Triton kernels tune again, and that measurements are stored; needs no GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNELS = {"maxsim": "score", "residual_maxsim": "score", "splade_pool": "pool",
 
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Callable[[Any], Any]], list[Any]]]:
-    """Run calls of a kernel's module, and count what is measured; nothing is launched."""
+    """Run calls of a kernel's module and count the tunings of each; nothing is launched."""
 
     def run(name: str, *calls: Callable[[Any], Any]) -> list[int]:
         module = import_module(f"irkit_kernels.{name}.triton_kernel")

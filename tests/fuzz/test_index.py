@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from irkit_kernels.sparse_search import Thresholds
 
 from irkit import Retriever
 from irkit.data import Document
-from irkit.index import compact
-from irkit.index.files import read_manifest
+from irkit.index import Limits, compact, use_limits
+from irkit.index.array_files import read_manifest
 
 N, DIM = 160, 16
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklmnprst", "aeiou")]
@@ -53,19 +54,21 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Structures are made and searched for few documents, too."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("irkit.index.faiss._FEW", 16)
-    monkeypatch.setattr("irkit.index.faiss._PER_HIT", 1)
-    monkeypatch.setattr("irkit.index.inverted._FEW", 16)
-    monkeypatch.setattr("irkit.index.plaid._FEW", 64)
-    monkeypatch.setattr("irkit.index.plaid._SCAN", 8)
-    monkeypatch.setattr("irkit.index.plaid._CANDIDATES", 8)
-    monkeypatch.setattr("irkit.index.plaid._VISITED", 2)
-    monkeypatch.setattr("irkit_kernels.sparse_search.op._FEW", 16)
-    monkeypatch.setattr("irkit_kernels.sparse_search.op._SCORE", 0)
-    monkeypatch.setattr("irkit_kernels.sparse_search.cpu_search.MOST_DOCUMENTS", 8)
+    limits = Limits(
+        faiss_scan=16,
+        faiss_scan_per_hit=1,
+        inverted_unlisted=16,
+        plaid_uncompressed=64,
+        plaid_scan=8,
+        plaid_candidates=8,
+        plaid_visited=2,
+        inverted_kernel=Thresholds(few=8, approximate=16, per_score=0),
+    )
+    with use_limits(limits):
+        yield
 
 
 @functools.cache

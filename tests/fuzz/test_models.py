@@ -127,7 +127,7 @@ def write(file: Path, data: Any) -> None:
 
 
 def save(folder: Path, tensors: dict[str, Tensor]) -> None:
-    from irkit.encoder.weights import write_weights
+    from irkit.utils.weights import write_weights
 
     write_weights(folder, tensors)
 
@@ -264,7 +264,7 @@ def test_a_tokenizer(build: Any, fuzz: Any, mutate: SimpleNamespace, tmp_path: P
             made = Tokenizer.from_pretrained(place)
         highest = made.highest_id()
         ids = made([*TEXTS, "the of the index", "x" * 300], "a prompt ").values
-        made.pieces("the search")
+        made.token_spans("the search")
         return "different" if int(ids.max() if len(ids) else -1) <= highest else "wrong"
 
     run([])

@@ -17,15 +17,13 @@ import pytest
 import torch
 
 from irkit import Dense, MultiVector, Ragged, Retriever, Run, Sparse, evaluate
-from irkit.cli.filters import parse_filters
-from irkit.cli.recipe import IndexRecipe
+from irkit.cli.filter_options import parse_filters
+from irkit.cli.recipe_options import IndexRecipe
 from irkit.config import with_overrides
 from irkit.data import Document, check_documents, read_documents, read_qrels, read_queries
-from irkit.index.config import index_config
-from irkit.preferences import evaluate_preferences, read_preferences
-from irkit.standardization import read_standards
-from irkit.training.recipe import TrainRecipe
-from irkit.vector_files import write_vectors
+from irkit.data.vector_writer import write_vectors
+from irkit.index.index_kinds import index_config
+from irkit.training.train_recipe import TrainRecipe
 
 Fuzz = Callable[..., None]
 
@@ -59,11 +57,6 @@ def _run(path: Path) -> None:
 def _qrels(path: Path) -> None:
     qrels = read_qrels(path)
     evaluate({name: {"d1": 1.0, "d9": 0.5} for name in qrels}, qrels, "nDCG@10 AP R@5 bpref")
-
-
-def _preferences(path: Path) -> None:
-    preferences = read_preferences(path)
-    evaluate_preferences({name: {"d1": 1.0, "d2": 0.5} for name in preferences}, preferences)
 
 
 def _recipe(path: Path) -> None:
@@ -112,8 +105,6 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], None]]] = {  # file, a goo
     "qrels_beir": ("q.tsv", b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t2\n", _qrels),
     "run": ("r.trec", b"q1 Q0 d1 1 12.5 tag\nq1 Q0 d2 2 1e-3 tag\nq2 Q0 d9 1 -0.5 tag\n", _run),
     "run_jsonl": ("r.jsonl", b'{"query_id": "q", "doc_id": "d1", "score": 1.5}\n' * 1, _run),
-    "preferences": ("p", b"q1 ann 1 d1 2\nq1 ann 1 d2 1\nq1 bob 1 d2 0.5\nq1 bob 1 d1 0\n", _preferences),
-    "standards": ("s", b"q1 map 0.5 0.25\nq2 map 0.1 0\n", lambda path: read_standards(path) and None),
     "recipe": ("r.yaml", RECIPE, _recipe),
 }
 

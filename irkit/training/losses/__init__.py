@@ -1,18 +1,21 @@
-"""Losses: each is a configuration that is called with `Scores` and gives a scalar.
+"""Losses: each is a configuration that is called with `Scores` and returns a scalar.
 
-contrastive.py   with negatives of the batch or of the query itself: InfoNCE, n-way and pairwise cross-entropy
-distillation.py  after a teacher: KL divergence, margins, scores, vectors
-ranking.py       by graded targets: RankNet, softmax, LambdaRank, ApproxNDCG
-matryoshka.py    all of them on vectors cut to several widths
+contrastive.py   contrast with negatives of the batch or of the query: InfoNCE, n-way and pairwise
+cross-entropy distillation.py  follow a teacher: KL divergence, margins, scores, vectors
+ranking.py       learn graded targets: RankNet, softmax, LambdaRank, ApproxNDCG
+matryoshka.py    train vectors that are cut to several widths by any of them
+
+The table `LOSSES` decides which losses a recipe can name. Another package adds a loss by an entry point in
+its ``pyproject.toml``; its name is the ``kind`` of the loss::
+
+    [project.entry-points."irkit.losses"]
+    my_loss = "my_package.losses:MyLoss"
 """
 
 from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
-
-from irkit.training.losses.base import BaseLoss
 from irkit.training.losses.contrastive import CrossEntropy, InfoNCE, PairwiseCrossEntropy
 from irkit.training.losses.distillation import (
     CosineSimilarity,
@@ -21,10 +24,14 @@ from irkit.training.losses.distillation import (
     MarginMSE,
     ScoreMSE,
 )
+from irkit.training.losses.loss import BaseLoss
 from irkit.training.losses.matryoshka import Matryoshka
 from irkit.training.losses.ranking import ApproxNDCG, LambdaRank, ListwiseSoftmax, RankNet
+from irkit.utils.kinds import KindOf, own_kinds
+from irkit.utils.plugins import Registry
 
 __all__ = [
+    "LOSSES",
     "ApproxNDCG",
     "BaseLoss",
     "CosineSimilarity",
@@ -42,18 +49,25 @@ __all__ = [
     "ScoreMSE",
 ]
 
-Loss: TypeAlias = Annotated[
-    ApproxNDCG
-    | CosineSimilarity
-    | CrossEntropy
-    | EmbeddingDistillation
-    | InfoNCE
-    | KLDivergence
-    | LambdaRank
-    | ListwiseSoftmax
-    | MarginMSE
-    | PairwiseCrossEntropy
-    | RankNet
-    | ScoreMSE,
-    Field(discriminator="kind"),
-]
+LOSSES: Registry[type[BaseLoss]] = Registry(
+    "irkit.losses",
+    BaseLoss,
+    own_kinds(
+        InfoNCE,
+        CrossEntropy,
+        PairwiseCrossEntropy,
+        KLDivergence,
+        MarginMSE,
+        ScoreMSE,
+        CosineSimilarity,
+        EmbeddingDistillation,
+        RankNet,
+        ListwiseSoftmax,
+        LambdaRank,
+        ApproxNDCG,
+    ),
+)
+"""All losses by their kind."""
+
+Loss: TypeAlias = Annotated[BaseLoss, KindOf(LOSSES)]
+"""Field of a configuration that holds any loss of the table."""

@@ -1,4 +1,4 @@
-"""Contrast with negatives: of the whole batch, or of the query's own documents."""
+"""Contrast positives with the negatives of the whole batch, or of the query."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.training.losses.base import BaseLoss, contrast, given, known_positives, mean_of_pairs
+from irkit.training.losses.loss import BaseLoss, contrast, known_positives, mean_of_pairs, required
 from irkit.training.scores import Scores
 
 __all__ = ["CrossEntropy", "InfoNCE", "PairwiseCrossEntropy"]
 
 
 class InfoNCE(BaseLoss):
-    """Each positive against the query's other documents and those of all other queries.
+    """Contrast each positive with the other documents of its query and the documents of all other queries.
 
-    What is known to be relevant to a query is never its negative. With ``symmetric``, the mean of this and of
-    the same from the side of the first document, against all queries.
+    A document that is known to be relevant to a query is never its negative.
 
     Attributes:
-        temperature: Scores are divided by it: 1 for inner products and MaxSim, about 0.05 for cosines.
-        threshold: If given, the positive is the document with the highest target, and of the query's other
-            documents only those whose target is lower by more than this are negatives.
-        symmetric: See above.
-        guide: Name of a model; what it scores above the positive is taken for a false negative and left out.
-        margin: How far below the guide's score of the (lowest) positive documents are left out, too.
-        margin_strategy: ``"relative"`` takes ``margin`` as a share of that score.
+        temperature: Divisor of the scores: 1 for inner products and MaxSim, about 0.05 for cosines.
+        threshold: If set, the positive is the document with the highest target, and the other documents of
+            the query are negatives only if their target is lower by more than the threshold.
+        symmetric: Average with the loss of the other direction: the first document of each query is
+            contrasted with all queries.
+        guide: Name of a model. Negatives that it scores above the positive count as false and are left out.
+        margin: Negatives are also left out up to this far below the guide's score of the (lowest) positive.
+        margin_strategy: ``"relative"`` reads ``margin`` as a share of that score.
 
     Source: TITE (section 3.4: threshold); Henderson et al., arXiv 1705.00652 (in-batch negatives);
         Solatorio, GISTEmbed, arXiv 2402.16829 (guide); NV-Retriever, arXiv 2407.15831 (margins).
@@ -59,10 +59,13 @@ class InfoNCE(BaseLoss):
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
-        own, everything = scores.own / self.temperature, given(scores.all, self, "all") / self.temperature
-        relevant, columns = given(scores.relevant, self, "relevant"), given(scores.columns, self, "columns")
+        own, everything = scores.own / self.temperature, required(scores.all, self, "all") / self.temperature
+        relevant, columns = (
+            required(scores.relevant, self, "relevant"),
+            required(scores.columns, self, "columns"),
+        )
         positive, negative = self._roles(scores)
-        # own documents may be neither; the others are negatives unless known to be relevant
+        # own documents may be neither positive nor negative; others are negatives unless known to be relevant
         allowed = _placed(negative, columns, scores.mask, relevant.shape[1]) & ~relevant
         if self.guide:
             allowed &= ~self._false_negatives(scores, columns, positive)
@@ -75,23 +78,24 @@ class InfoNCE(BaseLoss):
         return loss.mean()
 
     def _roles(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Which own documents ``(b, n)`` are positives and which negatives."""
+        """Return which own documents ``(b, n)`` are positives, and which are negatives."""
         if self.threshold is None:
             positive = known_positives(scores)
             return positive, scores.mask & ~positive
-        targets = given(scores.targets, self, "targets").masked_fill(~scores.mask, -torch.inf)
+        targets = required(scores.targets, self, "targets").masked_fill(~scores.mask, -torch.inf)
         best, where = targets.max(1, keepdim=True)
         positive = F.one_hot(where[:, 0], targets.shape[1]).bool() & scores.mask
         return positive, scores.mask & (best - targets > self.threshold)
 
     def _false_negatives(self, scores: Scores, columns: Tensor, positive: Tensor) -> Tensor:
-        guided = given(scores.guide, self, "guide")()[0]
+        """Return which documents of the batch ``(b, d)`` the guide scores above the positives."""
+        guided = required(scores.guide, self, "guide")()[0]
         anchor = guided.gather(1, columns).masked_fill(~positive, torch.inf).amin(1, keepdim=True)
         margin = self.margin * anchor.abs() if self.margin_strategy == "relative" else self.margin
         return guided > anchor - margin
 
 
-class _OfPositives(BaseLoss):
+class _PositiveLoss(BaseLoss):
     temperature: float = Field(1.0, gt=0)
 
     @property
@@ -100,11 +104,11 @@ class _OfPositives(BaseLoss):
         return frozenset({"positives"})
 
 
-class CrossEntropy(_OfPositives):
-    """n-way cross-entropy: each positive against the negatives of its own query only.
+class CrossEntropy(_PositiveLoss):
+    """n-way cross-entropy: contrast each positive with the negatives of its query.
 
     Attributes:
-        temperature: Scores are divided by it.
+        temperature: Divisor of the scores.
 
     Source: Santhanam et al., ColBERTv2, arXiv 2112.01488.
     """
@@ -117,11 +121,11 @@ class CrossEntropy(_OfPositives):
         return contrast(own, positive, own, scores.mask & ~positive).mean()
 
 
-class PairwiseCrossEntropy(_OfPositives):
+class PairwiseCrossEntropy(_PositiveLoss):
     """Cross-entropy of each pair of a positive and a negative of the same query.
 
     Attributes:
-        temperature: Scores are divided by it.
+        temperature: Divisor of the scores.
 
     Source: Khattab and Zaharia, ColBERT, arXiv 2004.12832.
     """
@@ -136,6 +140,8 @@ class PairwiseCrossEntropy(_OfPositives):
 
 
 def _placed(values: Tensor, columns: Tensor, mask: Tensor, width: int) -> Tensor:
-    """``(b, width)`` bool: ``values (b, n)`` at their ``columns`` where ``mask`` says so, True elsewhere."""
+    """Scatter ``values (b, n)`` to ``columns`` where ``mask`` is set: ``(b, width)``, True elsewhere."""
     placed = torch.ones(len(values), width + 1, dtype=torch.bool, device=values.device)
-    return placed.scatter(1, columns.masked_fill(~mask, width), values)[:, :width]  # the last one is the bin
+    return placed.scatter(1, columns.masked_fill(~mask, width), values)[
+        :, :width
+    ]  # the last column collects the masked values

@@ -1,4 +1,4 @@
-"""Follow a teacher: its distribution, its margins, its scores, or its vectors."""
+"""Learn from a teacher: its distribution, its margins, its scores, or its vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
-from irkit.training.losses.base import BaseLoss, Normalization, TargetLoss, given, normalize
+from irkit.training.losses.loss import BaseLoss, Normalization, TargetLoss, normalize, required
 from irkit.training.scores import Scores
 
 __all__ = ["CosineSimilarity", "EmbeddingDistillation", "KLDivergence", "MarginMSE", "ScoreMSE"]
@@ -20,7 +20,7 @@ class _Distillation(TargetLoss):
     normalize_scores: Normalization = "none"
 
     def scores(self, scores: Scores) -> Tensor:
-        """The model's own scores ``(b, n)``, normalised; 0 where there is no document."""
+        """Return the normalised scores of the model ``(b, n)``, 0 where there is no document."""
         return normalize(scores.own, scores.mask, self.normalize_scores)
 
 
@@ -28,11 +28,12 @@ class KLDivergence(_Distillation):
     """KL divergence of the model's distribution over a query's documents from the teacher's.
 
     Attributes:
-        temperature: Scores are divided by it, and the loss is multiplied by its square, so that the gradient
-            keeps its size.
-        teacher_temperature: Targets are divided by it; by default as ``temperature``.
-        normalize_scores: Of the scores of each query, before anything else; PyLate's is ``"minmax"``.
-        normalize_targets: Of the targets likewise.
+        temperature: Divisor of the scores. The loss is multiplied by its square, so that the gradient keeps
+            its size.
+        teacher_temperature: Divisor of the targets; ``temperature`` by default.
+        normalize_scores: Normalisation of the scores of each query, before anything else; PyLate uses
+            ``"minmax"``.
+        normalize_targets: The same for the targets.
 
     Source: TITE (section 3.4); Santhanam et al., ColBERTv2, arXiv 2112.01488; Hinton et al., arXiv 1503.02531
         (temperature).
@@ -44,13 +45,13 @@ class KLDivergence(_Distillation):
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
-        gone = ~scores.mask
+        missing = ~scores.mask
         lowest = torch.finfo(scores.own.dtype).min
         student = self.scores(scores) / self.temperature
         teacher = self.targets(scores) / (self.teacher_temperature or self.temperature)
-        student = student.masked_fill(gone, lowest).log_softmax(1)
-        teacher = teacher.masked_fill(gone, lowest).log_softmax(1)
-        terms = (teacher.exp() * (teacher - student)).masked_fill(gone, 0)
+        student = student.masked_fill(missing, lowest).log_softmax(1)
+        teacher = teacher.masked_fill(missing, lowest).log_softmax(1)
+        terms = (teacher.exp() * (teacher - student)).masked_fill(missing, 0)
         return terms.sum(1).mean() * self.temperature**2
 
 
@@ -58,10 +59,10 @@ class MarginMSE(_Distillation):
     """Mean squared difference between the model's and the teacher's margins of pairs of documents.
 
     Attributes:
-        pairs: ``"all"`` pairs of a query's documents, or the ``"first"`` document with each other one; which
-            is the same for two documents.
-        normalize_scores: Of the scores of each query, before anything else.
-        normalize_targets: Of the targets likewise.
+        pairs: ``"all"`` pairs of a query's documents, or pairs of the ``"first"`` document with each other
+            one. For two documents both are the same.
+        normalize_scores: Normalisation of the scores of each query, before anything else.
+        normalize_targets: The same for the targets.
 
     Source: Hofstätter et al., arXiv 2010.02666; all pairs: TITE (section 3.4).
     """
@@ -86,8 +87,8 @@ class ScoreMSE(_Distillation):
     """Mean squared difference between scores and targets.
 
     Attributes:
-        normalize_scores: Of the scores of each query, before anything else.
-        normalize_targets: Of the targets likewise.
+        normalize_scores: Normalisation of the scores of each query, before anything else.
+        normalize_targets: The same for the targets.
     """
 
     kind: Literal["score_mse"] = "score_mse"
@@ -99,10 +100,10 @@ class ScoreMSE(_Distillation):
 
 
 class CosineSimilarity(TargetLoss):
-    """Mean squared difference between targets and the cosines of vectors, whatever the model's similarity is.
+    """Mean squared difference between targets and cosines of vectors, for models of any similarity.
 
     Attributes:
-        normalize_targets: Of the targets of each query, before anything else.
+        normalize_targets: Normalisation of the targets of each query, before anything else.
 
     Source: Reimers and Gurevych, Sentence-BERT, arXiv 1908.10084.
     """
@@ -112,26 +113,24 @@ class CosineSimilarity(TargetLoss):
     @property
     def needs(self) -> frozenset[str]:
         """See `BaseLoss.needs`."""
-        return frozenset({"in_batch", "targets", "vectors"})  # of "in_batch" the columns
+        return frozenset({"in_batch", "targets", "vectors"})  # "in_batch" for the columns
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
-        queries, documents = (
-            given(scores.queries, self, "queries"),
-            given(scores.documents, self, "documents"),
-        )
-        own = documents[given(scores.columns, self, "columns")]  # (b, n, dim)
+        queries = required(scores.queries, self, "queries")
+        documents = required(scores.documents, self, "documents")
+        own = documents[required(scores.columns, self, "columns")]  # (b, n, dim)
         cosines = F.cosine_similarity(queries[:, None], own, dim=-1)
         error = (cosines - self.targets(scores)).square().masked_fill(~scores.mask, 0)
         return (error.sum(1) / scores.mask.sum(1).clamp(min=1)).mean()
 
 
 class EmbeddingDistillation(BaseLoss):
-    """Distance of vectors from those of another model: the mean over queries and that over documents, halved.
+    """Distance of vectors from another model's vectors, averaged over queries, over documents, and over both.
 
     Attributes:
-        guide: Name of that model; its vectors must be as wide.
-        distance: ``"mse"``, the mean over dimensions of the squared difference, or ``"cosine"``, 1 - cosine.
+        guide: Name of the other model; its vectors must have the same width.
+        distance: ``"mse"``: the mean over dimensions of the squared difference; ``"cosine"``: 1 - cosine.
 
     Source: Reimers and Gurevych, arXiv 2004.09813 (MSE); Kim et al., EmbedDistill, arXiv 2301.12005.
     """
@@ -149,19 +148,19 @@ class EmbeddingDistillation(BaseLoss):
         """See `BaseLoss`.
 
         Raises:
-            BadValueError: The guide's vectors have another width.
+            BadValueError: The vectors of the guide have another width.
         """
-        _, *theirs = given(scores.guide, self, "guide")()
-        ours = given(scores.queries, self, "queries"), given(scores.documents, self, "documents")
+        _, *theirs = required(scores.guide, self, "guide")()
+        ours = required(scores.queries, self, "queries"), required(scores.documents, self, "documents")
         if ours[0].shape[1] != theirs[0].shape[1]:
             raise BadValueError(
                 f"loss {self.kind!r}: vectors of {self.guide} have {theirs[0].shape[1]} dimensions, ours "
                 f"{ours[0].shape[1]}; choose a guide as wide as the model, and no matryoshka"
             )
         if self.distance == "mse":
-            means = [F.mse_loss(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+            means = [F.mse_loss(*pair) for pair in zip(ours, theirs, strict=True)]
         else:
             means = [
-                (1 - F.cosine_similarity(*both, dim=-1)).mean() for both in zip(ours, theirs, strict=True)
+                (1 - F.cosine_similarity(*pair, dim=-1)).mean() for pair in zip(ours, theirs, strict=True)
             ]
         return (means[0] + means[1]) / 2

@@ -1,4 +1,4 @@
-"""Vectors that keep most of their use when they are cut."""
+"""Matryoshka training: vectors stay useful when they are cut."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Matryoshka"]
 
 
 class Matryoshka(Config):
-    """All losses, summed over vectors that are cut to each of several widths.
+    """Sum of all losses over vectors that are cut to each of several widths.
 
     Attributes:
-        dims: Widths; name the full one, too, if it is to be trained.
-        weights: Factor of the losses at each width; by default 1.
+        dims: Widths, including the full width if it is to be trained.
+        weights: Factor of the losses at each width; 1 by default.
 
     Source: Kusupati et al., Matryoshka Representation Learning, arXiv 2205.13147.
     """
@@ -24,14 +24,14 @@ class Matryoshka(Config):
 
     @field_validator("dims")
     @classmethod
-    def _different(cls, dims: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_dims(cls, dims: tuple[int, ...]) -> tuple[int, ...]:
         if min(dims) < 1 or len(set(dims)) < len(dims):
             raise ValueError("dims must be different widths from 1 upwards")
         return dims
 
     @field_validator("weights")
     @classmethod
-    def _one_each(cls, weights: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    def _check_weights(cls, weights: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         dims = info.data.get("dims", ())
         weights = weights or (1.0,) * len(dims)
         if len(weights) != len(dims) or min(weights, default=1) <= 0:

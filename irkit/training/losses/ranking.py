@@ -1,4 +1,4 @@
-"""Learning to rank by graded targets: pairs in the teacher's order, and measures of whole rankings."""
+"""Learning to rank from graded targets: pairs in the order of a teacher, and measures of whole rankings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from irkit.training.losses.base import BaseLoss, TargetLoss, given, logistic, mean_of_pairs
+from irkit.training.losses.loss import BaseLoss, TargetLoss, logistic, mean_of_pairs, required
 from irkit.training.scores import Scores
 
 __all__ = ["ApproxNDCG", "LambdaRank", "ListwiseSoftmax", "RankNet"]
 
 
 class RankNet(BaseLoss):
-    """Logistic loss of each pair of documents that the teacher ranks one before the other.
+    """Logistic loss of the pairs of documents that the teacher scores differently.
 
     Attributes:
-        temperature: Scores are divided by it.
+        temperature: Divisor of the scores.
 
     Source: Burges et al., Learning to Rank using Gradient Descent, ICML 2005.
     """
@@ -33,16 +33,16 @@ class RankNet(BaseLoss):
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
-        pairs = _ordered(given(scores.targets, self, "targets"), scores.mask)
+        pairs = _ordered(required(scores.targets, self, "targets"), scores.mask)
         return mean_of_pairs(scores.own / self.temperature, pairs).mean()
 
 
 class ListwiseSoftmax(TargetLoss):
-    """Cross-entropy of the model's distribution over a query's documents, weighted by targets from 0 upwards.
+    """Cross-entropy of the model's distribution over the documents of a query, weighted by the targets.
 
     Attributes:
-        temperature: Scores are divided by it.
-        normalize_targets: Of the targets of each query, before anything else; what is below 0 then counts 0.
+        temperature: Divisor of the scores.
+        normalize_targets: Normalisation of the targets of each query; targets below 0 then count 0.
 
     Source: Zhuang et al., RankT5, arXiv 2210.10634 (section 4).
     """
@@ -58,13 +58,13 @@ class ListwiseSoftmax(TargetLoss):
 
 
 class LambdaRank(TargetLoss):
-    """RankNet with each pair weighted by how much nDCG changes when the two trade places, summed.
+    """RankNet, summed, with each pair weighted by the change of nDCG if the two traded places.
 
     Attributes:
-        temperature: Scores are divided by it.
-        k: Pairs of which none is among the best ``k`` by the model are left out, and the ideal is cut there.
-        normalize_targets: Of the targets of each query, before anything else. Gains are ``2^target - 1``,
-            from 0 upwards: bring scores of a teacher, which are no grades, to [0, 1] by ``"minmax"``.
+        temperature: Divisor of the scores.
+        k: Cut-off of nDCG: a pair counts only if the model ranks one of the two among the best ``k``.
+        normalize_targets: Normalisation of the targets of each query, before anything else. Gains are
+            ``2^target - 1`` and need targets from 0 upwards: rescale the scores of a teacher by ``"minmax"``.
 
     Source: Burges, From RankNet to LambdaRank to LambdaMART, MSR-TR-2010-82; Wang et al., The LambdaLoss
         Framework, CIKM 2018.
@@ -79,7 +79,7 @@ class LambdaRank(TargetLoss):
         targets, own = self.targets(scores), scores.own / self.temperature
         with torch.no_grad():
             gains = _gains(targets, scores.mask, self.k)
-            # ties go to the earlier document, as everywhere
+            # the earlier document wins a tie, as in every search
             order = own.masked_fill(~scores.mask, -torch.inf).argsort(stable=True, dim=1, descending=True)
             ranks = order.argsort(1) + 1
             discounts = 1 / (ranks + 1).to(own.dtype).log2()
@@ -93,11 +93,11 @@ class LambdaRank(TargetLoss):
 
 
 class ApproxNDCG(TargetLoss):
-    """1 - nDCG, with ranks approximated by sums of sigmoids of differences of scores.
+    """1 - nDCG, with ranks approximated by sums of sigmoids of score differences.
 
     Attributes:
-        temperature: Of these sigmoids: the smaller, the closer to nDCG, and the fewer pairs have a gradient.
-        normalize_targets: As of `LambdaRank`.
+        temperature: Temperature of the sigmoids: smaller is closer to nDCG, but fewer pairs have a gradient.
+        normalize_targets: See `LambdaRank`.
 
     Source: Qin et al., A General Approximation Framework for Direct Optimization of IR Measures, 2010.
     """
@@ -117,15 +117,17 @@ class ApproxNDCG(TargetLoss):
 
 
 def _ordered(targets: Tensor, mask: Tensor) -> Tensor:
-    """``(b, n, n)`` bool: both are documents, and i has the higher target."""
+    """Return ``(b, n, n)`` bool: i and j are documents, and i has the higher target."""
     return (targets[:, :, None] > targets[:, None, :]) & mask[:, :, None] & mask[:, None, :]
 
 
 def _gains(targets: Tensor, mask: Tensor, k: int | None) -> Tensor:
-    """Gains ``2^target - 1`` divided by the DCG of the ideal ranking; all 0 where no target is above 0."""
+    """Return the gains ``2^target - 1`` over the DCG of the ideal ranking; 0 where no target is above 0."""
     targets = targets.clamp(min=0).masked_fill(~mask, 0)
     highest = targets.amax(1, keepdim=True)
-    gains = (targets - highest).exp2() - (-highest).exp2()  # over 2^highest, which may overflow
+    gains = (targets - highest).exp2() - (
+        -highest
+    ).exp2()  # scaled by 2^-highest, since 2^highest may overflow
     ideal, _ = gains.sort(1, descending=True)
     ideal = ideal[:, :k]
     discounts = 1 / torch.arange(2, ideal.shape[1] + 2, dtype=gains.dtype, device=gains.device).log2()

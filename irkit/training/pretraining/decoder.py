@@ -1,4 +1,4 @@
-"""The decoder of masked auto-encoding: one layer that tells tokens from the vector of their text."""
+"""The decoder of masked auto-encoding: one layer that predicts tokens from the vector of their text."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
 from irkit.encoder.attention import rotary_table, rotate
 from irkit.encoder.layers import Embeddings, Layer, make_norm
 from irkit.errors import BadValueError
-from irkit.ragged import Ragged
 
 __all__ = ["Decoder", "visible_tokens"]
 
-_TEXTS = 16  # of about the same length, whose attention is computed at once, padded
+_TEXTS = 16  # texts of similar length whose attention is computed together, padded
 
 
 class Decoder(nn.Module):
-    """Enhanced decoding: each token of a text is to be told from the vector of the text and other tokens.
+    """Enhanced decoding: predict each token of a text from the vector of the text and other tokens.
 
-    There are two streams. Queries are the vector of the text with a position each; keys and values are that
-    vector and the embeddings of the tokens. Each query sees the vector and a random part of the tokens, of
-    its own, but never the one that it stands for.
+    There are two streams. A query per token is the vector of the text plus the position of the token. Keys
+    and values are the vector of the text and the embeddings of the tokens. Each query sees the vector and its
+    own random part of the tokens, but never the token that it predicts.
 
     Attributes:
         mask_rate: Share of the other tokens that a query does not see.
-        seed: Of what it sees.
-        layer: Attention and feed-forward block as in the last layer of the encoder, without pooling.
+        seed: Seed of the visible tokens.
+        layer: Attention and feed-forward block like the last layer of the encoder, without pooling.
 
     Source: Xiao et al. 2022, "RetroMAE", section 3.3; Schlatt et al. 2025 (TITE), section 3.3.
     """
 
     def __init__(self, encoder: Encoder, mask_rate: float = 0.5, seed: int = 0) -> None:
-        """Make one of random weights that goes with an encoder, whose embeddings it shares.
+        """Make a decoder of random weights, which shares the embeddings of an encoder.
 
         Raises:
-            BadValueError: Word embeddings are not as wide as vectors, or the encoder has no positions.
+            BadValueError: Word embeddings and hidden states have different widths, or the encoder has no
+                positions.
         """
         super().__init__()
         config, width = encoder.config, encoder.word_embeddings.shape[1]
@@ -66,13 +67,13 @@ class Decoder(nn.Module):
         self.final_norm = nn.Identity() if post else make_norm(config, config.hidden_size)
 
     def forward(self, embeddings: Embeddings, vectors: Tensor, tokens: Ragged, numbers: Tensor) -> Tensor:
-        """Hidden states from which the tokens can be told.
+        """Compute the hidden states from which the tokens are predicted.
 
         Args:
-            embeddings: Of the encoder.
-            vectors: ``(n, hidden_size)``, one of each text.
-            tokens: Ragged ids ``(total,)``, nothing hidden.
-            numbers: ``(n,)`` of the texts, which decide who sees what.
+            embeddings: Embeddings of the encoder.
+            vectors: ``(n, hidden_size)``, one vector per text.
+            tokens: Ragged ids ``(total,)`` without hidden tokens.
+            numbers: ``(n,)`` numbers of the texts, which decide what each token sees.
 
         Returns:
             ``(total, hidden_size)``.
@@ -90,7 +91,7 @@ class Decoder(nn.Module):
         return embeddings.norm if self.embedding_norm is None else self.embedding_norm
 
     def _embed(self, embeddings: Embeddings, tokens: Ragged) -> tuple[Tensor, Tensor | None]:
-        """Tokens in the width of vectors, and their learned positions."""
+        """Return the embeddings of tokens, and their learned positions."""
         x, positions = embeddings.word(tokens.values), None
         if embeddings.position is not None:
             positions = embeddings.position(tokens.positions() + self.config.position_offset)
@@ -102,7 +103,8 @@ class Decoder(nn.Module):
     def _attend(
         self, queries: Tensor, keys: Tensor, vectors: Tensor, tokens: Ragged, numbers: Tensor
     ) -> Tensor:
-        """``(total, hidden_size)``: texts of about the same length are padded and go together."""
+        """Return the attention output ``(total, hidden_size)``; texts of similar length form a batch."""
+        # heads of the queries, and of the keys and values of tokens and of the vector
         layer, parts, order = self.layer, [], []
         (q,), (k, v), (first_k, first_v) = (
             [
@@ -114,53 +116,53 @@ class Decoder(nn.Module):
         if layer.layer.rotary_base is not None:
             table = rotary_table(tokens.positions(), layer.layer.rotary_base, q.shape[-1])
             q, k = (rotate(part, table, self.config.rotary_interleaved) for part in (q, k))
-        everywhere = tokens.with_values(torch.arange(len(q), device=q.device))
+        positions = tokens.with_values(torch.arange(len(q), device=q.device))
         for rows in torch.split(tokens.lengths.argsort(stable=True), _TEXTS):
-            places, real = everywhere[rows].to_padded()
-            seen = visible_tokens(
-                numbers[rows.to(numbers.device)], places.shape[1], self.mask_rate, self.seed
+            padded, real = positions[rows].to_padded()
+            visible = visible_tokens(
+                numbers[rows.to(numbers.device)], padded.shape[1], self.mask_rate, self.seed
             )
-            seen = F.pad(seen & real[:, None], (1, 0), value=True)
-            those = rows.to(q.device)
-            found = F.scaled_dot_product_attention(
-                q[places].transpose(1, 2),
-                torch.cat([first_k[those, None], k[places]], 1).transpose(1, 2),
-                torch.cat([first_v[those, None], v[places]], 1).transpose(1, 2),
-                attn_mask=seen[:, None],
+            visible = F.pad(visible & real[:, None], (1, 0), value=True)  # everyone sees the vector
+            texts = rows.to(q.device)
+            attended = F.scaled_dot_product_attention(
+                q[padded].transpose(1, 2),
+                torch.cat([first_k[texts, None], k[padded]], 1).transpose(1, 2),
+                torch.cat([first_v[texts, None], v[padded]], 1).transpose(1, 2),
+                attn_mask=visible[:, None],
             )
-            parts.append(found.transpose(1, 2)[real])
-            order.append(places[real])
+            parts.append(attended.transpose(1, 2)[real])
+            order.append(padded[real])
         return torch.cat(parts)[torch.cat(order).argsort()].flatten(1)
 
 
 def visible_tokens(numbers: Tensor, length: int, mask_rate: float, seed: int = 0) -> Tensor:
-    """Which tokens each token of a text sees, drawn anew for each of them; none sees itself.
+    """Draw which other tokens of its text each token sees.
 
-    The draw of a pair is a hash of the seed, the number of the text and both positions: it is the same on
-    every device, in every batch, and after training was resumed.
+    The draw of a pair is a hash of the seed, the number of the text and both positions. So it is the same on
+    every device, in every batch, and after a resume.
 
     Args:
-        numbers: ``(n,)`` int64 of the texts.
-        length: Of each.
-        mask_rate: Share that is not seen.
-        seed: Of the draws.
+        numbers: ``(n,)`` int64 numbers of the texts.
+        length: Length of the padded texts.
+        mask_rate: Share of the tokens that are not visible.
+        seed: Seed of the draws.
 
     Returns:
-        ``(n, length, length)`` bool, true where the second sees the third.
+        ``(n, length, length)`` bool: ``[:, i, j]`` is True where token i sees token j; never where i = j.
     """
     i = torch.arange(length, device=numbers.device)
     key = _mix(numbers ^ _mix(torch.tensor(seed, device=numbers.device)))
     x = key[:, None, None] + i[:, None] * _STEPS[0] + i * _STEPS[1]
-    seen = (_mix(x) >> 32) >= round(mask_rate * 2**32) - 2**31
-    seen.diagonal(dim1=1, dim2=2).fill_(False)
-    return seen
+    visible = (_mix(x) >> 32) >= round(mask_rate * 2**32) - 2**31
+    visible.diagonal(dim1=1, dim2=2).fill_(False)
+    return visible
 
 
-_STEPS = (-7046029254386353131, 7664345821815920749)  # odd: different places have different products
+_STEPS = (-7046029254386353131, 7664345821815920749)  # odd: different positions have different products
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A permutation of int64 whose bits look random; products wrap around. Source: splitmix64."""
+    """Permute int64 so that bits look random; products wrap around. Source: splitmix64."""
     for bits, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
-        x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor  # the shift of unsigned numbers
+        x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor  # a shift of unsigned numbers
     return x

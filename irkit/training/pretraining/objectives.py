@@ -1,7 +1,8 @@
-"""Objectives of pre-training: each is a configuration; several together are weighted and added.
+"""Objectives of pre-training: each is a configuration; several are weighted and added.
 
-masked auto-encoding and masked bag-of-words train the vector of a text (TITE); masked language modelling its
-tokens; the first and the last together are RetroMAE. Distillation teaches what another model makes.
+Masked auto-encoding and masked bag-of-words train the vector of a text (TITE), masked language modelling its
+tokens. Masked auto-encoding and masked language modelling together are RetroMAE. Distillation learns from
+another model.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from irkit.errors import BadValueError
-from irkit.heads import PooledHead
 from irkit.model import Model
 from irkit.training.logit_losses import bag_loss, token_loss
-from irkit.training.pretraining.base import (
+from irkit.training.pretraining.decoder import Decoder
+from irkit.training.pretraining.distillation_objectives import Distillation
+from irkit.training.pretraining.objective import (
     BaseObjective,
     Encoded,
     ObjectiveModule,
@@ -26,17 +28,17 @@ from irkit.training.pretraining.base import (
     Value,
     own_encoder,
 )
-from irkit.training.pretraining.decoder import Decoder
-from irkit.training.pretraining.distillation import Distillation
+from irkit.utils.kinds import KindOf, own_kinds
+from irkit.utils.plugins import Registry
 
-__all__ = ["BagOfWords", "MaskedAutoEncoding", "MaskedLanguageModeling", "Objective"]
+__all__ = ["OBJECTIVES", "BagOfWords", "MaskedAutoEncoding", "MaskedLanguageModeling", "Objective"]
 
 
 class MaskedAutoEncoding(BaseObjective):
-    """Cross-entropy of all tokens of a text, which a decoder tells from its vector and half of the others.
+    """Cross-entropy of all tokens of a text, which a decoder predicts from its vector and some other tokens.
 
     Attributes:
-        mask_rate: Share of the other tokens that the decoder does not see where it tells one.
+        mask_rate: Share of the other tokens that the decoder does not see when it predicts a token.
 
     Source: Schlatt et al. 2025 (TITE), section 3.3, L_MAE; Xiao et al. 2022, "RetroMAE", section 3.3.
     """
@@ -45,26 +47,26 @@ class MaskedAutoEncoding(BaseObjective):
     mask_rate: float = Field(default=0.5, ge=0, le=1)
 
     def prepare(self, model: Model, seed: int = 0) -> ObjectiveModule:
-        """The decoder and a head; see `BaseObjective.prepare`."""
+        """Make the decoder and a head; see `BaseObjective.prepare`."""
         return _seeded(lambda: _AutoEncoding(model, self.mask_rate, seed), model, seed)
 
 
 class BagOfWords(BaseObjective):
-    """Binary cross-entropy of which tokens a text has, told from its vector: the mean over the vocabulary.
+    """Binary cross-entropy of the set of tokens of a text, predicted from its vector.
 
     Source: Schlatt et al. 2025 (TITE), section 3.3, L_BOW; Lin et al. 2017, "Focal Loss for Dense Object
-    Detection", section 4.1, for the bias that the head begins with.
+    Detection", section 4.1, for the initial bias of the head.
     """
 
     kind: Literal["bag_of_words"] = "bag_of_words"
 
     def prepare(self, model: Model, seed: int = 0) -> ObjectiveModule:
-        """A head; see `BaseObjective.prepare`."""
+        """Make a head; see `BaseObjective.prepare`."""
         return _seeded(lambda: _BagOfWords(model), model, seed)
 
 
 class MaskedLanguageModeling(BaseObjective):
-    """Cross-entropy of the tokens that were hidden from the encoder, told from their hidden states.
+    """Cross-entropy of the tokens that were hidden from the encoder, predicted from their hidden states.
 
     Source: Devlin et al. 2019, "BERT", section 3.1.
     """
@@ -72,17 +74,22 @@ class MaskedLanguageModeling(BaseObjective):
     kind: Literal["masked_language_modeling"] = "masked_language_modeling"
 
     def prepare(self, model: Model, seed: int = 0) -> ObjectiveModule:
-        """A head; see `BaseObjective.prepare`."""
+        """Make a head; see `BaseObjective.prepare`."""
         return _seeded(lambda: _LanguageModeling(model), model, seed)
 
 
-Objective: TypeAlias = Annotated[
-    BagOfWords | Distillation | MaskedAutoEncoding | MaskedLanguageModeling,
-    Field(discriminator="kind"),
-]
+OBJECTIVES: Registry[type[BaseObjective]] = Registry(
+    "irkit.objectives",
+    BaseObjective,
+    own_kinds(BagOfWords, Distillation, MaskedAutoEncoding, MaskedLanguageModeling),
+)
+"""All objectives by their kind; other packages add some by entry points of this group."""
+
+Objective: TypeAlias = Annotated[BaseObjective, KindOf(OBJECTIVES)]
+"""Field of a configuration that holds any objective of the table."""
 
 
-_PRIOR = 0.01  # of a token to be in a text, as heads begin; else vectors grow alike, as most tokens are not
+_PRIOR = 0.01  # initial probability of each token: most tokens are not in a text, and heads start knowing it
 
 
 class _AutoEncoding(ObjectiveModule):
@@ -97,7 +104,8 @@ class _AutoEncoding(ObjectiveModule):
         batch = encoded.batch
         assert encoded.vectors is not None
         hidden = self.decoder(encoded.encoder.embeddings, encoded.vectors, batch.original, batch.numbers)
-        return _told(self.head, encoded, hidden[batch.ordinary], batch.original.values[batch.ordinary])
+        labels = batch.original.values[batch.ordinary]
+        return _prediction_loss(self.head, encoded, hidden[batch.ordinary], labels)
 
 
 class _BagOfWords(ObjectiveModule):
@@ -126,18 +134,18 @@ class _LanguageModeling(ObjectiveModule):
 
     def forward(self, encoded: Encoded) -> Value:
         batch = encoded.batch
-        return _told(self.head, encoded, encoded.hidden.values[batch.places], batch.labels)
+        return _prediction_loss(self.head, encoded, encoded.hidden.values[batch.positions], batch.labels)
 
 
-def _told(head: PredictionHead, encoded: Encoded, hidden: Tensor, labels: Tensor) -> Value:
-    """Cross-entropy of ``labels (m,)`` given ``hidden (m, hidden_size)``."""
+def _prediction_loss(head: PredictionHead, encoded: Encoded, hidden: Tensor, labels: Tensor) -> Value:
+    """Return the cross-entropy of ``labels (m,)`` given ``hidden (m, hidden_size)``."""
     total, right = token_loss(head(hidden), encoded.encoder.word_embeddings, head.bias, labels)
     return Value(total, len(labels), {"accuracy": right})
 
 
 def _check_vectors(model: Model, objective: str) -> None:
-    """Raise BadValueError unless the model makes one vector a text as wide as hidden states."""
-    pooling = model.head.pooling if isinstance(model.head, PooledHead) else ()
+    """Raise BadValueError unless a model makes one vector per text by one way of pooling."""
+    pooling = getattr(model.head, "pooling", ())
     if len(pooling) != 1:
         raise BadValueError(
             f"{objective}: trains the vector of a text, made by one way of pooling; this model makes "
@@ -146,14 +154,14 @@ def _check_vectors(model: Model, objective: str) -> None:
 
 
 def _seeded(make: Callable[[], ObjectiveModule], model: Model, seed: int) -> ObjectiveModule:
-    """A module whose weights are random as those of encoders, and leave other draws as they are."""
+    """Make a module with random weights like an encoder's; the state of torch's generator stays as it is."""
     words = own_encoder(model, "pre-training").word_embeddings
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module = make()
-        for each in module.modules():
-            if isinstance(each, nn.Linear):
-                nn.init.normal_(each.weight, std=0.02)
-                if each.bias is not None:
-                    nn.init.zeros_(each.bias)
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.normal_(part.weight, std=0.02)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
     return module.to(words.device, words.dtype)

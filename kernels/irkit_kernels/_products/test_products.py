@@ -1,4 +1,4 @@
-"""Gradients of chosen products against autograd, on the CPU and in Triton's interpreter."""
+"""Gradients of selected products equal those of autograd, on the CPU and in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from irkit_kernels import _products
+from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels._testing import DEVICE, Launches, compiles, interpreted, needs_no_gpu, on_device, poison
+from irkit_kernels._threads import forced_threads
 
 _poison = poison  # a fixture of this module
 
@@ -32,11 +34,11 @@ def problems(draw, dtypes=(torch.float32, torch.float16)):
 
 
 def expected(left, right, left_rows, right_rows, grads):
-    there = right_rows >= 0
+    valid = right_rows >= 0
     tables = [x.double().requires_grad_() for x in (left, right)]
-    products = (tables[0][left_rows[there].long()] * tables[1][right_rows[there].long()]).sum(1)
-    found = torch.autograd.grad((products * grads[there].double()).sum(), tables)
-    return [x.to(table.dtype) for x, table in zip(found, (left, right), strict=True)]
+    products = (tables[0][left_rows[valid].long()] * tables[1][right_rows[valid].long()]).sum(1)
+    gradients = torch.autograd.grad((products * grads[valid].double()).sum(), tables)
+    return [x.to(table.dtype) for x, table in zip(gradients, (left, right), strict=True)]
 
 
 @needs_no_gpu
@@ -44,24 +46,21 @@ def expected(left, right, left_rows, right_rows, grads):
 @settings(deadline=None, max_examples=30)
 @given(problem=problems(dtypes=(torch.float32, torch.float16, torch.bfloat16)))
 def test_whole_numbers_are_exact(features, problem):
-    with pytest.MonkeyPatch.context() as patch:
-        if features is not None and _products.cpu_features() >= features:
-            patch.setattr(_products, "cpu_features", lambda: frozenset(features))
+    usable = features is not None and cpu_features() >= features
+    with compiling_for(Target(frozenset(features)) if usable else None):
         got = _products.product_gradients(*problem)
     for ours, theirs in zip(got, expected(*problem), strict=True):
         assert torch.equal(ours, theirs)
 
 
 @needs_no_gpu
-def test_threads_change_nothing(monkeypatch):
+def test_threads_change_nothing():
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(n, 77, generator=generator) for n in (30, 50)]
     rows = [torch.randint(n, (999,), generator=generator).int() for n in (30, 50)]
     arguments = (*tables, *rows, torch.randn(999, generator=generator))
     first = _products.product_gradients(*arguments)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(_products, "_MIN_ENTRIES", 1)
-    with ThreadPoolExecutor(3) as pool:
+    with forced_threads(4), ThreadPoolExecutor(3) as pool:
         for again in pool.map(lambda _: _products.product_gradients(*arguments), range(6)):
             assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
 
@@ -79,7 +78,7 @@ def test_kernel(problem):
 
 @st.composite
 def grids(draw):
-    """Tables, the rows of the right one that belong to each row of the grid, and products of them."""
+    """Draw two tables, the rows of the right table that each row of the grid may use, and products."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     lengths = draw(st.lists(st.integers(0, 7), max_size=6))
     width, d = draw(st.integers(0, 40)), draw(st.sampled_from([1, 3, 16, 31, 64, 130]))
@@ -94,9 +93,9 @@ def grids(draw):
         torch.randint(start, start + n, (width,), generator=generator) if n else torch.full((width,), -1)
         for start, n in zip(offsets.tolist(), lengths, strict=False)
     ]
-    places = torch.stack(rows).int() if rows else torch.empty(0, width, dtype=torch.int32)
-    places[torch.rand(places.shape, generator=generator) < draw(st.sampled_from([0, 0.5, 1]))] = -1
-    return left, right, offsets, places, torch.randint(-3, 4, places.shape, generator=generator).float()
+    columns = torch.stack(rows).int() if rows else torch.empty(0, width, dtype=torch.int32)
+    columns[torch.rand(columns.shape, generator=generator) < draw(st.sampled_from([0, 0.5, 1]))] = -1
+    return left, right, offsets, columns, torch.randint(-3, 4, columns.shape, generator=generator).float()
 
 
 @on_device
@@ -105,17 +104,17 @@ def grids(draw):
 def test_kernel_of_grids(grid):
     from irkit_kernels._products.triton_kernel import grid_gradients
 
-    left, right, _, places, grads = grid
-    left_rows = torch.arange(len(left)).repeat(len(places))
-    wanted = expected(left, right, left_rows, places.view(-1), grads.view(-1))
+    left, right, _, columns, grads = grid
+    left_rows = torch.arange(len(left)).repeat(len(columns))
+    true_gradients = expected(left, right, left_rows, columns.view(-1), grads.view(-1))
     got = grid_gradients(*(x.to(DEVICE) for x in grid))
-    for ours, theirs in zip(got, wanted, strict=True):
+    for ours, theirs in zip(got, true_gradients, strict=True):
         assert torch.equal(ours.cpu(), theirs)
 
 
 @needs_no_gpu
 def test_no_sort_of_a_grid_is_larger_than_torch_sorts(monkeypatch):
-    """On CUDA it sorts up to 2^31 - 1 numbers at once; the grid has more, on the device without memory."""
+    """The grid of this test has more than the 2^31 - 1 numbers that CUDA sorts; it is on the meta device."""
     triton_kernel = pytest.importorskip("irkit_kernels._products.triton_kernel", reason="needs triton")
     seen = []
 
@@ -138,7 +137,7 @@ def test_no_sort_of_a_grid_is_larger_than_torch_sorts(monkeypatch):
         gradients = triton_kernel.grid_gradients(*tensors)
     assert [x.shape for x in gradients] == [x.shape for x in tensors[:2]]
     assert seen == [width]  # and one sort only
-    assert [launch["KIND"] for launch in launches.seen] == [1, 2]
+    assert [launch["KIND"] for launch in launches.recorded] == [1, 2]
 
 
 @needs_no_gpu

@@ -1,4 +1,4 @@
-"""Gradients of chosen inner products on CUDA: each row gathers its own, in their order."""
+"""Gradients of selected inner products on CUDA: each row sums its own contributions, in their order."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
@@ -31,11 +31,15 @@ def gather_sum(
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``out[i]``: the sum of ``weights[e] * table[index of e]`` over the entries e of row i, in their order.
+    """Compute ``out[i] = sum of weights[e] * table[index(e)]`` over the entries e of row i, in their order.
 
-    The entries are those in ``order[slice(*ranges[i])]``, and ``indices`` holds their index; those with
-    a negative one are passed over. Entries of a grid of ``count`` rows of ``width``, row by row, are left
-    (``KIND`` 1) those of column i, without an order, or right (``KIND`` 2) of the index that is their column.
+    Entries with a negative ``indices[e]`` are skipped. Which entries belong to row i, and their index:
+
+    * ``KIND`` 0: the entries ``order[ranges[i, 0]:ranges[i, 1]]``; ``index(e) = indices[e]``.
+    * ``KIND`` 1: entries form a grid of ``count`` rows of ``width``, row by row. Row i has the entries of
+      column i; ``index(e) = indices[e]``, and ``order`` is not read.
+    * ``KIND`` 2: the same grid, and entries as for ``KIND`` 0, where ``order`` is sorted within each row of
+      the grid; ``index(e)`` is the column of e.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -45,20 +49,22 @@ def gather_sum(
         start, stop = tl.load(ranges + 2 * row), tl.load(ranges + 2 * row + 1)
     total = tl.zeros([BLOCK_K], tl.float32)
     for first in range(start, stop, BLOCK_E):
-        places = first + tl.arange(0, BLOCK_E)
+        # entries of this step, and the row of the table of each
+        positions = first + tl.arange(0, BLOCK_E)
         if KIND == 1:
-            entries = places * width + row
+            entries = positions * width + row
         else:
-            entries = tl.load(order + places, mask=places < stop, other=0)
-            if KIND == 2:  # the order is within the row of the grid
-                entries += places // width * width
-        index = tl.load(indices + entries, mask=places < stop, other=-1)
-        real = index >= 0
+            entries = tl.load(order + positions, mask=positions < stop, other=0)
+            if KIND == 2:  # `order` counts from the start of the row of the grid
+                entries += positions // width * width
+        index = tl.load(indices + entries, mask=positions < stop, other=-1)
+        valid = index >= 0
         if KIND == 2:
             index = entries % width
-        weight = tl.load(weights + entries, mask=real, other=0.0)
+        # add their weighted rows
+        weight = tl.load(weights + entries, mask=valid, other=0.0)
         pointers = table + index.to(tl.int64)[:, None] * D + columns[None, :]
-        values = tl.load(pointers, mask=real[:, None] & (columns < D)[None, :], other=0.0)
+        values = tl.load(pointers, mask=valid[:, None] & (columns < D)[None, :], other=0.0)
         total += tl.sum(weight[:, None] * values.to(tl.float32), 0)
     tl.store(out + row * D + columns, total, mask=columns < D)
 
@@ -66,7 +72,7 @@ def gather_sum(
 def product_gradients(
     left: Tensor, right: Tensor, left_rows: Tensor, right_rows: Tensor, grads: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `irkit_kernels._products.product_gradients`; products are sorted by the row they add to."""
+    """Compute `irkit_kernels._products.product_gradients`; products are sorted by the row they add to."""
     return (
         _gather(left, right, *_sorted(left_rows, len(left)), right_rows, grads),
         _gather(right, left, *_sorted(right_rows, len(right)), left_rows, grads),
@@ -76,21 +82,24 @@ def product_gradients(
 def grid_gradients(
     left: Tensor, right: Tensor, right_offsets: Tensor, right_rows: Tensor, grads: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`product_gradients` of a grid: product ``(i, j)`` is of ``left[j]`` and ``right[right_rows[i, j]]``.
+    """Compute `product_gradients` of a grid: product ``(i, j)`` is ``<left[j], right[right_rows[i, j]]>``.
 
-    The left side is in order as it is. The right side is sorted within each row of the grid, for those of
-    row i are between ``right_offsets[i]`` and ``right_offsets[i + 1]``: no sort is of more than ``len(left)``
-    products, and there may be more than 2^31 of them in all. Products whose right row is -1 are passed over;
-    the host does not wait to learn how many remain.
+    Products of one row of ``left`` form a column of the grid and need no sorting. For ``right`` each row of
+    the grid is sorted by itself, because the rows of ``right`` in row i of the grid lie between
+    ``right_offsets[i]`` and ``right_offsets[i + 1]``. So no sort is larger than ``len(left)``, which matters
+    because CUDA sorts at most 2^31 - 1 numbers at once. The host never waits for the device.
 
     Args:
         left: ``(l, d)`` floating point.
         right: ``(r, d)``.
         right_offsets: ``(n + 1,)`` int32, from 0 to r.
-        right_rows: ``(n, l)`` int32, contiguous.
+        right_rows: ``(n, l)`` int32, contiguous; products with row -1 are skipped.
         grads: ``(n, l)`` float32, contiguous.
+
+    Returns:
+        The gradients of ``left`` and ``right``, in their dtypes.
     """
-    # even keys, and behind those of its row of the grid an odd one for what is passed over
+    # Keys of the sort are even; a skipped product gets an odd key, larger than all of its row of the grid.
     keys = torch.where(right_rows < 0, 2 * right_offsets[1:, None] - 1, 2 * right_rows)
     keys, order = keys.sort(dim=1, stable=True)
     bounds = torch.arange(2 * len(right), dtype=keys.dtype, device=keys.device).view(-1, 2)
@@ -102,7 +111,7 @@ def grid_gradients(
 
 
 def _sorted(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The order of the keys, and ``(rows, 2)`` where those of each row begin and end in it."""
+    """Return the order of the sorted keys, and ``(rows, 2)``: start and end of each row in that order."""
     ordered, order = keys.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(rows + 1, dtype=keys.dtype, device=keys.device))
     return order, torch.stack([starts[:-1], starts[1:]], dim=1)

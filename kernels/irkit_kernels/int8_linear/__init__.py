@@ -1,4 +1,4 @@
-"""Linear maps in int8 on the CPU; see README.md."""
+"""Linear layers in int8 on the CPU; see README.md."""
 
 from .op import Int8Linear, has_fast_int8, int8_linear, pack_weight
 

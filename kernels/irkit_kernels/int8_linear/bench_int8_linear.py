@@ -1,4 +1,4 @@
-"""Speed of the int8 linear map against torch's float32, bfloat16 and bare int8 products, on this CPU."""
+"""Compare the speed of the int8 linear layer with torch's float32, bfloat16 and bare int8 products."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))  # (k, n) of a laye
 
 
 def run(rounds: int = 15) -> list[dict[str, Any]]:
-    """Time every shape, all ways in turn in each round, on ``torch.get_num_threads()`` threads.
+    """Time every shape on ``torch.get_num_threads()`` threads; each round runs all implementations in turn.
 
     Returns:
-        One dict per shape: best milliseconds of each way (``int8 product`` is torch's bare matrix product,
-        without quantising, scaling and bias), the op's giga-operations per second (2 per weight and row), and
-        ``x float32``, the median over the rounds of float32's time to the op's.
+        One dict per shape: the best milliseconds of each implementation (``int8 product`` is torch's bare
+        matrix product, without quantising, scaling and bias); the op's giga-operations per second (2 per
+        weight and row); and ``x float32``, the median over the rounds of float32's time divided by the op's.
 
     Raises:
         RuntimeError: A result is wrong.

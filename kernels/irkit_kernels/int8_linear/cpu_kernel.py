@@ -1,42 +1,40 @@
-"""The int8 linear map on the CPU: how weights are packed, and how rows are shared among threads."""
+"""The int8 linear layer on the CPU: packs weights, compiles the code and distributes rows among threads."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._jit import compile_ir, cpu_features
-from .._threads import share
+from .._jit import compile_ir, compiled_once, cpu_features
+from .._threads import share, threads_for
 from .cpu_tile import BLOCK, HEADER, LANES, PANEL, TILE_ROWS, write_ir
 
 __all__ = ["MAX_K", "has_vnni", "linear", "pack", "packed_shape"]
 
-MAX_K = (2**31 - 1) // (255 * 127)  # up to here the int32 sums cannot overflow
-_MIN_WORK = 1 << 25  # multiply-adds worth a thread, about 0.15 ms
+MAX_K = (2**31 - 1) // (255 * 127)  # the int32 sums of more products could overflow
+_MIN_WORK = 1 << 25  # multiply-adds per thread, about 0.15 ms; fewer are not worth another thread
 
 
 def has_vnni() -> bool:
-    """Whether this CPU has the dot product instruction that makes int8 worth while."""
+    """Return whether this CPU has the dot product instruction that makes int8 faster than float32."""
     return "avx512vnni" in cpu_features()
 
 
 def packed_shape(n: int, k: int) -> tuple[int, int]:
-    """Shape of the packed weight of a map from ``k`` to ``n`` features."""
+    """Return the shape of the packed weight of a layer from ``k`` to ``n`` features."""
     return -(-n // PANEL), HEADER + PANEL * (-(-k // 4) * 4)
 
 
 def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Lay out int8 ``weight (n, k)``, float32 ``scale (n,)`` and ``bias (n,)`` as a tile reads them.
+    """Pack int8 ``weight (n, k)``, float32 ``scale (n,)`` and ``bias (n,)`` in the order that tiles read.
 
     Returns:
-        uint8 of `packed_shape`: a panel of 64 output features a row, first their sums of weights, scales and
-        biases, then their weights: 4 along k of the first feature, 4 of the second, ..., then the next 4
-        along k of the first feature, ...
+        uint8 of `packed_shape`. Each row is a panel of 64 output features: their sums of weights, scales and
+        biases, then their weights as ``[k / 4][64 features][4 along k]``.
     """
     n, k = weight.shape
     panels, steps = -(-n // PANEL), -(-k // 4)
@@ -52,8 +50,8 @@ def pack(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None) -> np.n
     return np.concatenate([heads.view(np.uint8), body.view(np.uint8)], axis=1)
 
 
-def linear(x: Tensor, packed: Tensor, out: Tensor, *, gelu: bool, threads: int) -> None:
-    """Fill float32 ``out (m, n)`` from float32 ``x (m, k)``, all contiguous, on any number of threads."""
+def linear(x: Tensor, packed: Tensor, out: Tensor, *, gelu: bool) -> None:
+    """Compute ``out (m, n)`` from ``x (m, k)``, both contiguous float32."""
     (m, k), n = x.shape, out.shape[1]
     kernel = _compiled(gelu, has_vnni())
     scratch_size = BLOCK * (-(-k // LANES) * LANES + 8)
@@ -63,10 +61,10 @@ def linear(x: Tensor, packed: Tensor, out: Tensor, *, gelu: bool, threads: int) 
         rows, results = x.data_ptr() + 4 * k * start, out.data_ptr() + 4 * n * start
         kernel(rows, packed.data_ptr(), results, scratch.data_ptr(), stop - start, k, n)
 
-    share(run, m, min(threads, m * k * n // _MIN_WORK), parts=1, multiple=TILE_ROWS)
+    share(run, m, threads_for(m * k * n, _MIN_WORK), parts=1, multiple=TILE_ROWS)
 
 
-@cache
+@compiled_once
 def _compiled(gelu: bool, vnni: bool) -> Callable[..., None]:
     pointers, numbers = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 3
     return compile_ir(write_ir(gelu, vnni), "int8_linear", [*pointers, *numbers])

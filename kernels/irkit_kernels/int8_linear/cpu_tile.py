@@ -1,17 +1,20 @@
-"""The machine code of the int8 linear map: 8-bit dot products with everything around them fused.
+"""The code of the int8 linear layer, in LLVM IR: 8-bit dot products fused with everything around them.
 
-A block of rows of ``x`` is quantised into the cache and multiplied, panel by panel (64 output features),
-in tiles of 6 rows x 64 features. The 24 accumulators of a tile stay in registers until they leave it
-scaled, with bias and GELU applied. A CPU without the dot product instruction of AVX512-VNNI runs the same
-code with plain multiplications: the same numbers, much slower.
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+A block of rows of ``x`` is quantised into the cache. It is multiplied, one panel of 64 output features after
+the other, in tiles of 6 rows x 64 features. The 24 accumulators of a tile stay in registers; they are scaled,
+bias and GELU are applied, and only then are they stored. A CPU without the dot product instruction of
+AVX512-VNNI runs the same code with ordinary multiplications: the same numbers, much slower. README.md has the
+maths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 
-from .._jit import DOT4, Code, Values, array, number, splat
+from .._simd import dot_bytes
+from .._typed import Array, Function, Value, module, vector
 
 __all__ = ["BLOCK", "HEADER", "LANES", "PANEL", "TILE_ROWS", "write_ir"]
 
@@ -22,13 +25,12 @@ PANEL = TILE_VECTORS * LANES
 HEADER = 3 * 4 * PANEL  # bytes before a panel's weights: their sums (int32), scales and biases (float32)
 BLOCK = 8 * TILE_ROWS  # rows quantised together, so that a panel is fetched once for 8 tiles
 
-_INTS, _FLOATS = f"<{LANES} x i32>", f"<{LANES} x float>"
-_BYTES, _MASK = f"<{LANES} x i8>", f"<{LANES} x i1>"
-_NO_SPAN = 1e-30  # a row of a smaller span counts as zeros: the reciprocal could overflow
-_ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, found in the low bits of the sum
-_ROUND_BITS = 0x4B400000
-# Phi(x) - 1/2 = x P(x^2 - 9.5) for |x| <= 4.375, exactly 1/2 at the edge and beyond: the P of
-# degree 8 of least maximum error in GELU, 2.7e-5.
+_INTS, _FLOATS = vector(LANES, "i32"), vector(LANES, "float")
+_NO_SPAN = 1e-30  # a row with a smaller span counts as zeros, because the reciprocal could overflow
+_ROUND = 1.5 * 2**23  # adding it rounds a float32 to an integer, which is in the low bits of the sum
+_ROUND_BITS = 0x4B400000  # the bits of _ROUND
+# Phi(x) - 1/2 = x P(x^2 - 9.5) for |x| <= 4.375, exactly 1/2 at the edge and beyond. P is the polynomial of
+# degree 8 with the smallest maximum error in GELU, 2.7e-5.
 _GELU_EDGE, _GELU_CENTRE = 4.375, 9.5
 _GELU = (
     1.618856368e-01,
@@ -44,203 +46,144 @@ _GELU = (
 
 
 def write_ir(gelu: bool, vnni: bool) -> str:
-    """The LLVM module of ``int8_linear(x, packed, out, scratch, m, k, n)``.
+    """Return the LLVM IR module of ``int8_linear(x, packed, out, scratch, m, k, n)``.
 
-    ``scratch`` holds for each row of a block its quantised values, in ``ceil(k / 16) * 16`` bytes, then all
-    scales, then all zero points.
+    ``scratch`` holds the quantised values of a block, ``ceil(k / 16) * 16`` bytes per row; then the scales of
+    all rows, then their zero points.
     """
-    reduce, vector = "declare float @llvm.vector.reduce", f"v{LANES}f32"
-    return "\n".join(
-        [
-            f"declare {_FLOATS} @llvm.fmuladd.{vector}({_FLOATS}, {_FLOATS}, {_FLOATS})",
-            f"declare {_FLOATS} @llvm.masked.load.{vector}.p0(ptr, i32, {_MASK}, {_FLOATS})",
-            f"declare void @llvm.masked.store.{vector}.p0({_FLOATS}, ptr, i32, {_MASK})",
-            f"{reduce}.fmin.{vector}({_FLOATS})",
-            f"{reduce}.fmax.{vector}({_FLOATS})",
-            f"{reduce}.fadd.{vector}(float, {_FLOATS})",
-            *([DOT4] if vnni else []),
-            _quantize(),
-            _tile(gelu, vnni),
-            _linear(),
-        ]
-    )
+    return module(_quantize(), _tile(gelu, vnni), _linear())
 
 
-def _linear() -> str:
-    c = Code()
-    width = c.op(f"and i64 {c.add('%k', LANES - 1)}, {-LANES}")
-    panel_size = c.add(c.mul(c.op(f"and i64 {c.add('%k', 3)}, -4"), PANEL), HEADER)
-    scales = c.at("%scratch", c.mul(width, BLOCK))
-    zeros = c.at(scales, 4 * BLOCK)
+def _linear() -> Function:
+    """Quantise each block of rows, then multiply it with all panels."""
+    pointers = {"x": "float*", "packed": "u8*", "out": "float*", "scratch": "u8*"}
+    f = Function("int8_linear", public=True, align=1, **pointers, **dict.fromkeys("mkn", "i64"))
+    x, packed, out, scratch, m, k, n = f.parameters
+    width = (k + (LANES - 1)) & -LANES
+    panel_size = ((k + 3) & -4) * PANEL + HEADER
+    scales = scratch.at(width * BLOCK).cast("float", 1)
+    zeros = scales.at(BLOCK).cast("i32", 1)
 
-    def block(start: str, _: Values) -> None:
-        rows = c.minimum(c.op(f"sub i64 %m, {start}"), BLOCK)
-        x = c.at("%x", c.mul(c.mul(start, "%k"), 4))
-        out = c.at("%out", c.mul(c.mul(start, "%n"), 4))
-
-        def quantize(row: str, _: Values) -> None:
-            source, q = c.at(x, c.mul(c.mul(row, "%k"), 4)), c.at("%scratch", c.mul(row, width))
-            scale, zero = (c.at(base, c.mul(row, 4)) for base in (scales, zeros))
-            c.do(f"call void @quantize(ptr {source}, i64 %k, ptr {q}, ptr {scale}, ptr {zero})")
-
-        def panel(column: str, _: Values) -> None:
-            weights = c.at("%packed", c.mul(c.op(f"udiv i64 {column}, {PANEL}"), panel_size))
-            columns = c.op(f"sub i64 %n, {column}")
-
-            def tile(row: str, _: Values) -> None:
-                q, count = c.at("%scratch", c.mul(row, width)), c.op(f"sub i64 {rows}, {row}")
-                scale, zero = (c.at(base, c.mul(row, 4)) for base in (scales, zeros))
-                target = c.at(out, c.mul(c.add(c.mul(row, "%n"), column), 4))
-                c.do(
-                    f"call void @tile(ptr {q}, i64 {width}, ptr {scale}, ptr {zero}, ptr {weights}, i64 %k, "
-                    f"ptr {target}, i64 %n, i64 {count}, i64 {columns})"
-                )
-
-            c.loop(0, rows, TILE_ROWS, tile)
-
-        c.loop(0, rows, 1, quantize)
-        c.loop(0, "%n", PANEL, panel)
-
-    c.loop(0, "%m", BLOCK, block)
-    return c.function(
-        "define void @int8_linear(ptr %x, ptr %packed, ptr %out, ptr %scratch, i64 %m, i64 %k, i64 %n)"
-    )
+    with f.range(0, m, BLOCK) as blocks:
+        rows = f.minimum(m - blocks.i, BLOCK)
+        block_x, block_out = x.at(blocks.i * k), out.at(blocks.i * n)
+        with f.range(0, rows) as loop:
+            row_x, q = block_x.at(loop.i * k), scratch.at(loop.i * width)
+            f.call("quantize", row_x, k, q, scales.at(loop.i), zeros.at(loop.i))
+        with f.range(0, n, PANEL) as panels:
+            weights = packed.at(panels.i.cast("u64") // PANEL * panel_size)
+            columns = n - panels.i
+            with f.range(0, rows, TILE_ROWS) as tiles:
+                q, tile_rows = scratch.at(tiles.i * width), rows - tiles.i
+                scale, zero = scales.at(tiles.i), zeros.at(tiles.i)
+                target = block_out.at(tiles.i * n + panels.i)
+                f.call("tile", q, width, scale, zero, weights, k, target, n, tile_rows, columns)
+    return f
 
 
-def _quantize() -> str:
-    """One row: ``q = min(round(x / scale) + zero, 255)``. NaN and infinity make the scale NaN."""
-    c = Code()
-    nothing, reduce = splat(LANES, "float", 0), "float @llvm.vector.reduce"
+def _quantize() -> Function:
+    """Quantise a row: ``q = min(round(x / scale) + zero, 255)``. NaN or infinity make the scale NaN."""
+    f = Function("quantize", align=1, x="float*", k="i64", q="u8*", scale="float*", zero="i32*")
+    x, k, q, scale, zero = f.parameters
 
-    def measure(_: str, vectors: list[str], state: Values) -> Values:
-        low, high, invalid = state
-        product = nothing
-        for vector in vectors:
-            low, high = _minimum(c, vector, low), _maximum(c, vector, high)
-            product = _multiply_add(c, vector, nothing, product)  # 0, or NaN
-        return low, high, _op(c, "fadd", _FLOATS, invalid, product)
+    # smallest and largest number; `invalid` becomes NaN if a number is NaN or infinite
+    low = high = invalid = nothing = f.constant(_FLOATS, 0)
+    whole = k & -4 * LANES
+    for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
+        with f.range(start, stop, vectors * LANES, low=low, high=high, invalid=invalid) as loop:
+            product = nothing
+            for numbers in _load_row(f, x, k, loop.i, vectors):
+                loop.low, loop.high = f.minimum(numbers, loop.low), f.maximum(numbers, loop.high)
+                product = f.fmuladd(numbers, nothing, product)  # 0, or NaN
+            loop.invalid += product
+        low, high, invalid = loop.low, loop.high, loop.invalid
+    smallest = f.intrinsic("vector.reduce.fmin", "float", low, flags="nnan")
+    largest = f.intrinsic("vector.reduce.fmax", "float", high, flags="nnan")
+    zero_float = f.constant("float", 0)
+    invalid = f.intrinsic("vector.reduce.fadd", "float", zero_float, invalid, flags="reassoc")
 
-    low, high, invalid = _scan(c, measure, (nothing,) * 3)
-    smallest = c.op(f"call nnan {reduce}.fmin.v{LANES}f32({_FLOATS} {low})")
-    largest = c.op(f"call nnan {reduce}.fmax.v{LANES}f32({_FLOATS} {high})")
-    invalid = c.op(f"call reassoc {reduce}.fadd.v{LANES}f32(float 0.0, {_FLOATS} {invalid})")
-    span = _op(c, "fadd", "float", _op(c, "fsub", "float", largest, smallest), invalid)
-    some = c.op(f"fcmp ogt float {span}, {number(_NO_SPAN)}")
-    inverse = c.op(f"select i1 {some}, float {_op(c, 'fdiv', 'float', number(255), span)}, float 0.0")
-    point = _op(c, "fmul", "float", c.op(f"fneg float {smallest}"), inverse)
-    bits = c.op(f"bitcast float {_op(c, 'fadd', 'float', point, number(_ROUND))} to i32")
-    c.store("i32", _op(c, "sub", "i32", bits, str(_ROUND_BITS)), "%zero")
-    c.store("float", _op(c, "fdiv", "float", span, number(255)), "%scale")
-    factor = c.broadcast(LANES, "float", inverse)
-    offset = c.broadcast(LANES, "i32", _op(c, "sub", "i32", bits, str(2 * _ROUND_BITS - 2**32)))
+    # scale and zero point
+    span = (largest - smallest) + invalid
+    inverse = f.where(span > _NO_SPAN, 255.0 / span, 0.0)
+    bits = (-smallest * inverse + _ROUND).cast("i32")
+    zero[0] = bits - _ROUND_BITS
+    scale[0] = span / 255.0
+    factor = inverse.broadcast(LANES)
+    offset = (bits - (2 * _ROUND_BITS - 2**32)).broadcast(LANES)
 
-    def write(i: str, vectors: list[str], _: Values) -> None:
-        for j, vector in enumerate(vectors):
-            rounded = _op(
-                c, "fadd", _FLOATS, _op(c, "fmul", _FLOATS, vector, factor), splat(LANES, "float", _ROUND)
-            )
-            level = _op(c, "add", _INTS, c.op(f"bitcast {_FLOATS} {rounded} to {_INTS}"), offset)
-            above = c.op(f"icmp sgt {_INTS} {level}, {_ints(255)}")
-            level = c.op(f"select {_MASK} {above}, {_INTS} {_ints(255)}, {_INTS} {level}")
-            c.store(_BYTES, c.op(f"trunc {_INTS} {level} to {_BYTES}"), c.at("%q", i), LANES * j)
-
-    _scan(c, write)
-    return c.function("define internal void @quantize(ptr %x, i64 %k, ptr %q, ptr %scale, ptr %zero)")
-
-
-def _scan(c: Code, body: Callable[[str, list[str], Values], Values | None], state: Values = ()) -> Values:
-    """Run ``body(i, vectors, state)`` over the row ``%x (%k,)``: 4 vectors at a time, then one by one."""
-    whole = c.op(f"and i64 %k, {-4 * LANES}")
-
-    def four(i: str, state: Values) -> Values | None:
-        place = c.at("%x", c.mul(i, 4))
-        return body(i, [c.load(_FLOATS, place, 4 * LANES * j) for j in range(4)], state)
-
-    def one(i: str, state: Values) -> Values | None:
-        place, load = c.at("%x", c.mul(i, 4)), f"call {_FLOATS} @llvm.masked.load.v{LANES}f32.p0"
-        mask = _below(c, 0, c.op(f"sub i64 %k, {i}"))
-        return body(
-            i, [c.op(f"{load}(ptr {place}, i32 4, {_MASK} {mask}, {_FLOATS} zeroinitializer)")], state
-        )
-
-    state = c.loop(0, whole, 4 * LANES, four, state, _FLOATS)
-    return c.loop(whole, "%k", LANES, one, state, _FLOATS)
+    # quantised numbers
+    whole = k & -4 * LANES
+    for start, stop, vectors in ((0, whole, 4), (whole, k, 1)):
+        with f.range(start, stop, vectors * LANES) as loop:
+            for j, numbers in enumerate(_load_row(f, x, k, loop.i, vectors)):
+                level = (numbers * factor + _ROUND).cast(_INTS) + offset
+                level = f.where(level > 255, 255, level)
+                q.at(loop.i).vectors(LANES)[LANES * j] = level.to("u8")
+    return f
 
 
-def _tile(gelu: bool, vnni: bool) -> str:
-    """Multiply 6 rows of ``q`` and one panel, and write the ``rows`` and ``columns`` that exist."""
-    c = Code()
+def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[Value]:
+    """Load 4 vectors of the row from column ``i``, or one vector with zeros after the end of the row."""
+    place = x.at(i)
+    if vectors > 1:
+        return [place.vectors(LANES)[LANES * j] for j in range(vectors)]
+    return [f.masked_load(place, _columns_below(f, 0, k - i), align=4)]
+
+
+def _tile(gelu: bool, vnni: bool) -> Function:
+    """Multiply 6 rows of ``q`` with one panel, and store the ``rows`` and ``columns`` that exist."""
+    pointers: dict[str, Any] = {"scales": "float*", "zeros": "i32*", "panel": "u8*"}
+    numbers: dict[str, Any] = {"n": "i64", "rows": "i64", "columns": "i64"}
+    f = Function("tile", align=1, q="u8*", width="i64", **pointers, k="i64", out="float*", **numbers)
+    q, width, scales, zeros, panel, k, out, n, rows, columns = f.parameters
     vectors = range(TILE_VECTORS)
-    weights = c.at("%panel", HEADER)
-    rows = [c.at("%q", c.mul("%width", row)) for row in range(TILE_ROWS)]
+    weights = panel.at(HEADER)
+    q_rows = [q.at(width * row).cast("i32", 1, 1) for row in range(TILE_ROWS)]
 
-    def multiply(k: str, sums: Values) -> Values:
-        place, result = c.at(weights, c.mul(k, PANEL)), []
-        w = [c.load(_INTS, place, 4 * LANES * j) for j in vectors]
-        for r, row in enumerate(rows):
-            x = c.broadcast(LANES, "i32", c.load("i32", row, k))
-            result += [c.dot4(sums[r * TILE_VECTORS + j], x, w[j], vnni) for j in vectors]
-        return tuple(result)
+    # sums of products, 4 along k in each step
+    with f.range(0, k, 4, sums=[f.constant(_INTS, 0)] * (TILE_ROWS * TILE_VECTORS)) as loop:
+        step_weights = weights.at(loop.i * PANEL).cast("i32", 1).vectors(LANES)
+        w, sums = [step_weights[LANES * j] for j in vectors], []
+        for r, q_row in enumerate(q_rows):
+            u = q_row[loop.i].broadcast(LANES)
+            sums += [dot_bytes(loop.sums[r * TILE_VECTORS + j], u, w[j], vnni) for j in vectors]
+        loop.sums = sums
 
-    sums = c.loop(0, "%k", 4, multiply, (_ints(0),) * (TILE_ROWS * TILE_VECTORS), _INTS)
+    # the header of the panel
+    w_sums = [panel.cast("i32", 1).vectors(LANES)[LANES * j] for j in vectors]
+    floats = panel.cast("float", 1).vectors(LANES)
+    w_scales, biases = ([floats[start + LANES * j] for j in vectors] for start in (PANEL, 2 * PANEL))
+    masks = [_columns_below(f, LANES * j, columns) for j in vectors]
 
-    w_sums = [c.load(_INTS, "%panel", 4 * LANES * j) for j in vectors]
-    w_scales, biases = (
-        [c.load(_FLOATS, "%panel", 4 * (at + LANES * j)) for j in vectors] for at in (PANEL, 2 * PANEL)
-    )
-    masks = [_below(c, LANES * j, "%columns") for j in vectors]
-
-    def finish(row: int) -> None:
-        scale = c.broadcast(LANES, "float", c.load("float", "%scales", 4 * row))
-        zero = c.broadcast(LANES, "i32", c.load("i32", "%zeros", 4 * row))
-        place = c.at("%out", c.mul("%n", 4 * row))
-        for j in vectors:
-            total = _op(c, "sub", _INTS, sums[row * TILE_VECTORS + j], _op(c, "mul", _INTS, zero, w_sums[j]))
-            factor = _op(c, "fmul", _FLOATS, scale, w_scales[j])
-            y = _multiply_add(c, c.op(f"sitofp {_INTS} {total} to {_FLOATS}"), factor, biases[j])
-            y, target = _gelu(c, y) if gelu else y, c.at(place, 4 * LANES * j)
-            store = f"call void @llvm.masked.store.v{LANES}f32.p0"
-            c.do(f"{store}({_FLOATS} {y}, ptr {target}, i32 4, {_MASK} {masks[j]})")
-
+    # zero points, scales, bias and GELU
     for row in range(TILE_ROWS):
-        c.when(c.op(f"icmp sgt i64 %rows, {row}"), partial(finish, row))
-    return c.function(
-        "define internal void @tile(ptr %q, i64 %width, ptr %scales, ptr %zeros, ptr %panel, i64 %k, "
-        "ptr %out, i64 %n, i64 %rows, i64 %columns)"
-    )
+        with f.when(rows > row):
+            scale, zero = scales[row].broadcast(LANES), zeros[row].broadcast(LANES)
+            target = out.cast("float", 1, 1).at(n * (4 * row)).cast("float", 1)
+            for j in vectors:
+                total = loop.sums[row * TILE_VECTORS + j] - zero * w_sums[j]
+                factor = scale * w_scales[j]
+                y = f.fmuladd(total.to("float"), factor, biases[j])
+                y = _gelu(f, y) if gelu else y
+                f.masked_store(target.at(LANES * j), y, masks[j], align=4)
+    return f
 
 
-def _gelu(c: Code, x: str) -> str:
-    high, low, half = (splat(LANES, "float", value) for value in (_GELU_EDGE, -_GELU_EDGE, 0.5))
-    inside = _maximum(c, _minimum(c, x, high), low)
-    t = _multiply_add(c, inside, inside, splat(LANES, "float", -_GELU_CENTRE))
-    p, *rest = (splat(LANES, "float", coefficient) for coefficient in reversed(_GELU))
+def _gelu(f: Function, x: Value) -> Value:
+    """Compute ``x * Phi(x)`` by the polynomial."""
+
+    def constant(value: float) -> Value:
+        return f.constant(_FLOATS, value)
+
+    inside = f.maximum(f.minimum(x, _GELU_EDGE), -_GELU_EDGE)
+    t = f.fmuladd(inside, inside, constant(-_GELU_CENTRE))
+    p, *rest = map(constant, reversed(_GELU))
     for coefficient in rest:
-        p = _multiply_add(c, p, t, coefficient)
-    return _op(c, "fmul", _FLOATS, x, _multiply_add(c, p, inside, half))
+        p = f.fmuladd(p, t, coefficient)
+    return x * f.fmuladd(p, inside, constant(0.5))
 
 
-def _op(c: Code, name: str, kind: str, a: str, b: str) -> str:
-    return c.op(f"{name} {kind} {a}, {b}")
-
-
-def _multiply_add(c: Code, a: str, b: str, total: str) -> str:
-    return c.op(f"call {_FLOATS} @llvm.fmuladd.v{LANES}f32({_FLOATS} {a}, {_FLOATS} {b}, {_FLOATS} {total})")
-
-
-def _minimum(c: Code, a: str, b: str) -> str:  # b where a is NaN
-    return c.op(f"select {_MASK} {c.op(f'fcmp olt {_FLOATS} {a}, {b}')}, {_FLOATS} {a}, {_FLOATS} {b}")
-
-
-def _maximum(c: Code, a: str, b: str) -> str:  # b where a is NaN
-    return c.op(f"select {_MASK} {c.op(f'fcmp ogt {_FLOATS} {a}, {b}')}, {_FLOATS} {a}, {_FLOATS} {b}")
-
-
-def _below(c: Code, first: int, end: str) -> str:
-    """Which of the numbers ``first``, ``first`` + 1, ..., one a lane, are below ``end``."""
-    last = c.broadcast(LANES, "i32", c.op(f"trunc i64 {end} to i32"))
-    return c.op(f"icmp slt {_INTS} {array(LANES, 'i32', range(first, first + LANES))}, {last}")
-
-
-def _ints(value: int) -> str:
-    return splat(LANES, "i32", value)
+def _columns_below(f: Function, first: int, end: Value) -> Value:
+    """Return which of the numbers ``first``, ``first`` + 1, ..., one per lane, are below ``end``."""
+    last = end.to("i32").broadcast(LANES)
+    return f.constants("i32", range(first, first + LANES)) < last

@@ -1,4 +1,4 @@
-"""int8 linear maps for inference on the CPU: 8-bit weights and activations, float32 in and out."""
+"""Linear layers in int8 for inference on the CPU: 8-bit weights and activations, float32 in and out."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _ACTIVATIONS = ("none", "gelu")
 
 
 def has_fast_int8() -> bool:
-    """Whether this CPU multiplies int8 faster than float32 (AVX512-VNNI); without it the op is slow."""
+    """Return whether this CPU multiplies int8 faster than float32 (AVX512-VNNI); if not, the op is slow."""
     from .cpu_kernel import has_vnni
 
     return has_vnni()
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Quantise a linear map, output feature by output feature, and lay it out for `int8_linear`.
+    """Quantise the weight of a linear layer, one scale per output feature, and pack it for `int8_linear`.
 
     Args:
-        weight: ``(n, k)`` floating point, as `torch.nn.Linear` holds it.
-        bias: ``(n,)``, kept in float32.
+        weight: ``(n, k)`` floating point, like the weight of `torch.nn.Linear`.
+        bias: ``(n,)``, stored as float32.
 
     Returns:
         An opaque uint8 tensor of about ``n * k`` bytes.
@@ -52,11 +52,11 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = "none") -> Tensor:
-    """``activation(x @ weight.T + bias)`` with x rounded to 8 bits row by row, and sums in int32.
+    """Compute ``activation(x @ weight.T + bias)`` with each row of x rounded to 8 bits, and sums in int32.
 
-    A row's result depends on nothing but the row. A row with NaN or infinity, or whose span from smallest to
-    largest number overflows float32, gives NaN; one whose span is below 1e-30 counts as zeros. Runs on
-    `torch.get_num_threads` threads, releases the interpreter lock and may be called from several threads.
+    The result of a row depends on this row alone. It is NaN if the row holds NaN or infinity, or if the
+    difference of its largest and smallest numbers overflows float32. A row whose difference is below 1e-30
+    counts as zeros. The call uses `torch.get_num_threads` threads and releases the interpreter lock.
 
     Args:
         x: ``(..., k)`` float32.
@@ -80,7 +80,7 @@ def int8_linear(x: Tensor, packed: Tensor, out_features: int, activation: str = 
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError("int8_linear: has no gradient; call it under torch.no_grad() or inference_mode()")
     if torch.compiler.is_compiling():
-        return torch.ops.irkit.int8_linear(x, packed, out_features, activation)  # type: ignore[no-any-return]
+        return torch.ops.irkit.int8_linear(x, packed, out_features, activation)
     return _cpu(x, packed, out_features, activation)  # 10 us less than through torch's dispatcher
 
 
@@ -100,7 +100,7 @@ def _cpu(x: Tensor, packed: Tensor, out_features: int, activation: str = "none")
         raise ValueError(f"int8_linear: activation {activation!r} is unknown; expected one of {_ACTIVATIONS}")
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = x.new_empty(len(rows), out_features)
-    linear(rows, packed.contiguous(), out, gelu=activation == "gelu", threads=torch.get_num_threads())
+    linear(rows, packed.contiguous(), out, gelu=activation == "gelu")
     return out.view(*x.shape[:-1], out_features)
 
 
@@ -141,5 +141,5 @@ class Int8Linear(nn.Module):
         return int8_linear(x, self.packed, self.out_features, self.activation)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows."""
+        """Return the arguments that ``print`` displays."""
         return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"

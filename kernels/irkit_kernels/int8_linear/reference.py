@@ -1,4 +1,4 @@
-"""What the int8 linear map is, in plain torch: slow, and exact where it should be."""
+"""The definition of the int8 linear layer in plain torch: slow, with exact integer sums."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Round each row of ``x (m, k)`` to ``scale * (q - zero)`` with q in 0..255; 0 stays 0 exactly.
 
     Returns:
-        ``q (m, k)`` uint8, ``scale (m,)`` float32, which is NaN where the row or its span is not finite, and
-        ``zero (m,)`` int32.
+        ``q (m, k)`` uint8; ``scale (m,)`` float32, NaN if the row or its span is not finite; and ``zero
+        (m,)`` int32.
     """
     low, high = x.amin(1).clamp(max=0), x.amax(1).clamp(min=0)
     span = torch.where(x.isfinite().all(1), high - low, torch.nan)
@@ -39,7 +39,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def int8_linear_reference(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """``activation(x' @ (scale * weight).T + bias)`` in float64, where ``x'`` is ``x`` after `quantize_rows`.
+    """Compute ``activation(x' @ (scale * weight).T + bias)`` in float64, x' being x after `quantize_rows`.
 
     Args:
         x: ``(m, k)`` float32.
@@ -49,7 +49,7 @@ def int8_linear_reference(
         activation: none or gelu (the exact one, with erf).
 
     Returns:
-        ``(m, n)`` float64. The sums over k are exact, being sums of integers below 2^53.
+        ``(m, n)`` float64. The sums over k are exact, because they are sums of integers below 2^53.
     """
     q, row_scale, zero = quantize_rows(x)
     sums = (q.double() - zero.double()[:, None]) @ weight.double().T

@@ -1,4 +1,4 @@
-"""The int8 linear map against its definition, with the dot product instruction and without."""
+"""The int8 linear layer agrees with its definition, with the dot product instruction and without."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels.int8_linear import Int8Linear, has_fast_int8, int8_linear, pack_weight
 from irkit_kernels.int8_linear import cpu_kernel as cpu
 from irkit_kernels.int8_linear.reference import int8_linear_reference, quantize_rows, quantize_weight
@@ -28,8 +29,8 @@ sizes = st.tuples(st.integers(0, 20), st.integers(1, 150), st.integers(1, 150), 
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "vnni" and not has_fast_int8():
         pytest.skip("this CPU lacks AVX512-VNNI")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "has_vnni", lambda: request.param == "vnni")
+    without = Target(cpu_features() - {"avx512vnni"})
+    with compiling_for(None if request.param == "vnni" else without):
         yield request.param
 
 
@@ -103,13 +104,13 @@ def test_rows_do_not_depend_on_each_other():
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 17, 64, 98])
+@pytest.mark.parametrize("column", [0, 17, 64, 98])
 @pytest.mark.parametrize("activation", ["none", "gelu"])
-def test_not_a_number_stays_in_its_row(bad, place, activation):
+def test_not_a_number_stays_in_its_row(bad, column, activation):
     x, weight = random(9, 99, seed=0), random(3, 99, seed=1)
     packed = pack_weight(weight)
     clean = int8_linear(x, packed, 3, activation)
-    x[4, place] = bad
+    x[4, column] = bad
     y = int8_linear(x, packed, 3, activation)
     assert y[4].isnan().all()
     assert torch.equal(y[[0, 1, 2, 3, 5, 6, 7, 8]], clean[[0, 1, 2, 3, 5, 6, 7, 8]])

@@ -1,6 +1,6 @@
-"""Speed of MaxSim of ragged texts on the CPU, against plain torch, numba and maxsim-cpu.
+"""Compare the speed of MaxSim of ragged texts on the CPU with plain torch, numba and maxsim-cpu.
 
-Vectors are random, of 128 dimensions and length 1; queries have 32 tokens, documents 40 to 250.
+Vectors are random unit vectors of 128 dimensions. Queries have 32 tokens, documents 40 to 250.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-import numba  # before `on_cores`: it counts the cores it may use
+import numba  # imported before `on_cores`, because it counts the available cores at its import
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,11 +32,12 @@ Ways = dict[str, Callable[[], Any]]
 def run() -> list[dict[str, Any]]:
     """Time a query against 10 and 1000 documents, and the scores of a training batch with their gradients.
 
-    All ways in turn in each round; with one core and with all of them.
+    Each round runs all implementations in turn; first on one core, then on all.
 
     Returns:
-        One dict a way: its best milliseconds, multiply-adds of the similarities per second, the median over
-        the rounds of the time of torch's float32 to its own, and the largest error against float64.
+        One dict per implementation: its best milliseconds; multiply-adds of the similarities per second; the
+        median over the rounds of the time of torch's float32 divided by its own; and its largest error,
+        against float64.
 
     Raises:
         RuntimeError: A result is wrong.
@@ -51,7 +52,7 @@ def run() -> list[dict[str, Any]]:
 
 
 class Problem:
-    """Random texts: values and offsets, and lengths as Python's numbers."""
+    """Random texts: values and offsets as tensors, lengths as a list."""
 
     def __init__(self, n_q: int, n_d: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -65,15 +66,15 @@ class Problem:
         self.n_q = n_q
 
     def to(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Queries and documents in a dtype."""
+        """Return queries and documents in a dtype."""
         return self.queries.to(dtype), self.documents.to(dtype)
 
     def ours(self, queries: Tensor, documents: Tensor) -> Tensor:
-        """The kernel."""
+        """Score by the kernel."""
         return maxsim(queries, self.query_offsets, documents, self.document_offsets)
 
     def torch(self, queries: Tensor, documents: Tensor) -> Tensor:
-        """All similarities, then the maxima in float32, document by document: fastest of 6 ways on a CPU."""
+        """Score by torch: all similarities, then maxima in float32 per document; fastest of 6 variants."""
         similarity = documents @ queries.T
         similarity = similarity.to(torch.promote_types(similarity.dtype, torch.float32))
         best = torch.stack([part.amax(0) for part in similarity.split(self.lengths)])

@@ -1,4 +1,4 @@
-"""MaxSim on the CPU: which code runs, how queries are laid out, and how jobs are shared among threads."""
+"""MaxSim on the CPU: chooses the code, lays out the queries, and distributes jobs among threads."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._jit import compile_ir, cpu_features
+from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
-from .._threads import share
-from .cpu_tile import ARGUMENTS, Plan, write_maxsim
+from .._threads import share, threads_for
+from .cpu_tile import FRAME, Plan, write_maxsim
 from .reference import Tokens
 
 __all__ = ["compile_plan", "maxsim", "plan_for"]
 
-_FRAME = struct.Struct(f"={len(ARGUMENTS)}q")
-_MIN_WORK = 1 << 23  # multiply-adds worth a thread, about 0.15 ms
+_FRAME = struct.Struct(f"={len(FRAME.fields)}q")
+_MIN_WORK = 1 << 23  # multiply-adds per thread, about 0.15 ms; fewer are not worth another thread
 
 
 def plan_for(dtype: torch.dtype, paired: bool = False) -> Plan | None:
-    """The fastest code for a dtype on this CPU, which may be that for float32; None without a compiler."""
+    """Return the fastest plan for a dtype on this CPU, possibly the one of float32; None without llvmlite."""
     return _plan_for(dtype, paired, cpu_features())
 
 
@@ -42,19 +42,22 @@ def _plan_for(dtype: torch.dtype, paired: bool, features: frozenset[str]) -> Pla
 def maxsim(
     queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Scores ``(n_q, n_d)`` or ``(p,)``, and the argmax as `maxsim_forward` has it, or any tensor."""
+    """Return scores ``(n_q, n_d)`` or ``(p,)``, and the argmax of `maxsim_forward` (else any tensor)."""
+    # inputs as the plan reads them: dtype, whole words, contiguous
     if plan.kind == "float32" and queries.values.dtype != torch.float32:
         queries, documents = queries.floats(), documents.floats()
     (tokens, dim), packed = queries.values.shape, plan.packed
     words = -(-dim // packed)
     if missing := words * packed - dim:
         queries, documents = (x._replace(values=F.pad(x.values, (0, missing))) for x in (queries, documents))
-    rows, first, shift, query_scales = _laid_out(queries, plan)
+    rows, first, shift, query_scales = _arrange_queries(queries, plan)
     values, n_rows, n_q, n_d = documents.values.contiguous(), rows.shape[0], queries.rows, documents.rows
     work = tokens * values.numel()
     query_offsets, document_offsets = queries.offsets.contiguous(), documents.offsets.contiguous()
+
+    # outputs; a job is a document against all queries, or a pair
     shape: tuple[int, ...] = (n_q, n_d)
-    places: tuple[int, ...] = (n_d, tokens)
+    argmax_shape: tuple[int, ...] = (n_d, tokens)
     jobs, starts = n_d, None
     if pairs is not None:
         jobs, pairs = pairs.shape[0], pairs.contiguous()
@@ -62,43 +65,47 @@ def maxsim(
         if with_argmax:
             starts = pairs.new_zeros(jobs + 1)
             torch.cumsum(query_offsets.diff()[pairs[:, 0]], 0, out=starts[1:])
-            places = (int(starts[-1]),)
-    scores = values.new_empty(*shape, dtype=torch.float32)  # sooner than of a tuple
-    argmax = scores.new_empty(places, dtype=torch.int32) if with_argmax else None
-    size, room = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes  # whole vectors
-    memory = scores.new_empty(size + 2 * room)  # queries, packed; maxima and their places
+            argmax_shape = (int(starts[-1]),)
+    scores = values.new_empty(*shape, dtype=torch.float32)  # *shape is faster than a tuple
+    argmax = scores.new_empty(argmax_shape, dtype=torch.int32) if with_argmax else None
+
+    # scratch memory: the packed queries, then maxima and their positions, in whole vectors
+    size, padded_tokens = -(-n_rows // plan.lanes) * plan.lanes * words, tokens + plan.lanes
+    memory = scores.new_empty(size + 2 * padded_tokens)
     document_scales = None if documents.scales is None else documents.scales.contiguous()
     tensors = [memory, shift, query_scales, query_offsets, first, values, document_scales, document_offsets]
     tensors += [pairs, starts, scores, argmax]
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+    # the first call packs the queries; on one thread it also does all jobs
     sizes, kernel = (n_rows, words, n_q, n_d), compile_plan(plan)
-    threads = min(torch.get_num_threads(), jobs, work // _MIN_WORK)
+    threads = min(jobs, threads_for(work, _MIN_WORK))
     best, stop = pointers[0] + 4 * size, jobs if threads <= 1 else 0
-    kernel(_FRAME.pack(rows.data_ptr(), *pointers, best, best + 4 * room, *sizes, 0, stop))
+    kernel(_FRAME.pack(rows.data_ptr(), *pointers, best, best + 4 * padded_tokens, *sizes, 0, stop))
 
     def run(start: int, stop: int) -> None:
-        own = scores.new_empty(2 * room)
-        best = own.data_ptr()
-        kernel(_FRAME.pack(0, *pointers, best, best + 4 * room, *sizes, start, stop))
+        maxima = scores.new_empty(2 * padded_tokens)
+        best = maxima.data_ptr()
+        kernel(_FRAME.pack(0, *pointers, best, best + 4 * padded_tokens, *sizes, start, stop))
 
     if threads > 1:
         share(run, jobs, threads)
     return scores, scores if argmax is None else argmax
 
 
-@cache
-def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
-    """Machine code for a plan; for another CPU by its LLVM name."""
-    return compile_ir(write_maxsim(plan), "maxsim", [ctypes.c_void_p], cpu=cpu)
+@compiled_once
+def compile_plan(plan: Plan) -> Callable[..., None]:
+    """Compile the code of a plan."""
+    return compile_ir(write_maxsim(plan), "maxsim", [ctypes.c_void_p])
 
 
-def _laid_out(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Queries a row each token as the code packs them, a lane each row.
+def _arrange_queries(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Arrange query tokens so that each row becomes one lane of the packed queries.
 
     Returns:
-        Rows; if ``paired``, the vector at which each query begins, int32; for int8, by lane,
-        128 times the sum of the token, which is what unsigned document tokens add to its products, and its
-        scale, both None without.
+        The rows. The vector at which each query starts, int32, which only ``paired`` plans read. For int8, by
+        lane, 128 times the sum of the token (the amount that unsigned document tokens add to its products),
+        and the scale of the token; both are None otherwise.
     """
     x, offsets, scales = queries
     first = offsets  # 0, where there is one query

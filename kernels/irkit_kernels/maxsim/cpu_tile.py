@@ -1,40 +1,46 @@
-"""The machine code of MaxSim on the CPU, in LLVM IR: tiles of document tokens x query tokens, and the loops.
+"""The code of MaxSim on the CPU, in LLVM IR: tiles of document tokens x query tokens, and the loops.
 
-A lane belongs to a query token. A tile broadcasts word after word of 8 document tokens against two vectors of
-query tokens; its 16 sums, and then the running maxima, stay in registers: no similarity reaches memory, and
-nothing is added across lanes. A word is 32 bits: a float32, 2 bfloat16 or 4 int8.
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+Each query token has one lane. A tile broadcasts 8 document tokens, word by word, and multiplies them with two
+vectors of query tokens. Its 16 sums, and then the running maxima, stay in registers, so the similarities are
+never stored and nothing is added across lanes. A word has 32 bits: a float32, 2 bfloat16 or 4 int8.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from .._jit import DOT4, Code, Values, splat
+from .._simd import dot_bytes, multiply_add_words
+from .._typed import Function, Struct, Value, module, vector
 
-__all__ = ["ARGUMENTS", "Plan", "write_maxsim"]
+__all__ = ["FRAME", "Plan", "write_maxsim"]
 
-ARGUMENTS = (  # of the code, 64 bits each: addresses, then sizes
-    *("rows", "queries", "shift", "query_scales", "query_offsets", "first"),
-    *("documents", "document_scales", "document_offsets", "pairs", "argmax_offsets", "out", "argmax"),
-    *("best", "place"),
-    *("n_rows", "words", "n_q", "n_d", "start", "stop"),
+FRAME = Struct(  # the arguments of the code, 64 bits each: addresses, then sizes
+    8,
+    **dict.fromkeys(("rows", "queries"), "u8*"),
+    **{"shift": "i32*", "query_scales": "float*", "query_offsets": "i32*", "first": "i32*"},
+    **{"documents": "u8*", "document_scales": "float*", "document_offsets": "i32*"},
+    **{"pairs": "i64*", "argmax_offsets": "i64*", "out": "float*", "argmax": "i32*"},
+    **{"best": "float*", "best_token": "i32*"},
+    **dict.fromkeys(("n_rows", "words", "n_q", "n_d", "start", "stop"), "i64"),
 )
 
-_ROWS = (8, 4, 2, 1)  # document tokens of a tile; the last 7 of a document take smaller ones
-_VECTORS = 2  # of query tokens: with 8 rows 16 sums, enough to hide the latency of a multiply-add
-_AHEAD = 8  # document tokens from what is multiplied to what is fetched from memory
-_INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # of 2 vectors; done twice to 4, it transposes them
+_ROWS = (8, 4, 2, 1)  # document tokens per tile; the last 7 of a document take the smaller tiles
+_VECTORS = 2  # of query tokens; with 8 rows that are 16 sums, enough to hide the latency of a multiply-add
+_AHEAD = 8  # document tokens between those being multiplied and those being prefetched
+_INTERLEAVED = ((0, 4, 1, 5), (2, 6, 3, 7))  # lanes of 2 vectors; two rounds of it transpose 4 vectors
 _SIGN = -0x7F7F7F80  # 0x80808080: makes 4 signed bytes unsigned, adding 128 to each
 
 
 class Plan(NamedTuple):
-    """What the code is written for.
+    """The variant of the code.
 
     Attributes:
         kind: float32, bfloat16 (AVX512-BF16) or int8 (AVX512-VNNI).
-        lanes: 32-bit numbers in a vector register; 16 but for float32.
+        lanes: 32-bit numbers per vector register; 16 for bfloat16 and int8.
         paired: Score a list of pairs, otherwise all queries against all documents.
     """
 
@@ -44,240 +50,229 @@ class Plan(NamedTuple):
 
     @property
     def packed(self) -> int:
-        """Numbers in a word."""
+        """Numbers per word."""
         return {"float32": 1, "bfloat16": 2, "int8": 4}[self.kind]
 
     @property
     def floats(self) -> str:
-        """LLVM's type of a vector of float32."""
-        return f"<{self.lanes} x float>"
+        """Kind of a vector of float32."""
+        return vector(self.lanes, "float")
 
     @property
     def ints(self) -> str:
-        """LLVM's type of a vector of int32."""
-        return f"<{self.lanes} x i32>"
+        """Kind of a vector of int32."""
+        return vector(self.lanes, "i32")
 
 
 def write_maxsim(plan: Plan) -> str:
-    """The LLVM module of ``maxsim(frame)``, the frame being the `ARGUMENTS`."""
-    floats, n = plan.floats, plan.lanes
-    parts = [
-        f"declare {floats} @llvm.fmuladd.v{n}f32({floats}, {floats}, {floats})",
-        f"declare float @llvm.vector.reduce.fadd.v{n}f32(float, {floats})",
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
-    ]
-    if plan.kind == "bfloat16":
-        halves = f"<{2 * n} x bfloat>"
-        parts.append(f"declare {floats} @llvm.x86.avx512bf16.dpbf16ps.512({floats}, {halves}, {halves})")
-    if plan.kind == "int8":
-        parts.append(DOT4)
+    """Return the LLVM IR module of ``maxsim(frame)``; the frame holds the arguments, see `FRAME`."""
     tiles = [_tile(plan, vectors, rows) for vectors in range(1, _VECTORS + 1) for rows in _ROWS]
-    return "\n".join([*parts, *tiles, _sum(plan), _pack(plan), _main(plan)])
+    return module(*tiles, _sum(plan), _pack(plan), _main(plan))
 
 
-def _tile(plan: Plan, vectors: int, rows: int) -> str:
-    """Update ``best`` and ``place`` of query tokens by document tokens, the first being ``%token``."""
-    c, floats, lanes = Code(), plan.floats, plan.lanes
-    size, row_size = 4 * lanes, c.mul("%words", 4)
-    queries = [c.at("%queries", c.mul(c.mul("%words", size), v)) for v in range(vectors)]
-    documents = [c.at("%documents", c.mul(row_size, row)) for row in range(rows)]
-    ahead = c.at("%documents", c.mul(row_size, _AHEAD))
+def _tile(plan: Plan, vectors: int, rows: int) -> Function:
+    """Update ``best`` and ``best_token`` for vectors of query tokens by ``rows`` document tokens.
 
-    def multiply(word: str, sums: Values) -> Values:
-        query = [c.load(plan.ints, pointer, c.mul(word, size)) for pointer in queries]
-        c.do(f"call void @llvm.prefetch.p0(ptr {c.at(ahead, c.mul(word, 4 * rows))}, i32 0, i32 3, i32 1)")
-        result = []
-        for row, pointer in enumerate(documents):
-            document = c.broadcast(lanes, "i32", c.load("i32", pointer, c.mul(word, 4)))
-            if plan.kind == "int8":
-                document = c.op(f"xor {plan.ints} {document}, {splat(lanes, 'i32', _SIGN)}")
-            result += [_dot(c, plan, sums[row * vectors + v], document, query[v]) for v in range(vectors)]
-        return tuple(result)
-
-    kind = plan.ints if plan.kind == "int8" else floats
-    sums = c.loop(0, "%words", 1, multiply, ("zeroinitializer",) * (rows * vectors), kind)
-    for v in range(vectors):
-        best, place = c.load(floats, "%best", size * v), c.load(plan.ints, "%place", size * v)
-        shift = c.load(plan.ints, "%shift", size * v) if plan.kind == "int8" else ""
-        for row in range(rows):
-            similarity = sums[row * vectors + v]
-            if plan.kind == "int8":
-                exact = c.op(f"sub {plan.ints} {similarity}, {shift}")
-                scale = c.broadcast(lanes, "float", c.load("float", "%scales", 4 * row))
-                similarity = c.op(f"sitofp {plan.ints} {exact} to {floats}")
-                similarity = c.op(f"fmul {floats} {similarity}, {scale}")
-            # the first of equals stays; NaN counts as highest, so that it is seen
-            above = c.op(f"fcmp ugt {floats} {similarity}, {best}")
-            number = c.op(f"fcmp ord {floats} {best}, {best}")
-            take = c.op(f"and <{lanes} x i1> {above}, {number}")
-            token = c.broadcast(lanes, "i32", c.op(f"add i32 %token, {row}"))
-            best = c.op(f"select <{lanes} x i1> {take}, {floats} {similarity}, {floats} {best}")
-            place = c.op(f"select <{lanes} x i1> {take}, {plan.ints} {token}, {plan.ints} {place}")
-        c.store(floats, best, "%best", size * v)
-        c.store(plan.ints, place, "%place", size * v)
-    return c.function(
-        f"define internal void @tile{vectors}x{rows}(ptr %queries, ptr %documents, i64 %words, i32 %token, "
-        "ptr %best, ptr %place, ptr %shift, ptr %scales)"
-    )
-
-
-def _dot(c: Code, plan: Plan, total: str, document: str, query: str) -> str:
-    ints, floats = plan.ints, plan.floats
-    if plan.kind == "int8":  # the unsigned factor comes first
-        return c.dot4(total, document, query)
-    kind = floats if plan.kind == "float32" else f"<{2 * plan.lanes} x bfloat>"
-    a, b = (f"{kind} {c.op(f'bitcast {ints} {x} to {kind}')}" for x in (document, query))
-    if plan.kind == "float32":
-        return c.op(f"call {floats} @llvm.fmuladd.v{plan.lanes}f32({a}, {b}, {floats} {total})")
-    return c.op(f"call {floats} @llvm.x86.avx512bf16.dpbf16ps.512({floats} {total}, {a}, {b})")
-
-
-def _sum(plan: Plan) -> str:
-    """Store the sum of ``best`` from query token ``%start`` up to ``%stop``."""
-    c, floats = Code(), plan.floats
-    whole = c.sub("%stop", c.op(f"srem i64 {c.sub('%stop', '%start')}, {plan.lanes}"))
-    (lanes,) = c.loop(
-        "%start",
-        whole,
-        plan.lanes,
-        lambda i, state: (c.op(f"fadd {floats} {state[0]}, {c.load(floats, '%best', c.mul(i, 4))}"),),
-        ("zeroinitializer",),
-        floats,
-    )
-    total = c.op(f"call reassoc float @llvm.vector.reduce.fadd.v{plan.lanes}f32(float 0.0, {floats} {lanes})")
-    (total,) = c.loop(
-        whole,
-        "%stop",
-        1,
-        lambda i, state: (c.op(f"fadd float {state[0]}, {c.load('float', '%best', c.mul(i, 4))}"),),
-        (total,),
-        "float",
-    )
-    c.store("float", total, "%out")
-    return c.function("define internal void @sum(ptr %best, i64 %start, i64 %stop, ptr %out)")
-
-
-def _pack(plan: Plan) -> str:
-    """Rows as ``[vector][word][lane]``; lanes beyond the last row repeat it, and nobody reads them."""
-    c, lanes = Code(), plan.lanes
-    last, row_size = c.sub("%n_rows", 1), c.mul("%words", 4)
-
-    def four(row: str, _: Values) -> None:
-        given = [c.minimum(c.add(row, i), last) for i in range(4)]
-        sources = [c.at("%rows", c.mul(i, row_size)) for i in given]
-        lane = c.op(f"srem i64 {row}, {lanes}")
-        target = c.at("%queries", c.add(c.mul(c.sub(row, lane), row_size), c.mul(lane, 4)))
-
-        def transpose(word: str, _: Values) -> None:
-            x = [c.load("<4 x i32>", source, c.mul(word, 4)) for source in sources]
-            for _turn in range(2):
-                x = [c.shuffle("i32", 4, x[i], x[i + 2], order) for i in range(2) for order in _INTERLEAVED]
-            for i, lanes_of_word in enumerate(x):
-                c.store("<4 x i32>", lanes_of_word, target, c.mul(c.add(word, i), 4 * lanes))
-
-        def move(word: str, _: Values) -> None:
-            for i, source in enumerate(sources):
-                place = c.add(c.mul(word, 4 * lanes), 4 * i)
-                c.store("i32", c.load("i32", source, c.mul(word, 4)), target, place)
-
-        whole = c.op("and i64 %words, -4")
-        c.loop(0, whole, 4, transpose)
-        c.loop(whole, "%words", 1, move)
-
-    c.loop(0, c.op(f"and i64 {c.add('%n_rows', lanes - 1)}, {-lanes}"), 4, four)
-    return c.function("define internal void @pack(ptr %rows, i64 %n_rows, i64 %words, ptr %queries)")
-
-
-def _main(plan: Plan) -> str:
-    """Jobs from number ``start`` up to ``stop``: pairs, or documents against all queries.
-
-    ``queries`` is packed as ``[vector][word][lane]``: done first, from ``n_rows`` of ``rows``, unless that is
-    null. ``shift`` and ``query_scales`` are in the order of its lanes. Queries lie back to back; if
-    ``paired`` each begins a vector, number ``first`` of its row. ``argmax`` may be null; that of job ``i``
-    begins at ``argmax_offsets[i]`` if ``paired``. ``best`` and ``place`` are scratch memory for the tokens of
-    a job, in whole vectors.
+    The row of the first document token is ``token``.
     """
-    c, lanes = Code(), plan.lanes
-    for number, name in enumerate(ARGUMENTS):
-        kind = "ptr" if number < ARGUMENTS.index("n_rows") else "i64"
-        c.do(f"%{name} = load {kind}, ptr {c.at('%frame', 8 * number)}")
-
-    def job(item: str, _: Values) -> None:
-        document, first, last = item, "0", "%n_q"  # rows of queries
-        if plan.paired:
-            first, document = (c.load("i64", "%pairs", c.add(c.mul(item, 16), at)) for at in (0, 8))
-            last = c.add(first, 1)
-        begin, end = (_entry(c, "%document_offsets", c.add(document, i)) for i in range(2))
-        token, last_token = (_entry(c, "%query_offsets", row) for row in (first, last))
-        tokens, count = c.sub(last_token, token), c.sub(end, begin)
-        lane = c.mul(_entry(c, "%first", first), lanes) if plan.paired else "0"
-
-        def block(at: str, _: Values) -> None:
-            many = c.op(f"icmp sgt i64 {c.sub(tokens, at)}, {lanes}")
-            c.when(many, partial(_block, c, plan, 2, c.add(lane, at), at, begin, count))
-            few = c.op(f"xor i1 {many}, true")
-            c.when(few, partial(_block, c, plan, 1, c.add(lane, at), at, begin, count))
-
-        def total(row: str, _: Values) -> None:
-            start, stop = (c.sub(_entry(c, "%query_offsets", c.add(row, i)), token) for i in range(2))
-            place = item if plan.paired else c.add(c.mul(row, "%n_d"), item)
-            c.do(f"call void @sum(ptr %best, i64 {start}, i64 {stop}, ptr {c.at('%out', c.mul(place, 4))})")
-
-        def keep() -> None:
-            first = c.load("i64", "%argmax_offsets", c.mul(item, 8)) if plan.paired else c.mul(item, tokens)
-            target = c.at("%argmax", c.mul(first, 4))
-            size = c.mul(tokens, 4)
-            c.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr %place, i64 {size}, i1 false)")
-
-        c.loop(0, tokens, _VECTORS * lanes, block)
-        c.loop(first, last, 1, total)
-        c.when(c.op("icmp ne ptr %argmax, null"), keep)
-
-    pack = "call void @pack(ptr %rows, i64 %n_rows, i64 %words, ptr %queries)"
-    c.when(c.op("icmp ne ptr %rows, null"), lambda: c.do(pack))
-    c.loop("%start", "%stop", 1, job)
-    return c.function("define void @maxsim(ptr %frame)")
-
-
-def _block(c: Code, plan: Plan, vectors: int, lane: str, at: str, begin: str, count: str) -> None:
-    """All tokens of a document against the query tokens of one or two vectors, which begin at ``lane``."""
-    size = 4 * plan.lanes
-    best, place, shift, query_scales = (
-        c.at(pointer, c.mul(index, 4))
-        for pointer, index in (("%best", at), ("%place", at), ("%shift", lane), ("%query_scales", lane))
+    sides: dict[str, Any] = dict.fromkeys(("queries", "documents"), "u8*")
+    others: dict[str, Any] = {
+        "words": "i64",
+        "token": "i32",
+        "best": "float*",
+        "best_token": "i32*",
+        "shift": "i32*",
+    }
+    x = Function(
+        f"tile{vectors}x{rows}",
+        align=1,
+        **sides,
+        **others,
+        scales="float*",
     )
-    queries = c.at("%queries", c.mul(c.mul(lane, "%words"), 4))
-    some = c.op(f"icmp sgt i64 {count}, 0")
-    token = c.op(f"select i1 {some}, i32 {c.op(f'trunc i64 {begin} to i32')}, i32 -1")
+    queries, documents, words, token, best, best_token, shift, scales = x.parameters
+    lanes, size, int8 = plan.lanes, 4 * plan.lanes, plan.kind == "int8"
+    bests, best_tokens, shifts = (array.vectors(lanes) for array in (best, best_token, shift))
+    row_size = words * 4
+    query_vectors = [queries.at(words * size * v).cast(plan.ints, 1) for v in range(vectors)]
+    document_words = [documents.at(row_size * row).cast("i32", 1) for row in range(rows)]
+    ahead = documents.at(row_size * _AHEAD)
+
+    # inner products, word by word
+    zeros = [x.constant(plan.ints if int8 else plan.floats, 0)] * (rows * vectors)
+    with x.range(0, words, sums=zeros) as loop:
+        query = [words_of_query[loop.i] for words_of_query in query_vectors]
+        x.prefetch(ahead.at(loop.i * (4 * rows)))
+        sums = []
+        for row in range(rows):
+            document = document_words[row][loop.i].broadcast(lanes)
+            if int8:
+                document = document ^ _SIGN
+            for v in range(vectors):
+                total = loop.sums[row * vectors + v]
+                if int8:  # the instruction wants the unsigned factor first
+                    sums.append(dot_bytes(total, document, query[v], vnni=True))
+                else:
+                    bfloat16 = plan.kind == "bfloat16"
+                    sums.append(multiply_add_words(total, document, query[v], bfloat16=bfloat16))
+        loop.sums = sums
+
+    # running maxima
     for v in range(vectors):
-        c.store(plan.floats, splat(plan.lanes, "float", -math.inf), best, size * v)
-        c.store(plan.ints, c.broadcast(plan.lanes, "i32", token), place, size * v)
+        best, best_token = bests[lanes * v], best_tokens[lanes * v]
+        shift = shifts[lanes * v] if int8 else None
+        for row in range(rows):
+            similarity = loop.sums[row * vectors + v]
+            if int8:
+                exact = similarity - shift
+                scale = scales[row].broadcast(lanes)
+                similarity = exact.to("float") * scale
+            # the first of equal ones stays; NaN is larger than all numbers, so it shows in the score
+            larger = similarity.compare("ugt", best) & best.compare("ord", best)
+            document_token = (token + row).broadcast(lanes)
+            best = x.where(larger, similarity, best)
+            best_token = x.where(larger, document_token, best_token)
+        bests[lanes * v], best_tokens[lanes * v] = best, best_token
+    return x
 
-    def tile(rows: int, start: str, _: Values = ()) -> None:
-        row = c.add(begin, start)
-        documents = c.at("%documents", c.mul(c.mul(row, "%words"), 4))
-        scales = c.at("%document_scales", c.mul(row, 4))
-        token = c.op(f"trunc i64 {row} to i32")
-        c.do(
-            f"call void @tile{vectors}x{rows}(ptr {queries}, ptr {documents}, i64 %words, i32 {token}, "
-            f"ptr {best}, ptr {place}, ptr {shift}, ptr {scales})"
-        )
 
-    c.loop(0, c.op(f"and i64 {count}, {-_ROWS[0]}"), _ROWS[0], partial(tile, _ROWS[0]))
+def _sum(plan: Plan) -> Function:
+    """Store the sum of ``best`` from query token ``start`` to ``stop``."""
+    x = Function("sum", align=1, best="float*", start="i64", stop="i64", out="float*")
+    best, start, stop, out = x.parameters
+    whole = stop - (stop - start) % plan.lanes
+    with x.range(start, whole, plan.lanes, total=x.constant(plan.floats, 0)) as vectors:
+        vectors.total += best.vectors(plan.lanes)[vectors.i]
+    zero = x.constant("float", 0)
+    total = x.intrinsic("vector.reduce.fadd", "float", zero, vectors.total, flags="reassoc")
+    with x.range(whole, stop, total=total) as rest:
+        rest.total += best[rest.i]
+    out[0] = rest.total
+    return x
+
+
+def _pack(plan: Plan) -> Function:
+    """Pack rows as ``[vector][word][lane]``; the unused lanes after the last row repeat it."""
+    x = Function("pack", align=1, rows="u8*", n_rows="i64", words="i64", queries="u8*")
+    rows, n_rows, words, queries = x.parameters
+    lanes = plan.lanes
+    last, row_size = n_rows - 1, words * 4
+    with x.range(0, (n_rows + (lanes - 1)) & -lanes, 4) as fours:
+        row_numbers = [x.minimum(fours.i + k, last) for k in range(4)]
+        sources = [rows.at(number * row_size).cast("i32", 1) for number in row_numbers]
+        lane = fours.i % lanes
+        target = queries.at((fours.i - lane) * row_size + lane * 4)
+        whole = words & -4
+
+        # transpose squares of 4 rows x 4 words
+        with x.range(0, whole, 4) as loop:
+            square = [source.vectors(4)[loop.i] for source in sources]
+            for _round in range(2):
+                square = [
+                    x.shuffle(square[k], square[k + 2], order) for k in range(2) for order in _INTERLEAVED
+                ]
+            packed_words = target.cast(vector(4, "i32"), 1, 4 * lanes)
+            for k, word in enumerate(square):
+                packed_words[loop.i + k] = word
+
+        # the words that are left, one by one
+        packed_bytes = target.cast("i32", 1, 1)
+        with x.range(whole, words) as loop:
+            for k, source in enumerate(sources):
+                offset = loop.i * (4 * lanes) + 4 * k
+                packed_bytes[offset] = source[loop.i]
+    return x
+
+
+def _main(plan: Plan) -> Function:
+    """Run jobs ``start`` to ``stop``: pairs, or documents against all queries.
+
+    First, ``rows`` are packed into ``queries`` as ``[vector][word][lane]`` (unless null). ``shift``
+    and ``query_scales`` have the order of the lanes. Queries are packed back to back; if ``paired``, query i
+    starts a vector, number ``first[i]``. ``argmax`` may be null; if ``paired``, the one of job i starts at
+    ``argmax_offsets[i]``. ``best`` and ``best_token`` are scratch memory for the tokens of a job, in whole
+    vectors.
+    """
+    x = Function("maxsim", public=True, align=1, frame=FRAME)
+    (frame,) = x.parameters
+    f = SimpleNamespace(**{name: getattr(frame, name) for name in FRAME.fields})  # each is loaded once
+    lanes = plan.lanes
+
+    with x.when(f.rows.exists()):
+        x.call("pack", f.rows, f.n_rows, f.words, f.queries)
+
+    with x.range(f.start, f.stop) as jobs:
+        # the document and the queries of the job, and their tokens
+        if plan.paired:
+            pairs = f.pairs.cast("i64", 1, 1)
+            query, document = (pairs[jobs.i * 16 + offset] for offset in (0, 8))
+            last_query = query + 1
+        else:
+            query, document, last_query = x.constant("i64", 0), jobs.i, f.n_q
+        begin, end = (f.document_offsets[document + k].to("i64") for k in range(2))
+        token, last_token = (f.query_offsets[number].to("i64") for number in (query, last_query))
+        tokens, count = last_token - token, end - begin
+        first_lane = f.first[query].to("i64") * lanes if plan.paired else x.constant("i64", 0)
+
+        # maxima, for two vectors of query tokens at a time
+        with x.range(0, tokens, _VECTORS * lanes) as blocks:
+            many = tokens - blocks.i > lanes
+            for vectors in (2, 1):
+                test, lane = many if vectors == 2 else ~many, first_lane + blocks.i
+                with x.when(test):
+                    _block(x, plan, vectors, f, lane, blocks.i, begin, count)
+
+        # scores: sums of the maxima of each query
+        with x.range(query, last_query) as queries:
+            start, stop = (f.query_offsets[queries.i + k].to("i64") - token for k in range(2))
+            position = jobs.i if plan.paired else queries.i * f.n_d + jobs.i
+            x.call("sum", f.best, start, stop, f.out.at(position))
+
+        with x.when(f.argmax.exists()):
+            start = f.argmax_offsets[jobs.i] if plan.paired else jobs.i * tokens
+            x.call("llvm.memcpy.p0.p0.i64", f.argmax.at(start), f.best_token, tokens * 4, False)
+    return x
+
+
+def _block(
+    x: Function,
+    plan: Plan,
+    vectors: int,
+    f: SimpleNamespace,
+    lane: Value,
+    query_token: Value,
+    begin: Value,
+    count: Value,
+) -> None:
+    """Compute the maxima of one or two vectors of query tokens, from ``lane``, over a document's tokens."""
+    lanes = plan.lanes
+    best, best_token = f.best.at(query_token), f.best_token.at(query_token)
+    shift, query_scales = f.shift.at(lane), f.query_scales.at(lane)
+    queries = f.queries.at(lane * f.words * 4)
+
+    # no maximum yet: the first document token, or -1 if there is none
+    has_tokens = count > 0
+    token = x.where(has_tokens, begin.to("i32"), -1)
+    for v in range(vectors):
+        best.vectors(lanes)[lanes * v] = -math.inf
+        best_token.vectors(lanes)[lanes * v] = token.broadcast(lanes)
+
+    def tile(rows: int, start: Value) -> None:
+        row = begin + start
+        documents = f.documents.at(row * f.words * 4)
+        scales = f.document_scales.at(row)
+        tensors = (best, best_token, shift, scales)
+        x.call(f"tile{vectors}x{rows}", queries, documents, f.words, row.to("i32"), *tensors)
+
+    with x.range(0, count & -_ROWS[0], _ROWS[0]) as loop:
+        tile(_ROWS[0], loop.i)
     for rows in _ROWS[1:]:
-        more = c.op(f"icmp ne i64 {c.op(f'and i64 {count}, {rows}')}, 0")
-        c.when(more, partial(tile, rows, c.op(f"and i64 {count}, {-2 * rows}")))
-
-    def scale() -> None:
-        for v in range(vectors):
-            factors = c.load(plan.floats, query_scales, size * v)
-            value = c.op(f"fmul {plan.floats} {c.load(plan.floats, best, size * v)}, {factors}")
-            c.store(plan.floats, value, best, size * v)
+        more, start = (count & rows) != 0, count & -2 * rows
+        with x.when(more):
+            tile(rows, start)
 
     if plan.kind == "int8":
-        c.when(some, scale)
-
-
-def _entry(c: Code, offsets: str, row: str) -> str:
-    return c.op(f"sext i32 {c.load('i32', offsets, c.mul(row, 4))} to i64")
+        with x.when(has_tokens):
+            for v in range(vectors):
+                scale = query_scales.vectors(lanes)[lanes * v]
+                best.vectors(lanes)[lanes * v] = best.vectors(lanes)[lanes * v] * scale

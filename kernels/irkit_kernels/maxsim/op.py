@@ -1,4 +1,4 @@
-"""``irkit::maxsim``: late interaction scores of ragged queries and documents, differentiable, and in int8."""
+"""``irkit::maxsim``: late interaction scores of ragged queries and documents, with gradients, or in int8."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .reference import Tokens, maxsim_forward
 __all__ = ["maxsim", "maxsim_int8"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_MAX_INT8 = 2**16  # dimensions: beyond 2^17 the int32 sums could overflow
-_FEW = 64  # numbers that Python reads sooner than tensors are compared
+_MAX_INT8 = 2**16  # dimensions; above 2^17 the int32 sums could overflow
+_FEW = 64  # up to so many numbers, a check in Python is faster than one in torch
 
 
 def maxsim(
@@ -26,22 +26,23 @@ def maxsim(
     pairs: Tensor | None = None,
     maxima: int | None = None,
 ) -> Tensor:
-    """Sum over a query's tokens of the largest inner product with a token of the document.
+    """Sum, over the tokens of a query, the largest inner product with a token of the document.
 
-    The similarities of tokens never reach memory. Sums are float32 whatever the dtype. A query without
-    tokens scores 0; with tokens, against a document without, ``-inf``. The gradient flows through the maximum
-    alone, of equals through the first, and is deterministic. Runs on `torch.get_num_threads` threads or on
-    CUDA, under ``torch.compile``, too. On CUDA offsets and pairs are trusted: to look at them is to wait.
+    The matrix of similarities is never stored. Sums are float32 for every dtype. A query without tokens
+    scores 0; a query with tokens scores ``-inf`` against a document without tokens. The gradient flows
+    through the maximum alone (the first of equal ones) and is deterministic. The call uses
+    `torch.get_num_threads` threads, or CUDA, and works under ``torch.compile``. On CUDA offsets and pairs
+    are not checked, because reading them would make the host wait.
 
     Args:
         queries: ``(total_q, d)`` float32, bfloat16 or float16.
-        query_offsets: ``(n_q + 1,)`` int32; the tokens of query ``i`` begin at ``query_offsets[i]`` and end
-            before ``query_offsets[i + 1]``.
+        query_offsets: ``(n_q + 1,)`` int32; query ``i`` is ``queries[query_offsets[i]:query_offsets[i +
+            1]]``.
         documents: ``(total_d, d)`` of the same dtype.
         document_offsets: ``(n_d + 1,)`` int32, likewise.
-        pairs: ``(p, 2)`` int64 rows of queries and of documents, to score these pairs alone.
-        maxima: Tokens of the queries of all pairs, added up; None lets CUDA count them where there is a
-            gradient, for which it waits.
+        pairs: ``(p, 2)`` int64 rows of queries and of documents; only these pairs are scored.
+        maxima: Total number of query tokens over all pairs. With None, CUDA counts them if a gradient is
+            needed, and the host waits for the count.
 
     Returns:
         ``(n_q, n_d)`` float32, or ``(p,)`` with pairs.
@@ -68,9 +69,9 @@ def maxsim_int8(
     document_offsets: Tensor,
     pairs: Tensor | None = None,
 ) -> Tensor:
-    """`maxsim` of token vectors in 8 bits, as `quantize_rows` makes them; without gradient.
+    """Compute `maxsim` of int8 token vectors from `quantize_rows`; without gradient.
 
-    Inner products are exact, then multiplied by the scales of both tokens.
+    Inner products are exact and then multiplied by the scales of both tokens.
 
     Args:
         queries: ``(total_q, d)`` int8.
@@ -79,7 +80,7 @@ def maxsim_int8(
         documents: ``(total_d, d)`` int8.
         document_scales: ``(total_d,)`` float32.
         document_offsets: ``(n_d + 1,)`` int32.
-        pairs: As for `maxsim`.
+        pairs: See `maxsim`.
 
     Returns:
         ``(n_q, n_d)`` float32, or ``(p,)`` with pairs.
@@ -93,8 +94,8 @@ def maxsim_int8(
 
 def _scores(queries: Tokens, documents: Tokens, pairs: Tensor | None, maxima: int | None = None) -> Tensor:
     _check_kinds(queries, documents, pairs)
-    wanted = queries.values.requires_grad or documents.values.requires_grad
-    if (wanted and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+    differentiable = queries.values.requires_grad or documents.values.requires_grad
+    if (differentiable and torch.is_grad_enabled()) or torch.compiler.is_compiling():
         scores: Tensor = torch.ops.irkit.maxsim(*queries, *documents, pairs, maxima)[0]
         return scores
     return _run(queries, documents, pairs, with_argmax=False)[0]
@@ -127,11 +128,11 @@ def _backward(
     pairs: Tensor | None,
     argmax: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Each maximum is one inner product: add the document token to the query token's gradient, and back."""
+    """Differentiate the one inner product behind each maximum with respect to both of its tokens."""
     if queries.is_cuda and pairs is None:
         from .._products.triton_kernel import grid_gradients
 
-        grads = _each(grad, query_offsets, len(queries))
+        grads = _grads_of_maxima(grad, query_offsets, len(queries))
         return grid_gradients(queries, documents, document_offsets, argmax, grads)
     entries = _entries(grad, query_offsets, len(queries), pairs, argmax)
     return product_gradients(queries, documents, *entries)
@@ -140,23 +141,23 @@ def _backward(
 def _entries(
     grad: Tensor, query_offsets: Tensor, total: int, pairs: Tensor | None, argmax: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each maximum: its query token, its document token (both int32, -1 is none), its gradient."""
+    """Return the query token, the document token and the gradient of each maximum; -1 is no token."""
     device = grad.device
     if pairs is None:
         tokens = torch.arange(total, dtype=torch.int32, device=device).repeat(argmax.shape[0])
-        return tokens, argmax.flatten(), _each(grad, query_offsets, total).view(-1)
+        return tokens, argmax.flatten(), _grads_of_maxima(grad, query_offsets, total).view(-1)
     lengths = query_offsets.diff()
     query, counts = pairs[:, 0], lengths[pairs[:, 0]]
     jobs = torch.repeat_interleave(
         torch.arange(len(pairs), device=device), counts, output_size=argmax.shape[0]
     )
-    shift = query_offsets[query] - (counts.cumsum(0) - counts)  # from place among the maxima to query token
+    shift = query_offsets[query] - (counts.cumsum(0) - counts)  # from index of the maximum to query token
     tokens = torch.arange(argmax.shape[0], device=device) + shift[jobs]
     return tokens.int(), argmax, grad.float()[jobs]
 
 
-def _each(grad: Tensor, query_offsets: Tensor, total: int) -> Tensor:
-    """``(n_d, total_q)``: the gradient of each maximum, that of the score of its query and document."""
+def _grads_of_maxima(grad: Tensor, query_offsets: Tensor, total: int) -> Tensor:
+    """Return ``(n_d, total_q)``: each maximum has the gradient of the score of its query and document."""
     queries = torch.arange(len(query_offsets) - 1, device=grad.device)
     rows = torch.repeat_interleave(queries, query_offsets.diff(), output_size=total)
     return grad.float().T[:, rows].contiguous()
@@ -194,7 +195,7 @@ def _check_kinds(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> No
 
 
 def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> None:
-    """What the compiled code trusts: wrong offsets would read outside of the tensors."""
+    """Check the values that the compiled code trusts: wrong offsets would read outside of the tensors."""
     for label, (values, offsets, _) in (("query", queries), ("document", documents)):
         if not _rises(offsets, values.shape[0]):
             raise ValueError(
@@ -202,9 +203,9 @@ def _check_values(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> N
                 f"got {offsets.tolist()!s:.200}"
             )
     if pairs is not None:
-        few = pairs if pairs.numel() <= _FEW else torch.stack(torch.aminmax(pairs, dim=0))
+        extremes = pairs if pairs.numel() <= _FEW else torch.stack(torch.aminmax(pairs, dim=0))
         n_q, n_d = queries.rows, documents.rows
-        for query, document in few.tolist():
+        for query, document in extremes.tolist():
             if not (0 <= query < n_q and 0 <= document < n_d):
                 raise ValueError(
                     f"{_name(queries)}: pairs must be rows of {n_q} queries and {n_d} documents, "
@@ -225,7 +226,7 @@ def _name(queries: Tokens) -> str:
     return "maxsim" if queries.scales is None else "maxsim_int8"
 
 
-# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+# Define the operators as torch.library.custom_op does, but without importing torch._dynamo, which takes 2 s.
 torch.library.define(
     "irkit::maxsim",
     "(Tensor queries, Tensor query_offsets, Tensor? query_scales, Tensor documents, Tensor document_offsets, "
@@ -245,7 +246,7 @@ for _device in ("cpu", "cuda"):
 def _(*tensors: Any) -> tuple[Tensor, Tensor]:
     queries, documents, pairs = Tokens(*tensors[:3]), Tokens(*tensors[3:6]), tensors[6]
     shapes: Any = (queries.rows, documents.rows), (documents.rows, queries.values.shape[0])
-    if pairs is not None:  # maxima: of the tokens of the queries of all pairs
+    if pairs is not None:  # one maximum per query token of each pair
         maxima = torch.library.get_ctx().new_dynamic_size() if tensors[7] is None else tensors[7]
         shapes = pairs.shape[:1], (maxima,)
     return queries.values.new_empty(shapes[0], dtype=torch.float32), queries.offsets.new_empty(shapes[1])

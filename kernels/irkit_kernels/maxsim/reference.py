@@ -12,12 +12,12 @@ __all__ = ["Tokens", "maxsim_backward", "maxsim_forward", "maxsim_reference", "q
 
 
 class Tokens(NamedTuple):
-    """Token vectors of ``n`` texts, back to back.
+    """The token vectors of ``n`` texts, stored back to back.
 
     Attributes:
         values: ``(total, d)`` floating point, or int8.
         offsets: ``(n + 1,)`` int32; text ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
-        scales: ``(total,)`` float32 beside int8 values.
+        scales: ``(total,)`` float32, the scale of each row of int8 values.
     """
 
     values: Tensor
@@ -27,61 +27,62 @@ class Tokens(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of texts."""
-        return self.offsets.numel() - 1  # a third of what shape takes
+        return self.offsets.numel() - 1  # numel() takes a third of the time of shape
 
     def floats(self) -> Tokens:
-        """The same in float32."""
+        """Return the tokens in float32."""
         values = self.values.float()
         return Tokens(values if self.scales is None else values * self.scales[:, None], self.offsets)
 
 
 def maxsim_forward(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum over the query's tokens of the largest inner product with a token of the document.
+    """Sum, over the tokens of a query, the largest inner product with a token of the document.
 
-    A query without tokens scores 0, one with tokens against a document without ``-inf``. NaN counts as the
-    largest; of equals the first.
+    A query without tokens scores 0. A query with tokens scores ``-inf`` against a document without tokens.
+    NaN is larger than all numbers; among equal products the first is the maximum.
 
     Args:
         queries: Floating point.
-        documents: Of the same dtype.
-        pairs: ``(p, 2)`` int64 rows of queries and documents; None is all queries against all documents.
+        documents: The same dtype as ``queries``.
+        pairs: ``(p, 2)`` int64 rows of queries and documents; None scores all queries against all documents.
 
     Returns:
-        Scores ``(n_q, n_d)``, or ``(p,)`` with pairs, in float32 (of float64: float64). And the number
-        of the document token of each maximum, int32, -1 if there is none: ``(n_d, total_q)``, or with pairs
-        for each pair the tokens of its query, back to back.
+        The scores ``(n_q, n_d)``, or ``(p,)`` with pairs, in float32 (float64 for float64). And argmax: the
+        row of the document token of each maximum, int32, -1 if the document has no tokens. It is
+        ``(n_d, total_q)``, or with pairs the tokens of the query of each pair, back to back.
     """
     dtype = torch.promote_types(queries.values.dtype, torch.float32)
-    scores, places = [], [torch.empty(0, dtype=torch.int64)]
+    scores, argmax = [], [torch.empty(0, dtype=torch.int64)]
     for query, document in _texts(queries, documents, pairs):
         tokens = torch.arange(documents.values.shape[0])[document]
         if not len(tokens):
             n = query.stop - query.start
             scores.append(torch.full((n,), -torch.inf, dtype=dtype).sum())
-            places.append(torch.full((n,), -1))
+            argmax.append(torch.full((n,), -1))
             continue
         similarity = queries.values[query].to(dtype) @ documents.values[document].to(dtype).T
         best = similarity.argmax(1)
         scores.append(similarity.gather(1, best[:, None]).sum())
-        places.append(tokens[best])
-    shape = (len(scores),) if pairs is not None else (documents.rows, queries.rows)
+        argmax.append(tokens[best])
     result = torch.stack(scores) if scores else torch.empty(0, dtype=dtype)
-    argmax = torch.cat(places).int()
-    if pairs is None:
-        return result.view(shape).T.contiguous(), argmax.view(documents.rows, len(queries.values))
-    return result, argmax
+    rows = torch.cat(argmax).int()
+    if pairs is not None:
+        return result, rows
+    scores_by_document = result.view(documents.rows, queries.rows)
+    return scores_by_document.T.contiguous(), rows.view(documents.rows, len(queries.values))
 
 
 def maxsim_backward(
     grad: Tensor, queries: Tokens, documents: Tokens, pairs: Tensor | None, argmax: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of queries and documents from that of the scores: each maximum is one inner product."""
+    """Compute the gradients of queries and documents; each maximum is one inner product."""
     dtype = grad.dtype
     d_queries, d_documents = (torch.zeros_like(x.values, dtype=dtype) for x in (queries, documents))
-    grads, places, at = (grad if pairs is not None else grad.T).flatten().tolist(), argmax.flatten().long(), 0
+    grads = (grad if pairs is not None else grad.T).flatten().tolist()
+    rows, start = argmax.flatten().long(), 0
     for g, (query, _) in zip(grads, _texts(queries, documents, pairs), strict=True):
         tokens = torch.arange(query.start, query.stop)
-        best, at = places[at : at + len(tokens)], at + len(tokens)
+        best, start = rows[start : start + len(tokens)], start + len(tokens)
         tokens, best = tokens[best >= 0], best[best >= 0]
         d_queries[tokens] += g * documents.values[best].to(dtype)
         d_documents.index_add_(0, best, g * queries.values[tokens].to(dtype))
@@ -95,13 +96,13 @@ def maxsim_reference(
     document_offsets: Tensor,
     pairs: Tensor | None = None,
 ) -> Tensor:
-    """What `op.maxsim` computes, for any floating point dtype on the CPU."""
+    """Compute `op.maxsim` for any floating point dtype on the CPU, slowly."""
     arguments = (queries, query_offsets, documents, document_offsets, pairs)
-    return _Reference.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return _Reference.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each row to int8 with a scale of its own, symmetrically: ``x ~ scale * q``.
+    """Round each row to int8, symmetrically and with its own scale: ``x ~ scale * q``.
 
     Args:
         x: ``(n, d)`` floating point, finite.
@@ -133,7 +134,7 @@ class _Reference(torch.autograd.Function):
 
 
 def _texts(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> Iterator[tuple[slice, slice]]:
-    """The tokens of each query and document to be scored; of all pairs, document by document."""
+    """Yield the slices of the query's and the document's tokens of each pair; without pairs, by document."""
     ends = [x.offsets.tolist() for x in (queries, documents)]
     rows = (
         pairs.tolist()

@@ -1,11 +1,10 @@
-"""Every way of computing MaxSim on the CPU against its definition."""
+"""Every implementation of MaxSim on the CPU agrees with the definition."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
@@ -13,30 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels import _products
-from irkit_kernels._jit import cpu_features
+from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._threads import forced_threads
 from irkit_kernels.maxsim import cpu_kernel as cpu
 from irkit_kernels.maxsim import maxsim, maxsim_int8, op, quantize_rows
 from irkit_kernels.maxsim.cpu_tile import Plan
 from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward, maxsim_reference
 
 AVX2 = {"avx2", "fma"}
-# what the CPU has, and LLVM's name of the one to compile for
-CPUS = {"this CPU": (cpu_features(), None), "any": ({"sse2"}, None), "no compiler": (set(), None)}
+CPUS = {"this CPU": None, "any": Target(frozenset({"sse2"})), "no compiler": Target(frozenset())}
 if cpu_features() >= AVX2:
-    CPUS |= {"avx2": (AVX2, "haswell"), "any": ({"sse2"}, "x86-64")}
+    CPUS |= {"avx2": Target(frozenset(AVX2), "haswell"), "any": Target(frozenset({"sse2"}), "x86-64")}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(params=CPUS, scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the code for one of the CPUs; fresh memory is full of NaN and large integers."""
-    features, name = CPUS[request.param]
     torch.use_deterministic_algorithms(True)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (cpu, _products):
-            patch.setattr(module, "cpu_features", lambda: frozenset(features))
-        patch.setattr(cpu, "compile_plan", partial(cpu.compile_plan, cpu=name))
+    with compiling_for(CPUS[request.param]):
         yield request.param
     torch.use_deterministic_algorithms(False)
 
@@ -46,15 +40,15 @@ def offsets_of(lengths: list[int]) -> Tensor:
 
 
 def tokens(lengths: list[int], d: int, dtype: torch.dtype, generator: torch.Generator, whole: bool) -> Tokens:
-    """In the midst of NaN (or of the largest int8), which a read beyond an end would bring in."""
+    """Draw tokens between rows of NaN (127 for int8), so that a read outside of them shows in the results."""
     bad = 127 if dtype == torch.int8 else math.nan
-    room = torch.full((sum(lengths) + 2, d), bad, dtype=dtype)
+    framed = torch.full((sum(lengths) + 2, d), bad, dtype=dtype)
     shape = (sum(lengths), d)
     values = (
         torch.randint(-3, 4, shape, generator=generator) if whole else torch.randn(shape, generator=generator)
     )
-    room[1:-1] = values.to(dtype)
-    return Tokens(room[1:-1], offsets_of(lengths))
+    framed[1:-1] = values.to(dtype)
+    return Tokens(framed[1:-1], offsets_of(lengths))
 
 
 @st.composite
@@ -82,9 +76,9 @@ def flat(queries: Tokens, documents: Tokens) -> tuple[Tensor, Tensor, Tensor, Te
 def test_whole_numbers_are_exact(problem):
     queries, documents, pairs, generator = problem
     scores, argmax = maxsim_forward(queries, documents, pairs)
-    got, places = op._run(queries, documents, pairs, with_argmax=True)
+    got, rows = op._run(queries, documents, pairs, with_argmax=True)
     assert torch.equal(got, scores)
-    assert torch.equal(places, argmax)  # many similarities are equal: the first counts
+    assert torch.equal(rows, argmax)  # many similarities are equal: the first counts
     assert torch.equal(maxsim(*flat(queries, documents), pairs), scores)
 
     for x in (queries, documents):
@@ -200,13 +194,13 @@ def test_nothing_flows_into_empty_texts():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("place", [0, 6, 7, 15])
-def test_nan_is_seen_where_it_is(dtype, place):
+@pytest.mark.parametrize("token", [0, 6, 7, 15])
+def test_nan_is_seen_where_it_is(dtype, token):
     generator = torch.Generator().manual_seed(3)
     queries = tokens([3, 20], 17, dtype, generator, False)
     documents = tokens([16, 16], 17, dtype, generator, False)
     clean = maxsim(*flat(queries, documents))
-    documents.values[place, 4] = math.nan
+    documents.values[token, 4] = math.nan
     scores = maxsim(*flat(queries, documents))
     assert scores[:, 0].isnan().all()
     assert torch.equal(scores[:, 1], clean[:, 1])
@@ -215,7 +209,7 @@ def test_nan_is_seen_where_it_is(dtype, place):
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_threads_change_nothing(monkeypatch, paired):
+def test_threads_change_nothing(paired):
     generator = torch.Generator().manual_seed(4)
     queries = tokens([5, 32, 0, 40], 70, torch.float32, generator, False)
     documents = tokens([3, 0, 90, 41, 8, 17], 70, torch.float32, generator, False)
@@ -223,10 +217,7 @@ def test_threads_change_nothing(monkeypatch, paired):
     scores, argmax = op._run(queries, documents, pairs, with_argmax=True)
     grad = torch.randn(scores.shape, generator=generator)
     gradients = op._backward(grad, *flat(queries, documents), pairs, argmax)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_num_threads", lambda: 4)
-        patch.setattr(cpu, "_MIN_WORK", 1)
-        patch.setattr(_products, "_MIN_ENTRIES", 1)
+    with forced_threads(4):
         assert torch.equal(op._run(queries, documents, pairs, with_argmax=True)[0], scores)
         again = op._backward(grad, *flat(queries, documents), pairs, argmax)
         assert all(torch.equal(x, y) for x, y in zip(again, gradients, strict=True))
@@ -253,7 +244,7 @@ def test_opcheck_and_compile(path, paired):
     pairs = torch.tensor([[2, 0], [0, 3], [2, 1]]) if paired else None
     values = [x.values.clone().requires_grad_() for x in (queries, documents)]
     arguments = (values[0], queries.offsets, values[1], documents.offsets, pairs)
-    if path == "this CPU":  # the code behind the operator makes no difference
+    if path == "this CPU":  # opcheck tests the operator, which is the same for every CPU
         floats = (values[0], queries.offsets, None, values[1], documents.offsets, None, pairs, None)
         torch.library.opcheck(torch.ops.irkit.maxsim.default, floats)
         quantized = [
@@ -288,14 +279,15 @@ def test_views_are_fine():
 
 def test_defaults_do_not_matter(path):
     generator = torch.Generator().manual_seed(8)
-    given = flat(*(tokens([40, 25], 6, torch.float32, generator, True) for _ in range(2)))
+    arguments = flat(*(tokens([40, 25], 6, torch.float32, generator, True) for _ in range(2)))
     pairs = torch.tensor([[0, 1], [1, 1]])
-    expected, expected_pairs = maxsim(*given), maxsim(*given, pairs)
+    expected, expected_pairs = maxsim(*arguments), maxsim(*arguments, pairs)
     torch.set_default_dtype(torch.float16)
     try:
         with torch.device("cpu" if path == "no compiler" else "meta"):
-            assert torch.equal(maxsim(*given), expected)
-            assert torch.equal(op._run(*map(Tokens, given[::2], given[1::2]), pairs, True)[0], expected_pairs)
+            assert torch.equal(maxsim(*arguments), expected)
+            sides = map(Tokens, arguments[::2], arguments[1::2])
+            assert torch.equal(op._run(*sides, pairs, True)[0], expected_pairs)
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -1,4 +1,4 @@
-"""The Triton kernels against the definition, on CUDA, or in Triton's interpreter under TRITON_INTERPRET=1."""
+"""The Triton kernels agree with the definition, on CUDA, or interpreted with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from irkit_kernels.maxsim import maxsim, op
 from irkit_kernels.maxsim.reference import Tokens, maxsim_backward, maxsim_forward
 
 DTYPES = [torch.float32, torch.float16]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter takes its bits for integers
+DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
 
@@ -55,20 +55,20 @@ def test_whole_numbers_are_exact(problem):
 
     queries, documents, pairs, generator = problem
     scores, argmax = maxsim_forward(queries, documents, pairs)
-    there = None if pairs is None else pairs.to(DEVICE)
-    got, places = triton_kernel.forward(move(queries), move(documents), there, True)
+    moved = None if pairs is None else pairs.to(DEVICE)
+    got, rows = triton_kernel.forward(move(queries), move(documents), moved, True)
     assert torch.equal(got.cpu(), scores)
-    assert torch.equal(places.cpu(), argmax)
+    assert torch.equal(rows.cpu(), argmax)
 
     grad = torch.randint(-3, 4, scores.shape, generator=generator).float()
     expected = maxsim_backward(grad, queries, documents, pairs, argmax)
     ours = queries.values.to(DEVICE), documents.values.to(DEVICE)
-    entries = op._entries(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values), there, places)
-    found = [product_gradients(*ours, *entries)]
+    entries = op._entries(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values), moved, rows)
+    results = [product_gradients(*ours, *entries)]
     if pairs is None:
-        each = op._each(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values))
-        found.append(grid_gradients(*ours, documents.offsets.to(DEVICE), places, each))
-    for gradients in found:
+        grads = op._grads_of_maxima(grad.to(DEVICE), queries.offsets.to(DEVICE), len(queries.values))
+        results.append(grid_gradients(*ours, documents.offsets.to(DEVICE), rows, grads))
+    for gradients in results:
         for mine, theirs in zip(gradients, expected, strict=True):
             assert torch.equal(mine.cpu(), theirs)
 

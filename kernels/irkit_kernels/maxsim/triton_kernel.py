@@ -37,13 +37,14 @@ def _best(
     QUANTIZED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The largest inner product of each query token with a token of the document, and that token."""
+    """Return the largest inner product of each query token with a document token, and that token's row."""
     dims = tl.arange(0, BLOCK_K)
     q_pointers = queries + rows.to(tl.int64)[:, None] * D + dims[None, :]
     best = tl.full(rows.shape, float("-inf"), tl.float32)
-    place = tl.full(rows.shape, -1, tl.int32)
-    broken = tl.zeros(rows.shape, tl.int32)
+    argmax = tl.full(rows.shape, -1, tl.int32)
+    has_nan = tl.zeros(rows.shape, tl.int32)
     for first in range(d_start, d_stop, BLOCK_D):
+        # similarities of a block of document tokens
         columns = first + tl.arange(0, BLOCK_D)
         d_pointers = documents + columns.to(tl.int64)[None, :] * D + dims[:, None]
         similarity = tl.zeros([rows.shape[0], BLOCK_D], tl.int32 if QUANTIZED else tl.float32)
@@ -58,13 +59,14 @@ def _best(
         similarity = similarity.to(tl.float32)
         if QUANTIZED:
             similarity *= tl.load(document_scales + columns, mask=columns < d_stop, other=0)[None, :]
-        number = similarity == similarity
-        broken = tl.maximum(broken, tl.max((~number).to(tl.int32), 1))
-        similarity = tl.where((columns < d_stop)[None, :] & number, similarity, float("-inf"))
-        high, at = tl.max(similarity, 1, return_indices=True, return_indices_tie_break_left=True)
-        place = tl.where((high > best) | (place < 0), tl.minimum(first + at, d_stop - 1), place)
+        # running maximum; NaN is remembered apart, because tl.max may lose it
+        not_nan = similarity == similarity
+        has_nan = tl.maximum(has_nan, tl.max((~not_nan).to(tl.int32), 1))
+        similarity = tl.where((columns < d_stop)[None, :] & not_nan, similarity, float("-inf"))
+        high, column = tl.max(similarity, 1, return_indices=True, return_indices_tie_break_left=True)
+        argmax = tl.where((high > best) | (argmax < 0), tl.minimum(first + column, d_stop - 1), argmax)
         best = tl.maximum(best, high)
-    return tl.where(broken > 0, float("nan"), best), place
+    return tl.where(has_nan > 0, float("nan"), best), argmax
 
 
 @tuned(_CONFIGS)
@@ -91,7 +93,11 @@ def score(
     WITH_ARGMAX: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program i scores pair i, or query ``i % n_q`` against document ``i // n_q``: neighbours share it."""
+    """Score one query against one document.
+
+    Program i scores pair i or, without pairs, query ``i % n_q`` against document ``i // n_q``, so that
+    neighbouring programs read the same document.
+    """
     job = tl.program_id(0).to(tl.int64)
     if PAIRED:
         query, document, target = tl.load(pairs + 2 * job), tl.load(pairs + 2 * job + 1), job
@@ -103,31 +109,34 @@ def score(
     total = 0.0
     for first in range(q_start, q_stop, BLOCK_Q):
         rows = first + tl.arange(0, BLOCK_Q)
-        best, place = _best(
+        best, best_row = _best(
             queries, documents, document_scales, rows, q_stop, d_start, d_stop, D, BLOCK_K, QUANTIZED, BLOCK_D
         )
         if QUANTIZED and d_start < d_stop:
             best *= tl.load(query_scales + rows, mask=rows < q_stop, other=0)
         total += tl.sum(tl.where(rows < q_stop, best, 0.0))
         if WITH_ARGMAX:
-            at = argmax + rows - q_start
+            pointers = argmax + rows - q_start
             if PAIRED:
-                at += tl.load(argmax_offsets + job)
+                pointers += tl.load(argmax_offsets + job)
             else:
-                at += document * tl.load(query_offsets + n_q) + q_start
-            tl.store(at, place, mask=rows < q_stop)
+                pointers += document * tl.load(query_offsets + n_q) + q_start
+            tl.store(pointers, best_row, mask=rows < q_stop)
     tl.store(out + target, total)
 
 
 def forward(
     queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, maxima: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `cpu_kernel.maxsim`, on the device of the tensors."""
+    """Compute `cpu_kernel.maxsim` on the device of the tensors.
+
+    The host waits for the device only if it has to allocate an argmax of pairs without knowing ``maxima``.
+    """
     values = queries.values.contiguous()
     tokens, d, jobs = len(values), values.shape[1], queries.rows * documents.rows
     shape: tuple[int, ...] = (queries.rows, documents.rows)
     argmax_shape: tuple[int, ...] = (documents.rows, tokens)
-    starts = queries.offsets  # not read
+    starts = queries.offsets  # a placeholder, which the kernel does not read
     if pairs is not None:
         pairs, jobs = pairs.contiguous(), len(pairs)
         shape, argmax_shape = (jobs,), (0,)

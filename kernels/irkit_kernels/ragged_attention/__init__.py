@@ -1,4 +1,4 @@
-"""Attention within rows of different lengths on the CPU."""
+"""Attention within rows of different lengths on the CPU; see README.md."""
 
 from __future__ import annotations
 

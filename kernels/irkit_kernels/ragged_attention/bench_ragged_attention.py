@@ -1,8 +1,7 @@
-"""The kernel against torch's attention, one call for each run of rows of equal length, on one core.
+"""Compare the speed of the kernel, on one core, with torch's attention, one call per run of equal lengths.
 
-In training: forward and backward, with a tenth of the weights dropped.
-
-Times are CPU time, the best of interleaved rounds, so that neighbours on a shared machine disturb less.
+Training times are those of forward and backward with dropout 0.1. All times are CPU time, the best of
+interleaved rounds, so that other processes on a shared machine disturb less.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EQUAL = {False: (8, 16, 32, 64, 80, 128, 256, 512, 2048), True: (32, 128, 512)} 
 
 
 def run() -> list[dict[str, Any]]:
-    """Measure rows of equal lengths and a length-sorted step of mixed lengths, about 1024 tokens each."""
+    """Measure rows of equal lengths, and rows of mixed lengths sorted by length; about 1024 tokens each."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -70,14 +69,14 @@ def _measure(
     if training:
         exact = torch.autograd.grad(exact, wide, grad.double())[0]
     errors = {
-        name: float((result(each).double() - exact).square().mean().sqrt())
-        for name, each in contenders.items()
+        name: float((result(attend).double() - exact).square().mean().sqrt())
+        for name, attend in contenders.items()
     }
     if not errors["kernel"] <= 2 * errors["torch"]:
         raise RuntimeError(f"wrong result for {name}, {head_dim}, {dtype}: errors {errors}")
     work = (14 if training else 4) * HEADS * head_dim * sum(length**2 for length in lengths)
     dropout = DROPOUT if training else 0.0
-    functions = {name: partial(result, each, dropout) for name, each in contenders.items()}
+    functions = {name: partial(result, attend, dropout) for name, attend in contenders.items()}
     seconds = _interleaved(functions, max(1, int(1e8 / work)))
     return {
         "mode": "training" if training else "inference",

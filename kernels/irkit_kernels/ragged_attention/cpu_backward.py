@@ -1,7 +1,11 @@
-"""The backward on the CPU: weights are computed again, block of keys by block of keys.
+"""The backward of attention on the CPU, in LLVM IR: it computes the weights again, block by block of keys.
 
-With ``p`` the weights of the forward, ``g`` the gradient of the output and ``m`` 1 / (1 - dropout) where a
-weight is kept, else 0: ``dv = (p m)^T g``, ``ds = p (m (g v^T) - <g, out>)``, ``dq = ds k``, ``dk = ds^T q``.
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+With ``p`` the weights of the forward, ``g`` the gradient of the output, and ``m`` 0 for a dropped weight and
+1 / (1 - dropout) for the others: ``dv = (p m)^T g``, ``ds = p (m (g v^T) - <g, out>) / sqrt(head_dim)``, ``dq
+= ds k``, ``dk = ds^T q``. The code calls ``ds`` slopes and ``<g, out>`` deltas. The weights follow from the
+scores and two numbers per query and head that the forward has stored: the maximum, and 1 / the sum.
 
 Source: Dao et al. 2022 (FlashAttention), algorithm 4.
 """
@@ -9,241 +13,208 @@ Source: Dao et al. 2022 (FlashAttention), algorithm 4.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
 
-from .._jit import Code, Values, compile_ir
-from .cpu_kernel import bounds, declarations, laid_out
+from .._jit import compile_ir, compiled_once
+from .._typed import Array, Value, module
+from .cpu_kernel import Loops, layout
 from .cpu_packing import load_words, pack_keys, pack_values, prefetch
-from .cpu_plan import Floats, Plan
-from .cpu_tile import RANDOM, by_columns, kept, products, states, visible, weighted
+from .cpu_plan import Plan, exp2, spread
+from .cpu_tile import Tile
 
-__all__ = ["compile_backward", "scratch_layout"]
+__all__ = ["compile_backward", "scratch_layout", "write_differentiate"]
 
-_BLOCK = 256  # keys worked on together: packed, with their gradients, they fit the L2 cache
+_BLOCK = 256  # keys processed together: packed, with their gradients, they fit the second-level cache
 _OF_QUERIES = ("maxima", "inverses", "deltas")
 _OF_KEYS = ("keys", "values", "key_rows", "weights", "slopes", "d_keys", "d_values")
 _OF_TILE = ("queries", "grads", "outputs", *_OF_QUERIES, *_OF_KEYS)
 
 
 def scratch_layout(plan: Plan) -> tuple[dict[str, int], int]:
-    """Offsets of the scratch arrays, and the size of them all, in bytes."""
+    """Return the offsets of the scratch arrays, and their total size, in bytes."""
     keys, queries = 4 * (_BLOCK + plan.lanes), 4 * plan.rows
     sizes = dict.fromkeys(("keys", "values"), keys * plan.words)
     sizes |= dict.fromkeys(("key_rows", "d_keys", "d_values"), keys * plan.width)
     sizes |= dict.fromkeys(("weights", "slopes"), keys * plan.rows)
     sizes |= dict.fromkeys(("queries", "grads"), queries * plan.words + 4 * plan.lanes)
     sizes |= {"outputs": queries * plan.width} | dict.fromkeys(_OF_QUERIES, queries)
-    return laid_out(sizes)
+    return layout(sizes)
 
 
-@cache
+def write_differentiate(plan: Plan) -> str:
+    """Return the LLVM IR module of ``differentiate``, whose arguments `_Differentiate` lists."""
+    differentiate = _Differentiate(plan)
+    differentiate.write()
+    return module(_tile(plan), pack_keys(plan), pack_values(plan), differentiate)
+
+
+@compiled_once
 def compile_backward(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
-    """Machine code of ``differentiate``, whose arguments `_Differentiate.write` lists."""
-    parts = declarations(plan, plan.rows)
-    parts += [_tile(plan), pack_keys(plan), pack_values(plan), _Differentiate(plan).write()]
+    """Compile `write_differentiate` for this CPU, or for another by its LLVM name."""
     pointers, numbers = [ctypes.c_void_p] * 12, [ctypes.c_int64] * 12
-    return compile_ir("\n".join(parts), "differentiate", [*pointers, *numbers, ctypes.c_float], cpu=cpu)
+    return compile_ir(
+        write_differentiate(plan), "differentiate", [*pointers, *numbers, ctypes.c_float], cpu=cpu
+    )
 
 
-class _Differentiate:
-    """Writes the loops over rows, heads, blocks of keys and tiles of queries."""
+class _Differentiate(Loops):
+    """Writes the loops over rows, heads, blocks of keys and tiles of queries.
+
+    ``g`` is the gradient of the output, ``deltas`` its products with the output. The gradients ``d_q``,
+    ``d_k`` and ``d_v`` are float32; ``d_q`` is zeros before.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.code = plan, Code()
-        self.floats = Floats(self.code, plan.lanes)
-        self.scratch = {name: self.code.at("%scratch", at) for name, at in scratch_layout(plan)[0].items()}
+        pointers = dict.fromkeys(("d_q", "d_k", "d_v", "stats", "deltas"), "float*")
+        pointers |= dict.fromkeys(("g", "q", "k", "v"), "u8*")
+        pointers |= {"query_offsets": "i32*", "key_offsets": "i32*", "scratch": "u8*"}
+        super().__init__("differentiate", plan, pointers, scratch_layout(plan)[0])
 
-    def write(self) -> str:
-        """The function: pairs of row and head from number ``%item`` up to ``%stop``; strides are in bytes.
+    def write(self) -> None:
+        """Write the body of the function."""
+        a = self.arguments
+        with self.range(a.item, a.stop) as items:
+            row, self.head = items.i // a.heads, items.i % a.heads
+            self.first_query, self.queries = self.bounds(a.query_offsets, row)
+            self.first_key, self.keys = self.bounds(a.key_offsets, row)
+            with self.range(0, self.keys, _BLOCK) as blocks:
+                self._key_block(blocks.i)
 
-        ``%d_q`` is zeros before; gradients are float32. ``%deltas`` are products of output and gradient.
-        """
-        self.code.loop("%item", "%stop", 1, self._item)
-        return self.code.function(
-            "define void @differentiate(ptr %d_q, ptr %d_k, ptr %d_v, ptr %stats, ptr %deltas, ptr %g, "
-            "ptr %q, ptr %k, ptr %v, ptr %query_offsets, ptr %key_offsets, ptr %scratch, i64 %q_token, "
-            "i64 %q_head, i64 %k_token, i64 %k_head, i64 %v_token, i64 %v_head, i64 %heads, i64 %window, "
-            "i64 %item, i64 %stop, i64 %seed, i64 %threshold, float %grown)"
-        )
+    def _key_block(self, start: Value) -> None:
+        """Compute the gradients of a block of keys and values, and add to the gradients of the queries."""
+        a, plan, scratch = self.arguments, self.plan, self.scratch
+        count, first = self.minimum(_BLOCK, self.keys - start), self.first_key + start
 
-    def _item(self, index: str, _: Values) -> None:
-        code = self.code
-        row, self.head = (code.op(f"{name} i64 {index}, %heads") for name in ("sdiv", "srem"))
-        self.first_query, self.queries = bounds(code, "%query_offsets", row)
-        self.first_key, self.keys = bounds(code, "%key_offsets", row)
-        code.loop(0, self.keys, _BLOCK, self._key_block)
-
-    def _key_block(self, start: str, _: Values) -> None:
-        code, scratch = self.code, self.scratch
-        count, first = code.minimum(_BLOCK, code.sub(self.keys, start)), code.add(self.first_key, start)
+        # pack keys and values; keys also row by row, for the gradients of the queries
         for name, x, pack in (("keys", "k", "keys"), ("values", "v", "keys"), ("key_rows", "k", "values")):
-            place = code.add(code.mul(first, f"%{x}_token"), code.mul(self.head, f"%{x}_head"))
-            source = f"ptr {code.at(f'%{x}', place)}, i64 %{x}_token, i64 %{x}_head, i64 {count}"
-            code.do(f"call void @pack_{pack}(ptr {scratch[name]}, {source})")
+            stride, head = (vars(a)[f"{x}_{unit}"] for unit in ("token", "head"))
+            self.call(f"pack_{pack}", scratch[name], self.token_at(x, first, self.head), stride, head, count)
+
+        # sum up gradients over the queries within reach
         for name in ("d_keys", "d_values"):
-            clear = partial(self._clear, scratch[name])
-            code.loop(0, code.mul(count, self.plan.width), self.plan.lanes, clear)
-        low = code.maximum(0, code.sub(start, "%window"))
-        high = code.minimum(self.queries, code.add(code.add(start, count), "%window"))
-        code.loop(low, high, self.plan.rows, lambda query, _: self._queries(query, start, count))
-        for name, out in (("d_keys", "%d_k"), ("d_values", "%d_v")):
-            code.loop(0, count, 1, partial(self._store, scratch[name], out, first))
+            with self.range(0, count * plan.width, plan.lanes) as loop:
+                self.floats_at(name).vectors(plan.lanes)[loop.i] = 0.0
+        low = self.maximum(0, start - a.window)
+        high = self.minimum(self.queries, start + count + a.window)
+        with self.range(low, high, plan.rows) as tiles:
+            self._queries(tiles.i, start, count)
 
-    def _clear(self, target: str, at: str, _: Values) -> None:
-        self.floats.store(self.floats.constant(0), target, self.code.mul(at, 4))
+        for name, out in (("d_keys", a.d_k), ("d_values", a.d_v)):
+            with self.range(0, count) as loop:
+                self._store(self.floats_at(name), out, first, loop.i)
 
-    def _number(self, token: str) -> str:
-        return self.code.add(self.code.mul(token, "%heads"), self.head)
+    def _number(self, token: Value) -> Value:
+        """Return the number of a token and head."""
+        return token * self.arguments.heads + self.head
 
-    def _queries(self, query: str, start: str, count: str) -> None:
-        """A tile of queries against the block of keys: load, call the tile, add to the gradients."""
-        code, plan, scratch = self.code, self.plan, self.scratch
-        left = code.sub(self.queries, query)
-        grown = code.broadcast(plan.lanes, "float", "%grown")
+    def _queries(self, query: Value, start: Value, count: Value) -> None:
+        """Run a tile of queries against the block of keys: load, call the tile, add to the gradients."""
+        a, plan = self.arguments, self.plan
+        left = self.queries - query
+        grown = a.grown.broadcast(plan.lanes)
         for row in range(plan.rows):  # the last query fills up its tile, with weights of 0
-            place = code.minimum(row, code.add(left, -1))
-            token = code.add(code.add(self.first_query, query), place)
-            self._load_query(row, token, code.op(f"icmp slt i64 {row}, {left}"), grown)
-        distance = code.sub(query, start)
-        low, high = code.sub(distance, "%window"), code.add(code.add(distance, "%window"), 1)
-        pointers = [scratch[name] for name in _OF_TILE]
-        numbers = [count, low, high]
-        if plan.dropout:
-            numbers += [
-                start,
-                self._number(code.add(self.first_query, query)),
-                "%heads",
-                "%seed",
-                "%threshold",
-            ]
-        arguments = ", ".join([*(f"ptr {x}" for x in pointers), *(f"i64 {x}" for x in numbers)])
-        code.do(f"call void @tile({arguments})")
-        first = code.add(self.first_query, query)
-        add = partial(self._store, scratch["outputs"], "%d_q", first, more=True)
-        code.loop(0, code.minimum(plan.rows, left), 1, add)
+            token = self.first_query + query + self.minimum(row, left - 1)
+            self._load_query(row, token, left > row, grown)
+        distance = query - start
+        low, high = distance - a.window, distance + a.window + 1
+        tensors = [self.scratch[name] for name in _OF_TILE]
+        first = self.first_query + query
+        self.call("tile", *tensors, count, low, high, *self.random_arguments(start, self._number(first)))
+        with self.range(0, self.minimum(plan.rows, left)) as loop:
+            self._store(self.floats_at("outputs"), a.d_q, first, loop.i, add=True)
 
-    def _load_query(self, row: int, token: str, exists: str, grown: str) -> None:
-        """Query ``token``, its gradient, grown as weights that are kept, and what the forward kept of it."""
-        code, plan, floats, scratch = self.code, self.plan, self.floats, self.scratch
+    def _load_query(self, row: int, token: Value, exists: Value, grown: Value) -> None:
+        """Load a query, its gradient (times 1 / (1 - dropout)), and what the forward has stored of it."""
+        a, plan = self.arguments, self.plan
         number = self._number(token)
-        place = code.add(code.mul(token, "%q_token"), code.mul(self.head, "%q_head"))
-        query = code.at("%q", place)
-        grad = code.at("%g", code.mul(number, plan.stored * plan.head_dim))
-        prefetch(code, plan, query, "%q_head")
+        query = self.token_at("q", token, self.head)
+        grad = a.g.at(number * (plan.stored * plan.head_dim))
+        prefetch(self, plan, query, a.q_head)
         for name, source in (("queries", query), ("grads", grad)):
             for word in range(0, plan.words, plan.lanes):
-                size = min(plan.lanes, plan.words - word)
-                vector = load_words(code, plan, source, word, size)
-                vector = code.op(f"bitcast {floats.integers} {vector} to {floats.kind}")
-                vector = floats.mul(vector, grown) if name == "grads" else vector
-                floats.store(vector, scratch[name], 4 * (row * plan.words + word))
-        stats = code.at("%stats", code.mul(number, 8))
-        found = {
-            "maxima": code.load("float", stats),
-            "inverses": code.op(f"select i1 {exists}, float {code.load('float', stats, 4)}, float 0.0"),
-            "deltas": code.load("float", "%deltas", code.mul(number, 4)),
+                words = load_words(self, plan, source, word, min(plan.lanes, plan.words - word))
+                numbers = words.cast(self.floats)
+                numbers = numbers * grown if name == "grads" else numbers
+                self.floats_at(name).vectors(plan.lanes)[row * plan.words + word] = numbers
+        stats = a.stats.at(number * 2)
+        values = {
+            "maxima": stats[0],
+            "inverses": self.where(exists, stats[1], 0.0),
+            "deltas": a.deltas[number],
         }
-        for name, value in found.items():
-            code.store("float", value, scratch[name], 4 * row)
+        for name, value in values.items():
+            self.floats_at(name)[row] = value
 
-    def _store(self, source: str, out: str, first: str, at: str, _: Values, more: bool = False) -> None:
-        """Write row ``at`` of a scratch array as the gradient of token ``first + at``, or add it."""
-        code, plan = self.code, self.plan
-        target = code.at(out, code.mul(self._number(code.add(first, at)), 4 * plan.head_dim))
-        row = code.at(source, code.mul(at, 4 * plan.width))
+    def _store(self, source: Array, out: Array, first: Value, at: Value, add: bool = False) -> None:
+        """Store row ``at`` of a scratch array as the gradient of token ``first + at``, or add it."""
+        plan = self.plan
+        target, row = out.at(self._number(first + at) * plan.head_dim), source.at(at * plan.width)
         for column in range(0, plan.head_dim, plan.lanes):
-            floats = Floats(code, min(plan.lanes, plan.head_dim - column))
-            value = floats.load(row, 4 * column)
-            if more:
-                value = floats.add(value, floats.load(target, 4 * column))
-            floats.store(value, target, 4 * column)
+            n = min(plan.lanes, plan.head_dim - column)
+            numbers = row.vectors(n)[column]
+            if add:
+                numbers = numbers + target.vectors(n)[column]
+            target.vectors(n)[column] = numbers
 
 
-def _tile(plan: Plan) -> str:
-    """The function for a tile of queries, whose gradients it returns in ``%outputs``."""
-    code, rows, lanes = Code(), plan.rows, plan.lanes
-    floats, each = Floats(code, lanes), Floats(code, rows)
-    first = code.mul(code.op(f"sdiv i64 {code.maximum('%low', 0)}, {lanes}"), lanes)
-    stop = code.minimum("%count", code.add("%high", rows - 1))
-    of_queries = [each.spread(each.load(f"%{name}"), lanes) for name in _OF_QUERIES]
-    seeds = states(code, rows, lanes) if plan.dropout else []
-    code.loop(first, stop, lanes, lambda at, _: _slopes(floats, plan, at, of_queries, seeds))
+def _tile(plan: Plan) -> Tile:
+    """Write the function for a tile of queries; it stores their gradients in ``outputs``."""
+    x = Tile("tile", plan, plan.rows, dict.fromkeys(_OF_TILE, "u8*"))
+    arguments, rows, lanes = vars(x.arguments), plan.rows, plan.lanes
+    a = {name: array.cast("float", 1) for name, array in arguments.items() if name in _OF_TILE}
+    of_queries = [spread(x, a[name].vectors(rows)[0], lanes) for name in _OF_QUERIES]
+    states = x.random_states() if plan.dropout else []
+    with x.range(x.first, x.stop, lanes) as groups:
+        _slopes(x, groups.i, of_queries, states)
 
-    def of_query(column: str | int, vectors: int) -> None:
-        keys = code.at("%key_rows", code.mul(column, 4))
-        sums = weighted(floats, plan, "%slopes", keys, (rows, vectors), first, stop)
-        outputs = code.at("%outputs", code.mul(column, 4))
+    # gradients of the queries: slopes times keys
+    for column, vectors in x.columns():
+        sums = x.weighted(x.arguments.slopes, a["key_rows"].at(column).cast("u8"), vectors)
+        outputs = a["outputs"].at(column)
         for i, total in enumerate(sums):
-            row, vector = divmod(i, vectors)
-            floats.store(total, outputs, 4 * (plan.width * row + lanes * vector))
+            row, v = divmod(i, vectors)
+            outputs.vectors(lanes)[plan.width * row + lanes * v] = total
 
-    by_columns(code, plan, of_query)
-    for names in (("%slopes", "%queries", "%d_keys"), ("%weights", "%grads", "%d_values")):
-        by_columns(code, plan, partial(_add_products, floats, plan, names, first, stop))
-    random = RANDOM if plan.dropout else ""
-    listed = ", ".join(f"ptr %{name}" for name in _OF_TILE)
-    return code.function(f"define internal void @tile({listed}, i64 %count, i64 %low, i64 %high{random})")
+    # gradients of keys and values: slopes times queries, weights times gradients
+    for table, queries, out in (("slopes", "queries", "d_keys"), ("weights", "grads", "d_values")):
+        for column, vectors in x.columns():
+            _add_products(x, a[table], a[queries].at(column), a[out].at(column), vectors)
+    return x
 
 
-def _slopes(
-    floats: Floats, plan: Plan, at: str, of_queries: Sequence[Sequence[str]], seeds: Sequence[str]
-) -> None:
-    """Weights of a group of keys, and the gradients of their scores."""
-    code, lanes, rows = floats.code, plan.lanes, plan.rows
-    scores = visible(floats, at, 1, products(floats, plan, "%queries", "%keys", at, 1, rows))
-    changes = products(floats, plan, "%grads", "%values", at, 1, rows)
-    keep = kept(code, lanes, seeds, code.add("%key", at)) if plan.dropout else []
-    zero, place = floats.constant(0), code.mul(at, 4 * rows)
-    weights, slopes = (code.at(name, place) for name in ("%weights", "%slopes"))
+def _slopes(x: Tile, first: Value, of_queries: list[list[Value]], states: list[Value]) -> None:
+    """Store the weights of a group of keys, and the gradients of their scores."""
+    plan, a, lanes, rows = x.plan, x.arguments, x.lanes, x.rows
+    scores = x.visible(first, 1, x.products(a.queries, a.keys, first, 1))
+    changes = x.products(a.grads, a.values, first, 1)
+    retained = x.retained(states, a.key + first) if plan.dropout else []
+    weights, slopes = (array.cast("float", 1).at(first * rows) for array in (a.weights, a.slopes))
     for row, (score, change, maximum, inverse, delta) in enumerate(
         zip(scores, changes, *of_queries, strict=True)
     ):
-        x = floats.mul(floats.sub(score, maximum), floats.constant(plan.scale))
-        weight = floats.mul(floats.exp2(x), inverse)
+        weight = exp2(x, (score - maximum) * plan.scale) * inverse
         if plan.dropout:
-            change = floats.select(keep[row], change, zero)
-        slope = floats.mul(floats.sub(change, delta), floats.constant(plan.head_dim**-0.5))
-        floats.store(floats.mul(weight, slope), slopes, 4 * lanes * row)
+            change = x.where(retained[row], change, 0.0)
+        slope = (change - delta) * plan.head_dim**-0.5
+        slopes.vectors(lanes)[lanes * row] = weight * slope
         if plan.dropout:
-            weight = floats.select(keep[row], weight, zero)
-        floats.store(weight, weights, 4 * lanes * row)
+            weight = x.where(retained[row], weight, 0.0)
+        weights.vectors(lanes)[lanes * row] = weight
 
 
-def _add_products(
-    floats: Floats,
-    plan: Plan,
-    names: tuple[str, str, str],
-    first: str,
-    stop: str,
-    column: str | int,
-    vectors: int,
-) -> None:
-    """``out[key] += sum over queries of table[key, query] * queries[query]`` for some columns."""
-    code, lanes, rows = floats.code, plan.lanes, plan.rows
-    table, queries, out = names
-    source, target = (code.at(name, code.mul(column, 4)) for name in (queries, out))
-    vectors_of = [
-        [floats.load(source, 4 * (plan.words * row + lanes * v)) for v in range(vectors)]
-        for row in range(rows)
+def _add_products(x: Tile, table: Array, queries: Array, out: Array, vectors: int) -> None:
+    """Add ``sum over queries of table[key, query] * queries[query]`` to ``out[key]``, for some columns."""
+    plan, lanes, rows = x.plan, x.lanes, x.rows
+    columns = [
+        [queries.vectors(lanes)[plan.words * row + lanes * v] for v in range(vectors)] for row in range(rows)
     ]
-
-    def group(start: str, _: Values) -> None:
-        weights = code.at(table, code.mul(start, 4 * rows))
-        gradients = code.at(target, code.mul(start, 4 * plan.width))
-
-        def key(lane: str, _: Values) -> None:
-            place, weight = (
-                code.at(gradients, code.mul(lane, 4 * plan.width)),
-                code.at(weights, code.mul(lane, 4)),
-            )
-            sums = [floats.load(place, 4 * lanes * v) for v in range(vectors)]
+    with x.range(x.first, x.stop, lanes) as groups:
+        group_weights, group_out = table.at(groups.i * rows), out.at(groups.i * plan.width)
+        with x.range(0, x.minimum(lanes, x.stop - groups.i)) as keys:
+            key_out, weights = group_out.at(keys.i * plan.width).vectors(lanes), group_weights.at(keys.i)
+            sums = [key_out[lanes * v] for v in range(vectors)]
             for row in range(rows):
-                factor = code.broadcast(lanes, "float", code.load("float", weight, 4 * lanes * row))
-                sums = [floats.mul_add(factor, x, y) for x, y in zip(vectors_of[row], sums, strict=True)]
+                factor = weights[lanes * row].broadcast(lanes)
+                sums = [x.fmuladd(factor, c, total) for c, total in zip(columns[row], sums, strict=True)]
             for v, total in enumerate(sums):
-                floats.store(total, place, 4 * lanes * v)
-
-        code.loop(0, code.minimum(lanes, code.sub(stop, start)), 1, key)
-
-    code.loop(first, stop, lanes, group)
+                key_out[lanes * v] = total

@@ -1,269 +1,243 @@
-"""A tile of the CPU kernel: a few queries against a block of packed keys and values, in LLVM IR.
+"""A tile of attention on the CPU, in LLVM IR: a few queries against a block of packed keys and values.
 
-Scores and weights are laid out [group of keys][query][key of the group], a group being as many keys as a
-vector has lanes: what the next step reads lies side by side. Between blocks of keys a query keeps its maximum
-score, its sum of weights and its output before the division.
+Softmax is computed online: between blocks of keys each query keeps its maximum score, its sum of weights, and
+its output before the division. A block with a larger maximum m' multiplies the sum and the output so far by
+2^(m - m'), the *decay*. So no row of scores is ever stored as a whole.
+
+Scores and weights are stored as [group of keys][query][key of the group]. A group has as many keys as a
+vector has lanes, so that the next step reads neighbouring memory.
 
 Source: Milakov and Gimelshein 2018 (Online normalizer calculation for softmax), section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
-from .._jit import Code, Values, array, splat
-from .cpu_plan import EXP2, EXP2_ROUGH, LOWEST, Floats, Plan
+from .._simd import multiply_add_words
+from .._typed import Array, Function, Value, vector
+from .cpu_plan import EXP2, EXP2_ROUGH, LOWEST, Plan, exp2, spread
 from .reference import SCRAMBLE, STEP
 
-__all__ = ["RANDOM", "by_columns", "kept", "products", "states", "tile", "visible", "weighted"]
+__all__ = ["RANDOM", "Tile", "tile"]
 
-RANDOM = ", i64 %key, i64 %number, i64 %heads, i64 %seed, i64 %threshold"  # what dropout is a function of
-
-
-def tile(plan: Plan, rows: int) -> str:
-    """The function for ``rows`` queries: the first sees keys ``%low`` to ``%high``, the next one key on."""
-    code = Code()
-    floats, each = Floats(code, plan.lanes), Floats(code, rows)
-    first = code.mul(code.op(f"sdiv i64 {code.maximum('%low', 0)}, {plan.lanes}"), plan.lanes)
-    stop = code.minimum("%count", code.add("%high", rows - 1))
-
-    best = _all_scores(floats, plan, first, stop, rows)
-    old = each.load("%maxima")
-    new = each.maximum(_reduce(code, plan.lanes, best, Floats.maximum), old)
-    each.store(new, "%maxima")
-    decay = each.exp2(each.mul(each.sub(old, new), each.constant(plan.scale)))
-
-    shifts = each.spread(new, plan.lanes)
-    seeds = states(code, rows, plan.lanes) if plan.dropout else ()
-    sums = code.loop(
-        first,
-        stop,
-        plan.lanes,
-        lambda at, sums: _weigh(floats, plan, at, sums, shifts, seeds),
-        (floats.constant(0),) * rows,
-        floats.kind,
-    )
-    total = each.mul_add(each.load("%sums"), decay, _reduce(code, plan.lanes, sums, Floats.add))
-    each.store(total, "%sums")
-
-    decays = each.spread(decay, plan.lanes)
-    by_columns(code, plan, lambda at, vectors: _mix(floats, plan, at, vectors, decays, first, stop))
-    random = RANDOM if plan.dropout else ""
-    return code.function(
-        f"define internal void @tile{rows}(ptr %queries, ptr %keys, ptr %values, ptr %scores, ptr %weights, "
-        f"ptr %maxima, ptr %sums, ptr %outputs, i64 %count, i64 %low, i64 %high{random})"
-    )
+RANDOM = ("key", "number", "heads", "seed", "threshold")  # what decides which weights dropout takes
 
 
-def by_columns(code: Code, plan: Plan, body: Callable[[str | int, int], None]) -> None:
-    """``body(column, vectors)`` for all columns of a head: two vectors at a time, then one."""
-    pairs = plan.width // (2 * plan.lanes) * 2 * plan.lanes
-    code.loop(0, pairs, 2 * plan.lanes, lambda at, _: body(at, 2))
-    if pairs < plan.width:
-        body(pairs, 1)
+class Tile(Function):
+    """A function for a tile of queries, with the steps that forward and backward share.
+
+    The first query sees keys ``low`` to ``high``, the next query one key further, and so on. ``key`` is the
+    number of the block's first key in its row; ``number`` the one of the first query and head (`retained`).
+
+    Attributes:
+        plan: The variant of the code.
+        rows: Queries.
+        arguments: The parameters, by name.
+        floats: Kind of a vector of float32.
+        ints: Kind of a vector of int32.
+        first: The first key that a query sees, rounded down to a group.
+        stop: The key after the last that a query sees.
+    """
+
+    def __init__(self, name: str, plan: Plan, rows: int, pointers: dict[str, Any]) -> None:
+        names = ("count", "low", "high", *(RANDOM if plan.dropout else ()))
+        numbers: dict[str, Any] = dict.fromkeys(names, "i64")
+        super().__init__(name, align=1, **pointers, **numbers)
+        self.plan, self.rows, self.lanes = plan, rows, plan.lanes
+        self.arguments = a = SimpleNamespace(**dict(zip([*pointers, *numbers], self.parameters, strict=True)))
+        self.floats, self.ints = vector(plan.lanes, "float"), vector(plan.lanes, "i32")
+        self.first = self.maximum(a.low, 0) // self.lanes * self.lanes
+        self.stop = self.minimum(a.count, a.high + (rows - 1))
+
+    def columns(self) -> Iterator[tuple[Value | int, int]]:
+        """Write a loop over the columns of a head: (column, 2) for pairs of vectors, then (column, 1)."""
+        pairs = self.plan.width // (2 * self.lanes) * 2 * self.lanes
+        with self.range(0, pairs, 2 * self.lanes) as loop:
+            yield loop.i, 2
+        if pairs < self.plan.width:
+            yield pairs, 1
+
+    def products(self, queries: Array, keys: Array, first: Value, groups: int) -> list[Value]:
+        """Return inner products with ``groups`` groups of keys from ``first`` on, as ``[query][group]``."""
+        words, lanes = self.plan.words, self.lanes
+        group_words = keys.at(first * (4 * words)).cast("i32", 1)
+        zeros = [self.constant(self.floats, 0)] * (self.rows * groups)
+        with self.range(0, words, sums=zeros) as loop:
+            key_words = group_words.at(loop.i * lanes)
+            columns = [key_words.vectors(lanes)[lanes * words * g] for g in range(groups)]
+            query_words = queries.cast("i32", 1).at(loop.i)
+            numbers = (query_words[words * row].broadcast(lanes) for row in range(self.rows))
+            loop.sums = [
+                multiply_add_words(loop.sums[row * groups + g], number, column, bfloat16=self.plan.dot)
+                for row, number in enumerate(numbers)
+                for g, column in enumerate(columns)
+            ]
+        return list(loop.sums)
+
+    def visible(self, first: Value, groups: int, scores: list[Value]) -> list[Value]:
+        """Return scores ``[query][group]`` of groups of keys from ``first`` on, `LOWEST` for hidden keys.
+
+        Keys are hidden if they do not exist or are outside of the window of the query.
+        """
+        a, lanes = self.arguments, self.lanes
+        left = first < a.low + (self.rows - 1)
+        right = first + groups * lanes > self.minimum(a.high, a.count)
+        with self.when(left | right, scores=scores) as edge:  # else all keys are visible to all queries
+            count, low, span = (
+                limit.to("i32").broadcast(lanes) for limit in (a.count, a.low, a.high - a.low)
+            )
+            result = list(scores)
+            for g in range(groups):
+                steps = self.constants("i32", range(g * lanes, (g + 1) * lanes))
+                key = first.to("i32").broadcast(lanes) + steps
+                exists, position = key < count, key - low
+                for i in range(g, len(scores), groups):
+                    # an unsigned comparison: neither before the window nor after it
+                    near = (position - i // groups).compare("ult", span)
+                    result[i] = self.where(near & exists, scores[i], self.constant(self.floats, LOWEST))
+            edge.scores = result
+        return list(edge.scores)
+
+    def weighted(self, table: Array, values: Array, vectors: int) -> list[Value]:
+        """Return sums of packed values, weighted by ``table``, as ``[query][vector]``."""
+        plan, lanes = self.plan, self.lanes
+        zeros = [self.constant(self.floats, 0)] * (self.rows * vectors)
+        with self.range(self.first, self.stop, lanes, sums=zeros) as groups:
+            group_weights = table.at(groups.i * (plan.packed * self.rows))
+            group_values = values.at(groups.i * (plan.packed * plan.width))
+            n = self.minimum(lanes, self.stop - groups.i)
+            with self.range(0, n, 4 // plan.packed, sums=groups.sums) as keys:  # keys, or pairs of keys
+                value_words = group_values.at(keys.i * (plan.packed * plan.width)).cast("i32", 1)
+                columns = [value_words.vectors(lanes)[lanes * v] for v in range(vectors)]
+                weights = group_weights.at(keys.i * plan.packed).cast("i32", 1, plan.packed * lanes)
+                numbers = (weights[row].broadcast(lanes) for row in range(self.rows))
+                keys.sums = [
+                    multiply_add_words(keys.sums[row * vectors + v], number, column, bfloat16=plan.dot)
+                    for row, number in enumerate(numbers)
+                    for v, column in enumerate(columns)
+                ]
+            groups.sums = keys.sums
+        return list(groups.sums)
+
+    def random_states(self) -> list[Value]:
+        """Return the random state of each query, in every lane; `reference.retained` is the definition."""
+        a, rows = self.arguments, self.rows
+        step, first, low = (number.to("i32").broadcast(rows) for number in (a.heads, a.number, a.seed))
+        high = (a.seed >> 32).to("i32").broadcast(rows)
+        numbers = step * self.constants("i32", range(rows)) + first
+        return spread(self, _scramble(_scramble(numbers ^ low) ^ high), self.lanes)
+
+    def retained(self, states: Sequence[Value], key: Value) -> list[Value]:
+        """Return, for each query, which weights of a group of keys, from ``key`` on, are not dropped."""
+        first, threshold = (
+            number.to("i32").broadcast(self.lanes) for number in (key, self.arguments.threshold)
+        )
+        steps = (first + self.constants("i32", range(self.lanes))) * STEP
+        return [_scramble(steps + state).compare("uge", threshold) for state in states]
 
 
-def states(code: Code, rows: int, lanes: int) -> list[str]:
-    """Random states of the queries of a tile, each in every lane; `reference.kept` is the definition."""
-    kind = f"<{rows} x i32>"
-    step, first, low = (
-        code.broadcast(rows, "i32", code.op(f"trunc i64 {x} to i32")) for x in ("%heads", "%number", "%seed")
-    )
-    high = code.broadcast(rows, "i32", code.op(f"trunc i64 {code.op('lshr i64 %seed, 32')} to i32"))
-    number = code.op(f"mul {kind} {step}, {array(rows, 'i32', range(rows))}")
-    state = _scramble(code, rows, code.op(f"xor {kind} {code.op(f'add {kind} {number}, {first}')}, {low}"))
-    state = _scramble(code, rows, code.op(f"xor {kind} {state}, {high}"))
-    return [code.shuffle("i32", rows, state, "poison", [row] * lanes) for row in range(rows)]
+def tile(plan: Plan, rows: int) -> Function:
+    """Write the function ``tile{rows}`` of the forward, for ``rows`` queries."""
+    pointers = dict.fromkeys(("queries", "keys", "values", "scores", "weights"), "u8*")
+    pointers |= dict.fromkeys(("maxima", "sums", "outputs"), "float*")
+    x = Tile(f"tile{rows}", plan, rows, pointers)
+    a, lanes = x.arguments, plan.lanes
+    maxima, sums = (array.vectors(rows) for array in (a.maxima, a.sums))
 
+    # scores; the new maximum of each query, and the decay of what it has so far
+    best = _all_scores(x)
+    old = maxima[0]
+    new = x.maximum(_reduce(x, best, x.maximum), old)
+    maxima[0] = new
+    decay = exp2(x, (old - new) * plan.scale)
 
-def kept(code: Code, lanes: int, states: Sequence[str], key: str) -> list[str]:
-    """For each query, which of its weights for ``lanes`` keys from ``key`` on are not dropped."""
-    kind = f"<{lanes} x i32>"
-    first, threshold = (
-        code.broadcast(lanes, "i32", code.op(f"trunc i64 {x} to i32")) for x in (key, "%threshold")
-    )
-    place = code.op(f"add {kind} {first}, {array(lanes, 'i32', range(lanes))}")
-    step = code.op(f"mul {kind} {place}, {splat(lanes, 'i32', STEP)}")
-    bits = [_scramble(code, lanes, code.op(f"add {kind} {step}, {state}")) for state in states]
-    return [code.op(f"icmp uge {kind} {x}, {threshold}") for x in bits]
+    # weights and their sums
+    shifts = spread(x, new, lanes)
+    states = x.random_states() if plan.dropout else []
+    with x.range(x.first, x.stop, lanes, sums=[x.constant(x.floats, 0)] * rows) as groups:
+        groups.sums = _weigh(x, groups.i, groups.sums, shifts, states)
+    sums[0] = x.fmuladd(sums[0], decay, _reduce(x, groups.sums, lambda p, q: p + q))
 
-
-def _scramble(code: Code, lanes: int, x: str) -> str:
-    """`reference.scramble` of 32-bit integers."""
-    kind = f"<{lanes} x i32>"
-    for shift, factor in SCRAMBLE:
-        shifted = code.op(f"lshr {kind} {x}, {splat(lanes, 'i32', shift)}")
-        x = code.op(f"xor {kind} {x}, {shifted}")
-        if factor != 1:
-            x = code.op(f"mul {kind} {x}, {splat(lanes, 'i32', factor)}")
+    # outputs: the decayed old ones plus the weighted values, which are summed up from 0 to round less
+    decays = spread(x, decay, lanes)
+    for column, vectors in x.columns():
+        outputs = a.outputs.at(column)
+        totals = x.weighted(a.weights, a.values.at(column * 4), vectors)
+        for i, total in enumerate(totals):
+            row, v = divmod(i, vectors)
+            offset = plan.width * row + lanes * v
+            output = outputs.vectors(lanes)[offset]
+            outputs.vectors(lanes)[offset] = x.fmuladd(output, decays[row], total)
     return x
 
 
-def _all_scores(floats: Floats, plan: Plan, first: str, stop: str, rows: int) -> Values:
-    """Score all groups of keys, two at a time; returns the maxima in each lane."""
-    code, lanes = floats.code, plan.lanes
-    best = code.loop(
-        first,
-        code.sub(stop, lanes),
-        2 * lanes,
-        lambda at, best: _scores(floats, plan, at, 2, best),
-        (floats.constant(LOWEST),) * rows,
-        floats.kind,
-    )
-    groups = code.op(f"sdiv i64 {code.add(code.sub(stop, first), lanes - 1)}, {lanes}")
-    last = code.add(first, code.mul(code.add(groups, -1), lanes))
-    odd = code.op(f"trunc i64 {groups} to i1")
-    return code.when(odd, lambda: _scores(floats, plan, last, 1, best), best, floats.kind)
+def _all_scores(x: Tile) -> list[Value]:
+    """Store the scores of all groups of keys, two at a time; return the maxima of each query, by lane."""
+    lanes = x.lanes
+    lowest = [x.constant(x.floats, LOWEST)] * x.rows
+    with x.range(x.first, x.stop - lanes, 2 * lanes, best=lowest) as pairs:
+        pairs.best = _scores(x, pairs.i, 2, pairs.best)
+    groups = (x.stop - x.first + (lanes - 1)) // lanes
+    last = x.first + (groups - 1) * lanes
+    with x.when(groups.to("i1"), best=pairs.best) as odd:  # the lowest bit
+        odd.best = _scores(x, last, 1, odd.best)
+    return list(odd.best)
 
 
-def _scores(floats: Floats, plan: Plan, first: str, groups: int, best: Values) -> Values:
-    """Store the scores of ``groups`` groups of keys from ``first`` on; returns the new maxima."""
-    code, lanes, rows = floats.code, plan.lanes, len(best)
-    scores = products(floats, plan, "%queries", "%keys", first, groups, rows)
-    scores = visible(floats, first, groups, scores)
-    target, result = code.at("%scores", code.mul(first, 4 * rows)), list(best)
+def _scores(x: Tile, first: Value, groups: int, best: list[Value]) -> list[Value]:
+    """Store the scores of ``groups`` groups of keys from ``first`` on; return the new maxima."""
+    a, lanes, best = x.arguments, x.lanes, list(best)
+    scores = x.visible(first, groups, x.products(a.queries, a.keys, first, groups))
+    target = a.scores.at(first * (4 * x.rows)).cast("float", 1)
     for i, score in enumerate(scores):
         row, g = divmod(i, groups)
-        floats.store(score, target, 4 * lanes * (g * rows + row))
-        result[row] = floats.maximum(score, result[row])
-    return tuple(result)
+        target.vectors(lanes)[lanes * (g * x.rows + row)] = score
+        best[row] = x.maximum(score, best[row])
+    return best
 
 
-def products(
-    floats: Floats, plan: Plan, queries: str, keys: str, first: str, groups: int, rows: int
-) -> Values:
-    """Inner products of queries with ``groups`` groups of keys from ``first`` on: ``[query][group]``."""
-    code, lanes = floats.code, plan.lanes
-    keys = code.at(keys, code.mul(first, 4 * plan.words))
-
-    def multiply(word: str, sums: Values) -> Values:
-        at = code.at(keys, code.mul(word, 4 * lanes))
-        columns = [code.load(floats.integers, at, 4 * lanes * plan.words * g) for g in range(groups)]
-        query, result = code.at(queries, code.mul(word, 4)), []
-        for row in range(rows):
-            number = code.broadcast(lanes, "i32", code.load("i32", query, 4 * plan.words * row))
-            for g, column in enumerate(columns):
-                result.append(_multiply_add(floats, plan, number, column, sums[row * groups + g]))
-        return tuple(result)
-
-    return code.loop(0, plan.words, 1, multiply, (floats.constant(0),) * (rows * groups), floats.kind)
-
-
-def visible(floats: Floats, first: str, groups: int, scores: Values) -> Values:
-    """The scores ``[query][group]`` of groups of keys from ``first`` on, without hidden keys."""
-    code, rows = floats.code, len(scores) // groups
-    left = code.op(f"icmp slt i64 {first}, {code.add('%low', rows - 1)}")
-    end = code.add(first, groups * floats.lanes)
-    right = code.op(f"icmp sgt i64 {end}, {code.minimum('%high', '%count')}")
-    edge = code.op(f"or i1 {left}, {right}")
-    return code.when(edge, lambda: _hide(floats, first, groups, scores), scores, floats.kind)
-
-
-def _hide(floats: Floats, first: str, groups: int, scores: Values) -> Values:
-    """The scores with the lowest one wherever the key is not there or out of the query's window."""
-    code, lanes, integers, result = floats.code, floats.lanes, floats.integers, list(scores)
-
-    def broadcast(value: str) -> str:
-        return code.broadcast(lanes, "i32", code.op(f"trunc i64 {value} to i32"))
-
-    count, low, span = (broadcast(x) for x in ("%count", "%low", code.sub("%high", "%low")))
-    for g in range(groups):
-        places = array(lanes, "i32", range(g * lanes, (g + 1) * lanes))
-        key = code.op(f"add {integers} {broadcast(first)}, {places}")
-        exists = code.op(f"icmp slt {integers} {key}, {count}")
-        place = code.op(f"sub {integers} {key}, {low}")
-        for i in range(g, len(scores), groups):
-            near = code.op(f"sub {integers} {place}, {splat(lanes, 'i32', i // groups)}")
-            near = code.op(f"icmp ult {integers} {near}, {span}")  # unsigned: neither below 0 nor too far
-            seen = code.op(f"and <{lanes} x i1> {near}, {exists}")
-            result[i] = floats.select(seen, scores[i], floats.constant(LOWEST))
-    return tuple(result)
-
-
-def _weigh(
-    floats: Floats, plan: Plan, at: str, sums: Values, shifts: list[str], seeds: Sequence[str]
-) -> Values:
-    """Turn the scores of a group of keys into weights; returns the new sums in each lane."""
-    code, lanes, rows, result = floats.code, plan.lanes, len(sums), []
-    scores = code.at("%scores", code.mul(at, 4 * rows))
-    weights = code.at("%weights", code.mul(at, plan.packed * rows))
-    keep = kept(code, lanes, seeds, code.add("%key", at)) if plan.dropout else []
-    for row in range(rows):
-        x = floats.sub(floats.load(scores, 4 * lanes * row), shifts[row])
-        x = floats.mul(x, floats.constant(plan.scale))
-        weight = floats.exp2(x, EXP2_ROUGH if plan.dot else EXP2)
-        result.append(floats.add(sums[row], weight))
+def _weigh(x: Tile, first: Value, sums: list[Value], shifts: list[Value], states: list[Value]) -> list[Value]:
+    """Turn the scores of a group of keys into weights; return the new sums of each query, by lane."""
+    plan, a, lanes, sums = x.plan, x.arguments, x.lanes, list(sums)
+    scores = a.scores.at(first * (4 * x.rows)).cast("float", 1)
+    weights = a.weights.at(first * (plan.packed * x.rows))
+    retained = x.retained(states, a.key + first) if plan.dropout else []
+    for row in range(x.rows):
+        exponent = (scores.vectors(lanes)[lanes * row] - shifts[row]) * plan.scale
+        weight = exp2(x, exponent, EXP2_ROUGH if plan.dot else EXP2)
+        sums[row] = sums[row] + weight
         if plan.dropout:
-            weight = floats.select(keep[row], weight, floats.constant(0))
+            weight = x.where(retained[row], weight, 0.0)
         if plan.dot:
-            half = code.op(f"fptrunc {floats.kind} {weight} to <{lanes} x bfloat>")
-            code.store(f"<{lanes} x bfloat>", half, weights, 2 * lanes * row)
+            weights.cast("bfloat", 1).vectors(lanes)[lanes * row] = weight.to("bfloat")
         else:
-            floats.store(weight, weights, 4 * lanes * row)
-    return tuple(result)
+            weights.cast("float", 1).vectors(lanes)[lanes * row] = weight
+    return sums
 
 
-def _mix(
-    floats: Floats, plan: Plan, column: str | int, vectors: int, decays: list[str], first: str, stop: str
-) -> None:
-    """Decay ``vectors`` vectors of the outputs from ``column`` on and add the weighted values."""
-    code, rows = floats.code, len(decays)
-    outputs = code.at("%outputs", code.mul(column, 4))
-    places = [4 * (plan.width * row + plan.lanes * v) for row in range(rows) for v in range(vectors)]
-    # from 0 and not from the old outputs: fewer sums are rounded at full size
-    values = code.at("%values", code.mul(column, 4))
-    sums = weighted(floats, plan, "%weights", values, (rows, vectors), first, stop)
-    for i, (place, total) in enumerate(zip(places, sums, strict=True)):
-        old = floats.load(outputs, place)
-        floats.store(floats.mul_add(old, decays[i // vectors], total), outputs, place)
+def _scramble(numbers: Value) -> Value:
+    """Return `reference.scramble` of 32-bit integers."""
+    for shift, factor in SCRAMBLE:
+        numbers = numbers ^ (numbers >> shift)
+        if factor != 1:
+            numbers = numbers * factor
+    return numbers
 
 
-def weighted(
-    floats: Floats, plan: Plan, table: str, values: str, shape: tuple[int, int], first: str, stop: str
-) -> Values:
-    """Sums of packed values by the weights in ``table``, of ``shape`` queries and vectors."""
-    code, lanes, step, (rows, vectors) = floats.code, plan.lanes, 4 // plan.packed, shape
+def _reduce(x: Function, vectors: list[Value], combine: Callable[[Value, Value], Any]) -> Value:
+    """Reduce each vector to one number; return the numbers side by side.
 
-    def group(start: str, sums: Values) -> Values:
-        weights = code.at(table, code.mul(start, plan.packed * rows))
-        source = code.at(values, code.mul(start, plan.packed * plan.width))
-
-        def key(lane: str, sums: Values) -> Values:  # or a pair of keys
-            at = code.at(source, code.mul(lane, plan.packed * plan.width))
-            columns = [code.load(floats.integers, at, 4 * lanes * v) for v in range(vectors)]
-            weight, result = code.at(weights, code.mul(lane, plan.packed)), []
-            for row in range(rows):
-                number = code.broadcast(lanes, "i32", code.load("i32", weight, plan.packed * lanes * row))
-                for v, numbers in enumerate(columns):
-                    result.append(_multiply_add(floats, plan, number, numbers, sums[row * vectors + v]))
-            return tuple(result)
-
-        return code.loop(0, code.minimum(lanes, code.sub(stop, start)), step, key, sums, floats.kind)
-
-    return code.loop(first, stop, lanes, group, (floats.constant(0),) * (rows * vectors), floats.kind)
-
-
-def _multiply_add(floats: Floats, plan: Plan, a: str, b: str, total: str) -> str:
-    """``total + a * b`` of vectors of packed words."""
-    kind = f"<{2 * plan.lanes} x bfloat>" if plan.dot else floats.kind
-    a, b = (floats.code.op(f"bitcast {floats.integers} {x} to {kind}") for x in (a, b))
-    if not plan.dot:
-        return floats.mul_add(a, b, total)
-    call = f"call {floats.kind} @llvm.x86.avx512bf16.dpbf16ps.512"
-    return floats.code.op(f"{call}({floats.kind} {total}, {kind} {a}, {kind} {b})")
-
-
-def _reduce(code: Code, lanes: int, vectors: Values, combine: Callable[[Floats, str, str], str]) -> str:
-    """Reduce each vector to one number, all of them together; the numbers side by side."""
-    count, parts = len(vectors), list(vectors)
-    while lanes * len(parts) > count:
-        half = lanes * len(parts) // count // 2  # each vector has come down to twice this many lanes
-        twins = list(zip(parts[::2], parts[1::2] or ["poison"], strict=True))
+    All are reduced together: each round halves the lanes per vector and joins two registers into one.
+    """
+    n, parts = len(vectors), list(vectors)
+    missing: list[Any] = [None]  # the partner of the last one
+    while (lanes := parts[0].lanes) * len(parts) > n:
+        half = lanes * len(parts) // n // 2  # every vector has come down to twice this many lanes
+        pairs = list(zip(parts[::2], parts[1::2] or missing, strict=True))
         low = [lane for lane in range(2 * lanes if len(parts) > 1 else lanes) if lane % (2 * half) < half]
         high = [lane + half for lane in low]
-        parts = [
-            combine(Floats(code, len(low)), *(code.shuffle("float", lanes, a, b, x) for x in (low, high)))
-            for a, b in twins
-        ]
-        lanes = len(low)
+        parts = [combine(x.shuffle(a, b, low), x.shuffle(a, b, high)) for a, b in pairs]
     return parts[0]

@@ -1,27 +1,28 @@
-"""``irkit::ragged_attention``: attention within rows of different lengths on the CPU, differentiable."""
+"""``irkit::ragged_attention``: attention within rows of different lengths on the CPU, with gradients."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._threads import share
+from .._jit import compiled_once
+from .._threads import share, threads_for
 from . import cpu_backward
 from .cpu_backward import compile_backward
 from .cpu_kernel import FAR, MAX_HEAD_DIM, compile_plan, plan_for, scratch_layout, supported
 
 __all__ = ["ragged_attention"]
 
-_MIN_WORK = 1 << 23  # multiply-adds of the scores worth a thread: 0.4 ms in float32 with all the rest
-_CPU = supported()
+_MIN_WORK = 1 << 23  # multiply-adds of the scores per thread, 0.4 ms in float32 with all other steps
 _local = threading.local()
+supported()  # reads the features of the CPU now: torch.compile could not trace it
 
 
 def ragged_attention(
@@ -33,36 +34,37 @@ def ragged_attention(
     window: int | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Softmax attention of each row of queries to its row of keys; scores are scaled by ``head_dim ** -0.5``.
+    """Compute softmax attention of each row of queries to its row of keys.
 
-    float32 and bfloat16 run in one call of the compiled kernel where the CPU has one (AVX2, AVX-512, NEON; a
-    ``head_dim`` divisible by 8 up to 256); anything else goes to torch row by row. Differentiable: the
-    backward computes the weights again, and which are dropped follows from one random number of torch's
-    generator, so that nothing as large as the weights is kept.
+    Scores are scaled by ``head_dim ** -0.5``. float32 and bfloat16 run in one call of compiled code on CPUs
+    with AVX2, AVX-512 or NEON, for a ``head_dim`` divisible by 8 up to 256; anything else uses torch, row by
+    row. Differentiable: the backward computes the weights again. One random number of torch's generator
+    decides which weights are dropped, so nothing as large as the weights is stored.
 
     Args:
         query: ``(total_q, heads, head_dim)``; tokens and heads may have any stride.
         key: ``(total_k, heads, head_dim)``, likewise.
-        value: As ``key``.
+        value: The shape of ``key``.
         query_offsets: ``(n + 1,)`` int32; row ``i`` is ``query[query_offsets[i]:query_offsets[i + 1]]``.
         key_offsets: ``(n + 1,)`` int32, likewise for ``key`` and ``value``.
         window: Largest distance at which tokens attend to each other; None is any. Rows of queries and keys
             must then be of equal length.
-        dropout: Probability of dropping a weight, below 1; the others grow by ``1 / (1 - dropout)``.
+        dropout: Probability of dropping a weight, below 1; the others are multiplied by ``1 / (1 -
+            dropout)``.
 
     Returns:
-        ``(total_q, heads, head_dim)``, contiguous, of the dtype of ``query``; zeros where there is no key.
+        ``(total_q, heads, head_dim)``, contiguous, in the dtype of ``query``; zeros in rows without keys.
 
     Raises:
         ValueError: Shapes, dtypes or offsets do not fit together.
     """
     arguments = (query, key, value, query_offsets, key_offsets, window)
-    wanted = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     if not _has_code(query):
         _check(*arguments, dropout)
         return _by_row(*arguments, dropout)
     seed = torch.randint(2**62, (1,), device="cpu") if dropout else None
-    if wanted or torch.compiler.is_compiling():
+    if differentiable or torch.compiler.is_compiling():
         out: Tensor = torch.ops.irkit.ragged_attention(*arguments, dropout, seed)[0]
         return out
     return _forward(*arguments, dropout, seed, with_stats=False)[0]
@@ -80,7 +82,7 @@ def _forward(
     *,
     with_stats: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The output; and ``(total_q, heads, 2)``: the maximum of each query and head, and 1 / its sum."""
+    """Return the output, and ``(total_q, heads, 2)``: the maximum of each query and head, and 1 / its sum."""
     _check(query, key, value, query_offsets, key_offsets, window, dropout)
     kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
@@ -106,6 +108,7 @@ def _backward(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value."""
     kernel, scratch_size = _backward_kernel(query.shape[2], query.dtype, dropout > 0)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     grad = grad.contiguous()
@@ -120,7 +123,7 @@ def _backward(
 
 
 def _numbers(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> list[int]:
-    """What either kernel takes after its pointers: strides in bytes, heads, the window."""
+    """Return the arguments of both kernels that follow their pointers: strides in bytes, heads, window."""
     strides = [query.element_size() * stride for x in (query, key, value) for stride in x.stride()[:2]]
     return [*strides, query.shape[1], FAR if window is None else min(window, FAR)]
 
@@ -135,35 +138,34 @@ def _call(
     start: int,
     stop: int,
 ) -> None:
+    """Call a kernel for the pairs of row and head ``start`` to ``stop``."""
     random = int(seed) if seed is not None else 0, round(dropout * 2**32), 1 / (1 - dropout)
     kernel(*pointers, _scratch(scratch_size), *numbers, start, stop, *random)
 
 
 def _share(run: Callable[[int, int], None], query: Tensor, key: Tensor, query_offsets: Tensor) -> None:
-    """Rows and heads among threads."""
+    """Distribute pairs of row and head among threads."""
     rows = query_offsets.shape[0] - 1
     work, items = query.numel() * key.shape[0] // max(rows, 1), rows * query.shape[1]
-    share(run, items, min(torch.get_num_threads(), items, work // _MIN_WORK))
+    share(run, items, min(items, threads_for(work, _MIN_WORK)))
 
 
 def _has_code(query: Tensor) -> bool:
-    """Whether there is a kernel; otherwise torch has to do."""
-    size = query.shape[-1]
-    return (
-        _CPU and query.dtype in (torch.float32, torch.bfloat16) and size % 8 == 0 and 0 < size <= MAX_HEAD_DIM
-    )
+    """Return whether the dtype and head size have compiled code on this CPU; otherwise torch is used."""
+    size, dtypes = query.shape[-1], (torch.float32, torch.bfloat16)
+    return supported() and query.dtype in dtypes and size % 8 == 0 and 0 < size <= MAX_HEAD_DIM
 
 
-@cache
+@compiled_once
 def _kernel(head_dim: int, dtype: torch.dtype, dropout: bool) -> tuple[Callable[..., None], int]:
-    """The compiled kernel and how much scratch memory it needs."""
+    """Return the compiled forward and the size of its scratch memory."""
     plan = plan_for(head_dim, dtype == torch.bfloat16, dropout)
     return compile_plan(plan), scratch_layout(plan)[1]
 
 
-@cache
+@compiled_once
 def _backward_kernel(head_dim: int, dtype: torch.dtype, dropout: bool) -> tuple[Callable[..., None], int]:
-    """Likewise for the backward, which multiplies in float32."""
+    """Return the compiled backward, which multiplies in float32, and the size of its scratch memory."""
     plan = replace(plan_for(head_dim, dtype == torch.bfloat16, dropout), dot=False)
     return compile_backward(plan), cpu_backward.scratch_layout(plan)[1]
 
@@ -199,7 +201,7 @@ def _check(
                 f"{tuple(offsets.shape)}"
             )
         ends.append(offsets.tolist())
-        # The kernel trusts the offsets: wrong ones would read outside of the tensors.
+        # The compiled code trusts the offsets: wrong ones would read outside of the tensors.
         if ends[-1][:1] != [0] or ends[-1][-1] != total or ends[-1] != sorted(ends[-1]):
             raise ValueError(
                 f"ragged_attention: {name}_offsets must rise from 0 to {total}, got {ends[-1]!s:.200}"
@@ -225,6 +227,7 @@ def _by_row(
     window: int | None,
     dropout: float,
 ) -> Tensor:
+    """Compute the attention in torch, one row at a time."""
     outputs, lengths = [query[:0]], [offsets.diff().tolist() for offsets in (query_offsets, key_offsets)]
     rows = (torch.split(query, lengths[0]), torch.split(key, lengths[1]), torch.split(value, lengths[1]))
     for part in zip(*rows, strict=True):
@@ -241,14 +244,14 @@ def _by_row(
 
 
 def _scratch(size: int) -> int:
-    """Address of memory of this thread, which keeps the largest it ever asked for (at most 2 MB)."""
+    """Return the address of this thread's scratch memory, which grows to the largest size so far (< 2 MB)."""
     memory: Tensor | None = getattr(_local, "memory", None)
     if memory is None or memory.shape[0] < size:
         _local.memory = memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     return memory.data_ptr()
 
 
-# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+# Define the operators as torch.library.custom_op does, but without importing torch._dynamo, which takes 2 s.
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets"
 _SETTINGS = "int? window, float dropout, Tensor? seed"
 torch.library.define("irkit::ragged_attention", f"({_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor)")

@@ -1,14 +1,14 @@
-"""The definition that the kernels are held against: softmax attention row by row, nothing fused."""
+"""The definition of attention within rows, in plain torch: softmax attention row by row, nothing fused."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["SCRAMBLE", "STEP", "attention_reference", "kept"]
+__all__ = ["SCRAMBLE", "STEP", "attention_reference", "retained"]
 
-STEP = 0x9E3779B9  # between neighbouring keys
-SCRAMBLE = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))  # shift, then factor
+STEP = 0x9E3779B9  # difference of the states of neighbouring keys
+SCRAMBLE = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))  # rounds of lowbias32: shift, then factor
 _MASK = 2**32 - 1
 
 
@@ -22,20 +22,20 @@ def attention_reference(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Tensor:
-    """Softmax attention of each row of queries to its row of keys, in the dtype of ``query``; differentiable.
+    """Compute softmax attention of each row of queries to its row of keys; differentiable.
 
     Args:
         query: ``(total_q, heads, head_dim)``.
         key: ``(total_k, heads, head_dim)``.
-        value: As ``key``.
+        value: The shape of ``key``.
         query_offsets: ``(n + 1,)``; row ``i`` is ``query[query_offsets[i]:query_offsets[i + 1]]``.
         key_offsets: ``(n + 1,)``, likewise for ``key`` and ``value``.
         window: Largest distance at which tokens attend to each other; None is any.
-        dropout: Probability of dropping a weight; the others grow by ``1 / (1 - dropout)``.
-        seed: Which weights are dropped, see `kept`.
+        dropout: Probability of dropping a weight; the others are multiplied by ``1 / (1 - dropout)``.
+        seed: Decides which weights are dropped, see `retained`.
 
     Returns:
-        ``(total_q, heads, head_dim)``; zeros for queries of a row without keys.
+        ``(total_q, heads, head_dim)`` in the dtype of ``query``; zeros for queries of a row without keys.
     """
     output, heads = [query[:0]], query.shape[1]
     ends_q, ends_k = query_offsets.tolist(), key_offsets.tolist()
@@ -52,18 +52,18 @@ def attention_reference(
         weights = scores.softmax(-1)
         if dropout:
             numbers = torch.arange(ends_q[i], ends_q[i + 1]) * heads + torch.arange(heads)[:, None]
-            weights = weights * kept(numbers, k.shape[1], dropout, seed) / (1 - dropout)
+            weights = weights * retained(numbers, k.shape[1], dropout, seed) / (1 - dropout)
         output.append((weights @ v).transpose(0, 1))
     return torch.cat(output)
 
 
-def kept(numbers: Tensor, keys: int, dropout: float, seed: int) -> Tensor:
-    """Which weights are not dropped: a hash of the seed, the query and head, and the key is large enough.
+def retained(numbers: Tensor, keys: int, dropout: float, seed: int) -> Tensor:
+    """Return which weights are not dropped: a hash of seed, query and head, and key exceeds a threshold.
 
     Args:
-        numbers: ``(...,)`` int64, of each query and head: token times heads plus head.
-        keys: Of the row.
-        dropout: Probability.
+        numbers: ``(...,)`` int64, the number of each query and head: token * heads + head.
+        keys: Number of keys of the row.
+        dropout: Probability of dropping a weight.
         seed: 64 bits.
 
     Returns:
@@ -72,12 +72,12 @@ def kept(numbers: Tensor, keys: int, dropout: float, seed: int) -> Tensor:
     Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.
     """
     state = _scramble(_scramble(numbers ^ (seed & _MASK)) ^ (seed >> 32 & _MASK))
-    places = torch.arange(keys) * STEP
-    return _scramble(state[..., None] + places) >= round(dropout * 2**32)
+    steps = torch.arange(keys) * STEP
+    return _scramble(state[..., None] + steps) >= round(dropout * 2**32)
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """A permutation of 32-bit numbers that looks random."""
+    """Permute the 32-bit numbers in a way that looks random."""
     for shift, factor in SCRAMBLE:
         x = x & _MASK
         x = (x ^ (x >> shift)) * factor

@@ -1,4 +1,4 @@
-"""Every way of multiplying against softmax attention written out in float64."""
+"""Every variant of the forward agrees with softmax attention written out in float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from irkit_kernels._jit import cpu_features
-from irkit_kernels.ragged_attention import op, ragged_attention
+from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._threads import forced_threads
+from irkit_kernels.ragged_attention import ragged_attention
 from irkit_kernels.ragged_attention.cpu_kernel import FAR, Plan, compile_plan, plan_for, scratch_layout
 from irkit_kernels.ragged_attention.reference import attention_reference
 
@@ -30,17 +31,17 @@ def offsets_of(lengths):
 
 
 def make(lengths_q, lengths_k, heads, head_dim, dtype=torch.float32, layout="fused", seed=0):
-    """Normal q, k, v in the midst of NaN, which a read beyond a row or a head would bring in."""
+    """Draw normal q, k, v between NaN, so that a read outside of a row or head shows in the results."""
     torch.manual_seed(seed)
     result = []
     for i, lengths in enumerate((lengths_q, lengths_k, lengths_k)):
         total = int(sum(lengths))
         if layout == "fused":  # (tokens, 3, heads, head_dim), as one projection makes it
-            room = torch.full((total + 2, 3, heads, head_dim), float("nan"), dtype=dtype)
-            view = room[1:-1, i]
+            memory = torch.full((total + 2, 3, heads, head_dim), float("nan"), dtype=dtype)
+            view = memory[1:-1, i]
         else:  # heads outermost, and a gap after each token
-            room = torch.full((heads, total + 1, head_dim + 3), float("nan"), dtype=dtype)
-            view = room[:, :-1, :head_dim].transpose(0, 1)
+            memory = torch.full((heads, total + 1, head_dim + 3), float("nan"), dtype=dtype)
+            view = memory[:, :-1, :head_dim].transpose(0, 1)
         result.append(view.copy_(torch.randn(total, heads, head_dim)))
     return (*result, offsets_of(lengths_q), offsets_of(lengths_k))
 
@@ -50,7 +51,7 @@ def exact(query, key, value, *rest):
 
 
 def run(variant, query, key, value, query_offsets, key_offsets, window=None):
-    """Call the compiled code on memory full of NaN and check that it stays inside of its output."""
+    """Call the compiled code on memory full of NaN, and assert that it writes nothing but its output."""
     lanes, dot, cpu = variant
     plan = Plan(query.shape[2], query.dtype == torch.bfloat16, dot, lanes)
     out = torch.full((query.shape[0] + 2, *query.shape[1:]), float("nan"), dtype=query.dtype)
@@ -93,7 +94,7 @@ def problems(draw):
 
 
 def assert_close(got, expected, value):
-    """bfloat16 rounds weights and output once each; float32 scores of unit variance are off by 1e-6."""
+    """Weights and output are rounded to bfloat16 once each; float32 scores of unit variance err by 1e-6."""
     bound = 2**-7 if got.dtype == torch.bfloat16 else 3e-6
     assert got.isfinite().all()
     if got.numel() and value.numel():
@@ -194,12 +195,11 @@ def test_a_wide_window_is_none():
     assert torch.equal(ragged_attention(q, k, v, *offsets, 2**40), ragged_attention(q, k, v, *offsets))
 
 
-def test_intra_op_threads_give_the_same(monkeypatch):
+def test_intra_op_threads_give_the_same():
     arguments = make([17, 0, 1, 7, 45], [33, 0, 200, 7, 90], 3, 32)
     alone = ragged_attention(*arguments)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(op, "_MIN_WORK", 1)
-    assert torch.equal(ragged_attention(*arguments), alone)
+    with forced_threads(4):
+        assert torch.equal(ragged_attention(*arguments), alone)
 
 
 def test_callers_in_many_threads():
@@ -212,11 +212,10 @@ def test_callers_in_many_threads():
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_without_a_kernel_torch_answers(monkeypatch, window):
+def test_without_a_kernel_torch_answers(window):
     arguments = make([12, 0, 5], [12, 0, 5], 2, 32)
-    monkeypatch.setattr(op, "_CPU", False)
-    assert_close(ragged_attention(*arguments, window), exact(*arguments, window), arguments[2])
-    monkeypatch.undo()
+    with compiling_for(Target(frozenset())):
+        assert_close(ragged_attention(*arguments, window), exact(*arguments, window), arguments[2])
     odd = make([12, 0, 5], [12, 3, 0], 2, 20)  # no kernel for this head size; a row without keys
     assert_close(ragged_attention(*odd), exact(*odd), odd[2])
     half = tuple(x.double() for x in arguments[:3])

@@ -1,4 +1,4 @@
-"""Gradients and dropout against the definition differentiated by torch in float64."""
+"""Gradients and dropout agree with the definition, differentiated by torch in float64."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from irkit_kernels._jit import cpu_features
+from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._threads import forced_threads
 from irkit_kernels.ragged_attention import cpu_backward, op, ragged_attention
 from irkit_kernels.ragged_attention.cpu_kernel import FAR, Plan
-from irkit_kernels.ragged_attention.reference import attention_reference, kept
+from irkit_kernels.ragged_attention.reference import attention_reference, retained
 
 # (lanes, compiled for): this CPU, and code that AVX2 and plain SSE2 can run
 VARIANTS = [(16, None), (4, None)] + ([(8, "haswell"), (4, "x86-64")] if "avx2" in cpu_features() else [])
@@ -22,7 +23,7 @@ def offsets_of(lengths):
 
 
 def make(lengths_q, lengths_k, heads, head_dim, dtype=torch.float32, seed=0):
-    """Normal q, k, v as views of one projection, offsets, and a gradient that differs everywhere."""
+    """Draw normal q, k, v as views of one projection, offsets, and a gradient that differs everywhere."""
     torch.manual_seed(seed)
     views = [
         torch.randn(sum(n) + 1, 3, heads, head_dim).to(dtype)[1:, i]
@@ -33,7 +34,7 @@ def make(lengths_q, lengths_k, heads, head_dim, dtype=torch.float32, seed=0):
 
 
 def gradients(function, arguments, grad, *rest):
-    """Of query, key and value; and the output."""
+    """Return the gradients of query, key and value, and the output."""
     leaves = [x.detach().requires_grad_() for x in arguments[:3]]
     out = function(*leaves, *arguments[3:], *rest)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad, allow_unused=True, materialize_grads=True)]
@@ -109,8 +110,8 @@ def test_code_for_every_cpu(variant, problem):
         cpu_backward.compile_backward(plan, cpu),
         cpu_backward.scratch_layout(plan)[1],
     )
-    room = [torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan) for x in arguments[:3]]
-    outs = [x[1:-1] for x in room]
+    memory = [torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan) for x in arguments[:3]]
+    outs = [x[1:-1] for x in memory]
     outs[0].zero_()
     grad = grad.contiguous()
     deltas = (grad.double() * expected[0]).sum(-1).float()
@@ -121,7 +122,7 @@ def test_code_for_every_cpu(variant, problem):
     random = (seed, round(dropout * 2**32), 1 / (1 - dropout))
     kernel(*(x.data_ptr() for x in tensors), *strides, *limits, *random)
     assert_close(outs, expected[1:], 1e-5)
-    assert all(bool(x[[0, -1]].isnan().all()) for x in room)
+    assert all(bool(x[[0, -1]].isnan().all()) for x in memory)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -149,7 +150,9 @@ def torch_gradients(arguments, grad):
 def test_what_is_dropped_looks_random():
     numbers = torch.arange(1000) * 12
     for dropout in (0.1, 0.5):
-        here, there = (kept(numbers, 1000, dropout, seed).double() - (1 - dropout) for seed in (1, 2**40 + 1))
+        here, there = (
+            retained(numbers, 1000, dropout, seed).double() - (1 - dropout) for seed in (1, 2**40 + 1)
+        )
         deviation = (dropout * (1 - dropout)) ** 0.5
         # means over a million, a query and a key, and of neighbours, in standard errors
         assert abs(here.mean()) < 5 * deviation / 1000
@@ -169,14 +172,13 @@ def test_the_seed_is_drawn_from_torch():
     assert not torch.equal(first, second)
 
 
-def test_threads_give_the_same(monkeypatch):
+def test_threads_give_the_same():
     arguments, grad = make([17, 0, 1, 7, 45], [33, 0, 200, 7, 90], 3, 32)
     torch.manual_seed(1)
     alone = gradients(ragged_attention, arguments, grad, None, 0.1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(op, "_MIN_WORK", 1)
     torch.manual_seed(1)
-    assert all(map(torch.equal, gradients(ragged_attention, arguments, grad, None, 0.1), alone))
+    with forced_threads(4):
+        assert all(map(torch.equal, gradients(ragged_attention, arguments, grad, None, 0.1), alone))
 
 
 def test_a_nan_stays_in_its_row_and_head():
@@ -189,16 +191,16 @@ def test_a_nan_stays_in_its_row_and_head():
         assert not gradient[:, 0].isnan().any()
 
 
-def test_without_a_kernel_torch_differentiates(monkeypatch):
+def test_without_a_kernel_torch_differentiates():
     arguments, grad = make([12, 0, 5], [12, 3, 0], 2, 20)  # no kernel for this head size
     assert_close(gradients(ragged_attention, arguments, grad), exact(arguments, grad), 1e-5)
     arguments, grad = make([12, 0, 5], [12, 0, 5], 2, 32)
-    monkeypatch.setattr(op, "_CPU", False)
-    assert_close(gradients(ragged_attention, arguments, grad, 2), exact(arguments, grad, 2), 1e-5)
-    ones = (*arguments[:2], torch.ones_like(arguments[2]), *arguments[3:])
-    torch.manual_seed(0)
-    values = ragged_attention(*ones, None, 0.5)
-    assert values.std() > 0.1  # some weights are dropped, others doubled
+    with compiling_for(Target(frozenset())):
+        assert_close(gradients(ragged_attention, arguments, grad, 2), exact(arguments, grad, 2), 1e-5)
+        ones = (*arguments[:2], torch.ones_like(arguments[2]), *arguments[3:])
+        torch.manual_seed(0)
+        values = ragged_attention(*ones, None, 0.5)
+        assert values.std() > 0.1  # some weights are dropped, others doubled
 
 
 def test_gradients_of_some_inputs_alone():

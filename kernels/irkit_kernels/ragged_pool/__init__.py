@@ -1,4 +1,4 @@
-"""Means over windows of ragged sequences; see README.md."""
+"""Mean pooling over windows of ragged sequences; see README.md."""
 
 from .op import pooled_lengths, ragged_pool
 from .reference import ragged_pool_reference

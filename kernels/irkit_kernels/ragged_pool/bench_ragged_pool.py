@@ -1,7 +1,7 @@
-"""Speed of pooling and of its gradient on a CPU core, against ``F.embedding_bag`` and copying as many bytes.
+"""Compare the speed of pooling and its gradient, on one core, with ``F.embedding_bag`` and with a copy.
 
-Sequences are as long as MS MARCO's passages (75 tokens on average) and 768 wide. Copying is what the hardware
-can do: bytes read once and written once.
+Sequences are as long as MS MARCO's passages (75 tokens on average) and have width 768. A copy of as many
+bytes is the limit of the hardware: every byte is read once and written once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Ways = dict[str, Callable[[], Any]]
 
 
 def run() -> list[dict[str, Any]]:
-    """Time windows of two sizes in float32 and bfloat16, all ways in turn in each round; on one core.
+    """Time windows of two sizes in float32 and bfloat16 on one core; each round runs all functions in turn.
 
     Returns:
-        One dict a direction: the best milliseconds, those of ``F.embedding_bag``, bytes read and written once
-        per second, and the median over the rounds of the time of ``F.embedding_bag``, and of copying as many
-        bytes, to the kernel's.
+        One dict per direction: the best milliseconds of the kernel and of ``F.embedding_bag``; bytes read and
+        written per second; and the medians over the rounds of the times of ``F.embedding_bag``, and of a
+        copy of as many bytes, divided by the kernel's.
 
     Raises:
         RuntimeError: A result is wrong.
@@ -58,7 +58,7 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[s
     bags = F.pad(sizes.cumsum(0), (1, 0))
     tokens = torch.arange(int(bags[-1])) + (starts - bags[:-1]).repeat_interleave(sizes)
     half = torch.empty((values.nbytes + grad.nbytes) // 2, dtype=torch.uint8)
-    other = torch.empty_like(half).fill_(1)  # touched, or its pages would be mapped while it is timed
+    other = torch.empty_like(half).fill_(1)  # written, so that its pages are mapped before the timing
 
     def ours() -> Tensor:
         return ragged_pool(values, offsets, *window, pooled_offsets=ends, total=total)
@@ -68,8 +68,7 @@ def _measure(n: int, window: tuple[int, int], dtype: torch.dtype) -> list[dict[s
 
     functions = {"ragged_pool": ours, "embedding_bag": theirs}
     few, expected = offsets[:9], {}  # 8 sequences
-    some = values[: int(few[-1])].detach()
-    expected["forward"] = pool_forward(some, few, *window)
+    expected["forward"] = pool_forward(values[: int(few[-1])].detach(), few, *window)
     expected["backward"] = pool_backward(grad[: len(expected["forward"])], few, *window)
     rows = []
     for direction in ("forward", "backward"):
@@ -109,7 +108,7 @@ def _ratio(times: dict[str, list[float]], way: str) -> float:
 
 
 def _repeats(n: int) -> int:
-    return max(4, 256 // n)  # calls timed together: their launches overlap, and short ones are many
+    return max(4, 256 // n)  # calls timed together, more of them if they are short
 
 
 def _repeat(function: Callable[[], Any], n: int) -> Callable[[], None]:

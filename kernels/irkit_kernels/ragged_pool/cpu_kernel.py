@@ -1,32 +1,31 @@
-"""Pooling on the CPU: the compiled code, and plain torch for what it does not know."""
+"""Pooling on the CPU: compiled code, and plain torch for dtypes and machines without such code."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from .._jit import compile_ir, cpu_features
-from .._threads import share
+from .._jit import compile_ir, compiled_once, cpu_features
+from .._threads import share, threads_for
 from .cpu_tile import write_ir
 
 __all__ = ["compiled", "has_code", "plain", "pool"]
 
-_MIN_WORK = 1 << 20  # numbers written worth a thread, about 0.15 ms
+_MIN_WORK = 1 << 20  # numbers written per thread, about 0.15 ms; fewer are not worth another thread
 
 
 def has_code(dtype: torch.dtype) -> bool:
-    """Whether there is machine code for a dtype; otherwise `plain` has to do."""
+    """Return whether a dtype has compiled code; otherwise use `plain`."""
     return dtype in (torch.float32, torch.bfloat16) and bool(cpu_features())
 
 
 def pool(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """Arguments as for the operator, all tensors contiguous."""
+    """Compute the operator by compiled code; all tensors are contiguous."""
     out = values.new_empty(rows, values.shape[1])
     function = compiled(values.dtype == torch.bfloat16, transposed)
     pointers = [x.data_ptr() for x in (out, values, offsets, pooled)]
@@ -34,14 +33,14 @@ def pool(
     def run(start: int, stop: int) -> None:
         function(*pointers, len(offsets) - 1, values.shape[1], kernel, stride, start, stop)
 
-    share(run, rows, min(torch.get_num_threads(), out.numel() // _MIN_WORK))
+    share(run, rows, threads_for(out.numel(), _MIN_WORK))
     return out
 
 
 def plain(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """As `pool`, in torch: all rows take their first summand, then their second, ..."""
+    """Compute the operator in torch: all rows add their first summand, then their second, and so on."""
     sequence = torch.repeat_interleave((offsets if transposed else pooled).diff(), output_size=rows)
     first_token, tokens = offsets[sequence], offsets.diff()[sequence]
     first_window, windows = pooled[sequence], pooled.diff()[sequence]
@@ -57,9 +56,9 @@ def plain(
     return out.to(values.dtype)
 
 
-@cache
-def compiled(bfloat16: bool, transposed: bool, cpu: str | None = None) -> Callable[..., None]:
-    """The machine code; ``cpu`` as for `compile_ir`."""
+@compiled_once
+def compiled(bfloat16: bool, transposed: bool) -> Callable[..., None]:
+    """Return the compiled function."""
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6
-    rounds = cpu is None and "avx512bf16" in cpu_features()
-    return compile_ir(write_ir(bfloat16, transposed, rounds), "ragged_pool", arguments, cpu=cpu)
+    rounds = "avx512bf16" in cpu_features()
+    return compile_ir(write_ir(bfloat16, transposed, rounds), "ragged_pool", arguments)

@@ -1,116 +1,86 @@
-"""The machine code of pooling on the CPU, in LLVM IR: weighted sums of rows, 64 columns at a time."""
+"""The code of mean pooling on the CPU, in LLVM IR: weighted sums of rows, 64 columns at a time.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+Forward, a row of the output is a window and sums its tokens. Transposed, a row is a token and sums the
+windows it lies in. In both directions a summand has the weight 1 / (tokens of its window). Only the last
+window of a sequence may have fewer than ``kernel`` tokens.
+"""
 
 from __future__ import annotations
 
-from functools import partial
-
-from .._jit import Code, Values, splat
+from .._simd import load_floats, store_floats
+from .._typed import Array, Function, Value, module, vector
 
 __all__ = ["write_ir"]
 
-_LANES = 16  # of a vector; LLVM splits it where registers are smaller
-_VECTORS = 4  # that a sum takes at a time, enough to hide the latency of a multiply-add
+_LANES = 16  # per vector; LLVM splits vectors on CPUs with smaller registers
+_VECTORS = 4  # summed at the same time: enough to hide the latency of a multiply-add
 
 
 def write_ir(bfloat16: bool, transposed: bool, rounds: bool) -> str:
-    """The LLVM module of ``ragged_pool``, which fills rows ``start`` to ``stop`` of the output.
+    """Return the LLVM IR module of ``ragged_pool``, which fills rows ``start`` to ``stop`` of the output.
 
-    ``rounds`` says whether the CPU has an instruction that rounds to bfloat16.
-
-    Forward, a row is a window and sums its tokens; transposed, it is a token and sums the windows it lies in.
-    Either way a summand weighs 1 / the number of tokens of its window, which only a sequence's last may cut.
+    Args:
+        bfloat16: Values and output are bfloat16, else float32.
+        transposed: Compute the gradient instead of the forward.
+        rounds: The CPU has an instruction that rounds to bfloat16.
     """
-    c = Code()
-    size = 2 if bfloat16 else 4
-    full = _reciprocal(c, "%kernel")
+    kind = "u16*" if bfloat16 else "float*"
+    numbers = dict.fromkeys(("n", "d", "kernel", "stride", "start", "stop"), "i64")
+    x = Function(
+        "ragged_pool", public=True, align=1, out=kind, values=kind, offsets="i32*", pooled="i32*", **numbers
+    )
+    out, values, offsets, pooled, n, d, kernel, stride, start, stop = x.parameters
+    full_weight = _reciprocal(kernel)
 
-    def sequence(i: str, _: Values) -> None:
-        first_token, tokens = _span(c, "%offsets", i)
-        first_window, windows = _span(c, "%pooled", i)
-        last = c.sub(windows, 1)
-        cut = _reciprocal(c, c.sub(tokens, c.mul(last, "%stride")))
+    with x.range(0, n) as sequences:
+        first_token, tokens = _span(offsets, sequences.i)
+        first_window, windows = _span(pooled, sequences.i)
+        last = windows - 1
+        last_weight = _reciprocal(tokens - last * stride)
         first, count = (first_token, tokens) if transposed else (first_window, windows)
-        source = first_window if transposed else first_token
+        first_source = first_window if transposed else first_token
 
-        def row(r: str, _: Values) -> None:
-            local = c.sub(r, first)
-            if transposed:  # windows that end before the token are over
-                over = c.op(f"sdiv i64 {c.add(c.sub(local, '%kernel'), '%stride')}, %stride")
-                start = c.maximum(over, 0)
-                stop = c.minimum(c.add(c.op(f"sdiv i64 {local}, %stride"), 1), windows)
+        with x.range(x.maximum(start, first), x.minimum(stop, first + count)) as rows:
+            # the range of the row's summands: windows that contain the token, or tokens of the window
+            row = rows.i - first
+            if transposed:
+                begin = x.maximum((row - kernel + stride) // stride, 0)
+                end = x.minimum(row // stride + 1, windows)
             else:
-                start = c.mul(local, "%stride")
-                stop = c.minimum(c.add(start, "%kernel"), tokens)
+                begin = row * stride
+                end = x.minimum(begin + kernel, tokens)
 
-            def columns(lanes: int, vectors: int, column: str, _: Values) -> None:
-                kind, step = f"<{lanes} x float>", lanes * size
-
-                def add(j: str, sums: Values) -> Values:
-                    is_cut = c.op(f"icmp eq i64 {j if transposed else local}, {last}")
-                    weight = c.op(f"select i1 {is_cut}, float {cut}, float {full}")
-                    weight = c.broadcast(lanes, "float", weight)
-                    element = c.add(c.mul(c.add(source, j), "%d"), column)
-                    pointer = c.at("%values", c.mul(element, size))
-                    loaded = [_load(c, bfloat16, lanes, c.at(pointer, v * step)) for v in range(vectors)]
-                    return tuple(
-                        c.op(
-                            f"call {kind} @llvm.fmuladd.v{lanes}f32({kind} {x}, {kind} {weight}, {kind} {s})"
-                        )
-                        for x, s in zip(loaded, sums, strict=True)
-                    )
-
-                sums = c.loop(start, stop, 1, add, ("zeroinitializer",) * vectors, kind)
-                target = c.at("%out", c.mul(c.add(c.mul(r, "%d"), column), size))
-                for v, total in enumerate(sums):
-                    _store(c, bfloat16, rounds, lanes, total, c.at(target, v * step))
-
-            blocks, whole = (c.op(f"and i64 %d, {-step}") for step in (_VECTORS * _LANES, _LANES))
-            c.loop(0, blocks, _VECTORS * _LANES, partial(columns, _LANES, _VECTORS))
-            c.loop(blocks, whole, _LANES, partial(columns, _LANES, 1))
-            c.loop(whole, "%d", 1, partial(columns, 1, 1))
-
-        c.loop(c.maximum("%start", first), c.minimum("%stop", c.add(first, count)), 1, row)
-
-    c.loop(0, "%n", 1, sequence)
-    declared = [
-        f"declare {kind} @llvm.fmuladd.v{lanes}f32({kind}, {kind}, {kind})"
-        for lanes, kind in ((lanes, f"<{lanes} x float>") for lanes in (_LANES, 1))
-    ]
-    pointers = ", ".join(f"ptr %{name}" for name in ("out", "values", "offsets", "pooled"))
-    numbers = ", ".join(f"i64 %{name}" for name in ("n", "d", "kernel", "stride", "start", "stop"))
-    return "\n".join([*declared, c.function(f"define void @ragged_pool({pointers}, {numbers})")])
+            # four vectors of columns at a time, then single vectors, then single columns
+            blocks, whole = (d & -step for step in (_VECTORS * _LANES, _LANES))
+            for low, high, vectors, lanes in (
+                (0, blocks, _VECTORS, _LANES),
+                (blocks, whole, 1, _LANES),
+                (whole, d, 1, 1),
+            ):
+                with x.range(low, high, vectors * lanes) as columns:
+                    zeros = [x.constant(vector(lanes, "float"), 0)] * vectors
+                    with x.range(begin, end, sums=zeros) as summands:
+                        is_last = (summands.i if transposed else row) == last
+                        weight = x.where(is_last, last_weight, full_weight).broadcast(lanes)
+                        source = values.at((first_source + summands.i) * d + columns.i)
+                        loaded = [load_floats(source.at(v * lanes), lanes) for v in range(vectors)]
+                        summands.sums = [
+                            x.fmuladd(number, weight, total)
+                            for number, total in zip(loaded, summands.sums, strict=True)
+                        ]
+                    target = out.at(rows.i * d + columns.i)
+                    for v, total in enumerate(summands.sums):
+                        store_floats(target.at(v * lanes), total, rounds)
+    return module(x)
 
 
-def _span(c: Code, offsets: str, i: str) -> tuple[str, str]:
-    """Where row ``i`` begins, and its length."""
-    start, stop = (c.op(f"sext i32 {c.load('i32', offsets, c.mul(c.add(i, k), 4))} to i64") for k in (0, 1))
-    return start, c.sub(stop, start)
+def _span(offsets: Array, i: Value) -> tuple[Value, Value]:
+    """Return the start of row ``i``, and its length."""
+    start, stop = (offsets[i + k].to("i64") for k in (0, 1))
+    return start, stop - start
 
 
-def _reciprocal(c: Code, integer: str) -> str:
-    return c.op(f"fdiv float 1.0, {c.op(f'sitofp i64 {integer} to float')}")
-
-
-def _load(c: Code, bfloat16: bool, lanes: int, pointer: str) -> str:
-    if not bfloat16:
-        return c.load(f"<{lanes} x float>", pointer)
-    ints, sixteen = f"<{lanes} x i32>", splat(lanes, "i32", 16)
-    wide = c.op(f"zext <{lanes} x i16> {c.load(f'<{lanes} x i16>', pointer)} to {ints}")
-    return c.op(f"bitcast {ints} {c.op(f'shl {ints} {wide}, {sixteen}')} to <{lanes} x float>")
-
-
-def _store(c: Code, bfloat16: bool, rounds: bool, lanes: int, value: str, pointer: str) -> None:
-    if not bfloat16:
-        c.store(f"<{lanes} x float>", value, pointer)
-        return
-    if rounds:
-        half = c.op(f"fptrunc <{lanes} x float> {value} to <{lanes} x bfloat>")
-        c.store(f"<{lanes} x bfloat>", half, pointer)
-        return
-    # to the nearest, ties to even; a NaN stays one, as those of bfloat16 have no low bits to carry
-    ints, sixteen = f"<{lanes} x i32>", splat(lanes, "i32", 16)
-    bits = c.op(f"bitcast <{lanes} x float> {value} to {ints}")
-    odd = c.op(f"and {ints} {c.op(f'lshr {ints} {bits}, {sixteen}')}, {splat(lanes, 'i32', 1)}")
-    more = c.op(f"add {ints} {odd}, {splat(lanes, 'i32', 0x7FFF)}")
-    bits = c.op(f"lshr {ints} {c.op(f'add {ints} {bits}, {more}')}, {sixteen}")
-    c.store(f"<{lanes} x i16>", c.op(f"trunc {ints} {bits} to <{lanes} x i16>"), pointer)
+def _reciprocal(integer: Value) -> Value:
+    return 1.0 / integer.to("float")

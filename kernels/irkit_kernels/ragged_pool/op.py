@@ -1,4 +1,4 @@
-"""``irkit::ragged_pool``: means over windows of ragged sequences, and the transpose of that linear map."""
+"""``irkit::ragged_pool``: mean pooling over windows of ragged sequences, and the transpose of that map."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def pooled_lengths(lengths: Tensor, kernel: int, stride: int) -> Tensor:
-    """Windows of each sequence: ``ceil(max(0, length - kernel) / stride) + 1``, and none of no tokens.
+    """Return the number of windows per sequence: ``ceil(max(0, length - kernel) / stride) + 1``.
+
+    An empty sequence has no windows.
 
     Args:
-        lengths: ``(n,)`` integers of any kind, tokens of each sequence.
-        kernel: Tokens of a window.
-        stride: Tokens from the begin of a window to that of the next.
+        lengths: ``(n,)`` integers of any dtype, the number of tokens per sequence.
+        kernel: Tokens per window.
+        stride: Tokens from the start of a window to the start of the next.
 
     Returns:
         ``(n,)`` of the same dtype on the same device.
@@ -50,22 +52,22 @@ def ragged_pool(
     pooled_offsets: Tensor | None = None,
     total: int | None = None,
 ) -> Tensor:
-    """Mean of each window of ``kernel`` tokens, every ``stride`` tokens, within each sequence.
+    """Compute the mean of each window of ``kernel`` tokens, one window every ``stride`` tokens.
 
-    A window that the end of its sequence cuts is the mean of the tokens that exist. Sums are float32 whatever
-    the dtype (of float64: float64). The gradient, to any order, is as exact and as deterministic. Runs on
-    `torch.get_num_threads` threads or on CUDA, where offsets are trusted: to look at them is to wait.
+    If the end of the sequence cuts a window, the result is the mean of the tokens that exist. Sums are
+    float32 for every dtype but float64. Gradients, of any order, are as exact and as deterministic as the
+    result. The call uses `torch.get_num_threads` threads, or CUDA. On CUDA offsets are not checked, because
+    reading them would make the host wait.
 
     Args:
-        values: ``(t, d)`` floating point: tokens, back to back.
-        offsets: ``(n + 1,)`` int32; sequence ``i`` begins at ``offsets[i]`` and ends before
-            ``offsets[i + 1]``.
-        kernel: Tokens of a window.
-        stride: Tokens from the begin of a window to that of the next; at most ``kernel``, so that none is
-            passed over.
+        values: ``(t, d)`` floating point: the tokens of all sequences, back to back.
+        offsets: ``(n + 1,)`` int32; sequence ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+        kernel: Tokens per window.
+        stride: Tokens from the start of a window to the start of the next; at most ``kernel``, so that every
+            token is in a window.
         pooled_offsets: ``(n + 1,)`` int32, the offsets of the result; None computes them.
-        total: Rows of the result, ``pooled_offsets[-1]``; None reads them there, for which CUDA waits and
-            which ``torch.compile`` cannot.
+        total: Rows of the result, ``pooled_offsets[-1]``. None reads the number from ``pooled_offsets``; then
+            the host waits for CUDA, and ``torch.compile`` fails.
 
     Returns:
         ``(total, d)`` of the same dtype; sequence ``i`` has ``pooled_lengths`` rows.
@@ -103,7 +105,7 @@ def ragged_pool(
 def _pool(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """The operator: windows from tokens, or transposed, which is its gradient, tokens from windows."""
+    """Compute the operator: windows from tokens; transposed, its gradient: tokens from windows."""
     values, offsets, pooled = values.contiguous(), offsets.contiguous(), pooled.contiguous()
     if values.is_cuda:
         from . import triton_kernel
@@ -134,9 +136,12 @@ def _check_offsets(name: str, offsets: Tensor, values: Tensor) -> None:
 def _check_rows(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> None:
-    """What the compiled code trusts: wrong offsets would read outside of the tensors."""
+    """Check the offsets, which the compiled code trusts: wrong ones would read outside of the tensors."""
     tokens, windows = (rows, len(values)) if transposed else (len(values), rows)
-    ends, pooled_ends = offsets.numpy(), pooled.numpy()  # whose operations take a fraction of torch's time
+    ends, pooled_ends = (
+        offsets.numpy(),
+        pooled.numpy(),
+    )  # numpy takes a fraction of torch's time per operation
     lengths = ends[1:] - ends[:-1]
     if ends[0] != 0 or ends[-1] != tokens or (lengths < 0).any():
         raise ValueError(
@@ -152,7 +157,7 @@ def _check_rows(
         )
 
 
-# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+# Define the operator as torch.library.custom_op does, but without importing torch._dynamo, which takes 2 s.
 torch.library.define(
     "irkit::ragged_pool",
     "(Tensor values, Tensor offsets, Tensor pooled, int kernel, int stride, SymInt rows, bool transposed) "
@@ -176,7 +181,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    direct = type(grad) is Tensor and not torch.is_grad_enabled()  # the dispatcher takes 40 us
+    direct = type(grad) is Tensor and not torch.is_grad_enabled()  # skips the dispatcher, which takes 40 us
     pool: Callable[..., Tensor] = _pool if direct else torch.ops.irkit.ragged_pool
     result = pool(grad, *ctx.saved_tensors, *ctx.numbers, ctx.rows, not ctx.transposed)
     return (result, *[None] * 6)

@@ -1,11 +1,10 @@
-"""Every way of pooling on the CPU against float64 means of windows cut out one by one."""
+"""Every implementation of pooling on the CPU agrees with float64 means of windows, sliced one by one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
@@ -13,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._jit import cpu_features
+from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels._testing import poison
-from irkit_kernels.ragged_pool import cpu_kernel as cpu
+from irkit_kernels._threads import forced_threads
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool, ragged_pool_reference
 from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
 
 _poison = poison  # a fixture of this module: fresh memory is full of NaN
-CPUS = {"this CPU": None, "no compiler": None}  # LLVM's name of the one to compile for
+CPUS = {"this CPU": None, "no compiler": Target(frozenset())}
 if cpu_features() >= {"avx2", "fma"}:
-    CPUS |= {"avx2": "haswell", "any": "x86-64"}
+    CPUS |= {"avx2": Target(frozenset({"avx2"}), "haswell"), "any": Target(frozenset({"sse2"}), "x86-64")}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROUNDING = {torch.float64: 2**-53, torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
@@ -30,10 +29,7 @@ ROUNDING = {torch.float64: 2**-53, torch.float32: 2**-24, torch.float16: 2**-11,
 @pytest.fixture(params=CPUS, scope="module")
 def path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the code for one of the CPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "no compiler":
-            patch.setattr(cpu, "cpu_features", frozenset)
-        patch.setattr(cpu, "compiled", partial(cpu.compiled, cpu=CPUS[request.param]))
+    with compiling_for(CPUS[request.param]):
         yield
 
 
@@ -42,10 +38,10 @@ def offsets_of(lengths: list[int]) -> Tensor:
 
 
 def inside(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the midst of NaN, which a read beyond an end would bring in."""
-    room = torch.full((len(values) + 2, values.shape[1]), math.nan, dtype=dtype)
-    room[1:-1] = values.to(dtype)
-    return room[1:-1]
+    """Return the values between rows of NaN, so that a read outside of them shows in the results."""
+    framed = torch.full((len(values) + 2, values.shape[1]), math.nan, dtype=dtype)
+    framed[1:-1] = values.to(dtype)
+    return framed[1:-1]
 
 
 def expected_lengths(lengths: list[int], kernel: int, stride: int) -> list[int]:
@@ -53,7 +49,7 @@ def expected_lengths(lengths: list[int], kernel: int, stride: int) -> list[int]:
 
 
 def plain(values: Tensor, lengths: list[int], kernel: int, stride: int) -> Tensor:
-    """Slices and means of torch, from the formula of the lengths: independent of all that is tested."""
+    """Compute the pooling by slices and means of torch, independently of the code under test."""
     means = [
         row[i * stride : i * stride + kernel].mean(0)
         for row in values.split(lengths)
@@ -162,7 +158,7 @@ def test_nan_stays_in_its_windows(dtype):
 
 
 @pytest.mark.usefixtures("path")
-def test_threads_and_neighbours_change_nothing(monkeypatch):
+def test_threads_and_neighbours_change_nothing():
     lengths = [300, 1, 0, 41, 8, 517]
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(sum(lengths), 70, generator=generator).requires_grad_()
@@ -172,12 +168,10 @@ def test_threads_and_neighbours_change_nothing(monkeypatch):
     (gradient,) = torch.autograd.grad(once, values, grad)
     alone = [ragged_pool(row, offsets_of([len(row)]), 3, 2) for row in values.split(lengths)]
     assert torch.equal(torch.cat(alone), once)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(cpu, "_MIN_WORK", 1)
-    again = ragged_pool(values, offsets, 3, 2)
-    assert torch.equal(again, once)
-    assert torch.equal(torch.autograd.grad(again, values, grad)[0], gradient)
-    with ThreadPoolExecutor(4) as pool:
+    with forced_threads(4), ThreadPoolExecutor(4) as pool:
+        again = ragged_pool(values, offsets, 3, 2)
+        assert torch.equal(again, once)
+        assert torch.equal(torch.autograd.grad(again, values, grad)[0], gradient)
         assert all(
             torch.equal(got, once) for got in pool.map(lambda _: ragged_pool(values, offsets, 3, 2), range(8))
         )

@@ -1,4 +1,4 @@
-"""The Triton kernel against the definition, on CUDA, or in Triton's interpreter under TRITON_INTERPRET=1."""
+"""The Triton kernel agrees with the definition, on CUDA, or interpreted with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
-DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter takes it for integers
+DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter treats bfloat16 as integers
 WINDOWS = [(2, 2), (3, 2), (5, 3), (4, 1), (1, 1), (9, 9), (64, 64), (8, 6)]
-# the gradient of the published kernel divides so, and misses windows that begin at a token
+# the division of the published kernel's gradient, which misses windows that start at the token
 OFF_BY_ONE = ("window = local // STRIDE - j", "window = (local - (STRIDE - 1)) // STRIDE - j")
 pytest.importorskip("triton")
 _poison = poison  # a fixture of this module
@@ -36,7 +36,7 @@ def triton_module() -> ModuleType:
 
 
 def pooled(module: ModuleType, x: Tensor, lengths: list[int], window: tuple[int, int], transposed: bool):
-    """The kernel's result for tokens, or transposed for gradients of windows."""
+    """Return the kernel's result for tokens or, transposed, for gradients of windows."""
     windows = pooled_lengths(torch.tensor(lengths, dtype=torch.int64), *window).tolist()
     rows = sum(lengths if transposed else windows)
     ends = (offsets_of(part).to(DEVICE) for part in (lengths, windows))
@@ -68,9 +68,9 @@ def test_values_and_gradients_are_the_definition(problem):
 @on_device
 @pytest.mark.parametrize("window", [(2, 2), (3, 2), (8, 6)], ids=str)
 def test_an_index_off_by_one_is_seen(window, tmp_path, monkeypatch):
-    """The published kernel's gradient hands a window's gradient to the wrong tokens for strides above 1.
+    """The published kernel adds a window's gradient to the wrong tokens for strides above 1.
 
-    Its own test cannot see it, as its upstream gradient is the same for all windows.
+    Its own test cannot detect this, because its upstream gradient is the same for all windows.
     """
     right = triton_module()
     source = Path(str(right.__file__)).read_text()

@@ -40,12 +40,17 @@ def fill(
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Forward, a row is a window and sums tokens; transposed, a token that sums the windows it lies in."""
-    kind: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32  # of sums
+    """Fill a block of rows and columns of ``out``.
+
+    Forward, a row is a window and sums tokens. Transposed, a row is a token and sums the windows it lies in.
+    """
+    sum_dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    real, there = row < rows, column < D
+    row_exists, column_exists = row < rows, column < D
     row = tl.minimum(row, rows - 1)
+
+    # the sequence of each row, by binary search in the offsets of the output
     ends = offsets if TRANSPOSED else pooled
     low, high = tl.zeros([BLOCK_R], tl.int32), tl.zeros([BLOCK_R], tl.int32) + n
     for _ in range(steps):  # ends[low] <= row < ends[high]
@@ -55,9 +60,11 @@ def fill(
     first_token, first_window = tl.load(offsets + low), tl.load(pooled + low)
     tokens = tl.load(offsets + low + 1) - first_token
     last = tl.load(pooled + low + 1) - first_window - 1
-    cut = 1.0 / (tokens - last * STRIDE).to(kind)  # only the last window may be shorter
+    last_weight = 1.0 / (tokens - last * STRIDE).to(sum_dtype)  # only the last window may be shorter
+
+    # sum the weighted tokens of each window, or the weighted windows of each token
     local = row - (first_token if TRANSPOSED else first_window)
-    total = tl.zeros([BLOCK_R, BLOCK_D], kind)
+    total = tl.zeros([BLOCK_R, BLOCK_D], sum_dtype)
     for j in range(SUMMANDS):
         if TRANSPOSED:
             window = local // STRIDE - j
@@ -68,16 +75,16 @@ def fill(
             inside = local * STRIDE + j < tokens
             source = first_token + local * STRIDE + j
         pointers = values + source.to(tl.int64)[:, None] * D + column[None, :]
-        x = tl.load(pointers, mask=(real & inside)[:, None] & there[None, :], other=0.0)
-        total += x.to(kind) * tl.where(window == last, cut, 1.0 / KERNEL)[:, None]
+        x = tl.load(pointers, mask=(row_exists & inside)[:, None] & column_exists[None, :], other=0.0)
+        total += x.to(sum_dtype) * tl.where(window == last, last_weight, 1.0 / KERNEL)[:, None]
     pointers = out + row.to(tl.int64)[:, None] * D + column[None, :]
-    tl.store(pointers, total, mask=real[:, None] & there[None, :])
+    tl.store(pointers, total, mask=row_exists[:, None] & column_exists[None, :])
 
 
 def pool(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """As `cpu_kernel.pool`, on the device of the tensors."""
+    """Compute `cpu_kernel.pool` on the device of the tensors."""
     n, d = len(offsets) - 1, values.shape[1]
     out = values.new_empty(rows, d)
 

@@ -1,4 +1,4 @@
-"""Token vectors stored as a centroid and a residual of few bits, and MaxSim over them; see README.md."""
+"""Token vectors stored as a centroid and a compressed residual, and MaxSim over them; see README.md."""
 
 from .op import (
     PackedCentroids,

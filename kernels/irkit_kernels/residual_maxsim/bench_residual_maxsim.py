@@ -1,7 +1,7 @@
-"""Speed of building and searching encoded documents, step by step, against torch on one core.
+"""Compare the speed of each step of building and searching encoded documents with torch, on one core.
 
-Tokens are noisy copies of 8192 centroids of 128 dimensions; documents have 40 to 100, queries 32. Times are
-CPU time, the best of interleaved rounds, so that neighbours on a shared machine disturb less.
+Tokens are noisy copies of 8192 centroids of 128 dimensions; documents have 40 to 100 tokens, queries 32.
+Times are CPU time, the best of interleaved rounds, so that other processes on a shared machine disturb less.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ VECTORS, SCORED, NPROBE, FOUND, ROUNDS = 4000, 256, 2, 1024, 15
 
 
 class Step(NamedTuple):
-    """Something to time: ``kernel`` and ``plain`` do the same to ``items`` items."""
+    """A step to time: ``kernel`` and ``plain`` compute the same for ``items`` items."""
 
     name: str
     item: str
     items: int
     kernel: Callable[[], Any]
     plain: Callable[[], Any]
-    tolerance: float  # of what they return
+    tolerance: float  # between their results
 
 
 def run() -> list[dict[str, Any]]:
     """Time each step on one core.
 
     Returns:
-        One dict a step: what an item is, nanoseconds an item here and in torch, and torch's over ours.
+        One dict per step: its item, nanoseconds per item here and in torch, and the ratio of torch to ours.
 
     Raises:
         RuntimeError: A result is wrong.
@@ -66,7 +66,7 @@ def run() -> list[dict[str, Any]]:
 
 
 class Corpus:
-    """Random documents, encoded; and plain torch on them."""
+    """Random encoded documents, and the steps in plain torch."""
 
     def __init__(self, nbits: int) -> None:
         rng = np.random.default_rng(0)
@@ -87,14 +87,14 @@ class Corpus:
         self.rows = np.sort(rng.choice(DOCUMENTS, SCORED, replace=False)).astype(np.int32)
 
     def places(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor]:
-        """The tokens of documents, and which of the documents each belongs to."""
+        """Return the tokens of documents, and the document of each."""
         lengths = np.diff(self.offsets)[rows]
         starts = np.repeat(self.offsets[rows] - np.cumsum(lengths) + lengths, lengths)
         owners = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
         return starts + np.arange(len(starts)), owners
 
     def decode(self, tokens: Tokens) -> Tensor:
-        """Levels looked up byte by byte, and both products."""
+        """Decode: look the levels up byte by byte, and add both products."""
         packed = torch.from_numpy(tokens.packed).int()
         both = F.pad(packed[:, :-1], (1, 0)) << 8 | packed
         planes = [both >> shift & 255 for shift in range(8 - self.nbits, -1, -self.nbits)]
@@ -104,7 +104,7 @@ class Corpus:
         return a * self.centroids[torch.from_numpy(tokens.codes.astype(np.int64))] + b * levels
 
     def encode(self, values: Tensor, codes: NDArray[np.uint16]) -> Tensor:
-        """The best ways of levels for residuals of length 1, once and without a fit."""
+        """Find the best levels for residuals of length 1, once and without fitting coefficients."""
         residuals = values - self.centroids[torch.from_numpy(codes.astype(np.int64))]
         steps = residuals * (32 * DIM**0.5 / residuals.norm(dim=1, keepdim=True))
         planes, states = 8 // self.nbits, 2 ** (8 - self.nbits)
@@ -125,18 +125,18 @@ class Corpus:
         return torch.cat(packed[::-1], 1).byte()
 
     def best(self, scores: Tensor, owners: Tensor, count: int) -> Tensor:
-        """MaxSim of scores of tokens of documents."""
+        """Reduce the scores of tokens to MaxSim per document."""
         highest = scores.new_full((count, QUERY), -torch.inf)
         return highest.scatter_reduce(0, owners[:, None].expand_as(scores), scores, "amax").sum(1)
 
     def maxsim(self) -> Tensor:
-        """Decode, multiply, take the maxima."""
+        """Score documents: decode, multiply, take the maxima."""
         places, owners = self.places(self.rows)
         tokens = Tokens(*(x[places] for x in self.tokens))
         return self.best(self.decode(tokens) @ self.query.T, owners, len(self.rows))
 
     def probe(self) -> Tensor:
-        """The best centroids of each token, their lists, a count for each document, and the highest."""
+        """Find documents: the best centroids of each token, their lists, counts, and the highest counts."""
         counts = torch.zeros(DOCUMENTS, dtype=torch.int32)
         offsets, documents = self.lists
         centroids, tokens = self.scores.topk(NPROBE, dim=0).indices.unique(return_counts=True)
@@ -236,7 +236,7 @@ def _measure(step: Step) -> dict[str, Any]:
     best = [float("inf")] * 2
     for _ in range(ROUNDS):
         for i, way in enumerate((step.kernel, step.plain)):
-            for _ in range(3):  # the other way left nothing in the caches
+            for _ in range(3):  # the other implementation has emptied the caches
                 start = time.thread_time()
                 way()
                 best[i] = min(best[i], (time.thread_time() - start) / step.items)

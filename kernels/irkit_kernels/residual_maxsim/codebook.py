@@ -1,4 +1,4 @@
-"""Levels of residuals, found from a sample."""
+"""Training of the levels of residuals, from a sample, by Lloyd's algorithm over the trellis."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .reference import STEPS, WINDOW, windows
 
 __all__ = ["train"]
 
-_ROUNDS = 30  # more hardly help
-_STRIDE = 81  # odd, so that every level occurs: windows that differ by little have levels far from each other
-_FIRST = 216  # so that of one bit, where nothing is before it, the levels are opposite
-_FURTHER = 1.8  # times the way to the mean, as rounding to whole steps would end many a short one
+_ROUNDS = 30  # more rounds hardly help
+_STRIDE = 81  # odd, so every level occurs; windows that differ by little get levels far from each other
+_FIRST = 216  # makes the two levels of a first single bit, which has no bits before it, opposite
+_FURTHER = 1.8  # factor of the move towards the mean: rounding to integers would end many short moves
 
 
 def train(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
-    """As `op.train_codebook`: begin with levels of a normal distribution, then take means in turns."""
+    """Compute `op.train_codebook`: start with levels of a normal distribution, then move them to means."""
     if nbits == WINDOW:
         return np.arange(-128, 128, dtype=np.int8).reshape(1, -1)
     shares = ((np.arange(256) * _STRIDE + _FIRST) % 256 + 0.5) / 256
@@ -28,9 +28,9 @@ def train(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
     for _ in range(_ROUNDS):
         tokens = encode(residuals, origin, codes, levels.reshape(-1, 2**nbits))
         factors = tokens.coefficients[:, 1].astype(np.float32)
-        some = factors != 0
-        steps = np.clip(residuals[some] / factors[some, None], -128, 127)
-        chosen = windows(tokens.packed[some], residuals.shape[1], nbits).ravel()
+        nonzero = factors != 0
+        steps = np.clip(residuals[nonzero] / factors[nonzero, None], -128, 127)
+        chosen = windows(tokens.packed[nonzero], residuals.shape[1], nbits).ravel()
         counts = np.bincount(chosen, minlength=256)
         means = np.bincount(chosen, steps.ravel(), 256) / np.maximum(counts, 1)
         moved = np.clip(levels + _FURTHER * (means - levels), -128, 127)

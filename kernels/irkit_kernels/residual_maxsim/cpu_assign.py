@@ -1,171 +1,145 @@
-"""The machine code of ``assign``, in LLVM IR: a matrix product in bytes of which only the maxima are kept.
+"""The code of ``assign``, in LLVM IR: the nearest centroid of each vector.
 
-A panel is 64 centroids. A vector keeps, for each of 16 lanes, the highest sum and its panel, which leaves 4
-centroids a lane. Those of the highest lanes are then compared exactly.
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+A matrix product in bytes finds the candidates, of which float32 products select the best:
+
+* Vectors and centroids are rounded to bytes. 6 vectors are multiplied with a panel of 64 centroids, i.e. 4
+  registers. Of the sums only the maxima are kept: for each vector and each of 16 lanes the highest sum and
+  the number of its panel. Each lane then stands for 4 centroids.
+* Every sum has a rounding error. The margin is two standard deviations of the error of a difference of sums.
+  All lanes whose sum is within the margin of the highest are candidates; their centroids are compared
+  exactly.
 """
 
 from __future__ import annotations
 
-from .._jit import Values, number, splat
-from .cpu_tile import FLOATS, INTS, LANES, Plan, module
+from .._simd import dot_bytes
+from .._typed import Array, Value, module
+from .cpu_tile import FLOATS, INTS, LANES, Plan
 from .cpu_vectors import Vectors
 
 __all__ = ["BLOCK", "PANEL", "ROWS", "scratch_size", "write_assign"]
 
 ROWS, VECTORS = 6, 4  # 24 sums, 4 vectors of centroids and one of values fit the 32 registers of AVX-512
 PANEL = VECTORS * LANES
-BLOCK = 8 * ROWS  # vectors for which a panel is fetched once
+BLOCK = 8 * ROWS  # vectors per panel that is read
 _LOWEST = -(2**31)
 
 
 def scratch_size(dim: int) -> int:
-    """Bytes of scratch memory: bytes of a block, highest sums, their panels, margins."""
+    """Return the bytes of scratch memory: bytes of a block, highest sums, their panels, margins."""
     return BLOCK * (_width(dim) + 2 * 4 * LANES + 4)
 
 
 def write_assign(dim: int, vnni: bool) -> str:
-    """The module of ``assign``, for vectors of ``dim`` numbers."""
-    c = _Assign(Plan(dim, 1, vnni))
-    c.loop(0, "%n", BLOCK, c.block_of_values)
-    body = c.function(
-        "define void @assign(ptr %values, ptr %panels, ptr %centroids, ptr %out, ptr %scratch, "
-        "float %square, i64 %n, i64 %count)"
-    )
-    return module(
-        c.plan,
-        *Vectors.DECLARE,
-        f"declare {INTS} @llvm.smax.v16i32({INTS}, {INTS})",
-        f"declare i32 @llvm.vector.reduce.smax.v16i32({INTS})",
-        body,
-    )
+    """Return the LLVM IR module of ``assign``, for vectors of ``dim`` numbers."""
+    kinds = {"values": "float*", "panels": "u8*", "centroids": "float*", "out": "i32*", "scratch": "u8*"}
+    x = Vectors("assign", Plan(dim, 1, vnni), **kinds, square="float", n="i64", count="i64")
+    writer = _Assign(x)
+    with x.range(0, x.arguments.n, BLOCK) as blocks:
+        writer.assign_block(blocks.i)
+    return module(x)
 
 
 def _width(dim: int) -> int:
     return -(-dim // LANES) * LANES
 
 
-class _Assign(Vectors):
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.width, self.steps = _width(plan.dim), -(-plan.dim // 4)
-        self.sums_at = self.at("%scratch", BLOCK * self.width)
-        self.panels_at = self.at(self.sums_at, BLOCK * 4 * LANES)
-        self.margins_at = self.at(self.panels_at, BLOCK * 4 * LANES)
+class _Assign:
+    """Writes the code for a block of vectors."""
 
-    def block_of_values(self, first: str, _: Values) -> None:
-        rows = self.minimum(self.sub("%n", first), BLOCK)
-        filled = self.mul(self.op(f"sdiv i64 {self.add(rows, ROWS - 1)}, {ROWS}"), ROWS)
-        last = self.sub("%n", 1)
-        self.loop(0, filled, 1, lambda row, _: self._prepare(row, self.minimum(self.add(first, row), last)))
-        panels = self.op(f"sdiv i64 {self.add('%count', PANEL - 1)}, {PANEL}")
+    def __init__(self, x: Vectors) -> None:
+        self.x, self.width, self.steps = x, _width(x.plan.dim), -(-x.plan.dim // 4)
+        self.bytes = x.arguments.scratch
+        self.sums = self.bytes.at(BLOCK * self.width).cast("i32", 1)
+        self.panels = self.sums.at(BLOCK * LANES)
+        self.margins = self.panels.at(BLOCK * LANES).cast("float", 1)
 
-        def panel(index: str, _: Values) -> None:
-            place = self.at("%panels", self.mul(index, PANEL * 4 * (1 + self.steps)))
-            number = self.broadcast(LANES, "i32", self.op(f"trunc i64 {index} to i32"))
-            self.loop(0, filled, ROWS, lambda row, _: self._tile(row, place, number))
+    def assign_block(self, first: Value) -> None:
+        """Assign up to `BLOCK` vectors."""
+        x, a = self.x, self.x.arguments
+        rows = x.minimum(a.n - first, BLOCK)
+        whole_tiles = (rows + (ROWS - 1)) // ROWS * ROWS
+        last = a.n - 1
+        with x.range(0, whole_tiles) as loop:  # the last vector fills up its tile
+            self._prepare(loop.i, x.minimum(first + loop.i, last))
+        n_panels = (a.count + (PANEL - 1)) // PANEL
+        with x.range(0, n_panels) as panels:
+            panel = a.panels.at(panels.i * (PANEL * 4 * (1 + self.steps)))
+            number = panels.i.to("i32").broadcast(LANES)
+            with x.range(0, whole_tiles, ROWS) as loop:
+                self._multiply(loop.i, panel, number)
+        with x.range(0, rows) as loop:
+            self._choose(loop.i, first + loop.i)
 
-        self.loop(0, panels, 1, panel)
-        self.loop(0, rows, 1, lambda row, _: self._choose(row, self.add(first, row)))
+    def _prepare(self, row: Value, source: Value) -> None:
+        """Round a vector to bytes, compute its margin, and clear its maxima."""
+        x = self.x
+        chunks = x.vector(x.arguments.values, source)
+        highest = square = x.constant(FLOATS, 0)
+        for chunk in chunks:
+            highest = x.maximum(x.intrinsic("fabs", FLOATS, chunk), highest)
+            square = x.fmuladd(chunk, chunk, square)
+        high = x.intrinsic("vector.reduce.fmax", "float", highest)
+        factor = 127.0 / high
+        factor = x.where(high > 1e-30, factor, 0.0)
+        factors = factor.broadcast(LANES)
+        for i, chunk in enumerate(chunks):
+            level = x.rounded(chunk * factors).to("i32") + 128
+            self.bytes.vectors(LANES)[row * self.width + LANES * i] = level.to("u8")
+        bytes_square = x.total(square) * (factor * factor)
+        self.margins[row] = x.intrinsic("sqrt", "float", (bytes_square + x.arguments.square) / 3.0)
+        self.sums.vectors(LANES)[row * LANES] = _LOWEST
+        self.panels.vectors(LANES)[row * LANES] = 0
 
-    def _prepare(self, row: str, source: str) -> None:
-        """Round a vector to bytes; the margin is two standard deviations of the error of a sum."""
-        chunks = self.vector("%values", source)
-        highest = total = splat(LANES, "float", 0)
-        for x in chunks:
-            highest = self.fmax(self.op(f"call {FLOATS} @llvm.fabs.v16f32({FLOATS} {x})"), highest)
-            total = self.fma(x, x, total)
-        high = self.op(f"call float @llvm.vector.reduce.fmax.v16f32({FLOATS} {highest})")
-        factor = self.op(f"fdiv float {number(127)}, {high}")
-        factor = self.op(
-            f"select i1 {self.op(f'fcmp ogt float {high}, {number(1e-30)}')}, float {factor}, float 0.0"
-        )
-        each = self.broadcast(LANES, "float", factor)
-        for i, x in enumerate(chunks):
-            level = self.ints("add", self.rounded(self.floats("fmul", x, each)), 128)
-            self.store(
-                "<16 x i8>",
-                self.op(f"trunc {INTS} {level} to <16 x i8>"),
-                "%scratch",
-                self.add(self.mul(row, self.width), LANES * i),
-            )
-        square = self.op(f"fmul float {self.total(total)}, {self.op(f'fmul float {factor}, {factor}')}")
-        square = self.op(f"fdiv float {self.op(f'fadd float {square}, %square')}, {number(3)}")
-        margin = self.op(f"call float @llvm.sqrt.f32(float {square})")
-        place = self.mul(row, 4)
-        self.store("float", margin, self.margins_at, place)
-        place = self.mul(row, 4 * LANES)
-        self.store(INTS, splat(LANES, "i32", _LOWEST), self.sums_at, place)
-        self.store(INTS, splat(LANES, "i32", 0), self.panels_at, place)
-
-    def _tile(self, first: str, panel: str, number: str) -> None:
-        values = self.at("%scratch", self.mul(first, self.width))
-        bias = [self.load(INTS, panel, 4 * LANES * v) for v in range(VECTORS)]
-        weights = self.at(panel, 4 * PANEL)
-
-        def multiply(step: str, sums: Values) -> Values:
-            place, own, result = (
-                self.at(weights, self.mul(step, 4 * PANEL)),
-                self.at(values, self.mul(step, 4)),
-                [],
-            )
-            w = [self.load(INTS, place, 4 * LANES * v) for v in range(VECTORS)]
+    def _multiply(self, first: Value, panel: Array, number: Value) -> None:
+        """Multiply 6 vectors with a panel, and update their maxima."""
+        x = self.x
+        values = self.bytes.at(first * self.width)
+        words = panel.cast("i32", 1)
+        bias = [words.vectors(LANES)[LANES * v] for v in range(VECTORS)]
+        weights = words.at(PANEL)
+        with x.range(0, self.steps, sums=bias * ROWS) as loop:
+            step_words = weights.at(loop.i * PANEL).vectors(LANES)
+            row_words = values.at(loop.i * 4).cast("i32", 1, 1)
+            w, sums = [step_words[LANES * v] for v in range(VECTORS)], []
             for r in range(ROWS):
-                x = self.broadcast(LANES, "i32", self.load("i32", own, r * self.width))
-                result += [self.dot4(sums[r * VECTORS + v], x, w[v], self.plan.vnni) for v in range(VECTORS)]
-            return tuple(result)
-
-        sums = self.loop(0, self.steps, 1, multiply, tuple(bias) * ROWS, INTS)
-        place = self.mul(first, 4 * LANES)
+                u = row_words[r * self.width].broadcast(LANES)
+                for v in range(VECTORS):
+                    sums.append(dot_bytes(loop.sums[r * VECTORS + v], u, w[v], x.plan.vnni))
+            loop.sums = sums
         for r in range(ROWS):
-            a, b, c, d = sums[r * VECTORS : (r + 1) * VECTORS]
+            a, b, c, d = loop.sums[r * VECTORS : (r + 1) * VECTORS]
             best = self._higher(self._higher(a, b), self._higher(c, d))
-            old_sums, old_panels = self.at(self.sums_at, place), self.at(self.panels_at, place)
-            old, old_number = (self.load(INTS, x, 4 * LANES * r) for x in (old_sums, old_panels))
-            above = self.op(f"icmp sgt {INTS} {best}, {old}")
-            for new, before, target in ((best, old, old_sums), (number, old_number, old_panels)):
-                kept = self.op(f"select <{LANES} x i1> {above}, {INTS} {new}, {INTS} {before}")
-                self.store(INTS, kept, target, 4 * LANES * r)
+            old_sums, old_panels = self.sums.at(first * LANES), self.panels.at(first * LANES)
+            old_sum, old_panel = (array.vectors(LANES)[LANES * r] for array in (old_sums, old_panels))
+            above = best > old_sum
+            old_sums.vectors(LANES)[LANES * r] = x.where(above, best, old_sum)
+            old_panels.vectors(LANES)[LANES * r] = x.where(above, number, old_panel)
 
-    def _higher(self, a: str, b: str) -> str:
-        return self.op(f"call {INTS} @llvm.smax.v16i32({INTS} {a}, {INTS} {b})")
+    def _higher(self, a: Value, b: Value) -> Value:
+        return self.x.intrinsic("smax", INTS, a, b)
 
-    def _choose(self, row: str, target: str) -> None:
-        """Among the centroids behind all sums within the margin, take the one of largest exact product."""
-        values, place, out = (
-            self.vector("%values", target),
-            self.mul(row, 4 * LANES),
-            self.at("%out", self.mul(target, 4)),
-        )
-        sums = self.at(self.sums_at, place)
-        highest = self.op(f"call i32 @llvm.vector.reduce.smax.v16i32({INTS} {self.load(INTS, sums)})")
-        margin = self.op(f"fptosi float {self.load('float', self.margins_at, self.mul(row, 4))} to i32")
-        bound = self.op(f"sub i32 {highest}, {margin}")
-        best = self.at(self.margins_at, self.mul(row, 4))  # no longer needed
-        self.store("float", number(-3e38), best)
-        self.store("i32", "0", out)
-
-        def lane(i: str, _: Values) -> None:
-            offset = self.mul(i, 4)
-            near = self.op(f"icmp sge i32 {self.load('i32', sums, offset)}, {bound}")
-            self.when(near, lambda: candidates(i, offset))
-
-        def candidates(i: str, offset: str) -> None:
-            panel = self.op(f"zext i32 {self.load('i32', self.at(self.panels_at, place), offset)} to i64")
+    def _choose(self, row: Value, target: Value) -> None:
+        """Compare the centroids of all lanes within the margin exactly; store the best as ``out[target]``."""
+        x, a = self.x, self.x.arguments
+        values, out = x.vector(a.values, target), a.out.at(target)
+        sums, panels = self.sums.at(row * LANES), self.panels.at(row * LANES)
+        highest = x.intrinsic("vector.reduce.smax", "i32", sums.vectors(LANES)[0])
+        bound = highest - self.margins[row].to("i32")
+        best = self.margins.at(row)  # the margin has been read, so its memory holds the best product
+        best[0] = -3e38
+        out[0] = 0
+        with x.range(0, LANES) as lanes, x.when(sums[lanes.i] >= bound):
+            panel = panels.cast("u32", 1)[lanes.i].to("i64")
             for v in range(VECTORS):
-                number = self.minimum(
-                    self.add(self.add(self.mul(panel, PANEL), LANES * v), i), self.sub("%count", 1)
-                )
-                product = splat(LANES, "float", 0)
-                for x, y in zip(values, self.vector("%centroids", number), strict=True):
-                    product = self.fma(x, y, product)
-                score = self.total(product)
-                better = self.op(f"fcmp ogt float {score}, {self.load('float', best)}")
-                code = self.op(f"trunc i64 {number} to i32")
-                for kind, new, where in (("float", score, best), ("i32", code, out)):
-                    self.store(
-                        kind,
-                        self.op(f"select i1 {better}, {kind} {new}, {kind} {self.load(kind, where)}"),
-                        where,
-                    )
-
-        self.loop(0, LANES, 1, lane)
+                number = x.minimum(panel * PANEL + LANES * v + lanes.i, a.count - 1)
+                product = x.constant(FLOATS, 0)
+                for value, weight in zip(values, x.vector(a.centroids, number), strict=True):
+                    product = x.fmuladd(value, weight, product)
+                score = x.total(product)
+                better = score > best[0]
+                code = number.to("i32")
+                best[0] = x.where(better, score, best[0])
+                out[0] = x.where(better, code, out[0])

@@ -1,17 +1,15 @@
-"""Calls the machine code that encodes and decodes, on any number of threads."""
+"""Building on the CPU: compiles the code that assigns, encodes and decodes, and calls it on threads."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from .._jit import compile_ir
-from .._threads import share
+from .._jit import compile_ir, compiled_once
+from .._threads import share, threads_for
 from . import cpu_assign
 from .cpu_assign import BLOCK, PANEL, write_assign
 from .cpu_kernel import Codes, addresses, code_type, has_vnni, shifted
@@ -22,13 +20,13 @@ from .reference import STEPS, Tokens, bits_of, packed_width
 
 __all__ = ["assign", "decode", "encode"]
 
-_MIN_WORK = 1 << 25  # multiply-adds worth a thread
-_WAYS = 512  # multiply-adds that a number takes
+_MIN_WORK = 1 << 25  # multiply-adds per thread; fewer are not worth another thread
+_ENCODING = 512  # multiply-adds per number that is encoded
 _MOST = np.finfo(np.float16).max
 
 
 def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
-    """The nearest of ``centroids (K, d)`` to each of ``values (n, d)``."""
+    """Return the centroid ``(K, d)`` with the largest inner product for each of ``values (n, d)``."""
     (n, dim), count = values.shape, len(centroids)
     kernel = _assign(dim, has_vnni())
     panels, square = _pack_panels(centroids)
@@ -39,7 +37,7 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
         arrays = (values[start:stop], panels, centroids, out[start:stop], scratch)
         kernel(*addresses(*arrays), square, stop - start, count)
 
-    share(run, n, min(torch.get_num_threads(), n * dim * count // _MIN_WORK), multiple=BLOCK)
+    share(run, n, threads_for(n * dim * count, _MIN_WORK), multiple=BLOCK)
     return out
 
 
@@ -49,7 +47,7 @@ def encode(
     codes: Codes,
     codebook: NDArray[np.int8],
 ) -> Tokens:
-    """Levels and coefficients of ``values (n, d)``."""
+    """Encode ``values (n, d)``."""
     (n, dim), nbits, vnni = values.shape, bits_of(codebook), has_vnni()
     width = packed_width(dim, nbits)
     kernel = _encode(dim, code_type(codes), nbits, width, vnni)
@@ -59,17 +57,17 @@ def encode(
     def run(start: int, stop: int) -> None:
         size = scratch_size(dim, nbits, width) + Plan(dim, 1, vnni).stride(nbits, width)
         part, scratch = slice(start, stop), np.zeros(size, np.uint8)
-        given = (values[part], centroids, codes[part], levels, numbers)
-        arrays = (*given, coefficients[part], packed[part], scratch)
+        inputs = (values[part], centroids, codes[part], levels, numbers)
+        arrays = (*inputs, coefficients[part], packed[part], scratch)
         kernel(*addresses(*arrays), STEPS * dim**0.5, stop - start, len(centroids) - 1)
 
-    share(run, n, min(torch.get_num_threads(), n * dim * _WAYS // _MIN_WORK))
+    share(run, n, threads_for(n * dim * _ENCODING, _MIN_WORK))
     np.clip(coefficients, -_MOST, _MOST, out=coefficients)
     return Tokens(codes, coefficients.astype(np.float16), packed)
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
-    """``a * centroid + b * levels``, ``(n, d)``."""
+    """Return ``a * centroid + b * levels``, ``(n, d)``."""
     (n, width), dim, nbits = tokens.packed.shape, centroids.shape[1], bits_of(codebook)
     vnni = has_vnni()
     kernel, levels = _decode(dim, code_type(tokens.codes), nbits, width, vnni), shifted(codebook)
@@ -81,15 +79,17 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
         arrays = (*(x[part] for x in tokens), centroids, levels, out[part], scratch)
         kernel(*addresses(*arrays), stop - start, len(centroids) - 1)
 
-    share(run, n, min(torch.get_num_threads(), n * dim * 16 // _MIN_WORK))
+    share(run, n, threads_for(n * dim * 16, _MIN_WORK))
     return out
 
 
 def _pack_panels(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int32], float]:
-    """Bytes on one scale, 64 centroids a row: -128 times their sums, 4 dims of each, the next 4 of each, ...
+    """Round centroids to bytes on one scale, and pack 64 per row.
 
     Returns:
-        The panels, and the largest sum of squares of a centroid's bytes.
+        The panels: -128 times the sums of the 64 centroids, then 4 dimensions of each, the next 4 of each,
+        and
+        so on. And the largest sum of squares of a centroid's bytes.
     """
     count, dim = centroids.shape
     high = np.abs(centroids).max()
@@ -104,17 +104,17 @@ def _pack_panels(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int32], flo
     return np.concatenate([bias.reshape(panels, PANEL), body.view(np.int32)], axis=1), float(square)
 
 
-@cache
+@compiled_once
 def _assign(dim: int, vnni: bool) -> Callable[..., None]:
     return _compile(write_assign(dim, vnni), "assign", 5, 1, 2)
 
 
-@cache
+@compiled_once
 def _encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> Callable[..., None]:
     return _compile(write_encode(dim, code, nbits, width, vnni), "encode", 8, 1, 2)
 
 
-@cache
+@compiled_once
 def _decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> Callable[..., None]:
     return _compile(write_decode(dim, code, nbits, width, vnni), "decode", 7, 0, 2)
 

@@ -1,17 +1,17 @@
-"""Calls the machine code: how queries and centroids are laid out for it, and what is compiled when."""
+"""The steps of a search on the CPU: packs queries and centroids, compiles the code and calls it."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._jit import compile_ir, cpu_features
+from .._jit import compile_ir, compiled_once, cpu_features
 from .cpu_probe import write_probe
 from .cpu_search import write_interaction, write_maxsim, write_table
 from .cpu_tile import GROUP, LANES, Header, Plan
@@ -38,14 +38,14 @@ _TABLE_ARRAYS = 5
 
 @dataclass(frozen=True)
 class PackedCentroids:
-    """Centroids as `query_table` reads them; made by `pack_centroids`.
+    """Centroids in the layout that `query_table` reads; made by `pack_centroids`.
 
     Attributes:
         levels: ``(rows, padded dim)`` uint8, bytes of the vectors + 128; the last centroid fills up the rows.
-        scales: ``(rows,)`` float32, what one step of a centroid's bytes stands for.
-        count: Centroids.
-        dim: Numbers of a vector.
-        reach: Length of the longest centroid.
+        scales: ``(rows,)`` float32, the value of one step of a centroid's bytes.
+        count: Number of centroids.
+        dim: Numbers per vector.
+        reach: Norm of the longest centroid.
     """
 
     levels: NDArray[np.uint8]
@@ -57,18 +57,18 @@ class PackedCentroids:
 
 @dataclass(frozen=True)
 class QueryTable:
-    """A query and what it makes of every centroid; made by `query_table`.
+    """A packed query and its scores of all centroids; made by `query_table`.
 
     Attributes:
         query: int8 ``[block][4 dims][token of the block][4]``.
         header: 32-bit words ``[block][row of Header][token of the block]``.
         scores: float32 ``[block][centroid][token of the block]``, in steps of the query token's bytes.
         bytes: uint8 ``[block][centroid][token of the block]``.
-        maxima: float32 ``[block][group of centroids][token of the block]``, of ``scores``.
-        plan: What the code that reads this is written for.
-        count: Centroids.
-        dim: Numbers of a vector.
-        step: What a step of ``bytes``, and so of `interaction`, stands for in a score.
+        maxima: float32 ``[block][group of centroids][token of the block]``, maxima of ``scores``.
+        plan: The variant of the code that reads this.
+        count: Number of centroids.
+        dim: Numbers per vector.
+        step: The difference of score per step of ``bytes``, and so of `interaction`.
     """
 
     query: NDArray[np.int8]
@@ -83,22 +83,22 @@ class QueryTable:
 
     @cached_property
     def pointers(self) -> list[int]:
-        """The first arguments of the machine code."""
+        """The first arguments of the compiled code."""
         return addresses(self.query, self.header, self.scores, self.bytes, self.maxima)
 
     def call(self, kernel: Callable[..., None], arrays: Iterable[NDArray[Any]], *numbers: int) -> None:
-        """Run machine code on the table, ``arrays`` and ``numbers``."""
+        """Call compiled code with the table, ``arrays`` and ``numbers``."""
         blocks, rows, _ = self.scores.shape
         kernel(*self.pointers, *addresses(*arrays), *numbers, rows, blocks)
 
 
 def has_vnni() -> bool:
-    """Whether this CPU has the instructions that make bytes worth while."""
+    """Return whether this CPU has the instructions that multiply bytes fast."""
     return {"avx512vnni", "avx512bw"} <= cpu_features()
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
-    """Round ``(K, d)`` to bytes, padded to whole groups and to 4 dims."""
+    """Round centroids ``(K, d)`` to bytes, padded to whole groups and to a multiple of 4 dimensions."""
     count, dim = centroids.shape
     q, scale = quantize_signed(centroids)
     rows = np.minimum(np.arange(-(-count // GROUP) * GROUP), count - 1)
@@ -125,7 +125,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
 def _pack_query(
     query: NDArray[np.float32], plan: Plan, reach: float
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Lay out a query whose scores are at most ``reach``."""
+    """Pack a query whose scores are at most ``reach``."""
     (m, dim), lanes = query.shape, plan.lanes
     blocks, (q, scale) = -(-m // lanes), quantize_signed(query)
     padded = np.zeros((blocks * lanes, plan.dim), np.int8)
@@ -146,17 +146,17 @@ def _longest(vectors: NDArray[np.float32]) -> float:
 
 
 def addresses(*arrays: NDArray[Any]) -> list[int]:
-    """Where arrays begin in memory."""
+    """Return the addresses of arrays."""
     return [array.ctypes.data for array in arrays]
 
 
 def code_type(codes: Codes) -> str:
-    """The LLVM type of codes."""
+    """Return the LLVM type of codes."""
     return f"i{8 * codes.itemsize}"
 
 
 def shifted(codebook: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """The 256 levels + 128, as the code looks them up."""
+    """Return the int8 values of the codebook + 128 as uint8: the lookup table of the machine code."""
     return codebook.view(np.uint8).ravel() ^ np.uint8(128)
 
 
@@ -164,24 +164,24 @@ def _compile(ir: str, name: str, pointers: int, numbers: int) -> Callable[..., N
     return compile_ir(ir, name, [ctypes.c_void_p] * (_TABLE_ARRAYS + pointers) + [ctypes.c_int64] * numbers)
 
 
-@cache
+@compiled_once
 def _table(plan: Plan) -> Callable[..., None]:
     return _compile(write_table(plan), "query_table", 2, 2)
 
 
-@cache
+@compiled_once
 def probe(plan: Plan) -> Callable[..., None]:
-    """Machine code of `op.probe`."""
+    """Compile the code of `op.probe`."""
     return _compile(write_probe(plan), "probe", 4, 6)
 
 
-@cache
+@compiled_once
 def interaction(plan: Plan, code: str) -> Callable[..., None]:
-    """Machine code of `op.interaction`, for codes of LLVM type ``code``."""
+    """Compile the code of `op.interaction`, for codes of LLVM type ``code``."""
     return _compile(write_interaction(plan, code), "interaction", 4, 4)
 
 
-@cache
+@compiled_once
 def residual_maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
-    """Machine code of `op.residual_maxsim`, for ``width`` bytes a token."""
+    """Compile the code of `op.residual_maxsim`, for ``width`` bytes per token."""
     return _compile(write_maxsim(plan, code, nbits, width), "residual_maxsim", 8, 4)

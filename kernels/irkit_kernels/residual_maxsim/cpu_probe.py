@@ -1,104 +1,124 @@
-"""The machine code that counts how often documents are listed, in LLVM IR."""
+"""The code that finds documents by their centroids, in LLVM IR.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+PLAID's first step collects the documents of the ``nprobe`` best centroids of each query token. Here each
+document also gets a count, of the query tokens and their best centroids that the document has. The documents
+with the highest counts are scored further. README.md says how many of the best documents this finds.
+
+The scores of the ``nprobe`` best centroids are found without a sort. The ``nprobe``-th best maximum of a
+group of centroids is a lower bound of the ``nprobe``-th best score, so only the few groups above this bound
+are read: first for that score itself, then for all centroids that reach it.
+
+Source: Santhanam et al. 2022 (PLAID), section 4, for the candidates; counting hits is irkit's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
-from .._jit import Values, splat
-from .cpu_tile import FLOATS, GROUP, LANES, LOWEST, MASK, TABLE, Block, Header, Plan, Writer, module
+from .._typed import Array, Value, module
+from .cpu_tile import FLOATS, GROUP, LANES, LOWEST, TABLE, Block, Header, Plan, Writer
 
 __all__ = ["write_probe"]
 
 
 def write_probe(plan: Plan) -> str:
-    """The module of ``probe``: for each document, how often one of its centroids is a query token's best.
+    """Return the LLVM IR of ``probe``: count, per document, the best centroids of query tokens that it has.
 
-    The ``nprobe``-th best maximum of a group bounds the ``nprobe``-th best score from below, so that few
-    groups are looked into, first for that score itself and then for all as good. The columns ``%best`` hold
-    the best so far, falling.
+    ``best`` is scratch memory: for each query token of a block a falling column of its best scores so far.
     """
-    probe = _Probe(plan)
-    probe.loop(0, "%blocks", 1, lambda index, _: probe.write(probe.block(index)))
-    body = probe.function(
-        f"define void @probe({TABLE}, ptr %best, ptr %list_offsets, ptr %lists, ptr %counts, i64 %nprobe, "
-        "i64 %count, i64 %listed, i64 %last, i64 %rows, i64 %blocks)"
-    )
-    declared = "declare i8 @llvm.uadd.sat.i8(i8, i8)", f"declare i{LANES} @llvm.ctpop.i{LANES}(i{LANES})"
-    return module(plan, *declared, body)
+    kinds = {"best": "float*", "list_offsets": "i64*", "lists": "u32*", "counts": "u8*"}
+    numbers = dict.fromkeys(("nprobe", "count", "listed", "last", "rows", "blocks"), "i64")
+    x = Writer("probe", plan, **TABLE, **kinds, **numbers)
+    with x.range(0, x.arguments.blocks) as blocks:
+        _count_hits(x, x.block(blocks.i))
+    return module(x)
 
 
-class _Probe(Writer):
-    def write(self, part: Block) -> None:
-        self._clear()
-        self.loop(
-            0, self.op(f"udiv i64 %rows, {GROUP}"), 1, lambda g, _: self._insert(self._at(part.maxima, g))
-        )
-        bound = self._least(part)
-        self._clear()
-        self._each(part, bound, lambda _row, scores, _number: self._insert(scores))
-        self._each(part, self._least(part), lambda row, _, number: self._list(row, number))
+class _Hit(NamedTuple):
+    """A centroid whose score reaches the bound of a query token."""
 
-    def _at(self, array: str, row: str) -> list[str]:
-        return self.words(self.at(array, self.mul(row, 4 * self.plan.lanes)), 0)
+    centroid: Value
+    scores: list[Value]
+    tokens: Value  # u8, how many query tokens of the block have their bound reached
 
-    def _clear(self) -> None:
-        lowest, size = splat(LANES, "float", LOWEST), self.mul("%nprobe", 4 * self.plan.lanes)
-        self.loop(0, size, 4 * LANES, lambda i, _: self.store(FLOATS, lowest, "%best", i))
 
-    def _insert(self, values: list[str]) -> None:
-        """Push a value into each column."""
+def _count_hits(x: Writer, part: Block) -> None:
+    """Add the query tokens of a block to the counts of the documents."""
+    # a lower bound of the nprobe-th best score of each query token, from the maxima of groups
+    _clear(x)
+    with x.range(0, x.arguments.rows.cast("u64") // GROUP) as groups:
+        _insert(x, _row(x, part.maxima, groups.i))
+    bound = _least(x, part)
 
-        def push(i: str, state: Values) -> Values:
-            place, lower = self.at("%best", self.mul(i, 4 * self.plan.lanes)), []
-            for v, old in enumerate(self.words(place, 0)):
-                above = self.op(f"fcmp ogt {FLOATS} {state[v]}, {old}")
-                self.store(FLOATS, self.select(above, state[v], old), place, 4 * LANES * v)
-                lower.append(self.select(above, old, state[v]))
-            return tuple(lower)
+    # the nprobe-th best score itself
+    _clear(x)
+    with _centroids_above(x, part, bound) as hit:
+        _insert(x, hit.scores)
 
-        self.loop(0, "%nprobe", 1, push, tuple(values), FLOATS)
+    # the documents of all centroids that reach it
+    with _centroids_above(x, part, _least(x, part)) as hit:
+        _add_documents(x, hit)
 
-    def _least(self, part: Block) -> list[str]:
-        last, floor = self._at("%best", self.sub("%nprobe", 1)), self.words(part.header, Header.FLOOR)
-        return [self.fmax(x, y) for x, y in zip(last, floor, strict=True)]
 
-    def _each(self, part: Block, bound: list[str], found: Callable[[str, list[str], str], None]) -> None:
-        """Call ``found(row, scores, number)`` for each centroid that reaches the bound of a query token.
+def _row(x: Writer, array: Array, row: Value) -> list[Value]:
+    return x.words(array.at(row * x.plan.lanes))
 
-        ``number``, an i8, is how many tokens of the block have their bound reached.
-        """
 
-        def row(k: str, _: Values) -> None:
-            scores = self._at(part.scores, k)
-            number = self._reached(scores, bound)
-            self.when(self.op(f"icmp ne i8 {number}, 0"), lambda: found(k, scores, number))
+def _clear(x: Writer) -> None:
+    vectors = x.arguments.best.cast(FLOATS, 1, step=1)
+    with x.range(0, x.arguments.nprobe * (4 * x.plan.lanes), 4 * LANES) as bytes_:
+        vectors[bytes_.i] = LOWEST
 
-        def group(first: str, _: Values) -> None:
-            top = self._at(part.maxima, self.op(f"udiv i64 {first}, {GROUP}"))
-            stop = self.minimum(self.add(first, GROUP), "%count")
-            some = self.op(f"icmp ne i8 {self._reached(top, bound)}, 0")
-            self.when(some, lambda: self.loop(first, stop, 1, row))
 
-        self.loop(0, "%rows", GROUP, group)
+def _insert(x: Writer, values: list[Value]) -> None:
+    """Insert a value into each column, and drop the lowest."""
+    with x.range(0, x.arguments.nprobe, values=values) as loop:
+        place = x.arguments.best.at(loop.i * x.plan.lanes)
+        lower = []
+        for v, old in enumerate(x.words(place)):
+            new = loop.values[v]
+            above = new > old
+            place.vectors(LANES)[LANES * v] = x.where(above, new, old)
+            lower.append(x.where(above, old, new))
+        loop.values = lower
 
-    def _reached(self, values: list[str], bound: list[str]) -> str:
-        """How many values reach the bound, up to 255."""
-        total = "0"
-        for x, y in zip(values, bound, strict=True):
-            reached = self.op(f"bitcast {MASK} {self.op(f'fcmp oge {FLOATS} {x}, {y}')} to i{LANES}")
-            ones = self.op(f"call i{LANES} @llvm.ctpop.i{LANES}(i{LANES} {reached})")
-            total = self.op(f"add i8 {total}, {self.op(f'trunc i{LANES} {ones} to i8')}")
-        return total
 
-    def _list(self, row: str, number: str) -> None:
-        """Add to the counts of a centroid's documents; a damaged list adds to others, but that is all."""
+def _least(x: Writer, part: Block) -> list[Value]:
+    """Return the last of the best scores of each query token, or its floor if that is higher."""
+    last, floor = _row(x, x.arguments.best, x.arguments.nprobe - 1), x.words(part.header, Header.FLOOR)
+    return [x.maximum(a, b) for a, b in zip(last, floor, strict=True)]
 
-        def document(i: str, _: Values) -> None:
-            at = self.op(f"zext i32 {self.load('i32', '%lists', self.mul(i, 4))} to i64")
-            place = self.at("%counts", self.minimum(at, "%last"))
-            count = self.op(f"call i8 @llvm.uadd.sat.i8(i8 {self.load('i8', place)}, i8 {number})")
-            self.store("i8", count, place)
 
-        place = self.at("%list_offsets", self.mul(row, 8))
-        start, stop = self.load("i64", place), self.load("i64", place, 8)
-        self.loop(self.maximum(start, 0), self.minimum(stop, "%listed"), 1, document)
+@contextmanager
+def _centroids_above(x: Writer, part: Block, bound: list[Value]) -> Iterator[_Hit]:
+    """Write a loop over the centroids whose score reaches the bound of a query token."""
+    with x.range(0, x.arguments.rows, GROUP) as groups:
+        maxima = _row(x, part.maxima, groups.i.cast("u64") // GROUP)
+        stop = x.minimum(groups.i + GROUP, x.arguments.count)
+        with x.when(_reached(x, maxima, bound) != 0), x.range(groups.i, stop) as centroids:
+            scores = _row(x, part.scores, centroids.i)
+            tokens = _reached(x, scores, bound)
+            with x.when(tokens != 0):
+                yield _Hit(centroids.i, scores, tokens)
+
+
+def _reached(x: Writer, values: list[Value], bound: list[Value]) -> Value:
+    """Return how many values reach the bound, as u8."""
+    total = x.constant("u8", 0)
+    for value, limit in zip(values, bound, strict=True):
+        total = total + (value >= limit).cast(f"u{LANES}").count_ones().to("u8")
+    return total
+
+
+def _add_documents(x: Writer, hit: _Hit) -> None:
+    """Add to the counts of a centroid's documents, up to 255; a damaged list only adds to wrong documents."""
+    a = x.arguments
+    list_range = a.list_offsets.at(hit.centroid)
+    start, stop = list_range[0], list_range[1]
+    with x.range(x.maximum(start, 0), x.minimum(stop, a.listed)) as loop:
+        place = a.counts.at(x.minimum(a.lists[loop.i].to("i64"), a.last))
+        place[0] = x.intrinsic("uadd.sat", "u8", place[0], hit.tokens)

@@ -1,21 +1,24 @@
-"""What the machine code of a search is made of, in LLVM IR: bytes against 16 or 32 tokens of a query.
+"""Parts of the code of a search, in LLVM IR: products of bytes with 16 or 32 query tokens; unpacked levels.
 
-Vectors (centroids, or the levels of tokens) are unsigned bytes, level + 128; queries are signed, 4 numbers of
-a token side by side, then those of the next token. What 128 adds to a sum is known beforehand and taken off
-where the sum begins. Tables are laid out [block of 16 or 32 query tokens][centroid][token of the block].
-Without the dot product instruction of AVX512-VNNI the same code multiplies plainly: the same numbers, slower.
+Vectors (centroids, or the levels of tokens) are unsigned bytes, level + 128. Queries are signed bytes: 4
+numbers of a token side by side, then 4 of the next token. The amount that 128 adds to a sum is known
+beforehand, so each sum starts with its negative. Tables are stored as [block of 16 or 32 query
+tokens][centroid][token of the block]. Without the dot product instruction of AVX512-VNNI the same code uses
+ordinary multiplications: the same numbers, slower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from .._jit import DOT4, Code, Values, cpu_features, splat
+from .._jit import cpu_features
+from .._simd import dot_bytes
+from .._typed import Array, Function, Value, vector
 
 __all__ = [
-    "BYTES",
     "FLOATS",
     "GROUP",
     "INTS",
@@ -28,40 +31,40 @@ __all__ = [
     "Plan",
     "Writer",
     "has_permutes",
-    "module",
-    "size_of",
+    "unsigned",
 ]
 
 LANES = 16
 TILE = 4  # vectors multiplied together: 4 x 2 sums hide the latency of the dot product
-GROUP = 32  # centroids whose maximum `probe` looks at first
+GROUP = 32  # centroids per group; `probe` reads the maxima of groups first
 LOWEST = -3e38  # below all scores
-TABLE = "ptr %query, ptr %header, ptr %scores, ptr %bytes, ptr %maxima"  # first arguments of all functions
-INTS, FLOATS, BYTES = f"<{LANES} x i32>", f"<{LANES} x float>", "<64 x i8>"
-MASK = f"<{LANES} x i1>"
-_PERMUTE = "@llvm.x86.avx512.vpermi2var.qi.512"
+TABLE = {  # the first parameters of all functions of a search
+    **{"query": "u8*", "header": "float*", "scores": "float*", "bytes": "u8*", "maxima": "float*"}
+}
+INTS, FLOATS = vector(LANES, "i32"), vector(LANES, "float")
+_PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
 _HALF = -0x80000000 | 0x0FFFE000  # sign, and the exponent and fraction of a float16 moved up by 13 bits
 
 
 class Header:
-    """Rows of the header of a block of query tokens, a word a token."""
+    """Rows of the header of a block of query tokens; each has one word per token."""
 
     BIAS = 0  # int32: -128 times the sum of the token's bytes
-    SCALE = 1  # float32: what one step of its bytes stands for
-    FACTOR = 2  # float32: times a score, plus OFFSET, is the score in a byte
+    SCALE = 1  # float32: the value of one step of the token's bytes
+    FACTOR = 2  # float32: score * FACTOR + OFFSET is the score as a byte
     OFFSET = 3
-    FLOOR = 4  # float32: no score that `probe` looks at is lower; infinity for what is no token
+    FLOOR = 4  # float32: the lowest score that `probe` considers; infinity in lanes without a token
     ROWS = 5
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the code is written for.
+    """The variant of the code.
 
     Attributes:
-        dim: Numbers of a vector, padded to a multiple of 4.
-        vectors: Registers of 16 query tokens in a block: 1 or 2.
-        vnni: Multiply with AVX512-VNNI, and look up with AVX512-VBMI where there is that, too.
+        dim: Numbers per vector, padded to a multiple of 4.
+        vectors: Registers of 16 query tokens per block: 1 or 2.
+        vnni: Multiply with AVX512-VNNI, and look levels up with AVX512-VBMI if the CPU has it, too.
     """
 
     dim: int
@@ -70,171 +73,158 @@ class Plan:
 
     @property
     def lanes(self) -> int:
-        """Query tokens of a block."""
+        """Query tokens per block."""
         return self.vectors * LANES
 
     def stride(self, nbits: int, width: int) -> int:
-        """Bytes between unpacked tokens of ``width`` packed bytes: a whole register after the last level."""
+        """Return the bytes between unpacked tokens of ``width`` packed bytes, with a spare register."""
         return -(-(width * 8 // nbits) // 64) * 64 + 64
 
 
 class Block(NamedTuple):
-    """Where the parts of a block of query tokens begin, as in `cpu_kernel.QueryTable`."""
+    """The parts of the tables that belong to one block of query tokens, see `cpu_kernel.QueryTable`."""
 
-    query: str
-    header: str
-    scores: str
-    bytes: str
-    maxima: str
+    query: Array
+    header: Array
+    scores: Array
+    bytes: Array
+    maxima: Array
 
 
-class Writer(Code):
-    """Writes a function for a plan."""
+class Writer(Function):
+    """A public function of the module, with the operations that several functions share.
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan, self.each = plan, range(plan.vectors)
+    Attributes:
+        plan: The variant of the code.
+        arguments: The parameters, by name.
+        vectors: Numbers of the registers of a block of query tokens.
+    """
 
-    def floats(self, name: str, a: str, b: str) -> str:
-        """``a name b`` of 16 float32, such as fmul."""
-        return self.op(f"{name} {FLOATS} {a}, {b}")
+    def __init__(self, name: str, plan: Plan, /, **parameters: Any) -> None:
+        super().__init__(name, public=True, align=1, **parameters)
+        self.plan, self.vectors = plan, range(plan.vectors)
+        self.arguments = SimpleNamespace(**dict(zip(parameters, self.parameters, strict=True)))
 
-    def ints(self, name: str, a: str, value: int) -> str:
-        """``a name value`` of 16 int32, such as lshr."""
-        return self.op(f"{name} {INTS} {a}, {splat(LANES, 'i32', value)}")
+    def total(self, x: Value) -> Value:
+        """Return the sum of the lanes."""
+        zero = self.constant("float", 0)
+        return self.intrinsic("vector.reduce.fadd", "float", zero, x, flags="reassoc")
 
-    def fma(self, a: str, b: str, c: str) -> str:
-        """``a * b + c`` of 16 float32."""
-        return self.op(f"call {FLOATS} @llvm.fmuladd.v16f32({FLOATS} {a}, {FLOATS} {b}, {FLOATS} {c})")
+    def words(self, array: Array, row: int = 0) -> list[Value]:
+        """Load a row of words, one per query token of the block."""
+        return [array.vectors(LANES)[row * self.plan.lanes + LANES * v] for v in self.vectors]
 
-    def fmax(self, a: str, b: str) -> str:
-        """The higher of 16 float32 each."""
-        return self.select(self.op(f"fcmp ogt {FLOATS} {a}, {b}"), a, b)
+    def store_words(self, array: Array, values: Sequence[Value]) -> None:
+        """Store a row of words, one per query token of the block."""
+        for v in self.vectors:
+            array.vectors(LANES)[LANES * v] = values[v]
 
-    def select(self, mask: str, a: str, b: str) -> str:
-        """``a`` where the mask is set, else ``b``, of 16 float32."""
-        return self.op(f"select {MASK} {mask}, {FLOATS} {a}, {FLOATS} {b}")
+    def block(self, index: Value) -> Block:
+        """Return the parts of a block of query tokens."""
+        lanes, a = self.plan.lanes, self.arguments
+        scores, maxima_bytes = a.rows * lanes, a.rows * (4 * lanes // GROUP)
+        return Block(
+            a.query.at(index * (self.plan.dim * lanes)),
+            a.header.at(index * (Header.ROWS * lanes)),
+            a.scores.at(index * scores),
+            a.bytes.at(index * scores),
+            a.maxima.cast("u8", 1).at(index * maxima_bytes).cast("float", 1),
+        )
 
-    def total(self, x: str) -> str:
-        """The sum of 16 float32."""
-        return self.op(f"call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {FLOATS} {x})")
+    def token_range(self, i: Value) -> tuple[Value, Value]:
+        """Return the first token of the document ``documents[i]``, and the one after its last."""
+        offsets = self.offsets_at(i)
+        return offsets[0], offsets[1]
 
-    def words(self, pointer: str, row: int, kind: str = FLOATS) -> list[str]:
-        """Row ``row`` of words, one a query token of the block."""
-        return [self.load(kind, pointer, 4 * (row * self.plan.lanes + LANES * v)) for v in self.each]
+    def offsets_at(self, i: Value) -> Array:
+        """Return the offsets of the tokens of the document ``documents[i]``."""
+        offsets: Array = self.arguments.offsets.at(self.arguments.documents[i].to("i64"))
+        return offsets
 
-    def store_words(self, values: Sequence[str], pointer: str) -> None:
-        """Store a row of float32, one a query token of the block."""
-        for v in self.each:
-            self.store(FLOATS, values[v], pointer, 4 * LANES * v)
-
-    def block(self, index: str) -> Block:
-        """The parts of a block of query tokens."""
-        lanes = self.plan.lanes
-        sizes: dict[str, str | int] = {
-            "query": self.plan.dim * lanes,
-            "header": 4 * Header.ROWS * lanes,
-            "scores": self.mul("%rows", 4 * lanes),
-            "bytes": self.mul("%rows", lanes),
-            "maxima": self.mul("%rows", 4 * lanes // GROUP),
-        }
-        return Block(*(self.at(f"%{name}", self.mul(index, size)) for name, size in sizes.items()))
-
-    def tokens(self, i: str) -> tuple[str, str]:
-        """First token of the document ``%documents[i]``, and the one after its last."""
-        place = self.tokens_at(i)
-        return self.load("i64", place), self.load("i64", place, 8)
-
-    def tokens_at(self, i: str) -> str:
-        """Where `tokens` finds them."""
-        number = self.op(f"sext i32 {self.load('i32', '%documents', self.mul(i, 4))} to i64")
-        return self.at("%offsets", self.mul(number, 8))
-
-    def prefetch(self, pointer: str, size: int) -> None:
-        """Fetch ``size`` bytes that are read soon."""
+    def prefetch_bytes(self, place: Array, size: int) -> None:
+        """Prefetch ``size`` bytes."""
         for line in range(0, size, 64):
-            self.do(f"call void @llvm.prefetch.p0(ptr {self.at(pointer, line)}, i32 0, i32 2, i32 1)")
+            self.prefetch(place.cast("u8", 1).at(line), locality=2)
 
-    def half(self, pointer: str, offset: str | int) -> str:
-        """A finite float16 as float32, in all lanes: not every CPU converts, but all move bits."""
-        bits = self.op(f"sext i16 {self.load('i16', pointer, offset)} to i32")
-        bits = self.op(f"and i32 {self.op(f'shl i32 {bits}, 13')}, {_HALF}")
-        value = self.op(f"fmul float {self.op(f'bitcast i32 {bits} to float')}, 0x46F0000000000000")  # 2^112
-        return self.broadcast(LANES, "float", value)
+    def half(self, number: Value) -> Value:
+        """Return a finite float16, given as i16, as float32 in all lanes.
 
-    def centroid(self, code: str, pointer: str, offset: str | int = 0) -> str:
-        """The centroid of a token, of LLVM type ``code``; that of a damaged file is the last one."""
-        number = self.op(f"zext {code} {self.load(code, pointer, offset)} to i64")
-        return self.minimum(number, "%last")
+        Not every CPU converts float16, but all can move bits: the exponent gets its new bias by a product.
+        """
+        bits = (number.to("i32") << 13) & _HALF
+        return (bits.cast("float") * 2.0**112).broadcast(LANES)
 
-    def dots(self, base: str, stride: int, query: str, bias: list[str]) -> list[list[str]]:
-        """Sums of 4 vectors, ``stride`` bytes apart from ``base`` on, for the tokens of a block."""
+    def centroid(self, codes: Array, index: Value) -> Value:
+        """Return the centroid of a token; a code that is no centroid (a damaged file) is read as the last."""
+        return self.minimum(codes[index].to("i64"), self.arguments.last)
+
+    def dots(self, base: Array, stride: int, query: Array, bias: list[Value]) -> list[list[Value]]:
+        """Multiply `TILE` byte vectors, ``stride`` bytes apart, with the tokens of a block.
+
+        Returns:
+            Sums that started with ``bias``, by vector and register of query tokens.
+        """
         plan = self.plan
 
-        def step(row: str, place: str, sums: Values, words: int) -> Values:
-            result = list(sums)
+        def step(row: Array, place: Array, sums: list[Value], words: int) -> list[Value]:
+            sums, q_words, row_words = list(sums), place.cast("i32", 1), row.cast("i32", 1, 1)
             for word in range(words):
-                q = [self.load(INTS, place, 4 * LANES * (word * plan.vectors + v)) for v in self.each]
+                q = [q_words.vectors(LANES)[LANES * (word * plan.vectors + v)] for v in self.vectors]
                 for r in range(TILE):
-                    x = self.broadcast(LANES, "i32", self.load("i32", row, r * stride + 4 * word))
-                    for v in self.each:
+                    x = row_words[r * stride + 4 * word].broadcast(LANES)
+                    for v in self.vectors:
                         i = r * plan.vectors + v
-                        result[i] = self.dot4(result[i], x, q[v], plan.vnni)
-            return tuple(result)
+                        sums[i] = dot_bytes(sums[i], x, q[v], plan.vnni)
+            return sums
 
-        def several(at: str, sums: Values) -> Values:
-            return step(self.at(base, at), self.at(query, self.mul(at, plan.lanes)), sums, 4)
-
+        # 16 dimensions at a time, then the last 0 to 12
         whole = plan.dim // 16 * 16
-        sums = self.loop(0, whole, 16, several, tuple(bias) * TILE, INTS)
-        sums = step(self.at(base, whole), self.at(query, whole * plan.lanes), sums, (plan.dim - whole) // 4)
-        return [list(sums[r * plan.vectors : (r + 1) * plan.vectors]) for r in range(TILE)]
+        with self.range(0, whole, 16, sums=bias * TILE) as loop:
+            loop.sums = step(base.at(loop.i), query.at(loop.i * plan.lanes), loop.sums, 4)
+        sums = step(base.at(whole), query.at(whole * plan.lanes), loop.sums, (plan.dim - whole) // 4)
+        return [sums[r * plan.vectors : (r + 1) * plan.vectors] for r in range(TILE)]
 
-    def lookup_table(self) -> list[str]:
-        """The 256 bytes ``%levels``, ready for `unpack`."""
-        return [self.load(BYTES, "%levels", at) for at in range(0, 256, 64)] if self._permutes else []
+    def lookup_table(self) -> list[Value]:
+        """Load the 256 bytes of ``levels`` for `unpack`, if the CPU looks them up in registers."""
+        levels = self.arguments.levels.vectors(64)
+        return [levels[start] for start in range(0, 256, 64)] if self._permutes else []
 
-    def unpack(self, source: str, target: str, nbits: int, width: int, table: list[str]) -> None:
-        """Write the levels of a token of ``width`` bytes, a byte each; what follows in ``target`` is lost."""
+    def unpack(self, source: Array, target: Array, nbits: int, width: int, table: list[Value]) -> None:
+        """Write the levels of a token of ``width`` packed bytes, one byte each.
+
+        Plane by plane: a shift leaves, in each byte, the 8 bits that choose its level (`reference.windows`).
+        Up to 64 bytes after the levels are overwritten.
+        """
         parts = [(at, *self._packed(source, at, min(64, width - at))) for at in range(0, width, 64)]
         for plane in range(8 // nbits):
-            after = 8 - nbits * (plane + 1)  # bits of the byte after those of this plane
-            for at, x, before in parts:
+            after = 8 - nbits * (plane + 1)  # bits of the byte that follow those of this plane
+            for at, windows, before in parts:
                 if after:
-                    high = self.op(f"shl {BYTES} {before}, {splat(64, 'i8', 8 - after)}")
-                    low = self.op(f"lshr {BYTES} {x}, {splat(64, 'i8', after)}")
-                    x = self.op(f"or {BYTES} {high}, {low}")
-                self._look_up(x, self.at(target, plane * width + at), min(64, width - at), table)
+                    windows = (before << 8 - after) | (windows >> after)
+                self._look_up(windows, target.at(plane * width + at), min(64, width - at), table)
 
-    def _packed(self, source: str, at: int, count: int) -> tuple[str, str]:
-        """``count`` bytes, and the one before each."""
-        kind, pad = f"<{count} x i8>", [*range(count)] + [0] * (64 - count)
-        x = self.load(kind, source, at)
-        if at:
-            before = self.load(kind, source, at - 1)
-        else:
-            before = self.shuffle("i8", count, x, "zeroinitializer", [count, *range(count - 1)])
-        return self.shuffle("i8", count, x, "poison", pad), self.shuffle("i8", count, before, "poison", pad)
+    def _packed(self, source: Array, at: int, count: int) -> tuple[Value, Value]:
+        """Load ``count`` bytes, and the byte before each, padded to 64."""
+        pad = [*range(count)] + [0] * (64 - count)
+        x = source.vectors(count)[at]
+        before = source.vectors(count)[at - 1] if at else self.shuffle(x, 0, [count, *range(count - 1)])
+        return self.shuffle(x, None, pad), self.shuffle(before, None, pad)
 
-    def _look_up(self, x: str, target: str, count: int, table: list[str]) -> None:
-        """Write the levels of 64 windows, ``count`` of which matter."""
-        if table:
+    def _look_up(self, windows: Value, target: Array, count: int, table: list[Value]) -> None:
+        """Write the levels of 64 windows, of which ``count`` are needed."""
+        if table:  # in registers: two look-ups of 128 levels each
             halves = [
-                self.op(f"call {BYTES} {_PERMUTE}({BYTES} {low}, {BYTES} {x}, {BYTES} {high})")
+                self.call(_PERMUTE, low, windows, high, kind=windows.kind)
                 for low, high in (table[:2], table[2:])
             ]
-            upper = self.op(f"icmp slt {BYTES} {x}, zeroinitializer")
-            x = self.op(f"select <64 x i1> {upper}, {BYTES} {halves[1]}, {BYTES} {halves[0]}")
-        self.store(BYTES, x, target)
-
-        def four(i: str, _: Values) -> None:
-            for at in range(4):
-                place = self.at(target, self.add(i, at))
-                window = self.op(f"zext i8 {self.load('i8', place)} to i64")
-                self.store("i8", self.load("i8", "%levels", window), place)
-
-        if not table:
-            self.loop(0, count, 4, four)
+            windows = self.where(windows.compare("slt", 0), halves[1], halves[0])
+        target.vectors(64)[0] = windows
+        if not table:  # one by one
+            with self.range(0, count, 4) as loop:
+                for k in range(4):
+                    place = target.at(loop.i + k)
+                    window = place[0].to("i64")
+                    place[0] = self.arguments.levels[window]
 
     @property
     def _permutes(self) -> bool:
@@ -242,24 +232,10 @@ class Writer(Code):
 
 
 def has_permutes() -> bool:
-    """Whether this CPU looks up bytes in registers."""
+    """Return whether this CPU looks bytes up in registers."""
     return "avx512vbmi" in cpu_features()
 
 
-def module(plan: Plan, *parts: str) -> str:
-    """A module of declarations and functions."""
-    declared = [
-        f"declare {FLOATS} @llvm.fmuladd.v16f32({FLOATS}, {FLOATS}, {FLOATS})",
-        f"declare float @llvm.vector.reduce.fadd.v16f32(float, {FLOATS})",
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-    ]
-    if plan.vnni:
-        declared.append(DOT4)
-        if has_permutes():
-            declared.append(f"declare {BYTES} {_PERMUTE}({BYTES}, {BYTES}, {BYTES})")
-    return "\n".join([*declared, *parts])
-
-
-def size_of(code: str) -> int:
-    """Bytes of a code of LLVM type i16 or i32."""
-    return int(code.removeprefix("i")) // 8
+def unsigned(code: str) -> str:
+    """Return the unsigned kind of codes of LLVM type i16 or i32."""
+    return code.replace("i", "u")

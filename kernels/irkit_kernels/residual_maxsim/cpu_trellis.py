@@ -1,143 +1,153 @@
-"""The best way of levels through a trellis in LLVM IR: Viterbi's algorithm over windows of 8 bits.
+"""Trellis coded quantisation in LLVM IR: the search for the best row of bits, by Viterbi's algorithm.
 
-16 windows make a register, and 16 registers are all ways to go on at a number: ``window >> nbits`` is the
-state (the last bits) before it, ``window % states`` the one after. Of the windows that lead to a state the
-cheapest stays; the bits of it that the state does not show are the lowest of what it costs: numbers and
-levels are whole and multiplied by ``scale``, so that squares leave room for them, and one minimum finds both.
-Costs begin at ``2**23``, from where on the bits of a float32 count whole numbers, up to ``2**24``, which is
-far more than they come to.
+The bits of a token form one row. The level of each number is chosen by a *window*: the 8 bits that end with
+the number's own ``nbits``. So consecutive windows overlap, and every row of bits is a path through a trellis:
+
+* The *state* before a number is the last ``8 - nbits`` bits of the row so far. A number appends its bits,
+  which gives a window: ``window >> nbits`` is the state before, ``window % states`` the state after.
+* The cost of a path is the sum of the squared errors of its levels. For each number and each state after it,
+  Viterbi's algorithm keeps only the cheapest window that leads there: any continuation costs the same from
+  there on. What it stores per state is the bits of this window that the state after does not contain.
+* At the end the cheapest state is followed back, window by window, which gives the bits.
+
+The 256 windows of a number are 16 registers of 16 lanes. For each window the code computes the cost of the
+state before it plus the squared error of its level (a subtraction and a multiply-add), then takes minima.
+
+One minimum finds both the lowest cost and its window, because the lowest bits of a cost hold the bits of the
+window that have to be stored. Numbers and levels are integers multiplied by `scale_of`, so that the squares
+leave these bits free. Costs start at ``2**23``, where float32 has a precision of exactly 1, and stay below
+``2**24``.
+
+Source: Marcellin and Fischer 1990 (Trellis coded quantization of memoryless and Gauss-Markov sources); levels
+indexed by windows: Tseng et al., QTIP, arXiv 2406.11235, section 3; the search: Viterbi 1967.
 """
 
 from __future__ import annotations
 
-from .._jit import Values, array, splat
+from .._typed import Array, Value
 from .cpu_tile import FLOATS, INTS, LANES, Writer
 from .reference import WINDOW
 
 __all__ = ["Trellis", "scale_of", "scratch_size"]
 
-_SMALL = f"<{LANES} x i8>"
-_ZERO, _FAR = 2.0**23, 2.0**22  # costs of the state of zeros at first, and more of all others
+_ZERO, _FAR = 2.0**23, 2.0**22  # initial cost of the state of zeros, and the addition for all other states
 
 
 def scale_of(nbits: int) -> int:
-    """What numbers and levels are multiplied with: its square is at least ``2**nbits``."""
+    """Return the factor of numbers and levels: its square is at least ``2**nbits``."""
     return {1: 2, 2: 2, 4: 4, 8: 1}[nbits]
 
 
 def scratch_size(dim: int, nbits: int, width: int) -> int:
-    """Bytes of scratch memory, zeros at first: numbers, what was chosen for each, and costs."""
+    """Return the bytes of scratch memory, initially zeros: numbers, stored bits of each state, and costs."""
     numbers, states = WINDOW // nbits * width, 1 << WINDOW - nbits
     return 4 * max(numbers, -(-dim // LANES) * LANES) + numbers * states + 4 * max(LANES, states)
 
 
 class Trellis:
-    """Writes ``width`` bytes whose levels are near the numbers given."""
+    """Writes the code that finds the ``width`` bytes whose levels are nearest to the numbers of a vector.
 
-    def __init__(self, writer: Writer, nbits: int, width: int) -> None:
-        self.writer, self.nbits, self.width = writer, nbits, width
+    Bytes are written in planes: bits ``plane`` of byte ``i`` belong to number ``plane * width + i``.
+    """
+
+    def __init__(self, x: Writer, nbits: int, width: int) -> None:
+        self.x, self.nbits, self.width = x, nbits, width
         self.planes, self.states = WINDOW // nbits, 1 << WINDOW - nbits
-        self.size = scratch_size(writer.plan.dim, nbits, width)
-        chosen = self.size - 4 * max(LANES, self.states)
-        self.costs = writer.at("%scratch", chosen)
-        self.chosen = writer.at("%scratch", chosen - self.planes * width * self.states)
-        self.groups = self.states // LANES
-        self.levels = (
-            [writer.load(FLOATS, "%numbers", 4 * LANES * i) for i in range(LANES)] if nbits < 8 else []
-        )
-        self.first = [  # the bits of a state that leave the window next
-            array(LANES, "i32", [state >> WINDOW - 2 * nbits for state in range(first, first + LANES)])
+        self.size = scratch_size(x.plan.dim, nbits, width)
+        costs_at = self.size - 4 * max(LANES, self.states)
+        scratch = x.arguments.scratch
+        self.costs = scratch.at(costs_at).cast("float", 1)
+        self.stored = scratch.at(costs_at - self.planes * width * self.states)
+        self.numbers = scratch.cast("float", 1)
+        self.registers = self.states // LANES
+        levels = x.arguments.numbers.vectors(LANES)
+        self.levels = [levels[LANES * i] for i in range(LANES)] if nbits < 8 else []
+        self.next_bits = [  # the bits of each state that leave the window next, which will have to be stored
+            x.constants("i32", [state >> WINDOW - 2 * nbits for state in range(first, first + LANES)])
             for first in range(0, self.states // LANES * LANES, LANES)
         ]
-        self.mask = scale_of(nbits) ** 2 - 1
+        self.mask = scale_of(nbits) ** 2 - 1  # the lowest bits of a cost
 
-    def give(self, chunk: int, numbers: str) -> None:
-        """The numbers of 16 dimensions."""
-        scale = splat(LANES, "float", scale_of(self.nbits))
-        self.writer.store(FLOATS, self.writer.floats("fmul", numbers, scale), "%scratch", 4 * LANES * chunk)
+    def set_numbers(self, chunk: int, numbers: Value) -> None:
+        """Set 16 numbers of the vector, integers from -128 to 127."""
+        self.numbers.vectors(LANES)[LANES * chunk] = numbers * scale_of(self.nbits)
 
-    def write(self, packed: str) -> None:
-        """Write the bytes for the numbers given."""
-        if self.nbits == WINDOW:
-            self.writer.loop(0, self.width, 4, lambda i, _: self._round(packed, i))
+    def write(self, packed: Array) -> None:
+        """Write the bytes whose levels are nearest to the numbers."""
+        x = self.x
+        if self.nbits == WINDOW:  # the level of each number is its own byte
+            with x.range(0, self.width, 4) as loop:
+                numbers = self.numbers.vectors(4)[loop.i].to("i32").to("u8")
+                packed.vectors(4)[loop.i] = numbers ^ 128
             return
-        others = splat(LANES, "float", _ZERO + _FAR)
-        start = [array(LANES, "float", [_ZERO] + [_ZERO + _FAR] * (LANES - 1)), *[others] * (self.groups - 1)]
-        state = tuple(map(self._marked, start, self.first))
-        state = self.writer.loop(0, self.width, 1, self._byte, state, FLOATS)
-        for g, costs in enumerate(state):
-            self.writer.store(FLOATS, self._marked(costs), self.costs, 4 * LANES * g)
-        (best,) = self.writer.loop(0, self.states, 1, self._cheapest, (str(2**62),), "i64")
-        best = self.writer.op(f"and i64 {best}, {self.states - 1}")
-        self.writer.loop(0, self.width, 1, lambda i, s: self._back(packed, i, s[0]), (best,), "i64")
 
-    def _round(self, packed: str, i: str) -> None:
-        c = self.writer
-        x = c.op(f"fptosi <4 x float> {c.load('<4 x float>', '%scratch', c.mul(i, 4))} to <4 x i32>")
-        x = c.op(f"trunc <4 x i32> {x} to <4 x i8>")
-        c.store("<4 x i8>", c.op(f"xor <4 x i8> {x}, {splat(4, 'i8', -128)}"), packed, i)
+        # forward: costs of all states, byte by byte
+        others = x.constant(FLOATS, _ZERO + _FAR)
+        first = x.constants("float", [_ZERO] + [_ZERO + _FAR] * (LANES - 1))
+        start = [first, *[others] * (self.registers - 1)]
+        start = [self._with_bits(costs, bits) for costs, bits in zip(start, self.next_bits, strict=True)]
+        with x.range(0, self.width, costs=start) as loop:
+            for plane in range(self.planes):
+                loop.costs = self._number(loop.i, plane, loop.costs)
 
-    def _byte(self, i: str, costs: Values) -> Values:
-        """Costs of all states after another byte."""
-        c = self.writer
-        for plane in range(self.planes):
-            place = c.mul(c.add(i, plane * self.width), 4)
-            x = c.broadcast(LANES, "float", c.load("float", "%scratch", place))
-            there = c.plan.dim - plane * self.width  # numbers of the plane; what else its bits say is free
-            counts = c.broadcast(LANES, "i1", c.op(f"icmp slt i64 {i}, {there}"))
-            ways: list[list[str]] = [[] for _ in range(self.groups)]
-            if self.nbits == 4:
-                c.store(FLOATS, costs[0], self.costs)
-            for v, level in enumerate(self.levels):
-                error = c.floats("fsub", x, level)
-                if there < self.width:
-                    error = c.select(counts, error, splat(LANES, "float", 0))
-                ways[v % self.groups].append(c.fma(error, error, self._before(costs, v)))
-            number, new = c.add(c.mul(i, self.planes), plane), []
-            for g, some in enumerate(ways):
-                best = self._least(some)
-                low = c.op(f"trunc {INTS} {c.op(f'bitcast {FLOATS} {best} to {INTS}')} to {_SMALL}")
-                c.store(_SMALL, low, self.chosen, c.add(c.mul(number, self.states), LANES * g))
-                new.append(self._marked(best, self.first[g]))
-            costs = tuple(new)
-        return costs
+        # the cheapest state at the end: its number is in the low bits
+        for register, costs in enumerate(loop.costs):
+            self.costs.vectors(LANES)[LANES * register] = self._with_bits(costs, 0)
+        with x.range(0, self.states, best=2**62) as states:
+            cost = self.costs.cast("u32", 1)[states.i].to("i64")
+            states.best = x.minimum((cost * 256) | states.i, states.best)
 
-    def _before(self, costs: Values, v: int) -> str:
-        """Costs of the states before 16 windows; where it is one state, from memory, which is faster."""
-        states = [(LANES * v + lane) >> self.nbits for lane in range(LANES)]
+        # backward: the window of each number, last to first
+        with x.range(0, self.width, state=states.best & (self.states - 1)) as loop:
+            i = self.width - 1 - loop.i
+            for plane in reversed(range(self.planes)):
+                entry = (i * self.planes + plane) * self.states
+                stored_bits = self.stored[entry + loop.state].to("i64") & self.mask
+                window = stored_bits * self.states + loop.state
+                if plane == self.planes - 1:
+                    packed[i] = window.to("u8")
+                loop.state = window >> self.nbits
+
+    def _number(self, i: Value, plane: int, costs: list[Value]) -> list[Value]:
+        """Store the cheapest window into each state after a number; return the costs of the states."""
+        x, first = self.x, plane * self.width
+        number = self.numbers[i + first].broadcast(LANES)
+        n_numbers = x.plan.dim - first  # numbers in the plane; the bits after them cost nothing
+        counts = (i < n_numbers).broadcast(LANES)
         if self.nbits == 4:
-            return self.writer.broadcast(LANES, "float", self.writer.load("float", self.costs, 4 * v))
-        lanes = [state % LANES for state in states]
-        return self.writer.shuffle("float", LANES, costs[states[0] // LANES], "poison", lanes)
+            self.costs.vectors(LANES)[0] = costs[0]
 
-    def _marked(self, costs: str, bits: str = "zeroinitializer") -> str:
-        """Costs with these lowest bits."""
-        kept = self.writer.ints("and", self.writer.op(f"bitcast {FLOATS} {costs} to {INTS}"), ~self.mask)
-        marked = self.writer.op(f"or {INTS} {kept}, {bits}")
-        return self.writer.op(f"bitcast {INTS} {marked} to {FLOATS}")
+        # costs of all windows, by register of the state after
+        windows: list[list[Value]] = [[] for _ in range(self.registers)]
+        for v, level in enumerate(self.levels):
+            error = number - level
+            if n_numbers < self.width:
+                error = x.where(counts, error, x.constant(FLOATS, 0))
+            windows[v % self.registers].append(x.fmuladd(error, error, self._cost_before(costs, v)))
 
-    def _least(self, some: list[str]) -> str:
-        while len(some) > 1:
-            pairs = zip(some[::2], some[1::2], strict=True)
-            some = [self.writer.select(self.writer.op(f"fcmp olt {FLOATS} {a}, {b}"), a, b) for a, b in pairs]
-        return some[0]
+        # the cheapest window of each state
+        entry, after = i * self.planes + plane, []
+        for register, candidates in enumerate(windows):
+            best = self._minimum(candidates)
+            low_bits = best.cast(INTS).to("u8")
+            self.stored.vectors(LANES)[entry * self.states + LANES * register] = low_bits
+            after.append(self._with_bits(best, self.next_bits[register]))
+        return after
 
-    def _cheapest(self, state: str, best: Values) -> Values:
-        """What the cheapest state costs, and in the low bits which it is."""
-        c = self.writer
-        cost = c.op(f"zext i32 {c.load('i32', self.costs, c.mul(state, 4))} to i64")
-        return (c.minimum(c.op(f"or i64 {c.mul(cost, 256)}, {state}"), best[0]),)
+    def _cost_before(self, costs: list[Value], v: int) -> Value:
+        """Return the costs of the states before windows ``16 v`` to ``16 v + 15``."""
+        x, states = self.x, [(LANES * v + lane) >> self.nbits for lane in range(LANES)]
+        if self.nbits == 4:  # all have the same state before; a broadcast from memory is faster
+            return self.costs[v].broadcast(LANES)
+        return x.shuffle(costs[states[0] // LANES], None, [state % LANES for state in states])
 
-    def _back(self, packed: str, i: str, state: str) -> Values:
-        """Write a byte, the last one first; the state before it."""
-        c = self.writer
-        i = c.sub(self.width - 1, i)
-        for plane in range(self.planes - 1, -1, -1):
-            at = c.mul(c.add(c.mul(i, self.planes), plane), self.states)
-            low = c.op(f"zext i8 {c.load('i8', self.chosen, c.add(at, state))} to i64")
-            first = c.op(f"and i64 {low}, {self.mask}")
-            window = c.add(c.mul(first, self.states), state)
-            if plane == self.planes - 1:
-                c.store("i8", c.op(f"trunc i64 {window} to i8"), packed, i)
-            state = c.op(f"lshr i64 {window}, {self.nbits}")
-        return (state,)
+    def _with_bits(self, costs: Value, bits: Value | int) -> Value:
+        """Return the costs with other lowest bits."""
+        return ((costs.cast(INTS) & ~self.mask) | bits).cast(FLOATS)
+
+    def _minimum(self, candidates: list[Value]) -> Value:
+        """Return the lowest cost of each lane."""
+        while len(candidates) > 1:
+            pairs = zip(candidates[::2], candidates[1::2], strict=True)
+            candidates = [self.x.minimum(a, b) for a, b in pairs]
+        return candidates[0]

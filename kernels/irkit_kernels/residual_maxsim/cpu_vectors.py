@@ -1,181 +1,159 @@
-"""Vectors of float32 of any width in LLVM IR, and the machine code of ``encode`` and ``decode``."""
+"""Vectors of float32 of any width in LLVM IR, and the code of ``encode`` and ``decode``.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+``encode`` approximates a vector x by ``a * centroid + b * levels``. It alternates between choosing the levels
+(`cpu_trellis`) of ``(x - a * centroid) / b`` and fitting a and b by least squares, `TURNS` times.
+"""
 
 from __future__ import annotations
 
-from .._jit import Values, array, number, splat
-from .cpu_tile import FLOATS, INTS, LANES, MASK, Plan, Writer, module, size_of
+from typing import Any
+
+from .._typed import Array, Value, module
+from .cpu_tile import FLOATS, LANES, Plan, Writer, unsigned
 from .cpu_trellis import Trellis
 from .reference import NOTHING, TURNS
 
 __all__ = ["Vectors", "write_decode", "write_encode"]
 
-_SMALL = "<16 x i8>"
-_AHEAD = 6  # tokens, whose centroids `decode` fetches
-_PRODUCTS = [
-    ("c", "c"),
-    ("c", "u"),
-    ("u", "u"),
-    ("x", "c"),
-    ("x", "u"),
-]  # of a vector x, its centroid c and its levels u
+_AHEAD = 6  # tokens between the one being decoded and the one whose centroid is prefetched
 
 
 class Vectors(Writer):
-    """Writes a function on vectors of ``plan.dim`` float32, in chunks of 16."""
+    """A function on vectors of ``plan.dim`` float32, which it holds in chunks of 16."""
 
-    DECLARE = (
-        f"declare {FLOATS} @llvm.masked.load.v16f32.p0(ptr, i32, {MASK}, {FLOATS})",
-        f"declare void @llvm.masked.store.v16f32.p0({FLOATS}, ptr, i32, {MASK})",
-        f"declare {FLOATS} @llvm.fabs.v16f32({FLOATS})",
-        f"declare {FLOATS} @llvm.rint.v16f32({FLOATS})",
-        f"declare float @llvm.vector.reduce.fmax.v16f32({FLOATS})",
-        "declare float @llvm.sqrt.f32(float)",
-    )
+    def __init__(self, name: str, plan: Plan, /, **parameters: Any) -> None:
+        super().__init__(name, plan, **parameters)
+        self.chunks = -(-plan.dim // LANES)
+        last = plan.dim - LANES * (self.chunks - 1)
+        self.mask = self.constants("i1", [i < last for i in range(LANES)])  # the numbers of the last chunk
 
-    @property
-    def chunks(self) -> int:
-        """Registers of a vector."""
-        return -(-self.plan.dim // LANES)
+    def vector(self, array: Array, row: Value) -> list[Value]:
+        """Load the chunks of a row of an array, with zeros after its end."""
+        place, last = array.at(row * self.plan.dim), self.chunks - 1
+        chunks = [place.vectors(LANES)[LANES * i] for i in range(last)]
+        return [*chunks, self.masked_load(place.at(LANES * last), self.mask, align=4)]
 
-    @property
-    def mask(self) -> str:
-        """Which numbers of the last chunk there are."""
-        return array(LANES, "i1", [i < self.plan.dim - LANES * (self.chunks - 1) for i in range(LANES)])
+    def rounded(self, numbers: Value) -> Value:
+        """Round 16 float32 to the nearest integers."""
+        return self.intrinsic("rint", FLOATS, numbers)
 
-    def vector(self, pointer: str, row: str) -> list[str]:
-        """The chunks of a row of an array, zeros after its end."""
-        place, last = self.at(pointer, self.mul(row, 4 * self.plan.dim)), self.chunks - 1
-        chunks = [self.load(FLOATS, place, 4 * LANES * i) for i in range(last)]
-        load, at = f"call {FLOATS} @llvm.masked.load.v16f32.p0", self.at(place, 4 * LANES * last)
-        return [*chunks, self.op(f"{load}(ptr {at}, i32 4, {MASK} {self.mask}, {FLOATS} zeroinitializer)")]
-
-    def rounded(self, x: str) -> str:
-        """16 float32 as the nearest int32."""
-        return self.op(
-            f"fptosi {FLOATS} {self.op(f'call {FLOATS} @llvm.rint.v16f32({FLOATS} {x})')} to {INTS}"
-        )
-
-    def levels(self, unpacked: str, chunk: int) -> str:
-        """16 levels of a token that `unpack` wrote."""
-        level = self.op(f"zext {_SMALL} {self.load(_SMALL, unpacked, LANES * chunk)} to {INTS}")
-        return self.op(f"sitofp {INTS} {self.ints('sub', level, 128)} to {FLOATS}")
+    def levels(self, unpacked: Array, chunk: int) -> Value:
+        """Load 16 levels of a token that `unpack` wrote, as float32."""
+        level = unpacked.vectors(LANES)[LANES * chunk].to("i32")
+        return (level - 128).to("float")
 
 
 def write_encode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str:
-    """The module of ``encode``: ``width`` bytes a token, codes of LLVM type ``code``."""
-    c = _Encode(Plan(dim, 1, vnni), nbits, width)
+    """Return the LLVM IR module of ``encode``, for tokens of ``width`` bytes and codes of LLVM type ``code``.
 
-    def token(i: str, _: Values) -> None:
-        number = c.centroid(code, "%codes", c.mul(i, size_of(code)))
-        place = c.at("%packed", c.mul(i, width))
-        a, b = c.fit(c.vector("%values", i), c.vector("%centroids", number), place)
-        for at, x in ((0, a), (4, b)):
-            c.store("float", x, "%coefficients", c.add(c.mul(i, 8), at))
+    Scratch memory begins with what `cpu_trellis.Trellis` needs; one byte per level follows.
+    """
+    kinds = {"values": "float*", "centroids": "float*", "codes": f"{unsigned(code)}*", "levels": "u8*"}
+    kinds |= {"numbers": "float*", "coefficients": "float*", "packed": "u8*", "scratch": "u8*"}
+    x = Vectors("encode", Plan(dim, 1, vnni), **kinds, steps="float", n="i64", last="i64")
+    a = x.arguments
+    encoder = _Encoder(x, nbits, width)
+    with x.range(0, a.n) as loop:
+        centroid, packed = x.centroid(a.codes, loop.i), a.packed.at(loop.i * width)
+        fit = encoder.encode(x.vector(a.values, loop.i), x.vector(a.centroids, centroid), packed)
+        for k, coefficient in enumerate(fit):
+            a.coefficients[loop.i * 2 + k] = coefficient
+    return module(x)
 
-    c.loop(0, "%n", 1, token)
-    body = c.function(
-        "define void @encode(ptr %values, ptr %centroids, ptr %codes, ptr %levels, ptr %numbers, "
-        "ptr %coefficients, ptr %packed, ptr %scratch, float %steps, i64 %n, i64 %last)"
-    )
-    return module(c.plan, *Vectors.DECLARE, body)
 
+class _Encoder:
+    """Writes the code that encodes one vector."""
 
-class _Encode(Vectors):
-    """Scratch memory is that of `cpu_trellis.Trellis`, then a byte a level."""
+    def __init__(self, x: Vectors, nbits: int, width: int) -> None:
+        self.x, self.trellis = x, Trellis(x, nbits, width)
+        self.bytes, self.table = x.arguments.scratch.at(self.trellis.size), x.lookup_table()
 
-    def __init__(self, plan: Plan, nbits: int, width: int) -> None:
-        super().__init__(plan)
-        self.trellis = Trellis(self, nbits, width)
-        self.bytes, self.table = self.at("%scratch", self.trellis.size), self.lookup_table()
+    def encode(self, vector: list[Value], centroid: list[Value], packed: Array) -> tuple[Value, Value]:
+        """Write the packed levels of a vector; return the coefficients a and b."""
+        x, zero = self.x, self.x.constant(FLOATS, 0)
 
-    def fit(self, x: list[str], centroid: list[str], packed: str) -> tuple[str, str]:
-        """Write the packed levels of a vector; their coefficients."""
-        zero = splat(LANES, "float", 0)
-        xx, xc, cc, square = [zero] * 4
-        for v, c in zip(x, centroid, strict=True):
-            xx, xc, cc = self.fma(v, v, xx), self.fma(v, c, xc), self.fma(c, c, cc)
-        total, norm = self.total(xx), self.total(cc)
-        a = self._ratio(self.total(xc), norm, self.op(f"fcmp ogt float {norm}, 0.0"))  # the least residual
-        for v, c in zip(x, centroid, strict=True):
-            rest = self._rest(v, c, self.broadcast(LANES, "float", a))
-            square = self.fma(rest, rest, square)
-        norm = self.total(square)
-        some = self.op(f"fcmp ogt float {norm}, {self.op(f'fmul float {total}, {number(NOTHING)}')}")
-        factor = self._ratio("%steps", self.op(f"call float @llvm.sqrt.f32(float {norm})"), some)
+        # without levels: the best multiple of the centroid, and the size of the residual
+        xx = xc = cc = square = zero
+        for v, c in zip(vector, centroid, strict=True):
+            xx, xc, cc = x.fmuladd(v, v, xx), x.fmuladd(v, c, xc), x.fmuladd(c, c, cc)
+        size, c_size = x.total(xx), x.total(cc)
+        a = self._ratio(x.total(xc), c_size, c_size > 0.0)
+        for v, c in zip(vector, centroid, strict=True):
+            residual = v - a.broadcast(LANES) * c
+            square = x.fmuladd(residual, residual, square)
+        residual_size = x.total(square)
+        some = residual_size > size * NOTHING
+        root = x.intrinsic("sqrt", "float", residual_size)
+        factor = self._ratio(x.arguments.steps, root, some)
 
-        def turn(_: str, state: Values) -> Values:
-            factor, a, _b = (self.broadcast(LANES, "float", value) for value in state)
-            for i, (v, c) in enumerate(zip(x, centroid, strict=True)):
-                self.trellis.give(i, self._steps(self.floats("fmul", self._rest(v, c, a), factor)))
+        # levels of the residual, then both coefficients, in turns
+        with x.range(0, TURNS, factor=factor, a=a, b=0.0) as turns:
+            factor, a = (value.broadcast(LANES) for value in (turns.factor, turns.a))
+            for i, (v, c) in enumerate(zip(vector, centroid, strict=True)):
+                self.trellis.set_numbers(i, self._steps((v - a * c) * factor))
             self.trellis.write(packed)
-            self.unpack(packed, self.bytes, self.trellis.nbits, self.trellis.width, self.table)
-            sums = [zero] * len(_PRODUCTS)
-            for i, (v, c) in enumerate(zip(x, centroid, strict=True)):
-                u = self.levels(self.bytes, i)
-                if i == self.chunks - 1:
-                    u = self.select(self.mask, u, zero)
-                of = {"x": v, "c": c, "u": u}
-                sums = [self.fma(of[p], of[q], sum_) for (p, q), sum_ in zip(_PRODUCTS, sums, strict=True)]
-            return self._solve(some, *map(self.total, sums))
+            x.unpack(packed, self.bytes, self.trellis.nbits, self.trellis.width, self.table)
+            turns.factor, turns.a, turns.b = self._fit(vector, centroid, some)
+        return turns.a, turns.b
 
-        _, a, b = self.loop(0, TURNS, 1, turn, (factor, a, "0.0"), "float")
-        return a, b
+    def _steps(self, numbers: Value) -> Value:
+        """Round 16 numbers to integers from -128 to 127."""
+        x = self.x
+        return x.rounded(x.minimum(x.maximum(numbers, -128.0), 127.0))
 
-    def _rest(self, x: str, c: str, a: str) -> str:
-        return self.floats("fsub", x, self.floats("fmul", a, c))
+    def _fit(self, vector: list[Value], centroid: list[Value], some: Value) -> tuple[Value, Value, Value]:
+        """Return ``1 / b``, a and b of the smallest ``|x - a c - b u|``, u being the unpacked levels.
 
-    def _steps(self, x: str) -> str:
-        """16 numbers as the nearest whole ones from -128 to 127."""
-        x, most = self.fmax(x, splat(LANES, "float", -128)), splat(LANES, "float", 127)
-        x = self.select(self.op(f"fcmp olt {FLOATS} {x}, {most}"), x, most)
-        return self.op(f"call {FLOATS} @llvm.rint.v16f32({FLOATS} {x})")
+        b is 0 without a residual, a is 0 without a centroid.
+        """
+        x, zero = self.x, self.x.constant(FLOATS, 0)
 
-    def _solve(self, some: str, cc: str, cu: str, uu: str, xc: str, xu: str) -> Values:
-        """``1 / b``, a and b of least ``|x - a c - b u|``; one is 0 without residual or without centroid."""
+        # inner products of x, c and u
+        cc = cu = uu = xc = xu = zero
+        for i, (v, c) in enumerate(zip(vector, centroid, strict=True)):
+            u = x.levels(self.bytes, i)
+            if i == x.chunks - 1:
+                u = x.where(x.mask, u, zero)
+            cc, cu, uu = x.fmuladd(c, c, cc), x.fmuladd(c, u, cu), x.fmuladd(u, u, uu)
+            xc, xu = x.fmuladd(v, c, xc), x.fmuladd(v, u, xu)
+        cc, cu, uu, xc, xu = map(x.total, (cc, cu, uu, xc, xu))
 
-        def minus(a: str, b: str, c: str, d: str) -> str:  # a b - c d
-            return self.op(f"fsub float {self.op(f'fmul float {a}, {b}')}, {self.op(f'fmul float {c}, {d}')}")
+        # normal equations; if c and u are parallel, or one is 0, fit one coefficient alone
+        det = cc * uu - cu * cu
+        fits = some & (det > cc * uu * NOTHING)
+        a_alone = self._ratio(xc, cc, cc > 0.0)
+        b_alone = self._ratio(xu, uu, uu > 0.0)
+        b_alone = x.where(some, x.where(cc == 0.0, b_alone, 0.0), 0.0)
+        a = x.where(fits, (xc * uu - xu * cu) / det, a_alone)
+        b = x.where(fits, (xu * cc - xc * cu) / det, b_alone)
+        return self._ratio(x.constant("float", 1), b, b.compare("une", 0.0)), a, b
 
-        det = minus(cc, uu, cu, cu)
-        least = self.op(f"fmul float {self.op(f'fmul float {cc}, {uu}')}, {number(NOTHING)}")
-        fits = self.op(f"and i1 {some}, {self.op(f'fcmp ogt float {det}, {least}')}")
-        only_c = self._ratio(xc, cc, self.op(f"fcmp ogt float {cc}, 0.0"))
-        only_u = self._ratio(xu, uu, self.op(f"fcmp ogt float {uu}, 0.0"))
-        only_u = self.op(f"select i1 {self.op(f'fcmp oeq float {cc}, 0.0')}, float {only_u}, float 0.0")
-        only_u = self.op(f"select i1 {some}, float {only_u}, float 0.0")
-        a = self.op(f"fdiv float {minus(xc, uu, xu, cu)}, {det}")
-        b = self.op(f"fdiv float {minus(xu, cc, xc, cu)}, {det}")
-        a, b = (self.op(f"select i1 {fits}, float {x}, float {y}") for x, y in ((a, only_c), (b, only_u)))
-        return self._ratio(number(1), b, self.op(f"fcmp une float {b}, 0.0")), a, b
-
-    def _ratio(self, a: str, b: str, valid: str) -> str:
-        return self.op(f"select i1 {valid}, float {self.op(f'fdiv float {a}, {b}')}, float 0.0")
+    def _ratio(self, a: Value, b: Value, valid: Value) -> Value:
+        ratio: Value = self.x.where(valid, a / b, 0.0)
+        return ratio
 
 
 def write_decode(dim: int, code: str, nbits: int, width: int, vnni: bool) -> str:
-    """The module of ``decode``, the inverse of ``encode``."""
-    c = Vectors(Plan(dim, 1, vnni))
-    table, masked_store = c.lookup_table(), "@llvm.masked.store.v16f32.p0"
-    final = c.sub("%n", 1)
-
-    def token(i: str, _: Values) -> None:
-        later = c.centroid(code, "%codes", c.mul(c.minimum(c.add(i, _AHEAD), final), size_of(code)))
-        c.prefetch(c.at("%centroids", c.mul(later, 4 * dim)), 4 * dim)
-        c.unpack(c.at("%packed", c.mul(i, width)), "%scratch", nbits, width, table)
-        a, b = (c.half("%coefficients", c.add(c.mul(i, 4), at)) for at in (0, 2))
-        centroid = c.vector("%centroids", c.centroid(code, "%codes", c.mul(i, size_of(code))))
-        out = c.at("%out", c.mul(i, 4 * dim))
-        for chunk, x in enumerate(centroid):
-            y = c.fma(b, c.levels("%scratch", chunk), c.floats("fmul", a, x))
-            place = c.at(out, 4 * LANES * chunk)
-            if chunk < c.chunks - 1:
-                c.store(FLOATS, y, place)
+    """Return the LLVM IR module of ``decode``, the inverse of ``encode``."""
+    kinds = {"codes": f"{unsigned(code)}*", "coefficients": "i16*", "packed": "u8*", "centroids": "float*"}
+    kinds |= {"levels": "u8*", "out": "float*", "scratch": "u8*"}
+    x = Vectors("decode", Plan(dim, 1, vnni), **kinds, n="i64", last="i64")
+    arguments, table = x.arguments, x.lookup_table()
+    final = arguments.n - 1
+    with x.range(0, arguments.n) as loop:
+        later = x.centroid(arguments.codes, x.minimum(loop.i + _AHEAD, final))
+        x.prefetch_bytes(arguments.centroids.at(later * dim), 4 * dim)
+        x.unpack(arguments.packed.at(loop.i * width), arguments.scratch, nbits, width, table)
+        a, b = (x.half(arguments.coefficients[loop.i * 2 + k]) for k in (0, 1))
+        centroid = x.vector(arguments.centroids, x.centroid(arguments.codes, loop.i))
+        out = arguments.out.at(loop.i * dim)
+        for chunk, c in enumerate(centroid):
+            numbers = x.fmuladd(b, x.levels(arguments.scratch, chunk), a * c)
+            place = out.at(LANES * chunk)
+            if chunk < x.chunks - 1:
+                place.vectors(LANES)[0] = numbers
             else:
-                c.do(f"call void {masked_store}({FLOATS} {y}, ptr {place}, i32 4, {MASK} {c.mask})")
-
-    c.loop(0, "%n", 1, token)
-    body = c.function(
-        "define void @decode(ptr %codes, ptr %coefficients, ptr %packed, ptr %centroids, ptr %levels, "
-        "ptr %out, ptr %scratch, i64 %n, i64 %last)"
-    )
-    return module(c.plan, *Vectors.DECLARE, body)
+                x.masked_store(place, numbers, x.mask, align=4)
+    return module(x)

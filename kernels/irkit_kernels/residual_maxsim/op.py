@@ -1,4 +1,4 @@
-"""Search in documents whose tokens are stored as ``a * centroid + b * levels``, levels of few bits."""
+"""Build and search documents whose tokens are stored as ``a * centroid + b * levels``, in few bits."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = [
 
 
 def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Find the centroid of largest inner product with each vector.
+    """Find the centroid with the largest inner product for each vector.
 
     Args:
         values: ``(n, d)``.
-        centroids: ``(K, d)``, not none.
+        centroids: ``(K, d)``, at least one.
 
     Returns:
         ``(n,)`` int32.
@@ -47,22 +47,22 @@ def assign(values: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArr
 
 
 def train_codebook(residuals: NDArray[np.float32], nbits: int) -> NDArray[np.int8]:
-    """Find 256 levels of small squared error for a sample of residuals.
+    """Find the 256 levels of a trellis code with a small squared error for a sample of residuals.
 
-    A level belongs to the last 8 bits of the numbers so far: what a number stands for depends on its own
-    ``nbits`` and on those before, so that few bits choose among many levels (a trellis code).
+    The level of a number is chosen by the last 8 bits so far: its own ``nbits`` and the ones before. So few
+    bits choose among many levels; `cpu_trellis` explains the code.
 
     Args:
-        residuals: ``(n, d)``, vectors less their centroids.
+        residuals: ``(n, d)``, differences of vectors and their centroids.
         nbits: 1, 2, 4 or 8.
 
     Returns:
-        ``(2**(8 - nbits), 2**nbits)`` int8, levels by the bits before and those of the number, in steps of
-        1/32 of the root mean square of a residual's numbers. With 8 bits always -128 to 127.
+        ``(2**(8 - nbits), 2**nbits)`` int8, the levels by the bits before and the bits of the number. They
+        are in steps of 1/32 of the root mean square of a residual's numbers. With 8 bits always -128 to 127.
 
     Source: Marcellin and Fischer 1990 (Trellis coded quantization of memoryless and Gauss-Markov sources);
-    that windows of the bits index the levels: Tseng et al., QTIP, arXiv 2406.11235, section 3. Levels are
-    found as by Lloyd 1982, by turns with the best ways through the trellis.
+    levels indexed by windows of the bits: Tseng et al., QTIP, arXiv 2406.11235, section 3. Levels are found
+    as by Lloyd 1982, alternating with the best paths through the trellis.
     """
     if nbits not in NBITS:
         raise ValueError(f"train_codebook: got nbits {nbits}, expected one of {NBITS}")
@@ -76,15 +76,15 @@ def encode(
     codes: Codes,
     codebook: NDArray[np.int8],
 ) -> Tokens:
-    """Encode vectors, given the centroid of each.
+    """Encode vectors as ``a * centroid + b * levels``.
 
-    The levels nearest to what the best multiple of the centroid leaves open are found by Viterbi's algorithm;
-    ``a`` and ``b`` are then fitted by least squares; twice.
+    Twice, Viterbi's algorithm finds the levels nearest to the residual, and ``a`` and ``b`` are fitted by
+    least squares. The first residual is taken from the best multiple of the centroid.
 
     Args:
         values: ``(n, d)``.
-        centroids: ``(K, d)``, of any length.
-        codes: ``(n,)`` uint16 or int32 below K, which becomes part of the result.
+        centroids: ``(K, d)``, of any norm.
+        codes: ``(n,)`` uint16 or int32 below K, the centroid of each vector; becomes part of the result.
         codebook: From `train_codebook`.
 
     Returns:
@@ -102,12 +102,12 @@ def encode(
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
-    """Undo `encode` up to its rounding.
+    """Decode tokens, the inverse of `encode` up to rounding.
 
     Args:
         tokens: ``n`` tokens.
-        centroids: ``(K, d)``, those of `encode`.
-        codebook: That of `encode`.
+        centroids: ``(K, d)``, the ones passed to `encode`.
+        codebook: The one passed to `encode`.
 
     Returns:
         ``(n, d)`` float32, ``a * centroid + b * levels``.
@@ -134,7 +134,7 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
         centroids: From `pack_centroids`.
 
     Returns:
-        What the other functions of a search read; about ``5 * K * m`` bytes.
+        The table that the other functions of a search read; about ``5 * K * m`` bytes.
     """
     _vectors("query_table", width=centroids.dim, query=query)
     if not len(query) or not np.isfinite(query).all():
@@ -150,21 +150,22 @@ def probe(
     keep: NDArray[np.bool_],
     count: int,
 ) -> NDArray[np.int32]:
-    """Find the documents whose centroids are most often one of a query token's best.
+    """Find the documents that have the most of the query tokens' best centroids.
 
-    A document counts, for each token of the query, which of its best centroids are the document's.
+    The count of a document is the number of pairs of a query token and one of its ``nprobe`` best centroids
+    that the document has.
 
     Args:
-        table: Of the query. A token of zeros finds nothing.
-        nprobe: Best centroids of a query token, at least 1; more where several score the same.
-        list_offsets: ``(K + 1,)``; documents of centroid ``c`` lie from ``list_offsets[c]`` on.
-        list_documents: Documents of all centroids, below ``len(keep)``.
-        keep: ``(documents,)``, which of them may be found.
-        count: How many documents are enough, at least 1. Where there are more, those that count less than the
-            ``count``-th are left out; its equals are not, and 255 is the most that is counted.
+        table: The table of the query. A token of zeros has no best centroids.
+        nprobe: Number of best centroids per query token, at least 1; more if several have the same score.
+        list_offsets: ``(K + 1,)``; the documents of centroid ``c`` start at ``list_offsets[c]``.
+        list_documents: The documents of all centroids, below ``len(keep)``.
+        keep: ``(documents,)``, True for documents that may be returned.
+        count: Number of documents wanted, at least 1. If more have a best centroid, documents with a lower
+            count than the ``count``-th are left out; documents with the same count stay. Counts end at 255.
 
     Returns:
-        Documents, rising; none that has no such centroid.
+        Documents with a count of at least 1, in ascending order.
     """
     _row("probe", np.int64, list_offsets=list_offsets)
     _row("probe", np.int32, list_documents=list_documents)
@@ -190,17 +191,17 @@ def probe(
 def interaction(
     table: QueryTable, codes: Codes, offsets: NDArray[np.int64], documents: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Score documents roughly: MaxSim with tokens replaced by their centroids, in 256 steps.
+    """Score documents roughly: MaxSim with each token replaced by its centroid, in 256 steps.
 
     Args:
-        table: Of the query.
+        table: The table of the query.
         codes: ``(tokens,)`` uint16 or int32, the centroids of all tokens.
-        offsets: ``(all documents + 1,)``; tokens of document ``i`` lie from ``offsets[i]`` on; trusted.
-        documents: Which to score.
+        offsets: ``(all documents + 1,)``; the tokens of document ``i`` start at ``offsets[i]``; not checked.
+        documents: The documents to score.
 
     Returns:
-        ``(len(documents),)`` int32, in units of ``table.step`` above a score that is the same for all
-        documents of a query; 0 for a document without tokens.
+        ``(len(documents),)`` int32, in units of ``table.step`` above a constant of the query; 0 for documents
+        without tokens.
     """
     _codes("interaction", codes)
     _documents("interaction", offsets, documents)
@@ -217,17 +218,17 @@ def residual_maxsim(
     codebook: NDArray[np.int8],
     documents: NDArray[np.int32],
 ) -> NDArray[np.float32]:
-    """Score documents: MaxSim, the query and the centroids rounded to 8 bits.
+    """Score documents by MaxSim with their compressed tokens; query and centroids are rounded to 8 bits.
 
     Args:
-        table: Of the query.
-        tokens: Of all documents. A code that is no centroid counts as the last one.
-        offsets: ``(all documents + 1,)``; tokens of document ``i`` lie from ``offsets[i]`` on; trusted.
-        codebook: That of `encode`.
-        documents: Which to score.
+        table: The table of the query.
+        tokens: The tokens of all documents. A code that is no centroid is read as the last centroid.
+        offsets: ``(all documents + 1,)``; the tokens of document ``i`` start at ``offsets[i]``; not checked.
+        codebook: The one passed to `encode`.
+        documents: The documents to score.
 
     Returns:
-        ``(len(documents),)`` float32; minus infinity for a document without tokens.
+        ``(len(documents),)`` float32; minus infinity for documents without tokens.
     """
     nbits, width = _tokens("residual_maxsim", tokens, table.dim, codebook)
     _documents("residual_maxsim", offsets, documents)
@@ -284,7 +285,7 @@ def _codebook(operation: str, codebook: NDArray[np.int8]) -> int:
 
 
 def _tokens(operation: str, tokens: Tokens, dim: int, codebook: NDArray[np.int8]) -> tuple[int, int]:
-    """Bits of a number and bytes of a token."""
+    """Check tokens; return their bits per number and bytes per token."""
     nbits = _codebook(operation, codebook)
     _codes(operation, tokens.codes)
     _check(operation, "coefficients", tokens.coefficients, 2, np.float16)

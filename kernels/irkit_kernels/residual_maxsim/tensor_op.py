@@ -1,4 +1,4 @@
-"""The steps of a search for torch tensors: pairs of queries and documents on CUDA, or slowly anywhere."""
+"""The steps of a search for torch tensors: pairs of queries and documents, in Triton on CUDA, else slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CODEBOOKS = [(2 ** (WINDOW - nbits), 2**nbits) for nbits in NBITS]
 
 
 class TensorTokens(NamedTuple):
-    """`Tokens` on a device.
+    """`Tokens` as tensors.
 
     Attributes:
         codes: ``(n,)`` uint16 or int32.
@@ -29,20 +29,21 @@ class TensorTokens(NamedTuple):
 
 
 def tensor_probe(list_offsets: Tensor, lists: Tensor, visits: Tensor, n_q: int, n: int) -> Tensor:
-    """Count how many of a query's visits find each document.
+    """Count, per query and document, the visited centroids that the document has.
 
     Args:
-        list_offsets: ``(K + 1,)`` int64; documents of centroid ``c`` lie from the ``c``-th on; trusted.
-        lists: int32 documents of all centroids; those that are not below ``n`` are passed over.
-        visits: ``(v, 2)`` int64, query and centroid of each; a centroid of -1 is none. Trusted.
+        list_offsets: ``(K + 1,)`` int64; the documents of centroid ``c`` start at ``list_offsets[c]``; not
+            checked.
+        lists: int32, the documents of all centroids; those outside of 0 to ``n - 1`` are skipped.
+        visits: ``(v, 2)`` int64 pairs of query and centroid, not checked; a centroid of -1 is skipped.
         n_q: Number of queries.
         n: Number of documents.
 
     Returns:
         ``(n_q, n)`` int32.
     """
-    given = (("list_offsets", list_offsets, torch.int64, 1), ("lists", lists, torch.int32, 1))
-    _check_dtypes("tensor_probe", lists.device, *given, ("visits", visits, torch.int64, 2))
+    index = (("list_offsets", list_offsets, torch.int64, 1), ("lists", lists, torch.int32, 1))
+    _check_dtypes("tensor_probe", lists.device, *index, ("visits", visits, torch.int64, 2))
     counts = torch.zeros(n_q, n, dtype=torch.int32, device=lists.device)
     if lists.is_cuda:
         from . import triton_kernel
@@ -50,29 +51,29 @@ def tensor_probe(list_offsets: Tensor, lists: Tensor, visits: Tensor, n_q: int, 
         return triton_kernel.probe(list_offsets, lists, visits, counts)
     query, centroid = visits[visits[:, 1] >= 0].T
     sizes = list_offsets.diff()[centroid]
-    places = torch.arange(int(sizes.sum()), device=lists.device)
-    places += torch.repeat_interleave(list_offsets[centroid] - sizes.cumsum(0) + sizes, sizes)
-    query, found = query.repeat_interleave(sizes), lists[places].long()
-    inside = (found >= 0) & (found < n)
-    found = (query * n + found)[inside]
-    counts.view(-1).scatter_add_(0, found, torch.ones_like(found, dtype=torch.int32))
+    positions = torch.arange(int(sizes.sum()), device=lists.device)  # in the lists, visit by visit
+    positions += torch.repeat_interleave(list_offsets[centroid] - sizes.cumsum(0) + sizes, sizes)
+    query, documents = query.repeat_interleave(sizes), lists[positions].long()
+    inside = (documents >= 0) & (documents < n)
+    cells = (query * n + documents)[inside]
+    counts.view(-1).scatter_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
     return counts
 
 
 def tensor_interaction(
     table: Tensor, query_offsets: Tensor, codes: Tensor, document_offsets: Tensor, pairs: Tensor
 ) -> Tensor:
-    """Score pairs roughly: MaxSim with document tokens replaced by their centroids.
+    """Score pairs roughly: MaxSim with each document token replaced by its centroid.
 
     Args:
         table: ``(K, total_q)`` floating point or uint8, ``centroids @ queries.T`` on any scale.
-        query_offsets: ``(n_q + 1,)`` int32; trusted, as are the other offsets and the pairs.
-        codes: ``(n,)`` uint16 or int32. One that is no centroid counts as the last.
+        query_offsets: ``(n_q + 1,)`` int32; not checked, like the other offsets and the pairs.
+        codes: ``(n,)`` uint16 or int32. A code that is no centroid is read as the last centroid.
         document_offsets: ``(n_d + 1,)`` int64.
         pairs: ``(p, 2)`` int64 rows of queries and of documents.
 
     Returns:
-        ``(p,)`` float32; minus infinity for a document without tokens, else 0 for a query without.
+        ``(p,)`` float32; minus infinity for documents without tokens, otherwise 0 for queries without tokens.
     """
     _check("tensor_interaction", table, query_offsets, codes, document_offsets, pairs)
     if table.is_cuda:
@@ -91,19 +92,21 @@ def tensor_maxsim(
     codebook: Tensor,
     pairs: Tensor,
 ) -> Tensor:
-    """Score pairs: MaxSim with the encoded tokens, products of a token as ``a * table + b * levels @ query``.
+    """Score pairs by MaxSim with the encoded tokens.
+
+    The product of a token is ``a * table + b * levels @ query``.
 
     Args:
-        queries: ``(total_q, d)`` float32, float16 or bfloat16: what levels are multiplied in.
+        queries: ``(total_q, d)`` float32, float16 or bfloat16, the dtype of the products with levels.
         table: ``(K, total_q)`` floating point, ``centroids @ queries.T``.
-        query_offsets: ``(n_q + 1,)`` int32; trusted, as are the other offsets and the pairs.
-        tokens: Of all documents.
+        query_offsets: ``(n_q + 1,)`` int32; not checked, like the other offsets and the pairs.
+        tokens: The tokens of all documents.
         document_offsets: ``(n_d + 1,)`` int64.
-        codebook: ``(2**(8 - nbits), 2**nbits)`` int8, that of `encode`.
+        codebook: ``(2**(8 - nbits), 2**nbits)`` int8, the one passed to `encode`.
         pairs: ``(p, 2)`` int64 rows of queries and of documents.
 
     Returns:
-        ``(p,)`` float32, as `tensor_interaction`.
+        ``(p,)`` float32, with the same special cases as `tensor_interaction`.
     """
     _check("tensor_maxsim", table, query_offsets, tokens.codes, document_offsets, pairs)
     if codebook.dtype != torch.int8 or tuple(codebook.shape) not in _CODEBOOKS:
@@ -133,23 +136,24 @@ def _by_pair(
     pairs: Tensor,
     residual: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
+    """Score one pair after the other in torch; ``residual`` is queries, a, and b times the levels."""
     codes = codes.long()
     codes = codes.where((codes >= 0) & (codes < len(table)), len(table) - 1)
     out = table.new_full((len(pairs),), -torch.inf, dtype=torch.float32)
     for i, (query, document) in enumerate(pairs.tolist()):
         rows = slice(*query_offsets[query : query + 2].tolist())
-        at = slice(*document_offsets[document : document + 2].tolist())
-        scores = table[codes[at], rows].float()
+        tokens = slice(*document_offsets[document : document + 2].tolist())
+        scores = table[codes[tokens], rows].float()
         if residual is not None:
-            queries, a, rest = residual
-            scores = a[at] * scores + rest[at] @ queries[rows].T
+            queries, a, levels = residual
+            scores = a[tokens] * scores + levels[tokens] @ queries[rows].T
         if len(scores):
             out[i] = scores.amax(0).sum()
     return out
 
 
 def levels_of(packed: Tensor, codebook: Tensor, dim: int) -> Tensor:
-    """The levels ``(n, dim)`` float32 that ``packed (n, bytes)`` stands for."""
+    """Return the levels ``(n, dim)`` float32 of ``packed (n, bytes)``; see `reference.windows`."""
     nbits, both = bits_of(codebook), packed.long()
     both = both | torch.nn.functional.pad(both[:, :-1], (1, 0)) << WINDOW
     planes = [both >> shift & 255 for shift in range(WINDOW - nbits, -1, -nbits)]
@@ -174,8 +178,8 @@ def _check(
     )
 
 
-def _check_dtypes(name: str, device: torch.device, *given: tuple[str, Tensor, torch.dtype, int]) -> None:
-    for what, x, dtype, dims in given:
+def _check_dtypes(name: str, device: torch.device, *tensors: tuple[str, Tensor, torch.dtype, int]) -> None:
+    for what, x, dtype, dims in tensors:
         if x.dtype != dtype or x.dim() != dims or x.device != device:
             expected = "torch.uint16 or torch.int32" if what == "codes" else dtype
             raise ValueError(

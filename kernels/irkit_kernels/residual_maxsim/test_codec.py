@@ -1,4 +1,4 @@
-"""The codec against its definition, with the dot product instruction and without."""
+"""The codec agrees with its definition, with the dot product instruction and without."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
-    cpu_build,
     cpu_kernel,
-    cpu_tile,
     decode,
     encode,
     reference,
@@ -25,19 +24,15 @@ from irkit_kernels.residual_maxsim import (
 
 NBITS = st.sampled_from([1, 2, 4, 8])
 seeds = st.integers(0, 2**31)
-dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # a dim is a compilation
+dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # few, because each is compiled
 
 
 @pytest.fixture(params=["vnni", "no permutes", "portable"], scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param != "portable" and not cpu_kernel.has_vnni():
         pytest.skip("this CPU lacks AVX512-VNNI")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_build, "has_vnni", lambda: request.param != "portable")
-        if request.param == "no permutes":
-            patch.setattr(cpu_tile, "has_permutes", lambda: False)
-        cpu_build._encode.cache_clear()
-        cpu_build._decode.cache_clear()
+    lacking = {"vnni": set(), "no permutes": {"avx512vbmi"}, "portable": {"avx512vnni", "avx512vbmi"}}
+    with compiling_for(Target(cpu_features() - lacking[request.param])):
         yield request.param
 
 
@@ -54,7 +49,7 @@ def test_assign(n, k, dim, seed):
     chosen = np.take_along_axis(scores, got[:, None].astype(np.int64), 1)[:, 0]
     v, c = np.abs(values).astype(np.float64), np.abs(centroids).astype(np.float64)
     step, c_step = v.max(1) / 254, c.max() / 254
-    bound = v.sum(1) * c_step + step * (c.sum(1).max() + dim * c_step)  # of the rounding of one product
+    bound = v.sum(1) * c_step + step * (c.sum(1).max() + dim * c_step)  # rounding of one product
     assert (chosen >= scores.max(1, initial=-np.inf) - 2 * bound * (1 + 1e-5)).all()
 
 
@@ -96,8 +91,8 @@ def test_encode(n, dim, nbits, seed):
         np.linalg.norm(x - reference.decode_reference(t, centroids, codebook), axis=1)
         for t in (got, expected)
     ]
-    # levels that lie between two may be rounded either way, which changes the error by little; float16
-    # coefficients and float32 sums round
+    # Numbers halfway between two levels may be rounded either way, which hardly changes the error. float16
+    # coefficients and float32 sums are rounded, too.
     assert (errors[0] <= 1.05 * errors[1] + 2e-3 * np.linalg.norm(x, axis=1)).all()
     exact = reference.decode_reference(got, centroids, codebook)
     size = np.abs(got.coefficients.astype(np.float64)) @ [[1], [128]] * max(1, np.abs(c).max(initial=0))
@@ -107,13 +102,13 @@ def test_encode(n, dim, nbits, seed):
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])
 def test_encode_finds_what_can_be_expressed(nbits):
     rng = np.random.default_rng(nbits)
-    # levels evenly spread, of a root mean square of 32 where each occurs as often
+    # evenly spread levels, with a root mean square of 32 if all are equally frequent
     levels = np.rint((2 * rng.permutation(256) - 255) * 32 / ((256**2 - 1) / 3) ** 0.5).astype(np.int8)
     codebook = np.arange(-128, 128, dtype=np.int8)[None] if nbits == 8 else levels.reshape(-1, 2**nbits)
     packed = rng.integers(0, 256, (20_000, reference.packed_width(64, nbits))).astype(np.uint8)
     u = codebook.ravel()[reference.windows(packed, 64, nbits)].astype(np.float64)
     size = np.sqrt(np.square(u).mean(1))
-    u = u[np.abs(size - np.median(size)) < 0.05][:50]  # so that steps are those of the codebook
+    u = u[np.abs(size - np.median(size)) < 0.05][:50]  # their steps are those of the codebook
     u *= 1 if nbits == 8 else 32 / np.sqrt(np.square(u).mean())
     assert len(u) == 50
     centroids = rng.standard_normal((50, 64))
@@ -121,7 +116,7 @@ def test_encode_finds_what_can_be_expressed(nbits):
     centroids, codes = centroids.astype(np.float32), np.arange(50, dtype=np.int32)
     values = (rng.uniform(0.5, 2, (50, 1)) * centroids + 0.01 * u).astype(np.float32)
     decoded = decode(encode(values, centroids, codes, codebook), centroids, codebook)
-    step = 0.01 * np.sqrt(np.square(u).mean(1)) / 32 if nbits == 8 else 0.01  # what 8 bits round to
+    step = 0.01 * np.sqrt(np.square(u).mean(1)) / 32 if nbits == 8 else 0.01  # the step of 8 bits
     assert (np.abs(decoded - values).max(1) <= step + 2**-10 * np.abs(values).max(1)).all()
 
 
@@ -148,8 +143,10 @@ def test_encode_of_nothing_and_of_the_centroid_itself():
         tokens = encode(values, centroids, codes, codebook)
         assert np.isfinite(tokens.coefficients).all()
         decoded = decode(tokens, centroids, codebook)
-        assert decoded[:4] == pytest.approx(values[:4], abs=6 * 2**-11)  # of float16 coefficients
-        assert decoded[4] == pytest.approx(values[4], abs=5 * 2**-5)  # one direction, well in reach of 1 bit
+        assert decoded[:4] == pytest.approx(values[:4], abs=6 * 2**-11)  # float16 coefficients
+        assert decoded[4] == pytest.approx(
+            values[4], abs=5 * 2**-5
+        )  # a single direction, which 1 bit can represent
 
 
 def test_coefficients_that_float16_cannot_hold_are_cut():
@@ -192,9 +189,9 @@ def test_no_other_bytes_are_nearer(nbits, dim):
     rng = np.random.default_rng(nbits)
     codebook = rng.integers(-90, 90, 256).astype(np.int8).reshape(-1, 2**nbits)
     steps = np.rint(32 * rng.standard_normal((3, dim)))
-    for row, packed in zip(steps, reference.best_way(steps, codebook), strict=True):
+    for row, packed in zip(steps, reference.best_path(steps, codebook), strict=True):
         others = np.tile(packed, (20_000, 1))
-        for byte in range(len(packed)):  # every single byte, and many pairs of neighbours
+        for byte in range(len(packed)):  # change each byte alone, and many pairs of neighbours
             others[256 * byte : 256 * (byte + 1), byte] = np.arange(256)
         rest = np.arange(256 * len(packed), 20_000)
         for neighbour in (0, 1):
@@ -227,7 +224,7 @@ def test_codebook(nbits, kind):
     ("nbits", "lloyd_max", "bound"), [(1, 0.3634, 0.25), (2, 0.1175, 0.0625), (4, 0.009497, 2**-8)]
 )
 def test_error_of_normal_numbers(nbits, lloyd_max, bound):
-    """Max 1960 (Quantizing for minimum distortion), table I, is what levels of each number alone reach."""
+    """Max 1960 (Quantizing for minimum distortion), table I, has the errors of separate levels per number."""
     rng, origin = np.random.default_rng(0), np.zeros((1, 128), np.float32)
     sample, values = (rng.standard_normal((n, 128)).astype(np.float32) for n in (2000, 500))
     codebook = train_codebook(sample, nbits)

@@ -1,11 +1,10 @@
-"""The search against its definition, with the dot product instruction and without."""
+"""The steps of a search agree with their definitions, with the dot product instruction and without."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irkit_kernels import _jit
+from irkit_kernels._jit import Target, compiling_for, cpu_features
 from irkit_kernels.residual_maxsim import (
     Tokens,
     assign,
-    cpu_build,
     cpu_kernel,
-    cpu_tile,
     decode,
     encode,
     interaction,
@@ -34,22 +31,15 @@ from irkit_kernels.residual_maxsim.cpu_tile import Header
 
 NBITS = st.sampled_from([1, 2, 4, 8])
 seeds = st.integers(0, 2**31)
-dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # a dim is a compilation
-COMPILED = [cpu_kernel._table, cpu_kernel.probe, cpu_kernel.interaction]
-COMPILED += [cpu_kernel.residual_maxsim, cpu_build._assign, cpu_build._encode, cpu_build._decode]
+dims = st.sampled_from([1, 6, 16, 24, 100, 128, 200])  # few, because each is compiled
 
 
 @pytest.fixture(params=["vnni", "no permutes", "portable"], scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param != "portable" and not cpu_kernel.has_vnni():
         pytest.skip("this CPU lacks AVX512-VNNI")
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (cpu_kernel, cpu_build):
-            patch.setattr(module, "has_vnni", lambda: request.param != "portable")
-        if request.param == "no permutes":
-            patch.setattr(cpu_tile, "has_permutes", lambda: False)
-        for compiled in COMPILED:
-            compiled.cache_clear()
+    lacking = {"vnni": set(), "no permutes": {"avx512vbmi"}, "portable": {"avx512vnni", "avx512vbmi"}}
+    with compiling_for(Target(cpu_features() - lacking[request.param])):
         yield request.param
 
 
@@ -93,14 +83,14 @@ corpora = st.builds(
 
 
 def sizes(x: Corpus) -> list[np.ndarray]:
-    """Magnitudes of a and b, and of the levels of all tokens, in float64."""
+    """Return the magnitudes of a and b, and the levels of all tokens, in float64."""
     windows = reference.windows(x.tokens.packed, x.query.shape[1], reference.bits_of(x.codebook))
     levels = x.codebook.ravel().astype(np.float64)[windows]
     return [np.abs(part) for part in (*x.tokens.coefficients.astype(np.float64).T, levels)]
 
 
 def tables(x: Corpus):
-    """The fast table, and the same numbers as the definition lays them out."""
+    """Return the fast table, and its numbers in the layout of the definition."""
     table = query_table(x.query, pack_centroids(x.centroids))
     m, k = len(x.query), len(x.centroids)
     scale = table.header[:, Header.SCALE, None]
@@ -236,11 +226,11 @@ def test_queries_in_parallel():
 
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell", "skylake-avx512"])
 def test_other_processors(cpu, path):
-    """Code for other processors, as far as this one runs it, gives the same numbers up to fused products."""
+    """Code compiled for other CPUs gives the same numbers up to fused products, if this CPU can run it."""
     if platform.machine() != "x86_64" or path != "portable":
         pytest.skip("is for processors without the instruction")
-    wanted = {"avx512bw", "avx512dq", "avx512vl", "avx512cd"} if cpu == "skylake-avx512" else set()
-    if not wanted <= _jit.cpu_features():
+    needed = {"avx512bw", "avx512dq", "avx512vl", "avx512cd"} if cpu == "skylake-avx512" else set()
+    if not needed <= cpu_features():
         pytest.skip("this CPU lacks AVX-512")
 
     def results() -> list[np.ndarray]:
@@ -261,14 +251,8 @@ def test_other_processors(cpu, path):
         ]
 
     here = results()
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (cpu_kernel, cpu_build):
-            patch.setattr(module, "compile_ir", partial(_jit.compile_ir, cpu=cpu))
-        for compiled in COMPILED:
-            compiled.cache_clear()
+    with compiling_for(Target(cpu_features(), cpu)):
         there = results()
-    for compiled in COMPILED:
-        compiled.cache_clear()
     for a, b in zip(here, there, strict=True):
         assert np.allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b[np.isfinite(b)]).max())
 

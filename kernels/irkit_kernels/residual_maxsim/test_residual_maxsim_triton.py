@@ -1,4 +1,4 @@
-"""Scores of tensors against the definition: slowly, on CUDA, and in the interpreter (TRITON_INTERPRET=1)."""
+"""Scores of tensors agree with the definition: in torch, on CUDA, and interpreted (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
 
 
 def problem(q_lengths, d_lengths, k: int, dim: int, nbits: int, seed: int, wide: bool = True) -> Problem:
-    """Small integers, which every dtype and order of addition represents exactly."""
+    """Draw small integers, which are exact in every dtype and in every order of addition."""
     rng = np.random.default_rng(seed)
     tq, td = sum(q_lengths), sum(d_lengths)
     codebook = rng.permutation(np.arange(-128, 128)).astype(np.int8).reshape(-1, 2**nbits)
@@ -88,7 +88,7 @@ problems = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(problems)
 def test_definition(x):
-    """Scores of tensors are those of the search."""
+    """The scores of tensors equal those of the search in numpy."""
     k = len(x.table)
     codes = np.minimum(x.tokens.codes.numpy(), k - 1)
     tokens = Tokens(codes, x.tokens.coefficients.numpy(), x.tokens.packed.numpy())
@@ -114,10 +114,10 @@ def test_definition(x):
 def test_kernel(x):
     from irkit_kernels.residual_maxsim import triton_kernel
 
-    there = x.on(DEVICE)
-    assert torch.equal(triton_kernel.interaction(*there.rough).cpu(), tensor_interaction(*x.rough))
-    assert torch.equal(triton_kernel.residual_maxsim(*there).cpu(), tensor_maxsim(*x))
-    half = there._replace(queries=there.queries.half(), table=there.table.half())
+    moved = x.on(DEVICE)
+    assert torch.equal(triton_kernel.interaction(*moved.rough).cpu(), tensor_interaction(*x.rough))
+    assert torch.equal(triton_kernel.residual_maxsim(*moved).cpu(), tensor_maxsim(*x))
+    half = moved._replace(queries=moved.queries.half(), table=moved.table.half())
     assert torch.equal(triton_kernel.residual_maxsim(*half).cpu(), tensor_maxsim(*x))
 
 
@@ -133,13 +133,13 @@ class Lists(NamedTuple):
 
 
 def lists_of(sizes: list[int], n_q: int, n: int, visits: int, seed: int) -> Lists:
-    """Each document once in a list; some are beyond the last, as of a file that somebody else made."""
+    """Lists have each document at most once, and documents that do not exist, like a damaged file."""
     rng = np.random.default_rng(seed)
     documents = [np.sort(rng.permutation(n + 3)[:size]) for size in sizes]
-    offsets = np.concatenate([[0], np.cumsum([len(some) for some in documents], dtype=np.int64)])
+    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in documents], dtype=np.int64)])
     both = np.stack([rng.integers(0, n_q, visits), rng.integers(-1, len(sizes), visits)], axis=1)
-    found = np.concatenate(documents).astype(np.int32)
-    return Lists(*map(torch.from_numpy, (offsets, found, both.astype(np.int64))), n_q, n)
+    documents_of_list = np.concatenate(documents).astype(np.int32)
+    return Lists(*map(torch.from_numpy, (offsets, documents_of_list, both.astype(np.int64))), n_q, n)
 
 
 list_problems = st.builds(
@@ -159,8 +159,8 @@ def test_visits_are_counted(x):
     expected = np.zeros((x.n_q, x.n), np.int32)
     for query, centroid in x.visits.tolist():
         if centroid >= 0:
-            found = x.documents[x.offsets[centroid] : x.offsets[centroid + 1]].numpy()
-            expected[query, found[found < x.n]] += 1
+            documents_of_list = x.documents[x.offsets[centroid] : x.offsets[centroid + 1]].numpy()
+            expected[query, documents_of_list[documents_of_list < x.n]] += 1
     np.testing.assert_array_equal(tensor_probe(*x), expected)
 
 
@@ -170,12 +170,10 @@ def test_visits_are_counted(x):
 def test_kernel_of_lists(x):
     from irkit_kernels.residual_maxsim import triton_kernel
 
-    there = x.on(DEVICE)
+    moved = x.on(DEVICE)
     counts = torch.zeros(x.n_q, x.n, dtype=torch.int32, device=DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_kernel, "_ENTRIES", 16)  # several blocks a list, and more than programs
-        patch.setattr(triton_kernel, "_SHARES", 2)
-        assert torch.equal(triton_kernel.probe(*there[:3], counts).cpu(), tensor_probe(*x))
+    got = triton_kernel.probe(*moved[:3], counts, entries=16, shares=2)  # more blocks than programs
+    assert torch.equal(got.cpu(), tensor_probe(*x))
 
 
 @on_device
@@ -183,9 +181,9 @@ def test_kernel_reads_bytes():
     from irkit_kernels.residual_maxsim import triton_kernel
 
     x = problem([5, 40], [3, 17, 0], 9, 8, 4, 0)
-    there = x._replace(table=(x.table + 9).to(torch.uint8)).on(DEVICE)
+    moved = x._replace(table=(x.table + 9).to(torch.uint8)).on(DEVICE)
     rough = tensor_interaction(x.table + 9, *x.rough[1:])
-    assert torch.equal(triton_kernel.interaction(*there.rough).cpu(), rough)
+    assert torch.equal(triton_kernel.interaction(*moved.rough).cpu(), rough)
     assert torch.equal(tensor_interaction((x.table + 9).to(torch.uint8), *x.rough[1:]), rough)
 
 
@@ -198,9 +196,9 @@ def test_error_is_that_of_torch():
         queries=torch.randn(x.queries.shape, generator=rng), table=torch.randn(x.table.shape, generator=rng)
     )
     exact = tensor_maxsim(*x)
-    there = x._replace(queries=x.queries.half(), table=x.table.half()).on("cuda")
+    moved = x._replace(queries=x.queries.half(), table=x.table.half()).on("cuda")
     rounded = tensor_maxsim(*x._replace(queries=x.queries.half().float(), table=x.table.half().float()))
-    error = (tensor_maxsim(*there).cpu() - exact).abs().max()
+    error = (tensor_maxsim(*moved).cpu() - exact).abs().max()
     assert error <= 2 * (rounded - exact).abs().max()
 
 
@@ -245,9 +243,9 @@ def test_errors():
         tensor_interaction(x.table[0], *x.rough[1:])
     with pytest.raises(ValueError, match=r"tensor_maxsim: table must be .* got torch\.uint8"):
         tensor_maxsim(*x._replace(table=x.table.to(torch.uint8)))
-    some = lists_of([4], 1, 9, 2, 0)
+    rows = lists_of([4], 1, 9, 2, 0)
     with pytest.raises(ValueError, match=r"tensor_probe: lists must be torch\.int32 .* got torch\.int64"):
-        tensor_probe(some.offsets, some.documents.long(), *some[2:])
+        tensor_probe(rows.offsets, rows.documents.long(), *rows[2:])
     with pytest.raises(ValueError, match=r"tensor_interaction: pairs must be torch\.int64"):
         tensor_interaction(*x.rough[:-1], x.pairs.int())
     with pytest.raises(

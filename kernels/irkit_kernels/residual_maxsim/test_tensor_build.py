@@ -1,4 +1,4 @@
-"""Building with torch tensors against the definitions, and on a device that is not there."""
+"""Building with torch tensors agrees with the definitions, also on the simulated CUDA device."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from irkit_kernels.residual_maxsim import (
     tensor_encode,
     train_codebook,
 )
+from irkit_kernels.residual_maxsim.tensor_build import Blocks
 
 NBITS = st.sampled_from([1, 2, 4, 8])
 seeds = st.integers(0, 2**31)
@@ -23,7 +24,7 @@ dims = st.sampled_from([1, 6, 16, 24, 100])
 
 
 def problem(n: int, k: int, dim: int, nbits: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Vectors of any length, some of them zeros or the centroid itself, and a codebook for them."""
+    """Draw vectors of any norm, some of them zeros or the centroid itself, and a codebook for them."""
     rng = np.random.default_rng(seed)
     values, centroids = (rng.standard_normal((rows, dim)).astype(np.float32) for rows in (n, k))
     centroids[0] *= rng.integers(0, 2)
@@ -38,12 +39,11 @@ def problem(n: int, k: int, dim: int, nbits: int, seed: int) -> tuple[np.ndarray
 @given(st.integers(0, 50), st.integers(1, 70), dims, seeds, st.sampled_from([1, 100, 10**9]))
 def test_the_nearest_centroid_is_found_block_by_block(n, k, dim, seed, products):
     values, centroids, *_ = problem(n, k, dim, 8, seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_build, "_PRODUCTS", products)
-        got = tensor_assign(torch.from_numpy(values), torch.from_numpy(centroids)).numpy()
+    blocks = Blocks(products=products)
+    got = tensor_assign(torch.from_numpy(values), torch.from_numpy(centroids), blocks=blocks).numpy()
     assert got.shape == (n,)
     scores = values.astype(np.float64) @ centroids.astype(np.float64).T
-    rounding = 1e-6 * (np.abs(values) @ np.abs(centroids).T).max(1, initial=0)  # of float32
+    rounding = 1e-6 * (np.abs(values) @ np.abs(centroids).T).max(1, initial=0)  # float32
     assert (np.take_along_axis(scores, got[:, None], 1)[:, 0] >= scores.max(1) - rounding).all()
 
 
@@ -51,9 +51,7 @@ def test_the_nearest_centroid_is_found_block_by_block(n, k, dim, seed, products)
 @given(st.integers(0, 40), dims, NBITS, seeds, st.sampled_from([7, 10**9]))
 def test_levels_and_coefficients_are_those_of_the_definition(n, dim, nbits, seed, rows):
     parts = problem(n, 5, dim, nbits, seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_build, "_ROWS", rows)
-        got = tensor_encode(*map(torch.from_numpy, parts))
+    got = tensor_encode(*map(torch.from_numpy, parts), blocks=Blocks(rows=rows))
     expected = reference.encode_reference(*parts)
     np.testing.assert_array_equal(got.codes, parts[2])
     assert got.packed.shape == expected.packed.shape
@@ -62,7 +60,7 @@ def test_levels_and_coefficients_are_those_of_the_definition(n, dim, nbits, seed
         np.linalg.norm(values - reference.decode_reference(tokens, centroids, codebook), axis=1)
         for tokens in (reference.Tokens(*(x.numpy() for x in got)), expected)
     ]
-    # steps that lie between two may be rounded either way, which changes the error by little, as float16 does
+    # Steps halfway between two integers may be rounded either way; this and float16 hardly change the error.
     assert (errors[0] <= 1.05 * errors[1] + 2e-3 * np.linalg.norm(values, axis=1)).all()
 
 
@@ -71,8 +69,8 @@ def test_of_equally_near_levels_the_first_is_taken(nbits):
     rng = np.random.default_rng(nbits)
     codebook = rng.integers(-3, 4, (2 ** (8 - nbits), 2**nbits)).astype(np.int8)  # many are equal
     steps = rng.integers(-4, 5, (40, 19))
-    expected = reference.best_way(steps.astype(np.float64), codebook)
-    got = tensor_build._best_way(torch.from_numpy(steps).float(), torch.from_numpy(codebook))
+    expected = reference.best_path(steps.astype(np.float64), codebook)
+    got = tensor_build._best_path(torch.from_numpy(steps).float(), torch.from_numpy(codebook))
     np.testing.assert_array_equal(got, expected)
 
 

@@ -1,4 +1,4 @@
-"""Lists that were read from somewhere: whether `build` can have made them."""
+"""Checks of lists that were read from a file: a search of them must stay within their arrays."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _BEST = {
 
 
 def check_lists(arrays: Mapping[str, Array], n: int, dim: int) -> None:
-    """Refuse lists that a search would follow out of their arrays.
+    """Raise an error if a search of some lists would leave their arrays.
 
-    What postings say of rows and weights is not looked at: a search gets by with any.
+    The rows and codes of postings are not checked, because a search stays within its memory with any.
 
     Args:
         arrays: By name, as `build` returns them.
@@ -40,7 +40,7 @@ def check_lists(arrays: Mapping[str, Array], n: int, dim: int) -> None:
         dim: Size of the vocabulary.
 
     Raises:
-        ValueError: An array is missing, or of another kind or length; or something lies beyond one.
+        ValueError: An array is missing or has another dtype or length, or a list ends beyond its array.
     """
     for name, (dtype, axes) in (_EXACT | (_BEST if "best" in arrays else {})).items():
         array = arrays.get(name)
@@ -70,7 +70,7 @@ def _check_offsets(name: str, offsets: Array, count: int) -> None:
 
 
 def _check_records(offsets: Array, lists: Array, size: int, n: int) -> None:
-    """Each list lies in the postings, and the lists of a term are of one range after the other."""
+    """Check that each list lies within the postings, and that the lists of a term are in order of ranges."""
     records = lists.reshape(-1).view(_RECORD)
     place, numbers, counts = (np.ascontiguousarray(records[name]) for name in ("place", "range", "count"))
     if not len(records):

@@ -1,4 +1,4 @@
-"""Lists of the best postings of each term, which approximate search begins with."""
+"""The lists that approximate search reads: the best postings of each term."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Array = NDArray[Any]
 
 
 def longest(n: int) -> int:
-    """Postings that a list keeps, of ``n`` documents."""
+    """Return the most postings that a list keeps, of ``n`` documents."""
     return max(2048, n // 100)
 
 
 def best_lists(
     forward: tuple[Array, Array, Array, Array | None], dim: int, allocate: Callable[..., Array]
 ) -> dict[str, Array]:
-    """The postings of the highest weights of each term, by row; of equal ones those of the lowest rows.
+    """Keep the postings of the highest weights of each term, ordered by row; among equals the lowest rows.
 
     Args:
         forward: ``offsets (n + 1)``, ``terms``, ``weights`` and ``scales (n,)`` or None of the documents.
@@ -32,13 +32,13 @@ def best_lists(
         allocate: ``allocate(name, shape, dtype)`` makes the arrays of the postings.
 
     Returns:
-        ``best_offsets (dim + 1,)`` into ``best``, postings: a row, and in the lowest 8 bits a code, which
-        times ``best_scales (dim,)`` is the weight, rounded up; ``best_missed (dim,)`` the highest weight that
-        is not among them, likewise.
+        ``best_offsets (dim + 1,)`` into ``best`` uint32, postings: a row in the upper 24 bits and a code in
+        the lower 8. The code times ``best_scales (dim,)`` is the weight, rounded up. ``best_missed (dim,)``
+        is the highest weight that a list does not keep, rounded up likewise.
     """
     n = len(forward[0]) - 1
     counts, most = np.zeros(dim, np.int64), np.zeros(dim, np.float32)
-    for _, terms, weights in _pieces(forward):
+    for _, terms, weights in _blocks(forward):
         counts += np.bincount(terms, minlength=dim)
         np.maximum.at(most, terms, weights)
     kept = np.minimum(counts, longest(n))
@@ -67,9 +67,9 @@ def best_lists(
 def _group(
     forward: tuple[Array, Array, Array, Array | None], first: int, last: int, scales: Array
 ) -> tuple[Array, Array, Array]:
-    """Rows, terms from the first and codes of all postings of some terms, by row."""
+    """Return rows, terms (counted from ``first``) and codes of all postings of some terms, ordered by row."""
     parts: list[tuple[Array, Array, Array]] = []
-    for rows, terms, weights in _pieces(forward, first, last):
+    for rows, terms, weights in _blocks(forward, first, last):
         levels = np.zeros(len(rows), np.float32)
         np.divide(weights, scales[terms], out=levels, where=weights > 0)
         codes = np.clip(np.ceil(levels), weights > 0, _CODES).astype(np.uint8)
@@ -79,7 +79,10 @@ def _group(
 
 
 def _groups(counts: Array) -> Iterator[tuple[int, int]]:
-    """Ranges of terms that have at most a block of postings, or are one term, and fit into two bytes."""
+    """Yield ranges of terms that have together at most a block of postings, at least one term each.
+
+    A range has at most 2**16 terms, so that they fit into two bytes.
+    """
     ends, first = np.cumsum(counts), 0
     while first < len(counts):
         before = ends[first] - counts[first]
@@ -89,10 +92,10 @@ def _groups(counts: Array) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _pieces(
+def _blocks(
     forward: tuple[Array, Array, Array, Array | None], first: int = 0, last: int | None = None
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Rows, terms and weights of postings block by block; only of terms ``first`` to ``last`` if given."""
+    """Yield rows, terms and weights of postings, block by block; with ``last`` only of some terms."""
     offsets, terms, weights, scales = forward
     for start in range(0, len(terms), _BLOCK):
         here = np.asarray(terms[start : start + _BLOCK])

@@ -1,4 +1,4 @@
-"""The lists that exact search reads: postings of each term, cut into ranges of documents."""
+"""The lists that exact search reads: the postings of each term, cut into ranges of documents."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ __all__ = ["build_exact"]
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 
-_DENSE = (
-    8  # a list of more than one in so many documents is a vector, of 1 byte a document instead of 3 a posting
-)
+_DENSE = 8  # a list of more than one in so many documents is a vector: 1 byte per document, not 3 per posting
 _LINE = 64  # vectors begin at a cache line
 _CODES = 255
 
 
 def build_exact(forward: Forward, dim: int, allocate: Callable[..., Array]) -> dict[str, Array]:
-    """Sort postings by term, then range of documents; weights become bytes, rounded up.
+    """Sort postings by term, then by range of documents; weights become bytes, rounded up.
 
-    Reads the documents twice, one range at a time.
+    Reads the documents twice, range by range.
 
     Args:
         forward: ``offsets (n + 1)``, ``terms``, ``weights`` and ``scales (n,)`` or None of the documents.
@@ -34,11 +32,11 @@ def build_exact(forward: Forward, dim: int, allocate: Callable[..., Array]) -> d
         allocate: ``allocate(name, shape, dtype)`` makes the array of the postings.
 
     Returns:
-        ``list_offsets (dim + 1,)`` into ``lists (number, 5)`` int32: place in ``postings`` (two words),
-        range, number of postings (-1: a vector), bits of the float32 that a code stands for. A list in
-        ``postings`` is its codes and then its rows within the range as uint16, a vector a code for each
-        document.
-        ``gains (dim,)``: what scanning a list of the term brings for what it costs, to order terms by.
+        ``list_offsets (dim + 1,)`` into ``lists (n_lists, 5)`` int32: the position in ``postings`` (two
+        words), the range, the number of postings (-1: a vector), and the bits of the float32 that one step
+        of a code stands for. A list in ``postings`` is its codes, then its rows within the range as uint16.
+        A vector is a code for each document of the range. ``gains (dim,)``: the highest weight of each term
+        divided by the cost of its lists, to order terms by.
     """
     n = len(forward[0]) - 1
     terms, ranges, counts = _count(forward, dim)
@@ -69,7 +67,7 @@ def build_exact(forward: Forward, dim: int, allocate: Callable[..., Array]) -> d
 
 
 def _read(forward: Forward, first: int, last: int) -> tuple[Array, Array, Array]:
-    """Rows within the range, terms and weights of some documents."""
+    """Return rows within the range, terms and weights of the postings of some documents."""
     offsets, terms, weights, scales = forward
     start, stop = int(offsets[first]), int(offsets[last])
     lengths = np.diff(offsets[first : last + 1])
@@ -79,8 +77,8 @@ def _read(forward: Forward, first: int, last: int) -> tuple[Array, Array, Array]
     return np.repeat(np.arange(last - first, dtype=np.uint16), lengths), np.asarray(terms[start:stop]), values
 
 
-def _pieces(forward: Forward) -> Iterator[Array]:
-    """Terms of each range."""
+def _ranges_of_terms(forward: Forward) -> Iterator[Array]:
+    """Yield the terms of each range."""
     offsets, terms = forward[:2]
     n = len(offsets) - 1
     for first in range(0, n, RANGE):
@@ -88,21 +86,21 @@ def _pieces(forward: Forward) -> Iterator[Array]:
 
 
 def _count(forward: Forward, dim: int) -> tuple[Array, Array, Array]:
-    """Term, range and number of postings of every list, by term and then range."""
-    found = []
-    for number, terms in enumerate(_pieces(forward)):
+    """Return term, range and number of postings of every list, sorted by term, then range."""
+    columns = []
+    for number, terms in enumerate(_ranges_of_terms(forward)):
         counts = np.bincount(terms, minlength=dim)
-        there = np.flatnonzero(counts)
-        found.append(np.stack([there, np.full(len(there), number), counts[there]]))
-    columns = np.concatenate([np.empty((3, 0), np.int64), *found], axis=1)
-    terms, ranges, counts = columns[:, np.argsort(columns[0], kind="stable")]
+        used = np.flatnonzero(counts)
+        columns.append(np.stack([used, np.full(len(used), number), counts[used]]))
+    lists = np.concatenate([np.empty((3, 0), np.int64), *columns], axis=1)
+    terms, ranges, counts = lists[:, np.argsort(lists[0], kind="stable")]
     return terms, ranges, counts
 
 
 def _write(
     triples: tuple[Array, Array, Array], counts: Array, dense: Array, places: Array, postings: Array
 ) -> Array:
-    """Write the lists of a range, by term, and return their scales."""
+    """Write the lists of a range, in the order of terms, and return their scales."""
     rows, terms, weights = triples
     if not len(rows):
         return np.empty(0, np.float32)
@@ -122,10 +120,10 @@ def _write(
 
 
 def _gains(offsets: Array, scales: Array, costs: Array) -> Array:
-    """The highest weight of each term over the cost of its lists."""
-    there = np.flatnonzero(np.diff(offsets))
+    """Return the highest weight of each term divided by the cost of its lists."""
+    used = np.flatnonzero(np.diff(offsets))
     gains = np.zeros(len(offsets) - 1, np.float32)
-    if len(there):
-        highest, cost = (f.reduceat(x, offsets[there]) for f, x in ((np.maximum, scales), (np.add, costs)))
-        gains[there] = highest / np.maximum(cost, 1)
+    if len(used):
+        highest, cost = (f.reduceat(x, offsets[used]) for f, x in ((np.maximum, scales), (np.add, costs)))
+        gains[used] = highest / np.maximum(cost, 1)
     return gains

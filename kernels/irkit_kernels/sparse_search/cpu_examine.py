@@ -1,121 +1,92 @@
-"""LLVM IR for scores of many documents, most of which are not good enough."""
+"""LLVM IR for scores of many documents, most of which are not good enough.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+Each candidate is scored roughly first, 16 elements at once, which rounds in another order. If the rough
+score can be that of a hit, the document is scored exactly, as in exact search.
+"""
 
 from __future__ import annotations
 
-from .._jit import Values, array
-from .cpu_frame import Frame, size_of
+from .._typed import Function, Value, vector
+from .cpu_frame import FRAME
 from .cpu_score import row_scaled
 
 __all__ = ["write_examine"]
 
 _FETCHED = 8  # documents that are fetched ahead
-_ELEMENTS, _FLOATS = 16, "<16 x float>"  # of a document, multiplied at once
-_PLACES = "<16 x i32>"
+_LANES = 16  # elements of a document, multiplied at once
+_FLOATS = vector(_LANES, "float")
 
 
-def write_examine(terms: str, weights: str) -> str:
-    """``examine``: score the chosen documents.
+def write_examine(terms: str, weights: str) -> list[Function]:
+    """Write ``score_promising``, which scores the candidates.
 
     Args:
-        terms: LLVM type of the terms of a row, as for exact search.
-        weights: Of its weights.
+        terms: Kind of the terms of a document, as for exact search.
+        weights: Kind of its weights.
     """
-    declarations = [
-        f"declare {_FLOATS} @llvm.fma.v{_ELEMENTS}f32({_FLOATS}, {_FLOATS}, {_FLOATS})",
-        f"declare float @llvm.vector.reduce.fadd.v{_ELEMENTS}f32(float, {_FLOATS})",
-        f"declare {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0(<{_ELEMENTS} x ptr>, i32, "
-        f"<{_ELEMENTS} x i1>, {_FLOATS})",
-        f"declare {_PLACES} @llvm.umin.v{_ELEMENTS}i32({_PLACES}, {_PLACES})",
-    ]
-    for kind in dict.fromkeys((terms, weights)):
-        vector = f"<{_ELEMENTS} x {kind}>"
-        name = f"@llvm.masked.load.{_suffix(kind)}.p0"
-        declarations.append(f"declare {vector} {name}(ptr, i32, <{_ELEMENTS} x i1>, {vector})")
-    return "\n".join([*declarations, _near(terms, weights), _examine(terms, weights)])
+    return [_estimate_score(terms, weights), _score_promising(terms, weights)]
 
 
-def _near(terms: str, weights: str) -> str:
-    """About the score of a document, 16 elements at once: not rounded as defined."""
-    x = Frame("table", "terms", "weights")
-    start, stop = x.item("offsets", "%document", "i64"), x.item("offsets", x.add("%document", 1), "i64")
-    lanes = array(_ELEMENTS, "i64", range(_ELEMENTS))
-    dim = x.broadcast(_ELEMENTS, "i32", x.op(f"trunc i64 {x.get('dim')} to i32"))
-
-    def some(i: str, state: Values) -> Values:
-        left = x.broadcast(_ELEMENTS, "i64", x.sub(stop, i))
-        mask = x.op(f"icmp slt <{_ELEMENTS} x i64> {lanes}, {left}")
-
-        def read(name: str, kind: str) -> str:
-            vector = f"<{_ELEMENTS} x {kind}>"
-            return x.op(
-                f"call {vector} @llvm.masked.load.{_suffix(kind)}.p0(ptr {x.place(name, i, kind)}, i32 1, "
-                f"<{_ELEMENTS} x i1> {mask}, {vector} zeroinitializer)"
-            )
-
-        places = read("terms", terms)
-        if terms == "i16":
-            places = x.op(f"zext <{_ELEMENTS} x i16> {places} to {_PLACES}")
-        else:
-            places = x.op(f"call {_PLACES} @llvm.umin.v{_ELEMENTS}i32({_PLACES} {places}, {_PLACES} {dim})")
-        places = x.op(f"getelementptr float, ptr {x.get('table', 'ptr')}, {_PLACES} {places}")
-        looked = x.op(
-            f"call {_FLOATS} @llvm.masked.gather.v{_ELEMENTS}f32.v{_ELEMENTS}p0("
-            f"<{_ELEMENTS} x ptr> {places}, i32 4, <{_ELEMENTS} x i1> {mask}, {_FLOATS} zeroinitializer)"
-        )
-        values = read("weights", weights)
-        if weights != "float":
-            action = "fpext" if weights == "half" else "uitofp"
-            values = x.op(f"{action} <{_ELEMENTS} x {weights}> {values} to {_FLOATS}")
-        fma = f"@llvm.fma.v{_ELEMENTS}f32({_FLOATS} {values}, {_FLOATS} {looked}, {_FLOATS} {state[0]})"
-        return (x.op(f"call {_FLOATS} {fma}"),)
-
-    (sums,) = x.loop(start, stop, _ELEMENTS, some, ("zeroinitializer",), _FLOATS)
-    score = x.op(f"call reassoc float @llvm.vector.reduce.fadd.v{_ELEMENTS}f32(float 0.0, {_FLOATS} {sums})")
-    x.store("float", row_scaled(x, weights, score), "%out", align=4)
-    return x.function("define internal void @near(ptr %f, i64 %document, ptr %out)")
+def _estimate_score(terms: str, weights: str) -> Function:
+    """Generate the function that stores the approximate score of a document in ``%out``."""
+    x = Function("estimate_score", f=FRAME, document="i64", out="float*")
+    f, document, out = x.parameters
+    own_terms, own_weights = f.terms.cast(terms), f.weights.cast(weights)
+    start, stop = f.offsets[document], f.offsets[document + 1]
+    lanes = x.constants("i64", range(_LANES))
+    dim = f.dim.to("u32").broadcast(_LANES)
+    with x.range(start, stop, _LANES, sums=x.constant(_FLOATS, 0)) as loop:
+        exists = lanes < (stop - loop.i).broadcast(_LANES)
+        term = x.masked_load(own_terms.at(loop.i), exists).to("u32")
+        if terms == "u32":
+            term = x.intrinsic("umin", term.kind, term, dim)
+        places = x.value(vector(_LANES, "ptr"), f"getelementptr float, ptr {f.table}, {term.typed}")
+        gather = f"llvm.masked.gather.v{_LANES}f32.v{_LANES}p0"
+        zeros, four = x.constant(_FLOATS, 0), x.constant("i32", 4)
+        query_weights = x.call(gather, places, four, exists, zeros, kind=_FLOATS)
+        weight = x.masked_load(own_weights.at(loop.i), exists)
+        loop.sums = x.fma(weight if weights == "float" else weight.to("float"), query_weights, loop.sums)
+    zero = x.constant("float", 0)
+    score = x.intrinsic("vector.reduce.fadd", "float", zero, loop.sums, flags="reassoc")
+    out.value = row_scaled(f, weights, document, score)
+    return x
 
 
-def _suffix(kind: str) -> str:
-    return f"v{_ELEMENTS}{ {'float': 'f32', 'half': 'f16'}.get(kind, kind) }"
+def _score_promising(terms: str, weights: str) -> Function:
+    """Score the candidates roughly, and exactly if the rough score is high enough."""
+    x = Function("score_promising", f=FRAME)
+    (f,) = x.parameters
+    offsets, own_terms, own_weights = f.offsets, f.terms.cast(terms), f.weights.cast(weights)
+    candidates, number = f.candidates, f.count
+    out = x.local("float")
 
+    def fetch(candidate: Value) -> None:
+        ahead = candidates[candidate].to("i64")
+        start, stop = offsets[ahead], offsets[ahead + 1]
+        for array in (own_terms, own_weights):
+            with x.range(start, stop, 64 // array.step) as line:
+                x.prefetch(array.at(line.i))
+            x.prefetch(array.at(x.maximum(stop - 1, start)))  # documents begin anywhere in a line
 
-def _examine(terms: str, weights: str) -> str:
-    """Score the chosen documents; those that seem good enough as exact search does."""
-    x = Frame("offsets", "terms", "weights")
-    chosen, number = x.get("chosen", "ptr"), x.get("number")
-    out = x.op("alloca float, align 4")
+    # Fetch where the documents begin, then the first of them.
+    with x.range(0, number) as loop:
+        x.prefetch(offsets.at(candidates[loop.i].to("i64")))
+    with x.range(0, x.minimum(number, _FETCHED)) as loop:
+        fetch(loop.i)
 
-    def document(at: str) -> str:
-        return x.op(f"zext i32 {x.load('i32', chosen, x.mul(at, 4), 4)} to i64")
-
-    def fetch(i: str) -> None:
-        ahead = document(i)
-        start, stop = x.item("offsets", ahead, "i64"), x.item("offsets", x.add(ahead, 1), "i64")
-        for name, kind in (("terms", terms), ("weights", weights)):
-            lines(name, kind, start, stop)
-
-    def lines(name: str, kind: str, start: str, stop: str) -> None:
-        x.loop(start, stop, 64 // size_of(kind), lambda i, _: x.prefetch(x.place(name, i, kind)))
-        x.prefetch(x.place(name, x.maximum(x.sub(stop, 1), start), kind))  # rows begin anywhere in a line
-
-    x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
-    x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: fetch(i))
-
-    def one(i: str, _: Values) -> None:
-        following = x.add(i, _FETCHED)
-        x.when(x.cmp("slt", following, number), lambda: fetch(following))
-        this = document(i)
-        x.do(f"call void @near(ptr %f, i64 {this}, ptr {out})")
-        theta = x.get("theta", "float")
-        enough = x.floats("fmul", theta, x.get("margin", "float"))
-
-        def exact() -> None:
-            x.do(f"call void @score(ptr %f, i64 {this}, ptr {out})")
-            score = x.load("float", out, align=4)
-            good = x.both(x.cmp("oge", score, theta, "float"), x.cmp("ogt", score, "0.0", "float"))
-            x.when(good, lambda: x.do(f"call void @insert(ptr %f, i64 {this}, float {score})"))
-
-        x.when(x.cmp("oge", x.load("float", out, align=4), enough, "float"), exact)
-
-    x.loop(0, number, 1, one)
-    return x.function("define internal void @examine(ptr %f)")
+    with x.range(0, number) as loop:
+        ahead = loop.i + _FETCHED
+        with x.when(ahead < number):
+            fetch(ahead)
+        document = candidates[loop.i].to("i64")
+        x.call("estimate_score", f, document, out)
+        theta = f.theta
+        enough = theta * f.margin
+        with x.when(out.value >= enough):
+            x.call("score_document", f, document, out)
+            score = out.value
+            with x.when((score >= theta) & (score > 0)):
+                x.call("insert_hit", f, document, score)
+    return x

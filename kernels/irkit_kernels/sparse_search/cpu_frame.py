@@ -1,119 +1,99 @@
-"""The memory that machine code works on, a table of 64-bit words, and writers of code that use it."""
+"""The frame: a table of 64-bit words that Python fills and the machine code reads and writes.
+
+It holds the addresses of arrays, sizes, and the variables that functions share. Each function gets the
+address of a frame. Each thread has its own frame.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from .._typed import Record, Struct, Value
 
-from .._jit import Code, splat
+__all__ = ["FRAME", "LANES", "QUERY_LIST", "RANGE", "STEP", "ceiling", "unread"]
 
-__all__ = ["FIELDS", "LANES", "RANGE", "STEP", "SUMS", "Frame", "constant", "size_of"]
+RANGE = 16384  # documents of a range: their 16-bit accumulators fill the first cache
+LANES, STEP = 32, 128  # accumulators in a register; accumulators of a turn of a loop
 
-RANGE = 16384  # documents: their 16-bit sums fill the first cache
-LANES, STEP = 32, 128  # sums in a register, sums looked at in a turn
-SUMS = f"<{LANES} x i16>"
+LIST = Struct(4, postings="i64", range="u32", count="i32", share="float")  # a row of ``lists``
+QUERY_LIST = Struct(postings="i64", count="i32", share="float")  # a list, as a query uses it
 
-FIELDS = (
-    # the index
-    *("list_offsets", "lists", "postings", "gains", "offsets", "terms", "weights", "row_scales"),
-    *("few_lists", "few_rows", "few_weights"),
-    *("n", "n_ranges", "dim"),
-    # queries, results, scratch memory
-    *("n_q", "q_offsets", "q_terms", "q_weights", "k", "keep", "rows", "scores"),
-    *("given_terms", "given_weights", "given", "given_kind", "refused"),
-    *("sums", "chosen", "slots", "slot_counts", "bounds", "table", "marks"),
-    *("own_terms", "own_weights", "own_gains"),
-    # variables: of a query, of a range
-    *("out_rows", "out_scores", "hits", "theta", "least", "unit", "margin", "m"),
-    *("range", "length", "place", "rest", "left", "since"),
-    *("want", "above", "high", "low", "top", "number", "again"),
+FEW_LIST = Struct(first="i32", count="i32")  # a row of ``few_lists``; a count of -1 means a vector
+
+FRAME = Struct(
+    8,
+    # The index, see `cpu_build`: the lists of each term, the bytes of their postings, the documents.
+    list_offsets="i64*",
+    lists=[LIST],
+    postings="u8*",
+    gains="float*",
+    offsets="i64*",
+    terms="u8*",  # of a kind that differs by index, as weights are
+    weights="u8*",
+    row_scales="float*",
+    # The index of few documents, see `cpu_build_few`.
+    few_lists=[FEW_LIST],
+    few_rows="u16*",
+    few_weights="float*",
+    n="i64",
+    n_ranges="i64",
+    dim="i64",
+    # Queries and results; ``keep`` is null, or a byte for each document that is 0 if it must not be found.
+    n_q="i64",
+    q_offsets="i64*",
+    q_terms="u32*",
+    q_weights="float*",
+    k="i64",
+    keep="u8*",
+    rows="i64*",
+    scores="float*",
+    # One query as the caller has it: terms of ``term_words`` 32-bit words; 0 means that there is none.
+    given_terms="u8*",
+    given_weights="float*",
+    given_length="i64",
+    term_words="i64",
+    refused="i64",  # not 0: the query needs another search
+    # Scratch memory.
+    sums="u16*",  # an accumulator for each document of a range
+    candidates="u32*",
+    query_lists=[QUERY_LIST],  # of each range, in the order of the query's terms
+    list_counts="u32*",  # query lists of each range
+    bounds="float*",  # of the scores of each range
+    table="float*",  # the query's weight by term, 0 for all others
+    marks="u8*",  # 512 bits: one is set if the query has a term of this remainder
+    sorted_terms="u32*",  # of the query, in the order in which its lists are read
+    sorted_weights="float*",
+    sorted_gains="float*",
+    # Variables of a query.
+    out_rows="i64*",
+    out_scores="float*",
+    n_hits="i64",  # found so far
+    theta="float",  # the k-th best score so far; 0 while there are fewer hits
+    least_sum="i64",  # the lowest sum that a document of this score can have
+    sum_scale="float",  # a score times this is a sum
+    margin="float",  # 1 less the largest relative error of a sum in float32
+    n_terms="i64",
+    # Variables of a range.
+    range="i64",  # its number
+    n_sums="i64",  # its documents, rounded up to a `STEP`
+    bits="i64",  # a mask of documents, whose bits are visited one by one
+    unread_bound="float",  # what the unread lists can add to a sum, at most
+    unread_cost="i64",  # what it costs to read them, in postings
+    read_cost="i64",  # what was read since the sums were last looked at
+    wanted="i64",  # documents to score in the next turn; in `cpu_few` the next step of the bisection
+    above="i64",  # documents that are scored already
+    high="i64",  # the lowest of their sums
+    low="i64",  # bounds of a bisection
+    top="i64",
+    count="i64",  # candidates, or sums that were counted
+    rescoring="i64",  # not 0: a document may be scored a second time
 )
 
 
-class Frame(Code):
-    """Code with the frame ``%f``, whose fields are read and set by name."""
-
-    def __init__(self, *held: str) -> None:
-        """``held``: arrays whose addresses are read once, not in every turn of a loop."""
-        super().__init__()
-        self._held = {name: self.get(name, "ptr") for name in held}
-
-    def get(self, name: str, kind: str = "i64") -> str:
-        """Read a field."""
-        return self.load(kind, "%f", 8 * FIELDS.index(name), 8)
-
-    def set(self, name: str, value: str | int, kind: str = "i64") -> None:
-        """Write a field."""
-        self.store(kind, str(value), "%f", 8 * FIELDS.index(name), 8)
-
-    def item(self, name: str, index: str | int, kind: str) -> str:
-        """Element ``index`` of the array at a field, integers widened to 64 bits."""
-        value = self.load(kind, self.place(name, index, kind), align=size_of(kind))
-        return value if kind in ("float", "i64") else self.op(f"zext {kind} {value} to i64")
-
-    def place(self, name: str, index: str | int, kind: str) -> str:
-        """The address of element ``index`` of the array at a field."""
-        base = self._held.get(name) or self.get(name, "ptr")
-        return self.at(base, self.mul(index, size_of(kind)))
-
-    def cmp(self, test: str, a: str | int, b: str | int, kind: str = "i64") -> str:
-        """An i1: LLVM's comparison ``test`` of two values."""
-        return self.op(f"{'fcmp' if kind == 'float' else 'icmp'} {test} {kind} {a}, {b}")
-
-    def both(self, a: str, b: str) -> str:
-        """``a and b`` of i1."""
-        return self.op(f"and i1 {a}, {b}")
-
-    def either(self, a: str, b: str) -> str:
-        """``a or b`` of i1."""
-        return self.op(f"or i1 {a}, {b}")
-
-    def flip(self, a: str) -> str:
-        """``not a`` of an i1."""
-        return self.op(f"xor i1 {a}, true")
-
-    def select(self, test: str, a: str | int, b: str | int, kind: str = "i64") -> str:
-        """``a if test else b``."""
-        return self.op(f"select i1 {test}, {kind} {a}, {kind} {b}")
-
-    def floats(self, action: str, a: str, b: str) -> str:
-        """LLVM's ``action`` of two float32."""
-        return self.op(f"{action} float {a}, {b}")
-
-    def whole(self, value: str) -> str:
-        """A float32 as an i64, rounded towards 0."""
-        return self.op(f"fptosi float {value} to i64")
-
-    def real(self, value: str) -> str:
-        """An i64 as a float32."""
-        return self.op(f"sitofp i64 {value} to float")
-
-    def repeat(self, body: Callable[[], str]) -> None:
-        """``do: body() while`` what it returns, an i1."""
-        head, after = self._name(), self._name()
-        self.do(f"br label %{head}")
-        self._begin(head)
-        more = body()
-        self.do(f"br i1 {more}, label %{head}, label %{after}")
-        self._begin(after)
-
-    def ceiling(self, value: str) -> str:
-        """A float32 as an i64, rounded up."""
-        return self.whole(self.op(f"call float @llvm.ceil.f32(float {value})"))
-
-    def rest(self) -> str:
-        """What the lists that are left may add to a sum, at most."""
-        return self.maximum(self.ceiling(self.get("rest", "float")), 0)
-
-    def prefetch(self, place: str) -> None:
-        """Bring a line of memory into the cache."""
-        self.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
+def ceiling(value: Value) -> Value:
+    """Round a float32 up to an i64."""
+    return value.code.intrinsic("ceil", "float", value).to("i64")
 
 
-def size_of(kind: str) -> int:
-    """Bytes of a value of an LLVM type."""
-    return {"float": 4, "half": 2, "ptr": 8}.get(kind) or int(kind[1:]) // 8
-
-
-def constant(value: float) -> str:
-    """A float32 as LLVM wants it."""
-    return splat(1, "float", value)[len("<float ") : -1]
+def unread(f: Record) -> Value:
+    """Return what the unread lists can add to a sum, at most, as an i64."""
+    bound = f.unread_bound
+    return bound.code.maximum(ceiling(bound), 0)

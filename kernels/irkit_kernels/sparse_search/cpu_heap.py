@@ -1,147 +1,179 @@
-"""LLVM IR for the best hits of exact search, if many: a heap, the worst on top, in the memory of their rows.
+"""LLVM IR that keeps the k best hits of a query: few in order, many in a heap.
 
-A hit is one 64-bit key, the bits of its score, which is above 0, before the complement of its row: the higher
-key is the better hit, and among equal scores it is the lower row.
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+Up to 32 hits are kept in order, in the memory of the results. More hits are kept in a binary heap with the
+worst on top, in the memory of the rows. A hit of the heap is one 64-bit key: the bits of its score, which
+is above 0, then the complement of its row. The higher key is the better hit; among equal scores it is the
+lower row.
 """
 
 from __future__ import annotations
 
-from .._jit import Values
-from .cpu_frame import Frame
-from .cpu_score import aim
+from .._typed import Array, Function, Record, Value
+from .cpu_frame import FRAME
 
-__all__ = ["write_heap"]
+__all__ = ["write_heap", "write_insert_hit"]
 
-_FEW = 32  # hits that are sooner kept in order
+_FEW = 32  # hits that are kept in order
 _LANES = 8  # keys compared at once
 _ROWS = (1 << 32) - 1
 
 
-def write_heap() -> str:
-    """``push`` takes a hit, ``order`` turns the heap into rows and scores, best first."""
-    return "\n".join([_sink(), _push(), _order()])
+def write_heap() -> list[Function]:
+    """Write ``push_hit``, and ``order_hits``, which turns the heap into rows and scores."""
+    return [_sink_key(), _push_hit(), _order_hits()]
 
 
-def _sink() -> str:
-    """Put a key in the place of the lowest of ``%n``, and the heap in order."""
-    x = Frame()
-    at = x.op("alloca i64, align 8")
-    x.store("i64", "0", at, align=8)
-
-    def down() -> str:
-        here = x.load("i64", at, align=8)
-        left = x.add(x.mul(here, 2), 1)
-        inside = x.cmp("slt", left, "%n")
-        left = x.select(inside, left, 0)
-        right = x.minimum(x.add(left, 1), x.sub("%n", 1))
-        first, second = (x.load("i64", "%heap", x.mul(child, 8), 8) for child in (left, right))
-        other = x.cmp("slt", second, first)
-        lower = x.select(other, second, first)
-        more = x.both(inside, x.cmp("slt", lower, "%key"))
-
-        def move() -> None:
-            x.store("i64", lower, "%heap", x.mul(here, 8), 8)
-            x.store("i64", x.select(other, right, left), at, align=8)
-
-        x.when(more, move)
-        return more
-
-    x.repeat(down)
-    x.store("i64", "%key", "%heap", x.mul(x.load("i64", at, align=8), 8), 8)
-    return x.function("define internal void @sink(ptr %heap, i64 %n, i64 %key)")
+def _raise_theta(f: Record, theta: Value) -> None:
+    """Set theta and the lowest sum that a document of this score can have, rounding errors allowed for."""
+    f.theta = theta
+    bound = theta * f.margin * f.sum_scale
+    f.least_sum = bound.to("i64") - ((f.n_terms >> 7) + 2)
 
 
-def _push() -> str:
-    """Keep a hit if it is among the k best so far; few are kept in order by `insert`."""
-    x = Frame()
-    heap, hits, k, at = x.get("out_rows", "ptr"), x.get("hits"), x.get("k"), x.op("alloca i64, align 8")
-    bits = x.op(f"zext i32 {x.op('bitcast float %score to i32')} to i64")
-    key = x.op(f"or i64 {x.op(f'shl i64 {bits}, 32')}, {x.sub(_ROWS, '%row')}")
+def write_insert_hit() -> Function:
+    """Insert a hit at its place in the order, unless it is there already or not good enough."""
+    x = Function("insert_hit", f=FRAME, row="i64", score="float")
+    f, row, score = x.parameters
+    low, high = x.local("i64"), x.local("i64")
+    hits, k = f.n_hits, f.k
+    rows, scores = f.out_rows, f.out_scores
 
-    def lowest() -> None:
-        top = x.load("i64", heap, align=8)
-        bits = x.op(f"trunc i64 {x.op(f'lshr i64 {top}, 32')} to i32")
-        aim(x, x.op(f"bitcast i32 {bits} to float"))
+    def comes_before(other: Value) -> Value:
+        """Return whether the new hit is better than another."""
+        old, old_row = scores[other], rows[other]
+        tie = (old == score) & (old_row > row)
+        return (old < score) | tie
 
-    def grow() -> None:
-        x.store("i64", hits, at, align=8)
+    # Find its place by bisection.
+    low.value, high.value = 0, hits
+    with x.repeat() as bisection:
+        middle = (low.value + high.value) >> 1
+        before = (middle < hits) & comes_before(x.minimum(middle, k - 1))
+        stay = before | (middle >= hits)
+        high.value = x.where(stay, middle, high.value)
+        low.value = x.where(stay, low.value, middle + 1)
+        bisection.again_if(low.value < high.value)
+    place = low.value
+    same = rows[x.maximum(place - 1, 0)] == row
+    present = (place > 0) & same
 
-        def up() -> str:
-            here = x.load("i64", at, align=8)
-            parent = x.op(f"lshr i64 {x.maximum(x.sub(here, 1), 0)}, 1")
-            value = x.load("i64", heap, x.mul(parent, 8), 8)
-            more = x.both(x.cmp("sgt", here, 0), x.cmp("sgt", value, key))
-
-            def move() -> None:
-                x.store("i64", value, heap, x.mul(here, 8), 8)
-                x.store("i64", parent, at, align=8)
-
-            x.when(more, move)
-            return more
-
-        x.repeat(up)
-        x.store("i64", key, heap, x.mul(x.load("i64", at, align=8), 8), 8)
-        number = x.add(hits, 1)
-        x.set("hits", number)
-        x.when(x.cmp("eq", number, k), lowest)
-
-    def replace() -> None:
-        x.do(f"call void @sink(ptr {heap}, i64 {k}, i64 {key})")
-        lowest()
-
-    full = x.cmp("sge", hits, k)
-    few = x.cmp("sle", k, _FEW)
-    x.when(few, lambda: x.do("call void @insert(ptr %f, i64 %row, float %score)"))
-    good = x.either(x.flip(full), x.cmp("sgt", key, x.load("i64", heap, align=8)))
-    good = x.both(good, x.flip(few))
-
-    def look() -> Values:
-        return (_is_there(x, heap, hits, key),)
-
-    (there,) = x.when(x.both(good, x.cmp("ne", x.get("again"), 0)), look, ("false",), "i1")
-    new = x.both(good, x.flip(there))
-    x.when(x.both(new, x.flip(full)), grow)
-    x.when(x.both(new, full), replace)
-    return x.function("define internal void @push(ptr %f, i64 %row, float %score)")
+    # Move the worse hits up by one, and store the new one.
+    with x.when((place < k) & ~present):
+        moved = x.minimum(hits, k - 1) - place
+        for array in (rows, scores):
+            here = array.at(place)
+            x.call("llvm.memmove.p0.p0.i64", here.at(1), here, moved * array.step, False)
+        rows[place] = row
+        scores[place] = score
+        number = x.minimum(hits + 1, k)
+        f.n_hits = number
+        last = k - 1
+        with x.when(number == k):
+            _raise_theta(f, scores[last])
+    return x
 
 
-def _is_there(x: Frame, heap: str, hits: str, key: str) -> str:
-    """Whether a key is in the heap, an i1."""
-    many, full = f"<{_LANES} x i64>", x.op(f"and i64 {hits}, {-_LANES}")
-    keys = x.broadcast(_LANES, "i64", key)
+def _sink_key() -> Function:
+    """Replace the lowest of ``%n`` keys: the new key sinks from the top until the heap is in order."""
+    x = Function("sink_key", heap="i64*", n="i64", key="i64")
+    heap, n, key = x.parameters
+    at = x.local("i64")
+    at.value = 0
+    with x.repeat() as turn:
+        here = at.value
+        left = here * 2 + 1
+        inside = left < n
+        left = x.where(inside, left, 0)
+        right = x.minimum(left + 1, n - 1)
+        first, second = heap[left], heap[right]
+        other = second < first
+        lower = x.where(other, second, first)
+        more = inside & (lower < key)
+        with x.when(more):
+            heap[here] = lower
+            at.value = x.where(other, right, left)
+        turn.again_if(more)
+    heap[at.value] = key
+    return x
 
-    def group(i: str, state: Values) -> Values:
-        equal = x.op(f"icmp eq {many} {x.load(many, heap, x.mul(i, 8), 8)}, {keys}")
-        return (x.op(f"or <{_LANES} x i1> {state[0]}, {equal}"),)
 
-    def single(i: str, state: Values) -> Values:
-        return (x.either(state[0], x.cmp("eq", x.load("i64", heap, x.mul(i, 8), 8), key)),)
+def _push_hit() -> Function:
+    """Keep a hit if it is among the k best so far.
 
-    (found,) = x.loop(0, full, _LANES, group, ("zeroinitializer",), f"<{_LANES} x i1>")
-    found = x.op(f"icmp ne i8 {x.op(f'bitcast <{_LANES} x i1> {found} to i8')}, 0")
-    return x.loop(full, hits, 1, single, (found,), "i1")[0]
+    A range may be scored twice (``rescoring``), so a hit is first looked for among those of the heap.
+    """
+    x = Function("push_hit", f=FRAME, row="i64", score="float")
+    f, row, score = x.parameters
+    heap, hits, k, at = f.out_rows, f.n_hits, f.k, x.local("i64")
+    bits = score.cast("u32").to("i64")
+    key = bits << 32 | _ROWS - row
+
+    def theta_of_the_lowest() -> None:
+        lowest = heap.value
+        _raise_theta(f, (lowest >> 32).to("u32").cast("float"))
+
+    full = hits >= k
+    few = k <= _FEW
+    with x.when(few):
+        x.call("insert_hit", f, row, score)
+    good = (~full | (key > heap.value)) & ~few
+    with x.when(good & (f.rescoring != 0), present=False) as look:
+        look.present = _contains(x, heap, hits, key)
+    new = good & ~look.present
+
+    # If the heap has room, the key rises from its end.
+    with x.when(new & ~full):
+        at.value = hits
+        with x.repeat() as turn:
+            here = at.value
+            parent = x.maximum(here - 1, 0) >> 1
+            value = heap[parent]
+            more = (here > 0) & (value > key)
+            with x.when(more):
+                heap[here] = value
+                at.value = parent
+            turn.again_if(more)
+        heap[at.value] = key
+        number = hits + 1
+        f.n_hits = number
+        with x.when(number == k):
+            theta_of_the_lowest()
+
+    # If the heap is full, the key replaces the lowest.
+    with x.when(new & full):
+        x.call("sink_key", heap, k, key)
+        theta_of_the_lowest()
+    return x
 
 
-def _order() -> str:
-    """Sort the heap, if there is one, and take keys apart."""
-    x = Frame()
-    heap, scores = x.get("out_rows", "ptr"), x.get("out_scores", "ptr")
-    hits = x.select(x.cmp("sle", x.get("k"), _FEW), 0, x.get("hits"))
+def _contains(x: Function, heap: Array, hits: Value, key: Value) -> Value:
+    """Return whether a key is in the heap."""
+    full = hits & -_LANES
+    keys = key.broadcast(_LANES)
+    with x.range(0, full, _LANES, found=x.constant(f"<{_LANES} x i1>", 0)) as group:
+        equal = heap.vectors(_LANES)[group.i] == keys
+        group.found = group.found | equal
+    with x.range(full, hits, found=group.found.cast("u8") != 0) as one:
+        one.found = one.found | (heap[one.i] == key)
+    return one.found
 
-    def lowest(i: str, _: Values) -> None:
-        last = x.sub(x.sub(hits, 1), i)
-        place = x.mul(last, 8)
-        key, lowest = x.load("i64", heap, place, 8), x.load("i64", heap, align=8)
-        x.store("i64", lowest, heap, place, 8)
-        x.do(f"call void @sink(ptr {heap}, i64 {last}, i64 {key})")
 
-    def apart(i: str, _: Values) -> None:
-        place = x.mul(i, 8)
-        key = x.load("i64", heap, place, 8)
-        x.store("i64", x.sub(_ROWS, x.op(f"and i64 {key}, {_ROWS}")), heap, place, 8)
-        bits = x.op(f"trunc i64 {x.op(f'lshr i64 {key}, 32')} to i32")
-        x.store("i32", bits, scores, x.mul(i, 4), 4)
-
-    x.loop(0, x.sub(hits, 1), 1, lowest)
-    x.loop(0, hits, 1, apart)
-    return x.function("define internal void @order(ptr %f)")
+def _order_hits() -> Function:
+    """Sort the heap, if there is one, and split its keys into rows and scores."""
+    x = Function("order_hits", f=FRAME)
+    (f,) = x.parameters
+    heap, scores = f.out_rows, f.out_scores
+    hits = x.where(f.k <= _FEW, 0, f.n_hits)
+    # Heapsort: the lowest key goes to the end, again and again.
+    with x.range(0, hits - 1) as loop:
+        last = hits - 1 - loop.i
+        key, lowest = heap[last], heap.value
+        heap[last] = lowest
+        x.call("sink_key", heap, last, key)
+    with x.range(0, hits) as loop:
+        key = heap[loop.i]
+        heap[loop.i] = _ROWS - (key & _ROWS)
+        scores.cast("u32")[loop.i] = (key >> 32).to("u32")
+    return x

@@ -1,215 +1,205 @@
-"""LLVM IR for a range of documents: its lists, bounds of what is left, documents that are still possible."""
+"""LLVM IR for exact search of one range of documents: read its lists until few documents can be hits.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+`cpu_exact` says how this belongs to a search. A possible hit is a document with a sum of at least theta less
+what the unread lists can add. The possible hits are counted now and then; as soon as it costs less to score
+them than to read on, they become the candidates. Those that an unread vector rules out are left out
+(`write_refine_candidates`), and the others are scored (`cpu_score.write_score_candidates`).
+"""
 
 from __future__ import annotations
 
-from .._jit import Values
-from .cpu_frame import RANGE, STEP, Frame, constant
+from .._typed import Array, Function, Record, Value
+from .cpu_frame import FRAME, QUERY_LIST, RANGE, STEP, ceiling, unread
 
-__all__ = ["DENSE_COST", "LINES", "SLOT", "write_range", "write_refine", "write_sift"]
+__all__ = ["DENSE_COST", "LINES", "write_refine_candidates", "write_score_range", "write_search_range"]
 
-SLOT = 16  # bytes of what a query keeps of a list
-_MANY = 30000  # terms of a query that sums have room for
-# in postings, whose time is the unit: between two looks at the sums; a score; a vector of so many documents
-_CHECK, _SCORE, DENSE_COST = 4096, 300, 10
-_GO, _FEW, _END = 0, 1, 2  # after a list: go on, few documents are possible, it was the last
-_EARLY = 0.12  # of the bound left: time to score some documents
+_MANY = 30000  # terms of a query: the sums have room for no more
+_HIGH = 65536  # above all sums
+_CHECK = 4096  # postings read between two looks at the sums
+_SCORE = 300  # postings that are read in the time of a score
+DENSE_COST = 10  # documents of a vector that are read in the time of a posting
+_GO, _FEW, _END = 0, 1, 2  # after a list: read on, few documents are possible hits, it was the last
+_EARLY = 0.12  # of the range's bound: when no more is unread, some documents are scored to have a theta
 _AHEAD, LINES = 2, 12  # lists, and lines of the cache, fetched in advance
 
 
-def write_sift() -> str:
-    """Score the documents of the range that may be among the best, those of the highest sums first.
+def write_score_range() -> Function:
+    """Score the possible hits of the range, beginning with the highest sums.
 
-    With ``%complete`` until no other can be, else only until k are found.
+    If ``%complete``, score all of them; else stop at k hits.
     """
-    x = Frame()
-    k = x.get("k")
-    x.set("high", 65536)
-    x.set("above", 0)
-    x.set("want", x.add(x.sub(k, x.get("hits")), 1))
+    x = Function("score_range", f=FRAME, complete="i1")
+    f, complete = x.parameters
+    k = f.k
+    f.high = _HIGH  # documents of at least this sum are scored already
+    f.above = 0
+    f.wanted = k - f.n_hits + 1
+    with x.repeat() as turn:
+        high = f.high
+        f.low = x.maximum(f.least_sum - unread(f), 1)
 
-    def turn() -> str:
-        high = x.get("high")
-        x.set("low", x.maximum(x.sub(x.get("least"), x.rest()), 1))
+        # Without k hits there is no theta. Find by bisection a sum that as many reach as are wanted.
+        with x.when(f.n_hits < k):
+            number, more = f.above + f.wanted, f.wanted
+            f.low, f.top = 1, high
+            with x.repeat() as bisection:
+                low, top = f.low, f.top
+                middle = x.maximum((low + top) >> 1, 1)
+                x.call("count_sums", f, middle)
+                reached = f.count >= number
+                f.low = x.where(reached, middle, low)
+                f.top = x.where(reached, top, middle)
+                close = reached & (f.count <= number + (more >> 2))
+                bisection.again_if((f.top - f.low > 1) & ~close)
+            f.wanted = more * 2
 
-        def look() -> None:  # for the highest sum that enough reach, by bisection
-            wanted, surplus = x.add(x.get("above"), x.get("want")), x.get("want")
-            x.set("low", 1)
-            x.set("top", high)
-
-            def halve() -> str:
-                low, top = x.get("low"), x.get("top")
-                middle = x.maximum(x.op(f"lshr i64 {x.add(low, top)}, 1"), 1)
-                x.do(f"call void @count(ptr %f, i64 {middle})")
-                reached = x.cmp("sge", x.get("number"), wanted)
-                x.set("low", x.select(reached, middle, low))
-                x.set("top", x.select(reached, top, middle))
-                few = x.cmp("sle", x.get("number"), x.add(wanted, x.op(f"lshr i64 {surplus}, 2")))
-                fine = x.both(reached, few)
-                return x.both(x.cmp("sgt", x.sub(x.get("top"), x.get("low")), 1), x.flip(fine))
-
-            x.repeat(halve)
-            x.set("want", x.mul(surplus, 2))
-
-        x.when(x.cmp("slt", x.get("hits"), k), look)
-        low = x.get("low")
-        some = x.cmp("slt", low, high)
-
-        def work() -> None:
-            x.do(f"call void @collect(ptr %f, i64 {low}, i64 {high})")
-            x.do("call void @verify(ptr %f)")
-            x.do(f"call void @count(ptr %f, i64 {low})")
-            x.set("above", x.get("number"))
-            x.set("high", low)
-
-        x.when(some, work)
-        enough = x.both(x.cmp("eq", x.get("hits"), k), x.flip("%complete"))
-        return x.both(x.both(some, x.cmp("sgt", low, 1)), x.flip(enough))
-
-    x.repeat(turn)
-    return x.function("define internal void @sift(ptr %f, i1 %complete)")
+        # Score the documents between this sum and the one before.
+        low = f.low
+        left = low < high
+        with x.when(left):
+            x.call("collect_candidates", f, low, high)
+            x.call("score_candidates", f)
+            x.call("count_sums", f, low)
+            f.above, f.high = f.count, low
+        enough = (f.n_hits == k) & ~complete
+        turn.again_if(left & (low > 1) & ~enough)
+    return x
 
 
-def _slot(x: Frame, slots: str, i: str) -> tuple[str, str, str]:
-    """The list of a slot, its number of postings, whether it is a vector."""
-    place = x.at(slots, x.mul(i, SLOT))
-    count = x.op(f"sext i32 {x.load('i32', place, 8, 4)} to i64")
-    return x.at(x.get("postings", "ptr"), x.load("i64", place, 0, 8)), count, x.cmp("slt", count, 0)
+def _postings(f: Record, entry: Record) -> tuple[Array, Value, Value]:
+    """Return the codes of a list, its number of postings, and whether it is a vector."""
+    count = entry.count.to("i64")
+    return f.postings.at(entry.postings), count, count < 0
 
 
-def _share(x: Frame, slots: str, i: str) -> tuple[str, str]:
-    """What a code of the list of a slot adds to a sum, as a float32 and as 256ths, rounded up."""
-    share = x.load("float", slots, x.add(x.mul(i, SLOT), 12), 4)
-    share = x.floats("fmul", share, x.get("unit", "float"))
-    return share, x.ceiling(x.floats("fmul", share, constant(256)))
+def _share(f: Record, entry: Record) -> tuple[Value, Value]:
+    """Return what a code of a list adds to a sum: as it is, and in 256ths, rounded up."""
+    share = entry.share * f.sum_scale
+    return share, ceiling(share * 256)
 
 
-def write_range() -> str:
-    """Search a range: lists in order until what is left could only lift few documents high enough."""
-    x = Frame()
-    x.set("range", "%range")
-    x.set("again", 0)
-    documents = x.minimum(x.sub(x.get("n"), x.mul("%range", RANGE)), RANGE)
-    length = x.op(f"and i64 {x.add(documents, STEP - 1)}, {-STEP}")
-    x.set("length", length)
-    sums = x.get("sums", "ptr")
-    x.loop(0, x.mul(length, 2), 64, lambda i, _: x.store("<16 x i32>", "zeroinitializer", sums, i, 64))
-    many = x.cmp("sgt", x.get("m"), _MANY)  # no sum could tell: score all documents
-    x.when(many, lambda: x.loop(0, documents, 1, lambda i, _: x.store("i16", "1", sums, x.mul(i, 2), 2)))
-    number = x.item("slot_counts", "%range", "i32")
-    slots = x.at(x.get("slots", "ptr"), x.mul(x.mul("%range", x.get("m")), SLOT))
-    full = x.floats("fmul", x.item("bounds", "%range", "float"), x.get("unit", "float"))
-    x.set("rest", full, "float")
-    x.set("since", 0)
-    dense_cost = x.op(f"udiv i64 {length}, {DENSE_COST}")
+def write_search_range() -> Function:
+    """Search a range: read its lists in order until few documents are possible hits, and score these."""
+    x = Function("search_range", f=FRAME, range="i64")
+    f, this = x.parameters
+    f.range = this
+    f.rescoring = 0
 
-    def cost(i: str, total: Values) -> Values:
-        _, count, dense = _slot(x, slots, i)
-        return (x.add(total[0], x.select(dense, dense_cost, count)),)
+    # All sums begin with 0.
+    documents = x.minimum(f.n - this * RANGE, RANGE)
+    length = (documents + (STEP - 1)) & -STEP
+    f.n_sums = length
+    sums = f.sums
+    with x.range(0, length * 2, 64) as loop:
+        sums.cast("u8").vectors(64, align=64)[loop.i] = 0
+    many = f.n_terms > _MANY  # the sums would overflow: all documents are scored
+    with x.when(many), x.range(0, documents) as loop:
+        sums[loop.i] = 1
 
-    (left,) = x.loop(0, number, 1, cost, ("0",), "i64")
-    x.set("left", left)
-    at, state, early = (x.op(f"alloca {kind}, align 8") for kind in ("i64", "i64", "float"))
-    x.store("i64", "0", at, align=8)
-    x.store("float", x.floats("fmul", full, constant(_EARLY)), early, align=4)
+    # The query's lists in the range, what they can add to a sum, and what it costs to read them.
+    n_lists = f.list_counts[this].to("i64")
+    lists = f.query_lists.at(this * f.n_terms)
+    bound = f.bounds[this] * f.sum_scale
+    f.unread_bound = bound
+    f.read_cost = 0
+    dense_cost = (length.cast("u64") // DENSE_COST).cast("i64")
+    with x.range(0, n_lists, cost=0) as loop:
+        _, count, dense = _postings(f, lists[loop.i])
+        loop.cost += x.where(dense, dense_cost, count)
+    f.unread_cost = loop.cost
 
-    def step() -> str:
-        i = x.load("i64", at, align=8)
-        ahead, length_ahead, _ = _slot(x, slots, x.minimum(x.add(i, _AHEAD), x.sub(number, 1)))
-        bytes_ahead = x.minimum(x.mul(length_ahead, 3), 64 * LINES)
-        x.loop(0, bytes_ahead, 64, lambda b, _: x.prefetch(x.at(ahead, b)))
-        share, factor = _share(x, slots, i)
-        own, count, dense = _slot(x, slots, i)
-        x.when(dense, lambda: x.do(f"call void @add(ptr %f, ptr {own}, i64 {factor})"))
-        x.when(x.flip(dense), lambda: x.do(f"call void @scan(ptr %f, ptr {own}, i64 {count}, i64 {factor})"))
-        spent = x.select(dense, dense_cost, count)
-        rest = x.floats("fsub", x.get("rest", "float"), x.floats("fmul", share, constant(255)))
-        x.set("rest", rest, "float")
-        x.set("left", x.sub(x.get("left"), spent))
-        x.set("since", x.add(x.get("since"), spent))
-        following = x.add(i, 1)
-        x.store("i64", following, at, align=8)
-        x.store("i64", x.select(x.cmp("slt", following, number), _GO, _END), state, align=8)
+    following, state, early = x.local("i64"), x.local("i64"), x.local("float")
+    following.value = 0
+    early.value = bound * _EARLY
 
-        def look() -> None:
-            missing = x.cmp("slt", x.get("hits"), x.get("k"))
-            ready = x.both(missing, x.cmp("ole", rest, x.load("float", early, align=4), "float"))
+    def look(unread_bound: Value) -> None:
+        """Look at the sums: score some documents early, once, then see whether few are possible hits."""
+        ready = (f.n_hits < f.k) & (unread_bound <= early.value)
+        with x.when(ready):
+            x.call("score_range", f, False)
+            f.rescoring = 1
+            early.value = -1  # not again
+        low = f.least_sum - unread(f)
+        with x.when((f.n_hits == f.k) & (low > 0)):
+            f.read_cost = 0
+            x.call("count_sums", f, low)
+            cheap = f.count * _SCORE <= f.unread_cost
+            state.value = x.where(cheap, _FEW, _GO)
 
-            def begin() -> None:
-                x.do("call void @sift(ptr %f, i1 false)")
-                x.set("again", 1)  # what is found now may have been found before
-                x.store("float", constant(-1), early, align=4)  # once a range
+    def read() -> Value:
+        """Read the next list; return whether to read on."""
+        # Fetch a list ahead, then add this one to the sums.
+        i = following.value
+        codes, count, _ = _postings(f, lists[x.minimum(i + _AHEAD, n_lists - 1)])
+        with x.range(0, x.minimum(count * 3, 64 * LINES), 64) as loop:
+            x.prefetch(codes.at(loop.i))
+        share, factor = _share(f, lists[i])
+        codes, count, dense = _postings(f, lists[i])
+        with x.when(dense):
+            x.call("add_vector", f, codes, factor)
+        with x.when(~dense):
+            x.call("add_postings", f, codes, count, factor)
+        # Note what is still unread, and look at the sums now and then.
+        cost = x.where(dense, dense_cost, count)
+        unread_bound = f.unread_bound - share * 255
+        f.unread_bound = unread_bound
+        f.unread_cost -= cost
+        f.read_cost += cost
+        i = i + 1
+        following.value = i
+        state.value = x.where(i < n_lists, _GO, _END)
+        with x.when((f.read_cost >= _CHECK) & (i < n_lists)):
+            look(unread_bound)
+        return state.value == _GO
 
-            x.when(ready, begin)
-            low = x.sub(x.get("least"), x.rest())
-            possible = x.both(x.cmp("eq", x.get("hits"), x.get("k")), x.cmp("sgt", low, 0))
+    state.value = _END
+    with x.when(~many), x.repeat() as turn:
+        turn.again_if(read())
 
-            def compare() -> None:
-                x.set("since", 0)
-                x.do(f"call void @count(ptr %f, i64 {low})")
-                cheap = x.cmp("sle", x.mul(x.get("number"), _SCORE), x.get("left"))
-                x.store("i64", x.select(cheap, _FEW, _GO), state, align=8)
-
-            x.when(possible, compare)
-
-        due = x.both(x.cmp("sge", x.get("since"), _CHECK), x.cmp("slt", following, number))
-        x.when(due, look)
-        return x.cmp("eq", x.load("i64", state, align=8), _GO)
-
-    x.store("i64", str(_END), state, align=8)
-    x.when(x.flip(many), lambda: x.repeat(step))
-    few = x.cmp("eq", x.load("i64", state, align=8), _FEW)
-
-    def finish() -> None:
-        x.do(f"call void @collect(ptr %f, i64 {x.sub(x.get('least'), x.rest())}, i64 65536)")
-        x.do(f"call void @refine(ptr %f, ptr {slots}, i64 {x.load('i64', at, align=8)}, i64 {number})")
-        x.do("call void @verify(ptr %f)")
-
-    x.when(few, finish)
-    x.when(x.flip(few), lambda: x.do("call void @sift(ptr %f, i1 true)"))
-    return x.function("define internal void @range(ptr %f, i64 %range)")
+    # Score the possible hits: if few, after a look at the unread vectors, else in the order of their sums.
+    few = state.value == _FEW
+    with x.when(few):
+        x.call("collect_candidates", f, f.least_sum - unread(f), _HIGH)
+        x.call("refine_candidates", f, lists, following.value, n_lists)
+        x.call("score_candidates", f)
+    with x.when(~few):
+        x.call("score_range", f, True)
+    return x
 
 
-def write_refine() -> str:
-    """Look the chosen documents up in the vectors that are left, and keep those that are still possible."""
-    x = Frame()
-    chosen, number, sums = x.get("chosen", "ptr"), x.get("number"), x.get("sums", "ptr")
-    first = x.mul(x.get("range"), RANGE)
+def write_refine_candidates() -> Function:
+    """Look the candidates up in the unread vectors, and keep those that are still possible hits."""
+    x = Function("refine_candidates", f=FRAME, lists=[QUERY_LIST], start="i64", stop="i64")
+    f, lists, start, stop = x.parameters
+    candidates, number, sums = f.candidates, f.count, f.sums
+    first = f.range * RANGE
 
-    def sum_of(c: str) -> tuple[str, str]:
-        document = x.op(f"zext i32 {x.load('i32', chosen, x.mul(c, 4), 4)} to i64")
-        local = x.sub(document, first)
-        return local, x.at(sums, x.mul(local, 2))
+    def sum_of(candidate: Value) -> tuple[Value, Array]:
+        """Return the row of a candidate within the range, and its sum."""
+        row = candidates[candidate].to("i64") - first
+        return row, sums.at(row)
 
-    def look_up(i: str, _: Values) -> None:
-        codes, _count, dense = _slot(x, "%slots", i)
+    # Postings cannot be looked up by row, so only vectors are.
+    with x.range(start, stop) as loop:
+        codes, _, dense = _postings(f, lists[loop.i])
+        with x.when(dense):
+            share, factor = _share(f, lists[loop.i])
+            with x.range(0, number) as candidate:
+                row, total = sum_of(candidate.i)
+                code = codes[row].to("i64")
+                exists = (code != 0).to("i64")
+                added = ((code * factor >> 8) + exists).to("u16")
+                total.value += added
+            f.unread_bound -= share * 255
 
-        def vector() -> None:
-            share, factor = _share(x, "%slots", i)
-
-            def one(c: str, _: Values) -> None:
-                local, place = sum_of(c)
-                code = x.op(f"zext i8 {x.load('i8', codes, local)} to i64")
-                there = x.op(f"zext i1 {x.cmp('ne', code, 0)} to i64")
-                value = x.add(x.op(f"lshr i64 {x.mul(code, factor)}, 8"), there)
-                value = x.op(f"trunc i64 {value} to i16")
-                x.store("i16", x.op(f"add i16 {x.load('i16', place, align=2)}, {value}"), place, align=2)
-
-            x.loop(0, number, 1, one)
-            left = x.floats("fsub", x.get("rest", "float"), x.floats("fmul", share, constant(255)))
-            x.set("rest", left, "float")
-
-        x.when(dense, vector)
-
-    x.loop("%start", "%stop", 1, look_up)
-    low = x.sub(x.get("least"), x.rest())
-
-    def keep(c: str, state: Values) -> Values:
-        local, place = sum_of(c)
-        possible = x.cmp("sge", x.op(f"zext i16 {x.load('i16', place, align=2)} to i64"), low)
-        document = x.op(f"trunc i64 {x.add(first, local)} to i32")
-        x.store("i32", document, chosen, x.mul(state[0], 4), 4)
-        return (x.add(state[0], x.op(f"zext i1 {possible} to i64")),)
-
-    (kept,) = x.loop(0, number, 1, keep, ("0",), "i64")
-    x.set("number", kept)
-    return x.function("define internal void @refine(ptr %f, ptr %slots, i64 %start, i64 %stop)")
+    # Keep the possible hits, side by side.
+    low = f.least_sum - unread(f)
+    with x.range(0, number, kept=0) as loop:
+        row, total = sum_of(loop.i)
+        possible = total.value.to("i64") >= low
+        candidates[loop.kept] = (first + row).to("u32")
+        loop.kept += possible.to("i64")
+    f.count = loop.kept
+    return x

@@ -1,145 +1,124 @@
-"""LLVM IR for the sums of a range of documents, 16 bits each: adding lists, counting, choosing."""
+"""LLVM IR for the accumulators of a range of documents: add lists to them, count them, collect documents.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+An accumulator is the 16-bit sum of what the query's lists add to one document, each share rounded up, so that
+it bounds the document's score from above. Lists come in two layouts: postings (codes, then rows), and, where
+many documents have the term, a vector of one code for each document of the range.
+"""
 
 from __future__ import annotations
 
-from .._jit import Values, splat
-from .cpu_frame import LANES, RANGE, STEP, SUMS, Frame
+from typing import Any
 
-__all__ = ["scaled", "write_add", "write_collect", "write_count", "write_scan"]
+from .._typed import Function, Value, vector
+from .cpu_frame import FRAME, LANES, RANGE, STEP
+
+__all__ = ["write_add_postings", "write_add_vector", "write_collect_candidates", "write_count_sums"]
 
 _GROUP = 16  # postings scaled at once
-_WORD = f"i{LANES}"
+_AHEAD = 1024  # bytes of a vector that are fetched ahead
+_SUMS = vector(LANES, "u16")
 
 
-def write_scan() -> str:
-    """Add the postings of a list: ``factor * code / 256``, rounded up, to the sums of its documents."""
-    x = Frame()
-    sums, room = x.get("sums", "ptr"), x.op(f"alloca <{_GROUP} x i16>, align 32")
-    vector = f"<{_GROUP} x i16>"
-    factor = x.broadcast(_GROUP, "i16", x.op("trunc i64 %factor to i16"))
-    rows, full = x.at("%list", "%count"), x.op(f"and i64 %count, {-_GROUP}")
+def write_add_postings() -> Function:
+    """Add the postings of a list to the sums of their documents: ``factor * code / 256``, rounded up."""
+    x = Function("add_postings", f=FRAME, list="u8*", count="i64", factor="i64")
+    f, codes, count, factor = x.parameters
+    sums, shares = f.sums, x.local(vector(_GROUP, "u16"))
+    factors = factor.to("u16").broadcast(_GROUP)
+    rows, full = codes.at(count).cast("u16", align=1), count & -_GROUP
 
-    def add(row: str, value: str) -> None:
-        place = x.at(sums, x.mul(x.op(f"zext i16 {row} to i64"), 2))
-        x.store("i16", x.op(f"add i16 {x.load('i16', place, align=2)}, {value}"), place, align=2)
+    def add(row: Value, share: Value) -> None:
+        total = sums.at(row.to("i64"))
+        total.value += share
 
-    def group(i: str, _: Values) -> None:
-        codes = x.op(f"zext <{_GROUP} x i8> {x.load(f'<{_GROUP} x i8>', '%list', i)} to {vector}")
-        x.store(vector, scaled(x, _GROUP, codes, factor), room, align=32)
-        own = x.at(rows, x.mul(i, 2))
+    # Scale a group at once, through memory, then add its postings one by one.
+    with x.range(0, full, _GROUP) as loop:
+        shares.value = _scaled(codes.vectors(_GROUP)[loop.i].to("u16"), factors)
+        group_rows = rows.at(loop.i)
         for lane in range(_GROUP):
-            add(x.load("i16", own, 2 * lane), x.load("i16", room, 2 * lane, 2))
-
-    def single(i: str, _: Values) -> None:
-        code = x.op(f"zext i8 {x.load('i8', '%list', i)} to i64")
-        value = x.add(x.op(f"lshr i64 {x.mul(code, '%factor')}, 8"), 1)
-        add(x.load("i16", rows, x.mul(i, 2)), x.op(f"trunc i64 {value} to i16"))
-
-    x.loop(0, full, _GROUP, group)
-    x.loop(full, "%count", 1, single)
-    return x.function("define internal void @scan(ptr %f, ptr %list, i64 %count, i64 %factor)")
+            add(group_rows[lane], shares.cast("u16")[lane])
+    # The rest.
+    with x.range(full, count) as loop:
+        share = (codes[loop.i].to("i64") * factor >> 8) + 1
+        add(rows[loop.i], share.to("u16"))
+    return x
 
 
-def write_add() -> str:
-    """The same for a list kept as a vector: a code for each document, 0 where it has not the term."""
-    x = Frame()
-    sums = x.get("sums", "ptr")
-    factor = x.broadcast(LANES, "i16", x.op("trunc i64 %factor to i16"))
-
-    def turn(i: str, _: Values) -> None:
+def write_add_vector() -> Function:
+    """Add a list that is a vector: a code for each document, 0 where the document lacks the term."""
+    x = Function("add_vector", f=FRAME, list="u8*", factor="i64")
+    f, codes, factor = x.parameters
+    sums = f.sums
+    factors = factor.to("u16").broadcast(LANES)
+    with x.range(0, f.n_sums, STEP) as loop:
         for line in range(0, STEP, 64):
-            x.prefetch(x.at("%list", x.add(i, 1024 + line)))
+            x.prefetch(codes.at(loop.i + (_AHEAD + line)))
         for part in range(0, STEP, LANES):
-            place = x.at(sums, x.mul(x.add(i, part), 2))
-            codes = x.load(f"<{LANES} x i8>", "%list", x.add(i, part))
-            codes = x.op(f"zext <{LANES} x i8> {codes} to {SUMS}")
-            there = x.op(f"icmp ne {SUMS} {codes}, zeroinitializer")
-            value = scaled(x, LANES, codes, factor)
-            value = x.op(f"select <{LANES} x i1> {there}, {SUMS} {value}, {SUMS} zeroinitializer")
-            x.store(SUMS, x.op(f"add {SUMS} {x.load(SUMS, place, align=64)}, {value}"), place, align=64)
-
-    x.loop(0, x.get("length"), STEP, turn)
-    return x.function("define internal void @add(ptr %f, ptr %list, i64 %factor)")
+            total = sums.vectors(LANES, align=64).at(loop.i + part)
+            code = codes.vectors(LANES)[loop.i + part].to("u16")
+            share = x.where(code != 0, _scaled(code, factors), 0)
+            total.value += share
+    return x
 
 
-def scaled(x: Frame, lanes: int, codes: str, factor: str) -> str:
-    """``codes * factor / 256`` of 16-bit numbers, rounded down, plus 1."""
-    wide, narrow = f"<{lanes} x i32>", f"<{lanes} x i16>"
-    codes = x.op(f"shl {narrow} {codes}, {splat(lanes, 'i16', 8)}")
-    product = x.op(
-        f"mul {wide} {x.op(f'zext {narrow} {codes} to {wide}')}, {x.op(f'zext {narrow} {factor} to {wide}')}"
-    )
-    high = x.op(f"lshr {wide} {product}, {splat(lanes, 'i32', 16)}")
-    high = x.op(f"trunc {wide} {high} to {narrow}")
-    return x.op(f"add {narrow} {high}, {splat(lanes, 'i16', 1)}")
+def _scaled(codes: Value, factors: Value) -> Value:
+    """Return ``codes * factors / 256`` of vectors of 16 bits, rounded down, plus 1."""
+    product = (codes << 8).to("u32") * factors.to("u32")
+    return (product >> 16).to("u16") + 1
 
 
-def write_count() -> str:
-    """The number of sums of at least ``low``."""
-    x = Frame()
-    sums = x.get("sums", "ptr")
-    low = x.broadcast(LANES, "i16", x.op("trunc i64 %low to i16"))
-
-    def turn(i: str, state: Values) -> Values:
-        place, result = x.at(sums, x.mul(i, 2)), []
-        for part, number in enumerate(state):
-            values = x.load(SUMS, place, 2 * LANES * part, 64)
-            mask = x.op(f"icmp uge {SUMS} {values}, {low}")
-            result.append(x.op(f"sub {SUMS} {number}, {x.op(f'sext <{LANES} x i1> {mask} to {SUMS}')}"))
-        return tuple(result)
-
-    parts = x.loop(0, x.get("length"), STEP, turn, ("zeroinitializer",) * (STEP // LANES), SUMS)
-    total = parts[0]
-    for part in parts[1:]:
-        total = x.op(f"add {SUMS} {total}, {part}")
-    number = x.op(f"call i16 @llvm.vector.reduce.add.v{LANES}i16({SUMS} {total})")
-    x.set("number", x.op(f"zext i16 {number} to i64"))
-    return x.function("define internal void @count(ptr %f, i64 %low)")
+def write_count_sums() -> Function:
+    """Count the sums of at least ``low``, into ``number``."""
+    x = Function("count_sums", f=FRAME, low="i64")
+    f, low = x.parameters
+    sums, least = f.sums, low.to("u16").broadcast(LANES)
+    zeros = [x.constant(_SUMS, 0)] * (STEP // LANES)
+    with x.range(0, f.n_sums, STEP, counts=zeros) as loop:
+        here = sums.vectors(LANES, align=64).at(loop.i)
+        loop.counts = [
+            count - (here[LANES * part] >= least).mask("u16") for part, count in enumerate(loop.counts)
+        ]
+    total, *others = loop.counts
+    for other in others:
+        total += other
+    f.count = x.intrinsic("vector.reduce.add", "u16", total).to("i64")
+    return x
 
 
-def write_collect() -> str:
-    """Documents of the range with ``low <= sum < high`` that may be found, into ``chosen``."""
-    x = Frame()
-    sums, keep = x.get("sums", "ptr"), x.get("keep", "ptr")
-    filtered, n = x.op(f"icmp ne ptr {keep}, null"), x.get("n")
-    low = x.broadcast(LANES, "i16", x.op("trunc i64 %low to i16"))
-    top = x.broadcast(LANES, "i16", x.op(f"trunc i64 {x.sub('%high', 1)} to i16"))
-    first = x.mul(x.get("range"), RANGE)
-    chosen = x.get("chosen", "ptr")
-    x.set("number", 0)
+def write_collect_candidates() -> Function:
+    """Make the documents of ``low <= sum < high`` that may be found the candidates."""
+    x = Function("collect_candidates", f=FRAME, low="i64", high="i64")
+    f, low, high = x.parameters
+    sums, keep = f.sums, f.keep
+    filtered, n = keep.exists(), f.n
+    least = low.to("u16").broadcast(LANES)
+    most = (high - 1).to("u16").broadcast(LANES)
+    first, candidates = f.range * RANGE, f.candidates
+    f.count = 0
 
-    def turn(i: str, _: Values) -> None:
-        values = x.load(SUMS, sums, x.mul(i, 2), 64)
-        inside = x.op(
-            f"and <{LANES} x i1> {x.op(f'icmp uge {SUMS} {values}, {low}')}, "
-            f"{x.op(f'icmp ule {SUMS} {values}, {top}')}"
-        )
-        mask = x.op(f"bitcast <{LANES} x i1> {inside} to {_WORD}")
+    def take(i: Any) -> Value:
+        """Append the document of the lowest bit of ``f.bits``; return what is left of the bits."""
+        word = f.bits.to("u32")
+        lane = word.lowest_bit().to("i64")
+        document = first + i + lane
+        number = f.count
+        candidates[number] = document.to("u32")  # which counts only if the number grows
+        exists = (document < n).to("i64")  # damaged lists may have other documents
+        f.count = number + exists
+        with x.when(filtered):
+            f.count = number + (exists & keep[x.minimum(document, n - 1)].to("i64"))
+        left = word & (word - 1)
+        f.bits = left.to("i64")
+        return left
 
-        def some() -> None:
-            def one() -> str:
-                word = x.op(f"trunc i64 {x.get('place')} to i32")
-                lane = x.op(f"zext i32 {x.op(f'call i32 @llvm.cttz.i32(i32 {word}, i1 true)')} to i64")
-                document = x.add(x.add(first, i), lane)
-                number = x.get("number")
-                x.store("i32", x.op(f"trunc i64 {document} to i32"), chosen, x.mul(number, 4), 4)
-                there = x.op(f"zext i1 {x.cmp('slt', document, n)} to i64")  # damaged lists may have others
-                x.set("number", x.add(number, there))
-
-                def check() -> None:
-                    wanted = x.load("i8", x.at(keep, x.minimum(document, x.sub(n, 1))))
-                    wanted = x.op(f"and i64 {there}, {x.op(f'zext i8 {wanted} to i64')}")
-                    x.set("number", x.add(number, wanted))
-
-                x.when(filtered, check)
-                rest = x.op(f"and i32 {word}, {x.op(f'sub i32 {word}, 1')}")
-                x.set("place", x.op(f"zext i32 {rest} to i64"))
-                return x.op(f"icmp ne i32 {rest}, 0")
-
-            x.set("place", x.op(f"zext i32 {mask} to i64"))
-            x.repeat(one)
-
-        x.when(x.op(f"icmp ne i32 {mask}, 0"), some)
-
-    x.loop(0, x.get("length"), LANES, turn)
-    return x.function("define internal void @collect(ptr %f, i64 %low, i64 %high)")
+    # Most registers of sums hold no candidate: one comparison passes over 32 documents.
+    with x.range(0, f.n_sums, LANES) as loop:
+        total = sums.vectors(LANES, align=64)[loop.i]
+        mask = ((total >= least) & (total <= most)).cast("u32")
+        with x.when(mask != 0):
+            f.bits = mask.to("i64")
+            with x.repeat() as again:
+                again.again_if(take(loop.i) != 0)
+    return x

@@ -1,243 +1,196 @@
-"""LLVM IR for scores of documents from their rows, and for keeping the best."""
+"""LLVM IR for exact scores of documents, from the documents themselves.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+A score is added up element by element in the order of the document, as `irkit.score` does: to the same bits.
+Bounds decide which documents are scored; which are found follows from scores alone.
+
+With AVX-512 most elements are passed over: a filter of 512 bits, the marks, has the bit of each query
+term's remainder set, and 32 terms of a document are looked up in it in six instructions. What passes by
+chance adds 0.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from .._typed import Array, Function, Record, Value, size_of, vector
+from .cpu_frame import FRAME
 
-from .._jit import Values, splat
-from .cpu_frame import Frame, size_of
+__all__ = [
+    "clear_marks",
+    "mark",
+    "row_scaled",
+    "write_score_candidates",
+    "write_score_document",
+    "write_score_pair",
+]
 
-__all__ = ["MARKED", "aim", "mark", "row_scaled", "write_insert", "write_pair", "write_score", "write_verify"]
-
-_PAIR = "define internal void @pair(ptr %f, i64 %document, i64 %other, ptr %out)"
-_MARKS = 512  # bits of a register, one for all terms of the same remainder
-_PERMUTE = {"i16": "@llvm.x86.avx512.permvar.hi.512", "i32": "@llvm.x86.avx512.permvar.si.512"}
-MARKED = (
-    *(
-        f"declare <{lanes} x {kind}> {_PERMUTE[kind]}(<{lanes} x {kind}>, <{lanes} x {kind}>)\n"
-        f"declare <{lanes} x {kind}> @llvm.masked.load.v{lanes}{kind}.p0"
-        f"(ptr, i32, <{lanes} x i1>, <{lanes} x {kind}>)"
-        for lanes, kind in ((32, "i16"), (16, "i32"))
-    ),
-    "declare i32 @llvm.ctpop.i32(i32)",
-)
+_MARKS = 512  # bits of a register; the bit of a term is its remainder
+_PERMUTE = {"u16": "llvm.x86.avx512.permvar.hi.512", "u32": "llvm.x86.avx512.permvar.si.512"}
 _FETCHED = 8  # documents fetched in advance
 
 
-def write_score(terms: str, weights: str) -> str:
-    """The score of a document, added up element by element as `irkit.score` does."""
-    x = Frame("table", "terms", "weights")
-    (row,) = rows = [_Row(x, terms, weights, "%document")]
-    full = x.add(row.start, x.op(f"and i64 {x.sub(row.stop, row.start)}, -8"))
-    state = x.loop(
-        row.start, full, 8, lambda i, s: _elements(rows, x.sub(i, row.start), 8, s), ("0.0",), "float"
-    )
-    x.store("float", row.finish(full, state[0]), "%out", align=4)
-    return x.function("define internal void @score(ptr %f, i64 %document, ptr %out)")
+class _Document:
+    """A document: elements ``start`` to ``stop`` of the arrays of terms and weights."""
+
+    def __init__(self, f: Record, arrays: tuple[Array, Array, Array], document: Value) -> None:
+        self.table, self.terms, self.weights = arrays
+        self.start, self.stop = f.offsets[document], f.offsets[document + 1]
+        self.scale = None if self.weights.kind in ("float", "half") else f.row_scales[document]
+        self.dim = f.dim if self.terms.kind == "u32" else None  # the table has all terms of 16 bits
+        self.x = self.start.code
+
+    def add_product(self, element: Value, total: Value) -> Value:
+        """Return ``total`` plus the product of an element."""
+        term = self.terms[element].to("i64")
+        query_weight = self.table[self.x.minimum(term, self.dim) if self.dim is not None else term]
+        weight = self.weights[element]
+        if weight.kind != "float":
+            weight = weight.to("float")
+        if self.scale is not None:
+            weight = weight * self.scale
+        return self.x.fma(weight, query_weight, total)
+
+    def add_rest(self, element: Value, total: Value) -> Value:
+        """Return ``total`` plus the products of the elements from ``element`` on."""
+        with self.x.range(element, self.stop, total=total) as loop:
+            loop.total = self.add_product(loop.i, loop.total)
+        return loop.total
+
+    def marked_score(self, marks: Value, left: Array) -> Value:
+        """Return the score, from the elements whose terms are marked; the others would add 0.
+
+        Args:
+            marks: The query's marks.
+            left: Memory for a mask.
+        """
+        x, kind = self.x, self.terms.kind
+        bits = 8 * size_of(kind)
+        lanes = _MARKS // bits  # words of the marks, and terms of a turn
+        many, mask = vector(lanes, kind), f"u{lanes}"
+        words = marks.cast(many)
+        with x.range(self.start, self.stop, lanes, total=0.0) as loop:
+            # Load a register of terms, as far as the document has them.
+            number = x.minimum(self.stop - loop.i, lanes)
+            ones = x.constant(mask, -1) >> (lanes - number).to(mask)
+            exists = ones.cast(vector(lanes, "i1"))
+            terms = x.masked_load(self.terms.at(loop.i), exists, bits // 8)
+            # A permutation fetches for each term the word of the marks that has its bit.
+            word = x.call(_PERMUTE[kind], words, terms >> (bits.bit_length() - 1), kind=many)
+            present = word & x.constant(many, 1) << (terms & (bits - 1))
+            marked = (exists & (present != 0)).cast(mask)
+            # Add the products of the marked elements, one bit of the mask after the other.
+            left.value = marked.to("u32")
+            count = left.value.count_ones()
+            with x.range(0, count.to("i64"), total=loop.total) as element:
+                rest = left.value
+                lane = rest.lowest_bit().to("i64")
+                left.value = rest & (rest - 1)
+                element.total = self.add_product(loop.i + lane, element.total)
+            loop.total = element.total
+        return loop.total
 
 
-def write_pair(terms: str, weights: str, wide: bool = False) -> str:
-    """The scores of two documents: either waits for the sum before, so that two take hardly more time.
+def _documents(f: Record, terms: str, weights: str, *numbers: Value) -> list[_Document]:
+    arrays = f.table, f.terms.cast(terms), f.weights.cast(weights)
+    return [_Document(f, arrays, number) for number in numbers]
 
-    A ``wide`` processor finds the terms of the query in a row, which are few, before it adds anything.
+
+def write_score_document(terms: str, weights: str) -> Function:
+    """Write the score of a document to ``%out``."""
+    x = Function("score_document", f=FRAME, document="i64", out="float*")
+    f, number, out = x.parameters
+    (document,) = _documents(f, terms, weights, number)
+    start = document.start
+    whole = start + ((document.stop - start) & -8)
+    with x.range(start, whole, 8, total=0.0) as loop:
+        first = loop.i - start
+        for j in range(8):
+            loop.total = document.add_product(start + (first + j), loop.total)
+    out.value = document.add_rest(whole, loop.total)
+    return x
+
+
+def write_score_pair(terms: str, weights: str, wide: bool = False) -> Function:
+    """Write the scores of two documents to ``%out``.
+
+    Each addition waits for the one before it, so two documents take hardly longer than one. A ``wide``
+    processor (AVX512-BW) looks terms up among the marks instead.
     """
-    x = Frame("table", "terms", "weights")
-    rows = [_Row(x, terms, weights, name) for name in ("%document", "%other")]
+    x = Function("score_pair", f=FRAME, document="i64", other="i64", out="float*")
+    f, first, second, out = x.parameters
+    documents = _documents(f, terms, weights, first, second)
     if wide:
-        left = x.op("alloca i32, align 4")
-        marks = x.load("<16 x i32>", x.get("marks", "ptr"), align=64)
-        for place, row in enumerate(rows):
-            x.store("float", row.marked(marks, left), "%out", 4 * place, 4)
-        return x.function(_PAIR)
-    shorter = x.minimum(*(x.sub(row.stop, row.start) for row in rows))
-    full = x.op(f"and i64 {shorter}, -4")
-    state = x.loop(0, full, 4, lambda i, s: _elements(rows, i, 4, s), ("0.0", "0.0"), "float")
-    for place, (row, total) in enumerate(zip(rows, state, strict=True)):
-        x.store("float", row.finish(x.add(row.start, full), total), "%out", 4 * place, 4)
-    return x.function(_PAIR)
+        left = x.local("u32")
+        marks = f.marks.cast(vector(_MARKS // 32, "u32")).value
+        for place, document in enumerate(documents):
+            out[place] = document.marked_score(marks, left)
+        return x
+    shorter = x.minimum(*(document.stop - document.start for document in documents))
+    whole = shorter & -4
+    with x.range(0, whole, 4, totals=[0.0, 0.0]) as loop:
+        for j in range(4):
+            elements = [document.start + (loop.i + j) for document in documents]
+            columns = zip(documents, elements, loop.totals, strict=True)
+            loop.totals = [document.add_product(at, total) for document, at, total in columns]
+    for place, (document, total) in enumerate(zip(documents, loop.totals, strict=True)):
+        out[place] = document.add_rest(document.start + whole, total)
+    return x
 
 
-class _Row:
-    """The elements of a document."""
-
-    def __init__(self, x: Frame, terms: str, weights: str, document: str) -> None:
-        self.x, self.terms, self.weights = x, terms, weights
-        self.start = x.item("offsets", document, "i64")
-        self.stop = x.item("offsets", x.add(document, 1), "i64")
-        self.scale = None if weights in ("float", "half") else x.item("row_scales", document, "float")
-        self.dim = x.get("dim") if terms == "i32" else None  # what 16 bits hold is in the table
-
-    def plus(self, at: str, total: str) -> str:
-        """``total`` and the product of element ``at``."""
-        x, kind = self.x, self.weights
-        term = x.item("terms", at, self.terms)
-        looked = x.item("table", x.minimum(term, self.dim) if self.dim else term, "float")
-        value = x.load(kind, x.place("weights", at, kind), align=size_of(kind))
-        if kind != "float":
-            value = x.op(f"{'fpext' if kind == 'half' else 'uitofp'} {kind} {value} to float")
-        if self.scale:
-            value = x.floats("fmul", value, self.scale)
-        return x.op(f"call float @llvm.fma.f32(float {value}, float {looked}, float {total})")
-
-    def finish(self, at: str, total: str) -> str:
-        """``total`` and the products of the elements from ``at`` on."""
-        (score,) = self.x.loop(at, self.stop, 1, lambda i, s: (self.plus(i, s[0]),), (total,), "float")
-        return score
-
-    def marked(self, marks: str, left: str) -> str:
-        """The score: products of other terms than those marked are 0, and change no sum."""
-        x, kind, bits = self.x, self.terms, 8 * size_of(self.terms)
-        lanes = _MARKS // bits  # words of the marks, and terms looked at in a turn
-        terms, word = f"<{lanes} x {kind}>", f"i{lanes}"
-        if kind == "i16":
-            marks = x.op(f"bitcast <16 x i32> {marks} to {terms}")
-
-        def look(i: str, state: Values) -> Values:
-            number = x.minimum(x.sub(self.stop, i), lanes)
-            ones = x.op(f"lshr {word} -1, {x.op(f'trunc i64 {x.sub(lanes, number)} to {word}')}")
-            there = x.op(f"bitcast {word} {ones} to <{lanes} x i1>")
-            own = f"ptr {x.place('terms', i, kind)}, i32 {bits // 8}, <{lanes} x i1> {there}"
-            given = x.op(f"call {terms} @llvm.masked.load.v{lanes}{kind}.p0({own}, {terms} zeroinitializer)")
-            place = x.op(f"lshr {terms} {given}, {splat(lanes, kind, bits.bit_length() - 1)}")
-            found = x.op(f"call {terms} {_PERMUTE[kind]}({terms} {marks}, {terms} {place})")
-            shift = x.op(f"and {terms} {given}, {splat(lanes, kind, bits - 1)}")
-            found = x.op(f"and {terms} {found}, {x.op(f'shl {terms} {splat(lanes, kind, 1)}, {shift}')}")
-            marked = x.op(f"and <{lanes} x i1> {there}, {x.op(f'icmp ne {terms} {found}, zeroinitializer')}")
-            mask = x.op(f"bitcast <{lanes} x i1> {marked} to {word}")
-            x.store("i32", mask if lanes == 32 else x.op(f"zext {word} {mask} to i32"), left, align=4)
-            count = x.op(f"call i32 @llvm.ctpop.i32(i32 {x.load('i32', left, align=4)})")
-
-            def add(_: str, total: Values) -> Values:
-                rest = x.load("i32", left, align=4)
-                lane = x.op(f"zext i32 {x.op(f'call i32 @llvm.cttz.i32(i32 {rest}, i1 true)')} to i64")
-                x.store("i32", x.op(f"and i32 {rest}, {x.op(f'sub i32 {rest}, 1')}"), left, align=4)
-                return (self.plus(x.add(i, lane), total[0]),)
-
-            return x.loop(0, x.op(f"zext i32 {count} to i64"), 1, add, state, "float")
-
-        (score,) = x.loop(self.start, self.stop, lanes, look, ("0.0",), "float")
-        return score
+def mark(f: Record, term: Value) -> None:
+    """Set the bit of a query term."""
+    bit = term & (_MARKS - 1)
+    byte = f.marks.at(bit >> 3)
+    one = 1 << (bit & 7).to("u8")
+    byte.value = byte.value | one
 
 
-def mark(x: Frame, term: str) -> None:
-    """Set the bit of a term of the query."""
-    bit = x.op(f"and i64 {term}, {_MARKS - 1}")
-    place = x.at(x.get("marks", "ptr"), x.op(f"lshr i64 {bit}, 3"))
-    low = x.op(f"and i64 {bit}, 7")
-    one = x.op(f"shl i8 1, {x.op(f'trunc i64 {low} to i8')}")
-    x.store("i8", x.op(f"or i8 {x.load('i8', place)}, {one}"), place)
+def clear_marks(f: Record) -> None:
+    """Set all bits to 0."""
+    f.marks.cast(vector(_MARKS // 32, "u32")).value = 0
 
 
-def _elements(rows: list[_Row], first: str, number: int, totals: Values) -> Values:
-    """Totals of some documents and the products of their elements ``first`` to ``first + number``."""
-    for j in range(number):
-        places = [row.x.add(row.start, row.x.add(first, j)) for row in rows]
-        totals = tuple(row.plus(at, total) for row, at, total in zip(rows, places, totals, strict=True))
-    return totals
+def row_scaled(f: Record, weights: str, document: Value, score: Value) -> Value:
+    """Return a score times the scale of its document, where weights have one."""
+    return score if weights in ("float", "half") else score * f.row_scales[document]
 
 
-def row_scaled(x: Frame, weights: str, value: str) -> str:
-    """``value`` times the scale of ``%document``, where weights have one."""
-    if weights in ("float", "half"):
-        return value
-    return x.floats("fmul", value, x.item("row_scales", "%document", "float"))
+def write_score_candidates(terms: str, weights: str) -> Function:
+    """Score the candidates, two at a time, and push those that reach theta."""
+    x = Function("score_candidates", f=FRAME)
+    (f,) = x.parameters
+    offsets, own_terms, own_weights = f.offsets, f.terms.cast(terms), f.weights.cast(weights)
+    candidates, number = f.candidates, f.count
+    scores = x.local("float", 2)
 
+    def document(candidate: Value) -> Value:
+        return candidates[candidate].to("i64")
 
-def aim(x: Frame, theta: str) -> None:
-    """Set the k-th best score, and what bounds must reach; rounding errors are allowed for."""
-    x.set("theta", theta, "float")
-    bound = x.floats("fmul", x.floats("fmul", theta, x.get("margin", "float")), x.get("unit", "float"))
-    x.set("least", x.sub(x.whole(bound), x.add(x.op(f"lshr i64 {x.get('m')}, 7"), 2)))
+    def fetch(candidate: Value) -> None:
+        ahead = document(candidate)
+        start, stop = offsets[ahead], offsets[ahead + 1]
+        for array in (own_terms, own_weights):
+            with x.range(start, stop, 64 // array.step) as line:
+                x.prefetch(array.at(line.i))
 
+    # Fetch where the documents begin, then the first of them.
+    with x.range(0, number) as loop:
+        x.prefetch(offsets.at(document(loop.i)))
+    with x.range(0, x.minimum(number, _FETCHED)) as loop:
+        fetch(loop.i)
 
-def write_insert() -> str:
-    """Put a hit where it belongs among those found, unless it is there or not good enough."""
-    x = Frame()
-    low, high = x.op("alloca i64, align 8"), x.op("alloca i64, align 8")
-    hits, k = x.get("hits"), x.get("k")
-    rows, scores = x.get("out_rows", "ptr"), x.get("out_scores", "ptr")
-
-    def better(than: str) -> str:
-        """Whether the new hit comes before hit ``than``."""
-        old, row = x.load("float", scores, x.mul(than, 4), 4), x.load("i64", rows, x.mul(than, 8), 8)
-        tie = x.both(x.cmp("oeq", old, "%score", "float"), x.cmp("sgt", row, "%row"))
-        return x.either(x.cmp("olt", old, "%score", "float"), tie)
-
-    x.store("i64", "0", low, align=8)
-    x.store("i64", hits, high, align=8)
-
-    def halve() -> str:
-        middle = x.op(f"lshr i64 {x.add(x.load('i64', low, align=8), x.load('i64', high, align=8))}, 1")
-        before = x.both(x.cmp("slt", middle, hits), better(x.minimum(middle, x.sub(k, 1))))
-        stay = x.either(before, x.cmp("sge", middle, hits))
-        x.store("i64", x.select(stay, middle, x.load("i64", high, align=8)), high, align=8)
-        x.store("i64", x.select(stay, x.load("i64", low, align=8), x.add(middle, 1)), low, align=8)
-        return x.cmp("slt", x.load("i64", low, align=8), x.load("i64", high, align=8))
-
-    x.repeat(halve)
-    at = x.load("i64", low, align=8)
-    same = x.cmp("eq", x.load("i64", rows, x.mul(x.maximum(x.sub(at, 1), 0), 8), 8), "%row")
-    there = x.both(x.cmp("sgt", at, 0), same)
-
-    def put() -> None:
-        moved = x.sub(x.minimum(hits, x.sub(k, 1)), at)
-        for array, size in ((rows, 8), (scores, 4)):
-            place, bytes_ = x.at(array, x.mul(at, size)), x.mul(moved, size)
-            move = f"ptr {x.at(place, size)}, ptr {place}, i64 {bytes_}, i1 false"
-            x.do(f"call void @llvm.memmove.p0.p0.i64({move})")
-        x.store("i64", "%row", rows, x.mul(at, 8), 8)
-        x.store("float", "%score", scores, x.mul(at, 4), 4)
-        number = x.minimum(x.add(hits, 1), k)
-        x.set("hits", number)
-
-        last = x.mul(x.sub(k, 1), 4)
-        x.when(x.cmp("eq", number, k), lambda: aim(x, x.load("float", scores, last, 4)))
-
-    x.when(x.both(x.cmp("slt", at, k), x.flip(there)), put)
-    return x.function("define internal void @insert(ptr %f, i64 %row, float %score)")
-
-
-def write_verify(terms: str, weights: str) -> str:
-    """Score the chosen documents."""
-    x = Frame("offsets", "terms", "weights")
-    chosen, number = x.get("chosen", "ptr"), x.get("number")
-    out = x.op("alloca [2 x float], align 4")
-
-    def document(at: str) -> str:
-        return x.op(f"zext i32 {x.load('i32', chosen, x.mul(at, 4), 4)} to i64")
-
-    def approach(i: str) -> None:
-        ahead = document(i)
-        start, stop = x.item("offsets", ahead, "i64"), x.item("offsets", x.add(ahead, 1), "i64")
-
-        def terms_line(p: str, _: Values) -> None:
-            x.prefetch(x.place("terms", p, terms))
-
-        def weights_line(p: str, _: Values) -> None:
-            x.prefetch(x.place("weights", p, weights))
-
-        x.loop(start, stop, 64 // size_of(terms), terms_line)
-        x.loop(start, stop, 64 // size_of(weights), weights_line)
-
-    x.loop(0, number, 1, lambda i, _: x.prefetch(x.place("offsets", document(i), "i64")))
-    x.loop(0, x.minimum(number, _FETCHED), 1, lambda i, _: approach(i))
-
-    def consider(at: str, document: str, place: int) -> None:
-        score = x.load("float", out, 4 * place, 4)
-        good = x.both(x.cmp("slt", at, number), x.cmp("oge", score, x.get("theta", "float"), "float"))
-        x.when(
-            x.both(good, x.cmp("ogt", score, "0.0", "float")),
-            lambda: x.do(f"call void @push(ptr %f, i64 {document}, float {score})"),
-        )
-
-    def two(i: str, _: Values) -> None:
+    with x.range(0, number, 2) as loop:
         for j in range(2):
-            following = x.add(i, _FETCHED + j)
-            x.when(x.cmp("slt", following, number), partial(approach, following))
-        pair = [document(i), document(x.minimum(x.add(i, 1), x.sub(number, 1)))]  # the last one twice
-        x.do(f"call void @pair(ptr %f, i64 {pair[0]}, i64 {pair[1]}, ptr {out})")
-        for place, this in enumerate(pair):
-            consider(x.add(i, place), this, place)
-
-    x.loop(0, number, 2, two)
-    return x.function("define internal void @verify(ptr %f)")
+            ahead = loop.i + (_FETCHED + j)
+            with x.when(ahead < number):
+                fetch(ahead)
+        # The last document twice, if their number is odd.
+        pair = [document(loop.i), document(x.minimum(loop.i + 1, number - 1))]
+        x.call("score_pair", f, *pair, scores)
+        for place, row in enumerate(pair):
+            candidate = loop.i + place
+            score = scores[place]
+            good = (candidate < number) & (score >= f.theta)
+            with x.when(good & (score > 0)):
+                x.call("push_hit", f, row, score)
+    return x

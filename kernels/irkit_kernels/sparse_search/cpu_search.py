@@ -1,4 +1,4 @@
-"""Exact search: calls the machine code, with memory to work in that each thread keeps."""
+"""Exact search: calls the machine code, with a frame and scratch memory for each thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -16,258 +17,284 @@ from torch import Tensor
 
 from .._jit import compile_ir, cpu_features
 from .._threads import share
+from .cpu_build_few import build_few
 from .cpu_exact import write_exact
-from .cpu_few import MOST_DOCUMENTS, MOST_HITS, build_few, write_few
-from .cpu_frame import FIELDS, RANGE
+from .cpu_few import MOST_DOCUMENTS, MOST_HITS, write_few
+from .cpu_frame import FRAME, RANGE
 
-__all__ = ["ARGUMENTS", "KINDS", "LONG", "Exact", "Single"]
+__all__ = ["ARGUMENTS", "DEFAULT", "KINDS", "LONG", "Exact", "Single", "Thresholds", "address", "aligned"]
 
 Array = NDArray[Any]
-
-KINDS = {
-    "float32": "float",
-    "float16": "half",
-    "uint8": "i8",
-    "uint16": "i16",
-    "int32": "i32",
-    "uint32": "i32",
-}
-Codes = tuple[Callable[..., None], ...]
+Queries = tuple[Array, Array, Array]
+Functions = tuple[Callable[..., None], ...]
 Single = Callable[[Tensor, Tensor], tuple[Array, Array] | None]
 
+KINDS = {"float32": "float", "float16": "half", "uint8": "u8", "uint16": "u16", "uint32": "u32"}
 ARGUMENTS = (ctypes.c_void_p,)  # the frame
-LONG = 256  # terms of a query
-_PLACES = {name: place for place, name in enumerate(FIELDS)}
-_REFUSED = _PLACES["refused"]
-_QUERY, _START = struct.Struct("=8q"), 8 * _PLACES["n_q"]  # from "n_q" to "scores"
-_GIVEN, _GIVEN_AT = struct.Struct("=4q"), 8 * _PLACES["given_terms"]  # to "given_kind"
-_GIVEN_KINDS = {torch.int32: 1, torch.int64: 2}
-_QUERIES, _HITS = 32, 1 << 16  # a thread takes at a time
+LONG = 256  # terms of a query: longer ones are sorted here and not by insertion
+_WORD = {name: offset // 8 for name, offset in FRAME.offsets.items()}  # of the frame
+_QUERIES, _QUERIES_AT = struct.Struct("=8q"), FRAME.offsets["n_q"]  # from "n_q" to "scores"
+_SINGLE, _SINGLE_AT = struct.Struct("=4q"), FRAME.offsets["given_terms"]  # from there to "term_words"
+_TERM_WORDS = {torch.int32: 1, torch.int64: 2}
+_QUERIES_PER_CALL, _HITS_PER_CALL = 32, 1 << 16
+_FEW_FACTOR = 4  # times as many queries per call, where there are few documents
 _NARROW = 1 << 16  # numbers of 16 bits
-_QUICK = 4  # times as many queries of few documents
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Numbers of documents that decide how a `Searcher` searches; results do not depend on exact ones.
+
+    Attributes:
+        few: Up to so many documents exact search adds up all scores, see `cpu_few`.
+        approximate: With fewer documents approximate search is exact.
+        per_score: Exact search of so many documents takes as long as scoring one. With fewer documents for
+            each document that may be scored approximate search is exact, too.
+    """
+
+    few: int = MOST_DOCUMENTS
+    approximate: int = 1 << 15
+    per_score: int = 200
+
+
+DEFAULT = Thresholds()
 
 
 class Exact:
     """Finds exactly the best documents of queries without negative weights.
 
     Args:
-        arrays: What `build_exact` made.
+        arrays: The result of `build_exact`.
         forward: ``offsets (n + 1)`` int64, ``terms``, ``weights`` and ``scales (n,)`` float32 or None of the
-            documents it was made of.
+            documents.
+        thresholds: When to search in which way.
     """
 
-    def __init__(self, arrays: dict[str, Array], forward: tuple[Array, Array, Array, Array | None]) -> None:
+    def __init__(
+        self,
+        arrays: dict[str, Array],
+        forward: tuple[Array, Array, Array, Array | None],
+        thresholds: Thresholds = DEFAULT,
+    ) -> None:
         offsets, terms, weights, scales = forward
         self._n_ranges = -(-(len(offsets) - 1) // RANGE)
-        self._held = {name: arrays[name] for name in ("list_offsets", "lists", "postings", "gains")}
-        self._held |= {"offsets": offsets, "terms": terms, "weights": weights}
-        if scales is not None:
-            self._held["row_scales"] = scales
-        self._frame = np.zeros(len(FIELDS), np.int64)
-        for name, array in self._held.items():
-            self._frame[_PLACES[name]] = _address(array)
         self._dim = len(arrays["gains"])
-        # so long that damaged terms are in it, too: all of 16 bits, or the last for what is beyond
+        # Terms of damaged documents are in the table of weights, too: all of 16 bits, or the last entry.
         self._table = max(self._dim + 1, _NARROW if terms.dtype == np.uint16 else 0)
+        self._arrays = {name: arrays[name] for name in ("list_offsets", "lists", "postings", "gains")}
+        self._arrays |= {"offsets": offsets, "terms": terms, "weights": weights}
+        if scales is not None:
+            self._arrays["row_scales"] = scales
+        self._frame = np.zeros(len(_WORD), np.int64)
+        _set_addresses(self._frame, self._arrays)
         for name, number in (("n", len(offsets) - 1), ("n_ranges", self._n_ranges), ("dim", self._dim)):
-            self._frame[_PLACES[name]] = number
-        self._code = _compiled(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
-        self._own = threading.local()
-        self._forward = forward
+            self._frame[_WORD[name]] = number
+        self._exact = _exact(KINDS[str(terms.dtype)], KINDS[str(weights.dtype)])
+        self._thread = threading.local()
+        self._forward, self._thresholds = forward, thresholds
 
-    def search(
-        self, queries: tuple[Array, Array, Array], k: int, keep: Array | None = None
-    ) -> tuple[Array, Array]:
-        """The best documents of each query.
+    def search(self, queries: Queries, k: int, keep: Array | None = None) -> tuple[Array, Array]:
+        """Find the best documents of each query.
 
         Args:
-            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32 and ``weights`` float32 above 0; terms from
-                dim on are of no document.
-            k: Hits of a query.
+            queries: ``offsets (n_q + 1,)`` int64, ``terms`` int32 and ``weights`` float32 above 0. No
+                document has terms from dim on.
+            k: Hits per query.
             keep: ``(n,)`` bool, documents that may be found.
 
         Returns:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
-            nothing more scores above 0.
+            no more documents score above 0.
         """
-        return self._run(self._codes(k, keep), self._prepared, queries, k, keep)
+        return self._search_all(self._functions(k, keep), self._prepare, queries, k, keep)
 
-    def _run(
+    def _search_all(
         self,
-        codes: Codes,
+        functions: Functions,
         prepare: Callable[[int], Array],
-        queries: tuple[Array, Array, Array],
+        queries: Queries,
         k: int,
         keep: Array | None,
     ) -> tuple[Array, Array]:
-        """Run machine code, shared by threads; ``prepare(longest)`` gives the frame of a thread.
+        """Share queries among threads.
 
-        Where some code refuses queries, the next of ``codes`` is tried.
+        Args:
+            functions: Machine code; if one refuses a query, the next is called.
+            prepare: ``prepare(longest)`` returns the frame of a thread, for queries of so many terms.
+            queries: As for `search`.
+            k: Hits per query.
+            keep: As for `search`.
         """
         n_q = len(queries[0]) - 1
         rows, scores = np.empty((n_q, k), np.int64), np.empty((n_q, k), np.float32)
         if n_q == 1:
-            self._work(codes, prepare, queries, rows, scores, keep)
+            self._search_part(functions, prepare, queries, rows, scores, keep)
             return rows, scores
-        step = max(1, min(_QUERIES if len(codes) == 1 else _QUICK * _QUERIES, _HITS // k))
+        factor = 1 if len(functions) == 1 else _FEW_FACTOR
+        step = max(1, min(factor * _QUERIES_PER_CALL, _HITS_PER_CALL // k))
 
-        def work(first: int, last: int) -> None:
+        def search(first: int, last: int) -> None:
             for start in range(first, last, step):
                 stop = min(start + step, last)
-                some = _part(queries, start, stop)
-                self._work(codes, prepare, some, rows[start:stop], scores[start:stop], keep)
+                part = _part(queries, start, stop)
+                self._search_part(functions, prepare, part, rows[start:stop], scores[start:stop], keep)
 
-        share(work, n_q, torch.get_num_threads(), multiple=step)
+        share(search, n_q, torch.get_num_threads(), multiple=step)
         return rows, scores
 
-    def _single(self, codes: Codes, prepared: Array, k: int) -> Single:
-        """What runs machine code for one query after the other in this thread, with as little else as can be.
+    def _search_part(
+        self,
+        functions: Functions,
+        prepare: Callable[[int], Array],
+        queries: Queries,
+        rows: Array,
+        scores: Array,
+        keep: Array | None,
+    ) -> None:
+        """Search for some queries in this thread, in arrays whose addresses stay the same."""
+        offsets, terms, weights = queries
+        n_q, m = len(offsets) - 1, len(terms)
+        longest = m if n_q == 1 else int(np.diff(offsets).max())
+        if longest > LONG and len(functions) == 1:
+            terms, weights = self._sorted(offsets, terms, weights)
+
+        # Copy the queries into the arrays of this thread.
+        frame = prepare(longest)
+        thread, hits = self._thread, rows.size
+        if n_q > thread.size[0] or m > thread.size[1] or hits > thread.size[2]:
+            self._allocate(n_q, m, hits)
+        thread.offsets[: n_q + 1], thread.terms[:m], thread.weights[:m] = offsets, terms, weights
+        inputs, results = thread.addresses
+        filter_address = 0 if keep is None else address(keep)
+        _QUERIES.pack_into(frame.data, _QUERIES_AT, n_q, *inputs, rows.shape[1], filter_address, *results)
+
+        for function in functions:
+            function(thread.address)
+            if not frame[_WORD["refused"]]:
+                break
+        rows.reshape(-1)[:], scores.reshape(-1)[:] = thread.rows[:hits], thread.scores[:hits]
+
+    def _search_one(self, functions: Functions, prepared: Array, k: int) -> Single:
+        """Return a function that searches for one query at a time in this thread, with little done in Python.
 
         Args:
-            codes: Machine code; where one refuses a query, the next is tried.
+            functions: Machine code; if one refuses a query, the next is called.
             prepared: A frame for queries of `LONG` terms.
-            k: Hits of each.
+            k: Hits per query.
         """
         frame, rows, scores = prepared.copy(), np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         memory: dict[str, Array] = {"rows": rows, "scores": scores, "q_offsets": np.zeros(2, np.int64)}
         memory |= {"q_terms": np.empty(LONG, np.int32), "q_weights": np.empty(LONG, np.float32)}
-        for name, array in memory.items():
-            frame[_PLACES[name]] = _address(array)
+        _set_addresses(frame, memory)
         for name, number in (("n_q", 1), ("k", k), ("keep", 0)):
-            frame[_PLACES[name]] = number
-        view, address, refused = frame.data, _address(frame), _REFUSED
-        memory |= self._own.memory  # which is replaced when a longer query needs more
-        give, kinds, float32 = _GIVEN.pack_into, _GIVEN_KINDS, torch.float32
+            frame[_WORD[name]] = number
+        memory |= self._thread.memory  # which a longer query replaces
+        # Names of this scope are found faster than those of modules and objects.
+        view, frame_address, refused = frame.data, address(frame), _WORD["refused"]
+        pack, term_words, float32 = _SINGLE.pack_into, _TERM_WORDS, torch.float32
         copy_rows, copy_scores = rows.copy, scores.copy
 
         def search(terms: Tensor, weights: Tensor, _held: Any = (self, memory)) -> tuple[Array, Array] | None:
-            m, kind = weights.numel(), kinds.get(terms.dtype)
-            if m > LONG or kind is None or weights.dtype is not float32:
+            m, words = weights.numel(), term_words.get(terms.dtype)
+            if m > LONG or words is None or weights.dtype is not float32:
                 return None
             if not (terms.is_cpu and terms.is_contiguous() and weights.is_cpu and weights.is_contiguous()):
                 return None
-            give(view, _GIVEN_AT, terms.data_ptr(), weights.data_ptr(), m, kind)
-            for code in codes:
-                code(address)
+            pack(view, _SINGLE_AT, terms.data_ptr(), weights.data_ptr(), m, words)
+            for function in functions:
+                function(frame_address)
                 if not view[refused]:
                     return copy_rows(), copy_scores()
             return None
 
         return search
 
-    def _codes(self, k: int, keep: Array | None = None) -> Codes:
-        """What finds ``k`` documents: the way for few documents first, where there is one."""
+    def _functions(self, k: int, keep: Array | None = None) -> Functions:
+        """Return the machine code that finds ``k`` documents, first that for few documents, if it applies."""
         few = keep is None and k <= min(MOST_HITS, len(self._forward[0]) - 1) and self._few
-        return (_few(), self._code) if few else (self._code,)
+        return (_few(), self._exact) if few else (self._exact,)
 
     @cached_property
     def _few(self) -> dict[str, Array]:
-        """The lists that the way for few documents reads; nothing where it will not do."""
+        """The lists of `build_few`, by name; empty if this search cannot be used."""
         n, terms = len(self._forward[0]) - 1, self._forward[1]
-        fine = n <= MOST_DOCUMENTS and terms.max(initial=0) < self._dim
-        made = build_few(self._forward, self._dim) if fine else None
-        if made is None:
+        most = min(self._thresholds.few, MOST_DOCUMENTS)
+        lists = (
+            build_few(self._forward, self._dim) if n <= most and terms.max(initial=0) < self._dim else None
+        )
+        if lists is None:
             return {}
-        lists, rows, values = made
-        weights = aligned(values.nbytes).view(np.float32)
-        weights[:] = values
-        return {"few_lists": lists, "few_rows": rows, "few_weights": weights}
+        weights = aligned(lists[2].nbytes).view(np.float32)
+        weights[:] = lists[2]
+        return {"few_lists": lists[0], "few_rows": lists[1], "few_weights": weights}
 
-    def _work(
-        self,
-        codes: Codes,
-        prepare: Callable[[int], Array],
-        queries: tuple[Array, Array, Array],
-        rows: Array,
-        scores: Array,
-        keep: Array | None,
-    ) -> None:
-        """Run machine code for some queries in this thread, on arrays at fixed addresses."""
-        offsets, terms, weights = queries
-        n_q, m = len(offsets) - 1, len(terms)
-        longest = m if n_q == 1 else int(np.diff(offsets).max())
-        if longest > LONG and len(codes) == 1:
-            terms, weights = self._sorted(offsets, terms, weights)
-        frame = prepare(longest)
-        own, hits = self._own, rows.size
-        if n_q > own.size[0] or m > own.size[1] or hits > own.size[2]:
-            self._make_room(n_q, m, hits)
-        own.offsets[: n_q + 1], own.terms[:m], own.weights[:m] = offsets, terms, weights
-        given, results = own.addresses
-        _QUERY.pack_into(
-            frame.data, _START, n_q, *given, rows.shape[1], 0 if keep is None else _address(keep), *results
-        )
-        for code in codes:
-            code(own.address)
-            if not frame[_REFUSED]:
-                break
-        rows.reshape(-1)[:], scores.reshape(-1)[:] = own.rows[:hits], own.scores[:hits]
-
-    def _make_room(self, *size: int) -> None:
-        """Memory of this thread for so many queries, terms and hits."""
-        own = self._own
-        own.size = n_q, m, hits = tuple(map(max, size, own.size))
-        own.offsets, own.terms, own.weights = (
-            np.empty(n_q + 1, np.int64),
-            np.empty(m, np.int32),
-            np.empty(m, np.float32),
-        )
-        own.rows, own.scores = np.empty(hits, np.int64), np.empty(hits, np.float32)
-        arrays = (own.offsets, own.terms, own.weights), (own.rows, own.scores)
-        own.addresses = [tuple(map(_address, some)) for some in arrays]
+    def _allocate(self, *size: int) -> None:
+        """Make arrays of this thread for so many queries, terms and hits."""
+        thread = self._thread
+        thread.size = n_q, m, hits = tuple(map(max, size, thread.size))
+        thread.offsets = np.empty(n_q + 1, np.int64)
+        thread.terms, thread.weights = np.empty(m, np.int32), np.empty(m, np.float32)
+        thread.rows, thread.scores = np.empty(hits, np.int64), np.empty(hits, np.float32)
+        inputs, results = (thread.offsets, thread.terms, thread.weights), (thread.rows, thread.scores)
+        thread.addresses = tuple(map(address, inputs)), tuple(map(address, results))
 
     def _sorted(self, offsets: Array, terms: Array, weights: Array) -> tuple[Array, Array]:
-        """Terms of long queries, those first that bring most: the machine code sorts by insertion."""
-        gains = weights * self._held["gains"][np.minimum(terms, self._dim - 1)]
+        """Sort the terms of each query by gain, as `cpu_exact` does by insertion."""
+        gains = weights * self._arrays["gains"][np.minimum(terms, self._dim - 1)]
         order = np.lexsort((-gains, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))))
         return terms[order], weights[order]
 
-    def _prepared(self, longest: int) -> Array:
-        """A frame of this thread with scratch memory for queries of at most so many terms."""
-        own = self._own
-        if not hasattr(own, "frame"):
-            own.frame, own.longest, own.size = self._frame.copy(), -1, (-1, -1, -1)
-            own.memory = {
-                "sums": aligned(2 * _NARROW),  # of all rows that damaged postings may have
-                "chosen": np.empty(RANGE + 1, np.int32),
-                "slot_counts": np.empty(self._n_ranges, np.int32),
+    def _prepare(self, longest: int) -> Array:
+        """Return the frame of this thread, with scratch memory for queries of up to ``longest`` terms."""
+        thread = self._thread
+        if not hasattr(thread, "frame"):
+            thread.frame, thread.longest, thread.size = self._frame.copy(), -1, (-1, -1, -1)
+            thread.memory = {
+                "sums": aligned(2 * _NARROW),  # of all rows that damaged postings can have
+                "candidates": np.empty(RANGE + 1, np.int32),
+                "list_counts": np.empty(self._n_ranges, np.int32),
                 "bounds": np.empty(self._n_ranges, np.float32),
                 "table": np.zeros(self._table, np.float32),
                 "marks": aligned(64),
                 **self._few,
             }
-            for name, array in own.memory.items():
-                own.frame[_PLACES[name]] = _address(array)
-            own.address = _address(own.frame)
-        if longest > own.longest:
-            own.longest = longest
-            kinds = {"own_terms": np.int32, "own_weights": np.float32, "own_gains": np.float32}
+            _set_addresses(thread.frame, thread.memory)
+            thread.address = address(thread.frame)
+        if longest > thread.longest:
+            thread.longest = longest
+            kinds = {"sorted_terms": np.int32, "sorted_weights": np.float32, "sorted_gains": np.float32}
             memory = {name: np.empty(longest + 1, kind) for name, kind in kinds.items()}
-            memory["slots"] = np.empty((self._n_ranges * longest + 1, 2), np.int64)
-            own.memory |= memory
-            for name, array in memory.items():
-                own.frame[_PLACES[name]] = _address(array)
-        frame: Array = own.frame
+            memory["query_lists"] = np.empty((self._n_ranges * longest + 1, 2), np.int64)
+            thread.memory |= memory
+            _set_addresses(thread.frame, memory)
+        frame: Array = thread.frame
         return frame
 
 
-def _part(queries: tuple[Array, Array, Array], start: int, stop: int) -> tuple[Array, Array, Array]:
+def aligned(size: int) -> Array:
+    """Return bytes that begin at a cache line."""
+    room = np.zeros(size + 64, np.uint8)
+    start = -address(room) % 64
+    return room[start : start + size]
+
+
+def address(array: Array) -> int:
+    """Return where an array begins in memory."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _set_addresses(frame: Array, arrays: dict[str, Array]) -> None:
+    for name, array in arrays.items():
+        frame[_WORD[name]] = address(array)
+
+
+def _part(queries: Queries, start: int, stop: int) -> Queries:
+    """Return the queries from number ``start`` to ``stop``."""
     offsets, terms, weights = queries
     if start == 0 and stop == len(offsets) - 1:
         return queries
     places = slice(int(offsets[start]), int(offsets[stop]))
     return offsets[start : stop + 1] - offsets[start], terms[places], weights[places]
-
-
-def aligned(size: int) -> Array:
-    """Bytes that begin at a cache line."""
-    room = np.zeros(size + 64, np.uint8)
-    start = -_address(room) % 64
-    return room[start : start + size]
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 @cache
@@ -276,6 +303,6 @@ def _few() -> Callable[..., None]:
 
 
 @cache
-def _compiled(terms: str, weights: str) -> Callable[..., None]:
+def _exact(terms: str, weights: str) -> Callable[..., None]:
     wide = "avx512bw" in cpu_features()
     return compile_ir(write_exact(terms, weights, wide), "exact", ARGUMENTS)

@@ -1,4 +1,4 @@
-"""Lists of documents by term, and the search for the best documents of sparse queries; see README.md."""
+"""An inverted index of sparse vectors, and the search for the best documents of queries; see README.md."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from .._jit import compile_ir
 from .cpu_approximate import TOTALS, write_approximate
 from .cpu_best import best_lists
 from .cpu_build import build_exact
-from .cpu_pool import FIELDS
-from .cpu_search import ARGUMENTS, KINDS, LONG, Exact, Single, _address, aligned
+from .cpu_pool import FRAME
+from .cpu_search import ARGUMENTS, DEFAULT, KINDS, LONG, Exact, Single, Thresholds, address, aligned
 
-__all__ = ["Effort", "Searcher", "Single", "build", "effort_of"]
+__all__ = ["Effort", "Searcher", "Single", "Thresholds", "build", "effort_of"]
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
-_PLACES = {name: place for place, name in enumerate(FIELDS)}
-_PLAN, _START = struct.Struct("=2qf"), 8 * _PLACES["cut"]  # from "cut" to "doubt"
-_DOCUMENTS = 1 << 24
-_FEW = 1 << 15  # documents that exact search is sooner through
-_SCORE = 200  # to score a document takes as long as exact search of so many
+_WORD = {name: offset // 8 for name, offset in FRAME.offsets.items()}  # of the frame
+_EFFORT, _EFFORT_AT = struct.Struct("=2qf"), FRAME.offsets["cut"]  # from "cut" to "doubt"
+_DOCUMENTS = 1 << 24  # rows of postings have 24 bits
 
 
 class Effort(NamedTuple):
-    """How much approximate search reads.
+    """How much approximate search reads; `cpu_approximate` says how it searches.
 
     Attributes:
-        cut: Lists, those of the terms that may add most to a score.
-        doubt: Share of what the rest may add that a document must do without, to be scored.
-        scored: Documents that are scored at most, those of the highest totals.
+        cut: Number of lists that are read: the lists of the terms that can add most to a score.
+        doubt: Share, from 0 to 1, of what unread postings can add that counts for a document when it is
+            decided whether to score it. With 1 no document is lost.
+        scored: Maximum number of documents that are scored; documents of the highest totals come first.
     """
 
     cut: int
@@ -44,7 +43,10 @@ class Effort(NamedTuple):
 
 @lru_cache
 def effort_of(effort: float, n: int, k: int = 10) -> Effort:
-    """What one number between 0 and 1 means for ``k`` hits of ``n`` documents: much the same recall."""
+    """Return what an effort between 0 and 1 means for ``k`` hits of ``n`` documents.
+
+    Fitted so that the same effort gives about the same recall for any number of documents and hits.
+    """
     scored = 0.66 * max(k, 10) ** 1.5 * max(1.0, n / 1e5) ** 0.2 * 2 ** (5.5 * effort)
     return Effort(14 + round(18 * effort), 0.1 + 0.2 * effort, int(scored))
 
@@ -56,24 +58,23 @@ def build(
     allocate: Callable[[str, tuple[int, ...], Any], Array] | None = None,
     approximate: bool = True,
 ) -> dict[str, Array]:
-    """The lists of all terms, read by `Searcher`.
+    """Build the lists of all terms, which `Searcher` reads.
 
-    Documents are read several times in blocks, and the lists written from the first to the last.
+    Documents are read several times, in blocks. Lists are written from the first to the last.
 
     Args:
-        forward: ``offsets (n + 1,)`` int64, ``terms`` uint16 or uint32 below ``dim``, each once a document,
-            ``weights`` float32, float16, or uint16 or uint8 with ``scales (n,)`` float32, which multiply
-            them; else None. No weight may be below 0.
+        forward: ``offsets (n + 1,)`` int64, ``terms`` uint16 or uint32 below ``dim``, each once per
+            document, and ``weights`` float32, float16, uint16 or uint8. Integers have ``scales (n,)``
+            float32, which multiply them; floats have None. No weight may be below 0.
         dim: Size of the vocabulary.
-        allocate: ``allocate(name, shape, dtype)`` makes the large arrays; None means in memory.
-        approximate: Whether there will be approximate search, which has lists of its own, of at most 2**24
-            documents.
+        allocate: ``allocate(name, shape, dtype)`` makes the large arrays; None makes them in memory.
+        approximate: Build the lists of approximate search, too, for at most 2**24 documents.
 
     Returns:
         The arrays by name.
 
     Raises:
-        ValueError: The arrays of documents are of other kinds, or too many.
+        ValueError: The arrays have other dtypes or shapes, or there are too many documents.
     """
     _check(forward, dim)
     if len(forward[1]) and forward[1].max() >= dim:
@@ -92,25 +93,26 @@ class Searcher(Exact):
     """Finds the best documents of queries; many threads may use it at a time.
 
     Args:
-        arrays: What `build` made.
-        forward: What it made it of.
+        arrays: The result of `build`.
+        forward: The documents it was built from.
+        thresholds: When to search in which way.
 
     Raises:
         ValueError: The arrays of documents are not as `build` takes them.
     """
 
-    def __init__(self, arrays: dict[str, Array], forward: Forward) -> None:
+    def __init__(self, arrays: dict[str, Array], forward: Forward, thresholds: Thresholds = DEFAULT) -> None:
         _check(forward, len(arrays["gains"]))
-        super().__init__(arrays, forward)
+        super().__init__(arrays, forward, thresholds)
         self.n = len(forward[0]) - 1
-        frame = np.zeros(len(FIELDS), np.int64)
+        frame = np.zeros(len(_WORD), np.int64)
         frame[: len(self._frame)] = self._frame
-        self._listed = "best" in arrays
-        for name in ("best_offsets", "best", "best_scales", "best_missed") if self._listed else ():
-            self._held[name] = arrays[name]
-            frame[_PLACES[name]] = _address(arrays[name])
+        self._has_best = "best" in arrays
+        for name in ("best_offsets", "best", "best_scales", "best_missed") if self._has_best else ():
+            self._arrays[name] = arrays[name]
+            frame[_WORD[name]] = address(arrays[name])
         self._frame = frame
-        self._hasten = _compiled(KINDS[str(forward[1].dtype)], KINDS[str(forward[2].dtype)])
+        self._approximate = _approximate(KINDS[str(forward[1].dtype)], KINDS[str(forward[2].dtype)])
 
     def find(
         self,
@@ -119,77 +121,77 @@ class Searcher(Exact):
         keep: Array | None = None,
         effort: float | Effort | None = None,
     ) -> tuple[Array, Array]:
-        """The best documents of each query: all of them, or those that some effort finds.
+        """Find the best documents of each query, exactly or approximately.
 
         Args:
-            queries: ``offsets (n_q + 1,)``, ``terms``, which are of no document from ``dim`` on, and
-                ``weights`` above 0, all of any type that int64, int32 and float32 can take in.
-            k: Hits of a query.
+            queries: ``offsets (n_q + 1,)``, ``terms`` and ``weights`` above 0, of any types that int64,
+                int32 and float32 can hold. No document has terms from ``dim`` on.
+            k: Hits per query.
             keep: ``(n,)`` bool, documents that may be found; None means all.
-            effort: Above 0, and below 1; 1 or None means exactly the best, and so does what
-                would take longer than that, and lists that were built for exact search alone.
+            effort: Above 0 and below 1. 1 or None searches exactly. So does an effort that would take longer
+                than exact search, and any effort if the lists were built for exact search alone.
 
         Returns:
             Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
-            nothing more is found. A hit scores above 0: the sum over the terms of the document, in their
-            order, of weights rounded as they are kept.
+            no more is found. A hit scores above 0. Its score is added up in the order of the document's
+            terms, from weights as they are stored.
         """
-        plan = self._plan(k, effort)
-        if plan is None:
+        budget = self._budget(k, effort)
+        if budget is None:
             return self.search(queries, k, keep)
-        return self._run((self._hasten,), partial(self._ready, k, plan), queries, k, keep)
+        prepare = partial(self._prepare_approximate, k, budget)
+        return self._search_all((self._approximate,), prepare, queries, k, keep)
 
     def single(self, k: int, effort: float | None = None) -> Single:
-        """What finds the best documents for one query after the other, in the least time.
+        """Return a function that finds the best documents of one query, with the least overhead.
 
         Args:
             k: Hits, at most as many as there are documents.
-            effort: As `find` takes it.
+            effort: As for `find`.
 
         Returns:
-            A function of ``terms (m,)`` and ``weights (m,)``, of which those that are 0 do not count, for
-            this thread alone. It gives rows and scores ``(1, k)``, those of score 0 among them, the lower
-            rows first; or None if fewer are found, a weight is negative or not finite, or the query is none
-            of up to 256 neighbouring int32 or int64 terms and float32 weights in the processor's memory.
+            A function of ``terms (m,)`` and ``weights (m,)``, for this thread alone; terms of weight 0 do not
+            count. It returns rows and scores ``(1, k)``, documents of score 0 among them, the lower rows
+            first. It returns None if fewer documents are found, if a weight is negative or not finite, or if
+            the query is not of up to 256 contiguous int32 or int64 terms and float32 weights on the CPU.
         """
-        plan = self._plan(k, effort)
-        if plan is None:
-            return self._single(self._codes(k), self._prepared(LONG), k)
-        return self._single((self._hasten,), self._ready(k, plan, LONG), k)
+        budget = self._budget(k, effort)
+        if budget is None:
+            return self._search_one(self._functions(k), self._prepare(LONG), k)
+        return self._search_one((self._approximate,), self._prepare_approximate(k, budget, LONG), k)
 
-    def _plan(self, k: int, effort: float | Effort | None) -> Effort | None:
-        """How to search approximately; None where exact search is wanted or sooner through."""
-        if effort is None or effort == 1 or not self._listed:
+    def _budget(self, k: int, effort: float | Effort | None) -> Effort | None:
+        """Return how much approximate search reads; None if exact search is wanted or faster."""
+        if effort is None or effort == 1 or not self._has_best:
             return None
         if isinstance(effort, Effort):
             return effort
-        plan = effort_of(effort, self.n, k)
-        return None if self.n < max(_FEW, plan.scored * _SCORE) else plan
+        budget, least = effort_of(effort, self.n, k), self._thresholds
+        return None if self.n < max(least.approximate, budget.scored * least.per_score) else budget
 
-    def _ready(self, k: int, plan: Effort, longest: int) -> Array:
-        """A frame of this thread to find ``k`` documents by a plan, for queries of at most so many terms."""
-        frame, own, chosen = self._prepared(1), self._own, max(plan.scored, 2 * k, 32)
-        if not hasattr(own, "room"):
-            own.room = 0, 0
-            own.memory |= {
-                "totals": aligned(2 * _DOCUMENTS + TOTALS)[
-                    _DOCUMENTS:
-                ],  # damaged postings miss it by so much
-                "pool": np.empty(self.n + 64, np.int32),  # memory that is not written to takes no room
+    def _prepare_approximate(self, k: int, budget: Effort, longest: int) -> Array:
+        """Return the frame of this thread to find ``k`` documents, for queries of up to ``longest`` terms."""
+        frame, thread, candidates = self._prepare(1), self._thread, max(budget.scored, 2 * k, 32)
+        if not hasattr(thread, "room"):
+            thread.room = 0, 0
+            thread.memory |= {
+                # Damaged postings miss the totals by up to so many bytes. Unwritten memory takes no room.
+                "totals": aligned(2 * _DOCUMENTS + TOTALS)[_DOCUMENTS:],
+                "pool": np.empty(self.n + 64, np.int32),
                 "pool_totals": np.empty(self.n + 128, np.uint8),
                 "counts": np.empty(256, np.int64),
             }
-        if longest > own.room[0] or chosen > own.room[1]:
-            own.room = longest, chosen = max(longest, own.room[0]), max(chosen, own.room[1])
-            own.memory |= {
+        if longest > thread.room[0] or candidates > thread.room[1]:
+            thread.room = longest, candidates = max(longest, thread.room[0]), max(candidates, thread.room[1])
+            thread.memory |= {
                 "shares": np.empty(longest, np.float32),
                 "code_gains": np.empty((longest, 256), np.uint8),
                 "picks": np.empty((longest, 3), np.int64),
-                "chosen": np.empty(max(chosen + 1, len(own.memory["chosen"])), np.int32),
+                "candidates": np.empty(max(candidates + 1, len(thread.memory["candidates"])), np.int32),
             }
-            for name, array in own.memory.items():
-                frame[_PLACES[name]] = _address(array)
-        _PLAN.pack_into(frame.data, _START, plan.cut, plan.scored, plan.doubt)
+            for name, array in thread.memory.items():
+                frame[_WORD[name]] = address(array)
+        _EFFORT.pack_into(frame.data, _EFFORT_AT, budget.cut, budget.scored, budget.doubt)
         return frame
 
 
@@ -215,5 +217,5 @@ def _check(forward: Forward, dim: int) -> None:
 
 
 @cache
-def _compiled(terms: str, weights: str) -> Callable[..., None]:
+def _approximate(terms: str, weights: str) -> Callable[..., None]:
     return compile_ir(write_approximate(terms, weights), "approximate", ARGUMENTS)

@@ -1,4 +1,4 @@
-"""The definition in numpy: all scores, and which documents a query finds."""
+"""The definition in numpy: all scores, and the documents that a query finds."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def reference(
     k: int,
     keep: Array | None = None,
 ) -> tuple[Array, Array]:
-    """What exact search finds, by scoring all documents in float64.
+    """Return what exact search finds, by scoring all documents in float64.
 
     Args:
         forward: ``offsets (n + 1,)``, ``terms``, ``weights`` and ``scales (n,)`` or None of the documents.
         queries: ``offsets (n_q + 1,)``, ``terms`` and ``weights`` of the queries.
-        k: Hits of a query.
+        k: Hits per query.
         keep: ``(n,)`` bool, documents that may be found.
 
     Returns:
         Rows int64 and scores float64 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
-        nothing more scores above 0.
+        no more documents score above 0.
     """
     offsets, terms, weights, scales = forward
     n, documents = len(offsets) - 1, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))

@@ -1,4 +1,4 @@
-"""Approximate search against all scores, computed plainly."""
+"""Approximate search, compared with the scores of all documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = [np.float32, np.float16, np.uint16, np.uint8]
 
 
 def corpus(rng: np.random.Generator, n: int, dim: int, kind: Any = np.float32, terms: Any = np.uint16) -> Any:
-    """Documents of up to 12 terms, few of them frequent."""
+    """Return documents of up to 12 terms, few of which are frequent."""
     frequent = 1 / np.arange(1, dim + 1)
     lengths = rng.integers(0, min(dim, 12) + 1, n)
     picked = [np.sort(rng.choice(dim, length, False, frequent / frequent.sum())) for length in lengths]
@@ -36,7 +36,7 @@ def corpus(rng: np.random.Generator, n: int, dim: int, kind: Any = np.float32, t
 
 
 def some_queries(rng: np.random.Generator, number: int, dim: int) -> tuple[Array, Array, Array]:
-    """Queries of up to 8 terms, some of which are of no document."""
+    """Return queries of up to 8 terms, some of which no document has."""
     lengths = rng.integers(0, min(dim, 8) + 1, number)
     terms = [rng.choice(dim + 3, length, False) for length in lengths]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -45,14 +45,14 @@ def some_queries(rng: np.random.Generator, number: int, dim: int) -> tuple[Array
 
 
 def assert_found(found: tuple[Array, Array], wanted: tuple[Array, Array]) -> None:
-    """The same scores up to rounding, and the same rows where these leave no doubt."""
+    """Assert the same scores up to rounding, and the same rows where scores differ by more than that."""
     np.testing.assert_array_equal(found[0] < 0, wanted[0] < 0)
     np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
     clear = np.ones(found[0].shape, bool)
     near = np.isclose(wanted[1][:, 1:], wanted[1][:, :-1], rtol=1e-5)
     clear[:, 1:] &= ~near
     clear[:, :-1] &= ~near
-    clear[:, -1:] = False  # the one behind it is not known
+    clear[:, -1:] = False  # the next hit is not known
     np.testing.assert_array_equal(found[0][clear], wanted[0][clear])
 
 
@@ -93,7 +93,7 @@ def test_hits_are_documents_and_their_scores(seed: int, effort: float, k: int) -
 
 
 def large(seed: int = 0) -> tuple[Any, int, tuple[Array, Array, Array]]:
-    """More documents than a range has, with lists cut off; queries are documents without half their terms."""
+    """Return more documents than a range has, with lists cut off; a query is half of a document."""
     rng = np.random.default_rng(seed)
     n, dim = 2 * TOTALS + 100, 300
     forward = corpus(rng, n, dim)
@@ -171,7 +171,7 @@ def test_lists_for_exact_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_code_for_a_plain_processor_is_valid() -> None:
-    for terms, weights in (("i16", "half"), ("i32", "i8")):
+    for terms, weights in (("u16", "half"), ("u32", "u8")):
         assert (
             compile_ir(write_approximate(terms, weights), "approximate", ARGUMENTS, cpu="x86-64") is not None
         )

@@ -1,4 +1,4 @@
-"""Exact search against all scores, computed plainly."""
+"""Exact search, compared with the scores of all documents."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from irkit_kernels._jit import compile_ir
 from irkit_kernels.sparse_search.cpu_build import build_exact
 from irkit_kernels.sparse_search.cpu_exact import write_exact
 from irkit_kernels.sparse_search.cpu_frame import RANGE
-from irkit_kernels.sparse_search.cpu_search import ARGUMENTS, Exact
+from irkit_kernels.sparse_search.cpu_search import ARGUMENTS, Exact, Thresholds
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 
 
 def searcher(forward: Forward, dim: int, few: bool = False) -> Exact:
-    """Without the way for few documents, unless ``few``."""
+    """Return an index without the search for few documents, or, if ``few``, with it."""
     arrays = build_exact(forward, dim, lambda name, shape, dtype: np.zeros(shape, dtype))
-    index = Exact(arrays, forward)
-    if not few:
-        index.__dict__["_few"] = {}
-    return index
+    return Exact(arrays, forward) if few else Exact(arrays, forward, Thresholds(few=0))
 
 
 def csr(matrix: Array, kind: str = "uint16") -> tuple[Array, Array, Array]:
-    """Offsets, terms and values of the numbers that are not zero."""
+    """Return offsets, terms and values of the numbers that are not zero."""
     rows, terms = np.nonzero(matrix)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(matrix)))])
     return offsets, terms.astype(kind), matrix[rows, terms].astype(np.float32)
@@ -42,7 +39,7 @@ def queries_of(matrix: Array) -> tuple[Array, Array, Array]:
 
 
 def expected(scores: Array, k: int, keep: Array | None = None) -> tuple[Array, Array]:
-    """The definition: above 0, best first, ties to the lower row."""
+    """Return the hits by definition: scores above 0, best first, ties to the lower row."""
     scores = np.where(scores > 0, scores, -np.inf)
     if keep is not None:
         scores = np.where(keep, scores, -np.inf)
@@ -53,7 +50,7 @@ def expected(scores: Array, k: int, keep: Array | None = None) -> tuple[Array, A
 
 
 def whole(rng: np.random.Generator, shape: tuple[int, int], density: Array | float) -> Array:
-    """Small whole numbers: sums are exact in float32, and many are equal."""
+    """Return small integers: their sums are exact in float32, and many are equal."""
     return np.where(rng.random(shape) < density, rng.integers(1, 4, shape), 0)
 
 
@@ -96,7 +93,7 @@ def test_every_kind_of_array(terms: str, weights: str) -> None:
 
 @pytest.fixture(scope="module")
 def large() -> tuple[Array, Array]:
-    """Four ranges, one of them far better than the others, with frequent and rare terms."""
+    """Return documents of four ranges, one of which has the best hits, with frequent and rare terms."""
     rng = np.random.default_rng(1)
     n, dim = 3 * RANGE + 77, 60
     documents = whole(rng, (n, dim), 0.6 * rng.random(dim) ** 4).astype(np.float32)
@@ -131,8 +128,19 @@ def test_real_weights(large: tuple[Array, Array]) -> None:
     np.testing.assert_allclose(found, best, rtol=2 * rounding)
 
 
+@pytest.mark.parametrize("densities", [(0.11, 0.11), (0.02, 0.3)], ids=["lists", "lists and vectors"])
+def test_unread_lists_count_for_candidates(densities: tuple[float, float]) -> None:
+    """A few heavy terms choose the candidates; what unread lists can add decides among them."""
+    rng = np.random.default_rng(8)
+    n, dim = RANGE + 77, 150
+    documents = whole(rng, (n, dim), rng.uniform(*densities, dim)).astype(np.float32)
+    queries = np.clip(np.rint(rng.lognormal(0, 2, (40, dim))), 1, 1000).astype(np.float32)
+    index = searcher((*csr(documents), None), dim)
+    assert_same(index.search(queries_of(queries), 10), expected(queries @ documents.T, 10))
+
+
 def test_long_queries() -> None:
-    """Sorted elsewhere above some hundred terms; above 30,000, bounds of 16 bits tell nothing."""
+    """Above 256 terms queries are sorted by numpy; above 30,000 sums of 16 bits would overflow."""
     rng = np.random.default_rng(4)
     dim = 31000
     documents = whole(rng, (60, dim), 0.02)
@@ -144,7 +152,7 @@ def test_long_queries() -> None:
 
 
 def test_few_documents_and_queries_of_any_order() -> None:
-    """The way for few documents refuses terms that do not rise; all queries are answered all the same."""
+    """The search for few documents refuses terms that are not in rising order; then exact search answers."""
     rng = np.random.default_rng(7)
     documents, queries = whole(rng, (200, 400), 0.1), whole(rng, (300, 400), 0.2)
     queries[77] = 1  # longer than what is sorted by insertion
@@ -158,7 +166,7 @@ def test_few_documents_and_queries_of_any_order() -> None:
 
 
 def test_single_terms_of_high_weight() -> None:
-    """One list makes up the whole bound: its factor must not overflow."""
+    """A single list makes up the whole bound: its factor must not overflow."""
     rng = np.random.default_rng(5)
     documents = np.where(rng.random((400, 20)) < 0.1, rng.integers(1, 2000, (400, 20)), 0)
     queries = np.eye(20) * 1024
@@ -180,7 +188,7 @@ def test_nothing_to_find() -> None:
 
 
 def test_kept_zeros_are_no_hits() -> None:
-    """A weight of 0 may be stored."""
+    """A document can have a weight of 0."""
     forward = np.array([0, 2, 3]), np.uint16([0, 1, 0]), np.float32([0, 1, 0]), None
     rows, scores = searcher(forward, 2).search(queries_of(np.array([[1, 0], [1, 1]])), 2)
     assert (rows.tolist(), scores.tolist()) == ([[-1, -1], [0, -1]], [[-np.inf, -np.inf], [1, -np.inf]])
@@ -227,6 +235,6 @@ def test_processors_without_wide_registers(
 ) -> None:
     documents, queries = large
     index = searcher((*csr(documents), None), documents.shape[1])
-    code = compile_ir(write_exact("i16", "float"), "exact", ARGUMENTS, cpu="x86-64")
-    monkeypatch.setattr(index, "_code", code)
+    code = compile_ir(write_exact("u16", "float"), "exact", ARGUMENTS, cpu="x86-64")
+    monkeypatch.setattr(index, "_exact", code)
     assert_same(index.search(queries_of(queries), 10), expected(queries @ documents.T, 10))

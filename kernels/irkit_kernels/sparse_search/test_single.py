@@ -1,8 +1,7 @@
-"""A single query, given as torch has it, against search for several."""
+"""The search for a single query in torch's memory, compared with the search for many."""
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from irkit_kernels._jit import compile_ir
-from irkit_kernels.sparse_search import Effort, Searcher, build
+from irkit_kernels.sparse_search import Effort, Searcher, Thresholds, build
 from irkit_kernels.sparse_search.cpu_few import MOST_DOCUMENTS, MOST_HITS, write_few
 from irkit_kernels.sparse_search.cpu_search import ARGUMENTS, LONG
 
@@ -27,7 +26,15 @@ def searcher(rng: np.random.Generator, n: int, terms: str = "uint16", length: in
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     weights = rng.lognormal(0, 1, offsets[-1]).astype(np.float32)
     forward = offsets, np.concatenate(rows).astype(terms), weights, None
-    return Searcher(build(forward, DIM), forward)
+    return index_of(forward)
+
+
+def index_of(forward: Any, dim: int = DIM) -> Searcher:
+    """Return a searcher; its ``plain`` is one without the search for few documents."""
+    arrays = build(forward, dim)
+    index = Searcher(arrays, forward)
+    index.plain = Searcher(arrays, forward, Thresholds(few=0))  # type: ignore[attr-defined]
+    return index
 
 
 def query(rng: np.random.Generator, m: int, kind: torch.dtype = torch.int32) -> tuple[Tensor, Tensor]:
@@ -36,7 +43,7 @@ def query(rng: np.random.Generator, m: int, kind: torch.dtype = torch.int32) -> 
 
 
 def filled(found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
-    """With the lowest rows of score 0 behind what was found."""
+    """Fill hits up with the lowest rows of score 0."""
     rows, scores = found[0].copy(), found[1].copy()
     missing = rows[0] < 0
     rows[0, missing] = np.setdiff1d(np.arange(n), rows)[: missing.sum()]
@@ -47,16 +54,14 @@ def filled(found: tuple[Array, Array], n: int) -> tuple[Array, Array]:
 def assert_same(
     found: Any, index: Searcher, query: tuple[Tensor, Tensor], k: int, effort: Any = None
 ) -> None:
-    """``found`` is what `find` finds, both without the way for few documents and with it.
+    """Assert that ``found`` is what `find` returns, with the search for few documents and without it.
 
-    None, where it does not find enough and zeros are not at hand.
+    ``found`` is None if there are too few hits, and documents of score 0 are not among them.
     """
     terms, weights = (values.numpy() for values in query)
     some = weights > 0
     asked = np.array([0, some.sum()]), terms[some].astype(np.int32), weights[some]
-    plain = copy(index)
-    plain.__dict__["_few"] = {}
-    wanted = plain.find(asked, k, None, effort)
+    wanted = index.plain.find(asked, k, None, effort)  # type: ignore[attr-defined]
     for one, other in zip(index.find(asked, k, None, effort), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
     if found is None:
@@ -94,7 +99,7 @@ def test_finds_what_search_finds(seed: int, n: int, kinds: Any, effort: Any) -> 
 )
 @settings(max_examples=60, deadline=None)
 def test_few_documents_have_the_same_bits(seed: int, n: int, k: int, kind: str, ties: bool) -> None:
-    """Frequent and rare terms, equal scores, zeros, and fewer documents found than asked for."""
+    """Among frequent and rare terms, equal scores, weights of 0, and fewer hits than asked for."""
     rng = np.random.default_rng(seed)
     k = min(k, n)
     matrix = rng.random((n, 50)) < rng.random(50) ** 3
@@ -104,7 +109,7 @@ def test_few_documents_have_the_same_bits(seed: int, n: int, k: int, kind: str, 
     if kind.startswith("uint"):
         scales = np.ones(n, np.float32) if ties else rng.random(n).astype(np.float32)
     forward = offsets, np.nonzero(matrix)[1].astype("uint16"), values.astype(kind), scales
-    index = Searcher(build(forward, 50), forward)
+    index = index_of(forward, 50)
     single = index.single(k)
     for _ in range(4):
         terms = torch.from_numpy(np.sort(rng.permutation(53)[: rng.integers(0, 20)]))
@@ -122,7 +127,7 @@ def test_extreme_weights_and_as_many_documents_as_may_be(n: int) -> None:
     terms.sort(1)
     values = 10.0 ** rng.integers(-30, 30, 2 * n)
     forward = np.arange(0, 2 * n + 1, 2), terms.reshape(-1).astype("uint16"), values.astype("float32"), None
-    index = Searcher(build(forward, 6), forward)
+    index = index_of(forward, 6)
     for k in (1, 10, MOST_HITS):
         asked = torch.tensor([0, 2, 5]), torch.tensor([1e-10, 1e-3, 1e8])
         found = index.single(k)(*asked)
@@ -134,7 +139,7 @@ def test_documents_with_terms_in_any_order_are_added_up_in_theirs() -> None:
     rng = np.random.default_rng(3)
     terms = np.concatenate([rng.permutation(30) for _ in range(100)]).astype("uint16")
     forward = np.arange(0, 3001, 30), terms, rng.random(3000).astype("float32"), None
-    index = Searcher(build(forward, 30), forward)
+    index = index_of(forward, 30)
     asked = torch.arange(30), torch.rand(30, generator=torch.Generator().manual_seed(0))
     rows, scores = index.single(100)(*asked) or pytest.fail("nothing was found")
     wanted = np.zeros(100, np.float32)

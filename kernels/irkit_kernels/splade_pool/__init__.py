@@ -1,4 +1,4 @@
-"""Sparse vectors from token vectors and a vocabulary matrix; see README.md."""
+"""Sparse vectors (SPLADE) from token vectors and a vocabulary matrix; see README.md."""
 
 from .op import splade_pool, splade_pool_sparse
 from .reference import ACTIVATIONS, POOLINGS, splade_pool_reference

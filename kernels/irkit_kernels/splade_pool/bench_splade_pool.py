@@ -1,7 +1,7 @@
-"""Speed and memory of pooled vocabulary weights on the CPU, against plain torch.
+"""Compare speed and memory of pooled vocabulary weights on the CPU with plain torch.
 
-Vectors are random, with as many terms as BERT has; all sequences of a batch are equally long, which spares
-plain torch the padding.
+Vectors are random; the vocabulary has the size of BERT's. All sequences of a batch have the same length, so
+plain torch needs no padding.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Shape(NamedTuple):
     """A batch.
 
     Attributes:
-        name: What it stands for.
+        name: Its name in the results.
         n: Sequences.
-        tokens: Of a sequence.
+        tokens: Tokens per sequence.
         d: Width of a token.
-        gradients: Whether to time them, too.
-        rounds: How often to time it.
+        gradients: Whether to time the gradients, too.
+        rounds: Rounds of the timing.
     """
 
     name: str
@@ -57,12 +57,12 @@ SHAPES = (
 
 
 def run(shapes: tuple[Shape, ...] | None = None) -> list[dict[str, Any]]:
-    """Time every shape in float32 and bfloat16, all ways in turn in each round; on one core and on all.
+    """Time every shape in float32 and bfloat16, on one core and on all; rounds run all functions in turn.
 
     Returns:
-        One dict a way: its best milliseconds, multiply-adds of the logits per second, the median over the
-        rounds of the time of plain torch in the same dtype to its own, and the peak of the memory beside the
-        inputs in MB, also as part of plain torch's.
+        One dict per function: its best milliseconds; multiply-adds of the logits per second; the median over
+        the rounds of the time of plain torch, in the same dtype, divided by its own; and the peak of memory,
+        excluding the inputs, in MB and relative to plain torch.
 
     Raises:
         RuntimeError: A result is wrong.

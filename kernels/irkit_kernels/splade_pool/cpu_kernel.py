@@ -1,29 +1,28 @@
-"""Pooled maxima on the CPU: which code runs, how tokens are packed, how terms are shared among threads."""
+"""Pooled maxima on the CPU: chooses the code, packs the tokens, and distributes terms among threads."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._jit import compile_ir, cpu_features
+from .._jit import compile_ir, compiled_once, cpu_features
 from .._products import vector_lanes
-from .._threads import share
+from .._threads import share, threads_for
 from .cpu_tile import BLOCK, ROWS, Plan, write_ir
 
 __all__ = ["compile_plan", "maxima", "plan_for"]
 
-_MIN_WORK = 1 << 23  # multiply-adds worth a thread, about 0.15 ms
-_TERMS = 1 << 11  # terms converted at a time, where their matrix cannot be read as it is
-_CACHE = 1 << 19  # bytes of a block of tokens: half of a second-level cache
+_MIN_WORK = 1 << 23  # multiply-adds per thread, about 0.15 ms; fewer are not worth another thread
+_TERMS = 1 << 11  # terms converted at a time, if their matrix cannot be read in place
+_CACHE = 1 << 19  # bytes per block of tokens: half of a second-level cache
 
 
 def plan_for(dtype: torch.dtype) -> Plan | None:
-    """The fastest code for a dtype on this CPU, which may be that for float32; None without a compiler."""
+    """Return the fastest plan for a dtype on this CPU, possibly the one of float32; None without llvmlite."""
     features = cpu_features()
     if not features:
         return None
@@ -35,13 +34,17 @@ def plan_for(dtype: torch.dtype) -> Plan | None:
 def maxima(
     hidden: Tensor, offsets: Tensor, weight: Tensor, with_argmax: bool, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Largest product of a term with a token of the sequence ``(n, v)`` float32, -inf without tokens.
+    """Compute the largest product of each term with a token of each sequence.
 
-    And the number of that token, int32, -1 without tokens, or ``(0, v)``.
+    Returns:
+        The maxima ``(n, v)`` float32, -inf without tokens. And the token of each, int32, -1 without tokens;
+        or ``(0, v)`` if ``with_argmax`` is False.
     """
     n, (v, d), tokens = len(offsets) - 1, weight.shape, len(hidden)
     best = torch.full((n, v), -torch.inf, dtype=torch.float32, device="cpu")
-    place = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32, device="cpu")
+    argmax = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32, device="cpu")
+
+    # blocks of tokens, and the range of sequences that have tokens in each
     packed, words = _pack(hidden, plan)
     pair = 2 * plan.lanes
     block = max(pair, min(BLOCK, _CACHE // (4 * words)) // pair * pair)
@@ -50,11 +53,10 @@ def maxima(
         compile_plan(plan),
         torch.arange(0, tokens, block, device="cpu"),
     )
-    # the first sequence with a token in each block, and the one after the last
     first = torch.searchsorted(offsets, starts, right=True) - 1
     last = torch.searchsorted(offsets, (starts + block).clamp(max=tokens))
     spans = torch.stack([first, last], 1)
-    outputs = best.data_ptr(), place.data_ptr() if with_argmax else 0
+    outputs = best.data_ptr(), argmax.data_ptr() if with_argmax else 0
 
     def run(start: int, stop: int) -> None:
         logits = torch.empty(ROWS * BLOCK + plan.lanes, dtype=torch.float32, device="cpu")
@@ -67,18 +69,18 @@ def maxima(
             kernel(*pointers, *outputs, logits.data_ptr(), words, tokens, block, v, first, last)
 
     work = tokens * v * d
-    share(run, v, min(torch.get_num_threads(), work // _MIN_WORK), multiple=ROWS)
-    return best, place
+    share(run, v, threads_for(work, _MIN_WORK), multiple=ROWS)
+    return best, argmax
 
 
-@cache
-def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
-    """Machine code for a plan; for another CPU by its LLVM name."""
-    return compile_ir(write_ir(plan), "splade_pool", [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 6, cpu=cpu)
+@compiled_once
+def compile_plan(plan: Plan) -> Callable[..., None]:
+    """Compile the code of a plan."""
+    return compile_ir(write_ir(plan), "splade_pool", [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 6)
 
 
 def _pack(hidden: Tensor, plan: Plan) -> tuple[Tensor, int]:
-    """Tokens as the code reads them, a lane each: ``(vectors, words, lanes)`` int32; and the words."""
+    """Pack tokens, one per lane: ``(vectors, words, lanes)`` int32; return them and the number of words."""
     words = _words(hidden, plan)
     words = F.pad(words, (0, 0, 0, -len(words) % plan.lanes))
     packed = words.view(-1, plan.lanes, words.shape[1]).transpose(1, 2).contiguous()
@@ -86,12 +88,13 @@ def _pack(hidden: Tensor, plan: Plan) -> tuple[Tensor, int]:
 
 
 def _words(x: Tensor, plan: Plan) -> Tensor:
-    """Rows as words ``(rows, words)`` int32, without a copy if they are readable."""
+    """Return rows as words ``(rows, words)`` int32, without a copy if they are readable in place."""
     missing = -x.shape[1] % plan.packed
     x = x.to(getattr(torch, plan.kind)).contiguous()
     return (F.pad(x, (0, missing)) if missing else x).view(torch.int32)
 
 
 def _readable(x: Tensor, plan: Plan) -> bool:
+    """Return whether the code can read the rows in place: right dtype, contiguous, whole words."""
     kind = getattr(torch, plan.kind)
     return x.dtype == kind and x.is_contiguous() and x.shape[1] % plan.packed == 0

@@ -1,4 +1,4 @@
-"""``irkit::splade_pool``: vocabulary weights of ragged sequences, dense and differentiable, or sparse."""
+"""``irkit::splade_pool``: vocabulary weights of ragged sequences, dense with gradients, or sparse."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def splade_pool(
     activation: str = "log1p_relu",
     pooling: str = "max",
 ) -> Tensor:
-    """Weight of each vocabulary term in each sequence: its activated logits, pooled over the tokens.
+    """Compute the weight of each term in each sequence: its activated logits, pooled over the tokens.
 
-    Logits ``hidden @ weight.T + bias`` never reach memory as a whole. Sums are float32 whatever the dtype. A
-    sequence without tokens has weights 0. The gradient of a maximum flows through its token alone, of equals
-    the first; none flows where the weight is 0. Results do not depend on the number of threads. Runs on
-    `torch.get_num_threads` threads or on CUDA, under ``torch.compile`` and autocast, too. On CUDA offsets
-    are trusted: to look at them is to wait.
+    The logits ``hidden @ weight.T + bias`` are never stored as a whole. Sums are float32 for every dtype. A
+    sequence without tokens has weights 0. The gradient of a maximum flows through its token alone (the first
+    of equal ones); no gradient flows through weights of 0. Results do not depend on the number of threads.
+    The call uses `torch.get_num_threads` threads, or CUDA, and works under ``torch.compile`` and autocast.
+    On CUDA offsets are not checked, because reading them would make the host wait.
 
     Args:
-        hidden: ``(t, d)`` float32, bfloat16 or float16: token vectors, back to back.
-        offsets: ``(n + 1,)`` int32; sequence ``i`` begins at ``offsets[i]`` and ends before
-            ``offsets[i + 1]``.
-        weight: ``(v, d)`` of the same dtype, or float32, which is rounded to it: the decoder of a masked
-            language model. Of rounding nothing is kept for the backward pass, which has the matrix itself.
-        bias: ``(v,)`` of the dtype of hidden or float32.
+        hidden: ``(t, d)`` float32, bfloat16 or float16: the token vectors of all sequences, back to back.
+        offsets: ``(n + 1,)`` int32; sequence ``i`` is ``hidden[offsets[i]:offsets[i + 1]]``.
+        weight: ``(v, d)``, the decoder of a masked language model, in the dtype of hidden or in float32. A
+            float32 matrix is rounded to the dtype of hidden; the backward rounds it again instead of storing
+            it.
+        bias: ``(v,)`` in the dtype of hidden or in float32.
         activation: log1p_relu, ``log(1 + relu(x))``; log1p_log1p_relu, the logarithm taken twice; or relu.
         pooling: max or sum.
 
@@ -61,9 +61,9 @@ def splade_pool(
     """
     arguments = _checked("splade_pool", hidden, offsets, weight, bias, activation, pooling)
     tensors = [tensor for tensor in arguments[:4] if tensor is not None]
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    with torch.autocast(hidden.device.type, enabled=False):  # the dtype is chosen
-        if wanted or torch.compiler.is_compiling():
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    with torch.autocast(hidden.device.type, enabled=False):  # `_checked` has applied autocast's dtype
+        if differentiable or torch.compiler.is_compiling():
             weights: Tensor = torch.ops.irkit.splade_pool(*arguments)[0]
             return weights
         return _forward(*arguments, with_argmax=False)[0]
@@ -81,23 +81,23 @@ def splade_pool_sparse(
     top_k: int | None = None,
     excluded: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`splade_pool` as sparse rows, written tile by tile of the vocabulary; without gradient.
+    """Compute `splade_pool` as sparse rows, one tile of the vocabulary at a time; without gradient.
 
     Args:
-        hidden: ``(t, d)``; this and what follows as for `splade_pool`.
+        hidden: ``(t, d)``; for this and the next five arguments see `splade_pool`.
         offsets: ``(n + 1,)`` int32.
         weight: ``(v, d)``.
         bias: ``(v,)``.
-        activation: As for `splade_pool`.
-        pooling: As for `splade_pool`.
+        activation: See `splade_pool`.
+        pooling: See `splade_pool`.
         threshold: Only weights above it are returned; not negative.
-        top_k: At most so many terms of a sequence, those of the largest weights, of equals the first; None is
-            all.
-        excluded: ``(m,)`` int64 terms never to be returned.
+        top_k: Largest number of terms per sequence: those with the largest weights, the first among equal
+            ones. None returns all.
+        excluded: ``(m,)`` int64 terms that are never returned.
 
     Returns:
-        Number of terms of each sequence ``(n,)`` int64; terms ``(nnz,)`` int64, ascending within a sequence,
-        and their weights ``(nnz,)`` float32, back to back. NaN counts as the largest weight.
+        The number of terms per sequence ``(n,)`` int64; the terms ``(nnz,)`` int64 of all sequences, back to
+        back and ascending within a sequence; and their weights ``(nnz,)`` float32. NaN is the largest weight.
 
     Raises:
         ValueError: As for `splade_pool`, or threshold, top_k or excluded are out of range.
@@ -132,8 +132,9 @@ def splade_pool_sparse(
         part = None if bias is None else bias[terms]
         return _forward(hidden, offsets, weight[terms], part, activation, pooling, with_argmax=False)[0]
 
+    n = len(offsets) - 1
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return tiled.sparse_rows(weights_of, len(offsets) - 1, v, threshold, top_k, excluded)
+        return tiled.sparse_rows(weights_of, n, tiled.tiles_of(v, n), threshold, top_k, excluded)
 
 
 def _forward(
@@ -159,7 +160,7 @@ def _forward(
     if plan is None or pooling == "sum":
         return tiled.forward(*arguments, with_argmax)
     best, argmax = cpu_kernel.maxima(hidden, offsets, weight, with_argmax, plan)
-    # activations rise, so that of the maximum is the maximum
+    # activations are increasing, so the activation of the maximum is the maximum of the activations
     return activate(best if bias is None else best.add_(bias), activation), argmax
 
 
@@ -178,7 +179,7 @@ def _backward(
         return tiled.sum_backward(grad, hidden, offsets, weight, bias, activation)
     by_term = torch.where(weights == 0, 0, grad * slope(weights, activation))
     d_bias = by_term.sum(0).to(weight.dtype if bias is None else bias.dtype)
-    if hidden.is_cuda:  # to count the terms that have a gradient would be to wait for the device
+    if hidden.is_cuda:  # counting the terms that have a gradient would make the host wait for the device
         from .._products.triton_kernel import grid_gradients
 
         tokens = torch.where(by_term == 0, -1, argmax)
@@ -199,7 +200,7 @@ def _checked(
     activation: str,
     pooling: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, str, str]:
-    """The arguments of the operator; under autocast hidden in its dtype, to which it rounds weight."""
+    """Check and return the arguments of the operator; under autocast ``hidden`` gets autocast's dtype."""
     kind = hidden.device.type
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         hidden = hidden.to(torch.get_autocast_dtype(kind))
@@ -238,7 +239,7 @@ def _checked(
 
 
 def _check_offsets(name: str, hidden: Tensor, offsets: Tensor) -> None:
-    """What the compiled code trusts: wrong offsets would read outside of the tensors."""
+    """Check the offsets, which the compiled code trusts: wrong ones would read outside of the tensors."""
     total = len(hidden)
     if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
         raise ValueError(
@@ -247,7 +248,7 @@ def _check_offsets(name: str, hidden: Tensor, offsets: Tensor) -> None:
         )
 
 
-# What torch.library.custom_op does, without its import of torch._dynamo, 2 s, at the first call.
+# Define the operators as torch.library.custom_op does, but without importing torch._dynamo, which takes 2 s.
 _TENSORS = "Tensor hidden, Tensor offsets, Tensor weight, Tensor? bias"
 torch.library.define("irkit::splade_pool", f"({_TENSORS}, str activation, str pooling) -> (Tensor, Tensor)")
 torch.library.define(
@@ -265,8 +266,8 @@ def _(
     hidden: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None, activation: str, pooling: str
 ) -> tuple[Tensor, Tensor]:
     n, v = offsets.shape[0] - 1, weight.shape[0]
-    kept = n if pooling == "max" else 0
-    return hidden.new_empty((n, v), dtype=torch.float32), hidden.new_empty((kept, v), dtype=torch.int32)
+    rows = n if pooling == "max" else 0  # of argmax
+    return hidden.new_empty((n, v), dtype=torch.float32), hidden.new_empty((rows, v), dtype=torch.int32)
 
 
 @torch.library.register_fake("irkit::splade_pool_backward")  # type: ignore[untyped-decorator]

@@ -24,7 +24,7 @@ POOLINGS = ("max", "sum")
 
 
 def activate(logits: Tensor, activation: str) -> Tensor:
-    """The activation of logits, in place: relu, then log1p once, twice or not at all."""
+    """Apply the activation to logits, in place: relu, then log1p once, twice or not at all."""
     weights = logits.relu_()
     for _ in range(activation.count("log1p")):
         weights = weights.log1p_()
@@ -32,8 +32,8 @@ def activate(logits: Tensor, activation: str) -> Tensor:
 
 
 def slope(weights: Tensor, activation: str) -> Tensor:
-    """Derivative of the activation, told by its value: 0 where that is 0, as torch's relu has it."""
-    inner = torch.zeros_like(weights)  # logarithm of the product of all 1 + x under a logarithm
+    """Compute the derivative of the activation from its value; it is 0 at 0, like the one of torch's relu."""
+    inner = torch.zeros_like(weights)  # log of the product of all factors 1 + x under a logarithm
     x = weights
     for _ in range(activation.count("log1p")):
         inner = inner + x
@@ -44,9 +44,10 @@ def slope(weights: Tensor, activation: str) -> Tensor:
 def pool_forward(
     hidden: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None, activation: str, pooling: str
 ) -> tuple[Tensor, Tensor]:
-    """Activated logits of a sequence's tokens, their maximum or their sum.
+    """Compute the maximum or the sum of the activated logits over the tokens of each sequence.
 
-    A sequence without tokens has weights 0. NaN counts as the largest; of equals the first.
+    A sequence without tokens has weights 0. NaN is larger than all numbers; among equal logits the first is
+    the maximum.
 
     Args:
         hidden: ``(t, d)`` floating point.
@@ -57,8 +58,8 @@ def pool_forward(
         pooling: One of `POOLINGS`.
 
     Returns:
-        Weights ``(n, v)`` in float32 (of float64: float64), and with the maximum its token, int32, -1 if
-        there is none; otherwise ``(0, v)``.
+        The weights ``(n, v)`` in float32 (float64 for float64). And argmax: for maxima the token of each,
+        ``(n, v)`` int32, -1 if there is none; for sums ``(0, v)``.
     """
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     n, v = len(offsets) - 1, len(weight)
@@ -88,9 +89,9 @@ def pool_backward(
     activation: str,
     pooling: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of hidden, weight and bias from ``grad (n, v)``; ``weights`` and ``argmax`` of the forward.
+    """Compute the gradients of hidden, weight and bias from ``grad (n, v)`` and the results of the forward.
 
-    A maximum is the activation of one logit, that of token ``argmax``; a sum is of those of all tokens.
+    A maximum is the activation of one logit, at token ``argmax``; a sum adds the activations of all tokens.
     """
     dtype = grad.dtype
     x, w = hidden.to(dtype), weight.to(dtype)
@@ -123,9 +124,9 @@ def splade_pool_reference(
     activation: str = "log1p_relu",
     pooling: str = "max",
 ) -> Tensor:
-    """What `op.splade_pool` computes, for any floating point dtype on the CPU."""
+    """Compute `op.splade_pool` for any floating point dtype on the CPU, slowly."""
     arguments = (hidden, offsets, weight, bias, activation, pooling)
-    return _Reference.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return _Reference.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _Reference(torch.autograd.Function):

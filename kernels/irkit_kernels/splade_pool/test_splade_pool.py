@@ -1,11 +1,10 @@
-"""Every way of pooling on the CPU against its definition, and sparse rows against dense ones."""
+"""Every implementation of pooling on the CPU agrees with the definition; sparse rows agree with dense."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from irkit_kernels import _products
-from irkit_kernels._jit import cpu_features
+from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels._threads import forced_threads
 from irkit_kernels.splade_pool import ACTIVATIONS, POOLINGS, op, splade_pool, splade_pool_reference, tiled
 from irkit_kernels.splade_pool import cpu_kernel as cpu
 from irkit_kernels.splade_pool import splade_pool_sparse as pool_sparse
@@ -24,23 +23,18 @@ from irkit_kernels.splade_pool.cpu_tile import Plan
 from irkit_kernels.splade_pool.reference import activate, pool_backward, pool_forward
 
 AVX2 = {"avx2", "fma"}
-# what the CPU has, and LLVM's name of the one to compile for
-CPUS = {"this CPU": (cpu_features(), None), "any": ({"sse2"}, None), "no compiler": (set(), None)}
+CPUS = {"this CPU": None, "any": Target(frozenset({"sse2"})), "no compiler": Target(frozenset())}
 if cpu_features() >= AVX2:
-    CPUS |= {"avx2": (AVX2, "haswell"), "any": ({"sse2"}, "x86-64")}
+    CPUS |= {"avx2": Target(frozenset(AVX2), "haswell"), "any": Target(frozenset({"sse2"}), "x86-64")}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-HALF = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # of the last digit
+HALF = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # half of the last digit
 
 
 @pytest.fixture(params=CPUS, scope="module", autouse=True)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the code for one of the CPUs; fresh memory is full of NaN and large integers."""
-    features, name = CPUS[request.param]
     torch.use_deterministic_algorithms(True)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (cpu, _products):
-            patch.setattr(module, "cpu_features", lambda: frozenset(features))
-        patch.setattr(cpu, "compile_plan", partial(cpu.compile_plan, cpu=name))
+    with compiling_for(CPUS[request.param]):
         yield request.param
     torch.use_deterministic_algorithms(False)
 
@@ -65,10 +59,10 @@ def offsets_of(lengths: list[int]) -> Tensor:
 
 
 def inside(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the midst of NaN, which a read beyond an end would bring in."""
-    room = torch.full((len(values) + 2, *values.shape[1:]), math.nan, dtype=dtype)
-    room[1:-1] = values.to(dtype)
-    return room[1:-1]
+    """Return the values between rows of NaN, so that a read outside of them shows in the results."""
+    framed = torch.full((len(values) + 2, *values.shape[1:]), math.nan, dtype=dtype)
+    framed[1:-1] = values.to(dtype)
+    return framed[1:-1]
 
 
 def problem(lengths, v, d, dtype=torch.float32, seed=0, whole=False, bias=True) -> Problem:
@@ -99,10 +93,10 @@ poolings, activations = st.sampled_from(POOLINGS), st.sampled_from(ACTIVATIONS)
 @given(problems(), poolings, st.integers(0, 2**31))
 def test_whole_numbers_are_exact(x, pooling, seed):
     weights, argmax = pool_forward(*x, "relu", pooling)
-    got, places = op._forward(*x, "relu", pooling)
+    got, tokens = op._forward(*x, "relu", pooling)
     assert torch.equal(got, weights)
     if pooling == "max":
-        assert torch.equal(places, argmax)  # many logits are equal: the first counts
+        assert torch.equal(tokens, argmax)  # many logits are equal: the first counts
     assert torch.equal(splade_pool(*x, activation="relu", pooling=pooling), weights)
 
     leaves = x.map(lambda part: part.detach().requires_grad_())
@@ -121,7 +115,7 @@ def test_whole_numbers_are_exact(x, pooling, seed):
 def test_rounding_is_that_of_float32(x, activation, pooling, seed):
     names = (activation, pooling)
     weights, argmax = pool_forward(*x.map(Tensor.double), *names)
-    got, places = op._forward(*x, *names)
+    got, tokens = op._forward(*x, *names)
     # d products, their additions and the bias in each logit; activations do not enlarge an error
     logits = x.map(lambda part: part.double().abs())
     steps, tokens = x.hidden.shape[1] + 1, max([1, *x.offsets.diff().tolist()])
@@ -130,14 +124,14 @@ def test_rounding_is_that_of_float32(x, activation, pooling, seed):
     assert ((got - weights).abs() <= bound).all()
 
     grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(seed))  # random in every axis
-    mine = (weights.float(), argmax) if pooling == "max" else (got, places)
-    found = op._backward(grad, *x, *mine, *names)
+    mine = (weights.float(), argmax) if pooling == "max" else (got, tokens)
+    actual = op._backward(grad, *x, *mine, *names)
     exact = pool_backward(grad.double(), *x.map(Tensor.double), weights, argmax, *names)
     size = pool_backward(grad.double().abs(), *logits, torch.ones_like(weights), argmax, "relu", pooling)
     # a slope is off by what the logit is off, at most twice, unless the logit crosses 0
     wrong = 2**-21 * (steps * float(largest.max()) if largest.numel() else 0) + 2**-20 * (len(x.hidden) + 4)
     sure = pooling == "max" or bool((_logits(x.map(Tensor.double)).abs() > wrong).all())
-    for ours, theirs, most in zip(found, exact, size, strict=True):
+    for ours, theirs, most in zip(actual, exact, size, strict=True):
         bound = (wrong + 2**-23 * (len(weights) + weights.shape[1])) * most
         error = (ours.double() - theirs).abs()
         assert not sure or (error <= bound + HALF[ours.dtype] * theirs.abs() + 1e-6).all()
@@ -220,12 +214,12 @@ def test_no_tokens(lengths, pooling):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("place", [0, 6, 15])
+@pytest.mark.parametrize("token", [0, 6, 15])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_nan_is_seen_where_it_is(dtype, place, pooling):
+def test_nan_is_seen_where_it_is(dtype, token, pooling):
     x = problem([16, 20], 17, 5, dtype)
     clean = splade_pool(*x, pooling=pooling)
-    x.hidden[place, 4] = math.nan
+    x.hidden[token, 4] = math.nan
     weights = splade_pool(*x, pooling=pooling)
     assert weights[0].isnan().all()
     assert torch.equal(weights[1], clean[1])
@@ -239,7 +233,7 @@ def test_nan_is_seen_where_it_is(dtype, place, pooling):
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_threads_and_neighbours_change_nothing(monkeypatch, pooling):
+def test_threads_and_neighbours_change_nothing(pooling):
     x = problem([3, 0, 90, 41, 8, 17], 300, 70)
     weights, argmax = op._forward(*x, "log1p_relu", pooling)
     grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(4))
@@ -248,13 +242,10 @@ def test_threads_and_neighbours_change_nothing(monkeypatch, pooling):
         for i, (start, stop) in enumerate(zip(x.offsets[:-1].tolist(), x.offsets[1:].tolist(), strict=True)):
             alone = x._replace(hidden=x.hidden[start:stop], offsets=offsets_of([stop - start]))
             torch.testing.assert_close(splade_pool(*alone)[0], weights[i])
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(cpu, "_MIN_WORK", 1)
-    monkeypatch.setattr(_products, "_MIN_ENTRIES", 1)
-    assert torch.equal(splade_pool(*x, pooling=pooling), weights)
-    again = op._backward(grad, *x, weights, argmax, "log1p_relu", pooling)
-    assert all(torch.equal(a, b) for a, b in zip(again, gradients, strict=True))
-    with ThreadPoolExecutor(4) as pool:
+    with forced_threads(4), ThreadPoolExecutor(4) as pool:
+        assert torch.equal(splade_pool(*x, pooling=pooling), weights)
+        again = op._backward(grad, *x, weights, argmax, "log1p_relu", pooling)
+        assert all(torch.equal(a, b) for a, b in zip(again, gradients, strict=True))
         for got in pool.map(lambda _: splade_pool(*x, pooling=pooling), range(8)):
             assert torch.equal(got, weights)
 
@@ -292,29 +283,29 @@ def test_views_and_mixed_types_are_fine(dtype):
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_autocast_rounds_and_keeps_no_copy_of_the_matrix(pooling):
     x = problem([4, 5], 200, 6).map(lambda part: part.detach().requires_grad_())
-    kept = []
+    saved = []
 
     def keep(tensor):
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with torch.autocast("cpu", torch.bfloat16), hooks:
         got = splade_pool(*x, pooling=pooling)
-    kept = [part for part in kept if part.shape == x.weight.shape]
-    assert [part.data_ptr() for part in kept] == [x.weight.data_ptr()]
+    saved = [part for part in saved if part.shape == x.weight.shape]
+    assert [part.data_ptr() for part in saved] == [x.weight.data_ptr()]
     low = Problem(x.hidden.bfloat16(), x.offsets, x.weight.bfloat16(), x.bias)
     assert torch.equal(got, splade_pool(*low, pooling=pooling))
     assert torch.equal(got, splade_pool(*low._replace(weight=x.weight), pooling=pooling))
 
     grad = torch.randn(got.shape, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad(got, x.floats, grad)
+    actual = torch.autograd.grad(got, x.floats, grad)
     results = pool_forward(*low.map(Tensor.double), "log1p_relu", pooling)
     exact = pool_backward(grad.double(), *low.map(Tensor.double), *results, "log1p_relu", pooling)
     size = pool_backward(
         grad.double().abs(), *low.map(lambda part: part.double().abs()), *results, "relu", pooling
     )
-    for ours, theirs, most in zip(found, exact, size, strict=True):
+    for ours, theirs, most in zip(actual, exact, size, strict=True):
         assert ours.dtype == torch.float32
         # the matrix that hidden's gradient has and that of hidden itself are rounded, to 8 bits each
         assert ((ours - theirs).abs() <= 2**-7 * most + 1e-6).all()
@@ -334,17 +325,20 @@ def test_sparse_rows_are_the_dense_ones(x, activation, pooling, threshold, top_k
     names = {"activation": activation, "pooling": pooling}
     banned = [term for term in excluded if term < v]
     tiles = [slice(i, min(i + 50, v)) for i in range(0, v, 50)]
-    shift = [None if x.bias is None else x.bias[terms] for terms in tiles]
-    parts = [x._replace(weight=x.weight[terms], bias=part) for terms, part in zip(tiles, shift, strict=True)]
-    dense = torch.cat([splade_pool(*part, **names) for part in parts], 1)
+
+    def weights_of(terms: slice) -> Tensor:
+        bias = None if x.bias is None else x.bias[terms]
+        return splade_pool(*x._replace(weight=x.weight[terms], bias=bias), **names)
+
+    dense = torch.cat([weights_of(terms) for terms in tiles], 1)
     options = {"threshold": threshold, "top_k": top_k, "excluded": torch.tensor(banned, dtype=torch.int64)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "_tiles", lambda *_: tiles)
-        counts, terms, weights = pool_sparse(*x, **names, **options)
+    counts, terms, weights = tiled.sparse_rows(weights_of, len(dense), tiles, **options)
+    for ours, theirs in zip(pool_sparse(*x, **names, **options)[:2], (counts, terms), strict=True):
+        assert torch.equal(ours, theirs)  # of one tile
     expected = []
     for row in dense.tolist():
-        kept = [(-w, term) for term, w in enumerate(row) if w > threshold and term not in banned]
-        expected.append(sorted(term for _, term in sorted(kept)[:top_k]))
+        eligible = [(-w, term) for term, w in enumerate(row) if w > threshold and term not in banned]
+        expected.append(sorted(term for _, term in sorted(eligible)[:top_k]))
     assert counts.tolist() == [len(row) for row in expected]
     assert terms.tolist() == [term for row in expected for term in row]
     rows = torch.repeat_interleave(torch.arange(len(dense)), counts)
@@ -352,7 +346,7 @@ def test_sparse_rows_are_the_dense_ones(x, activation, pooling, threshold, top_k
 
 
 class Largest(TorchDispatchMode):
-    """Most numbers in a tensor that an operator returned, but for views."""
+    """Records the size of the largest tensor that an operator returned, views excepted."""
 
     numbers = 0
 

@@ -1,4 +1,4 @@
-"""The Triton kernel against the definition, on CUDA, or in Triton's interpreter under TRITON_INTERPRET=1."""
+"""The Triton kernel agrees with the definition, on CUDA, or interpreted with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def problems(draw):
 def test_whole_numbers_are_exact(problem, activation, pooling, with_argmax):
     from irkit_kernels.splade_pool import triton_kernel
 
-    there = (None if x is None else x.to(DEVICE) for x in problem)
-    got, places = triton_kernel.forward(*there, activation, pooling, with_argmax)
+    moved = (None if x is None else x.to(DEVICE) for x in problem)
+    got, tokens = triton_kernel.forward(*moved, activation, pooling, with_argmax)
     weights, argmax = pool_forward(*problem, activation, pooling)
     if activation == "relu":
         assert torch.equal(got.cpu(), weights)
     else:  # logarithms are rounded
         torch.testing.assert_close(got.cpu(), weights, rtol=1e-5, atol=1e-6)
-    assert torch.equal(places.cpu(), argmax if with_argmax else argmax[:0])
+    assert torch.equal(tokens.cpu(), argmax if with_argmax else argmax[:0])
 
 
 @on_device
 @pytest.mark.parametrize("group", [1, 2, 16])
-def test_groups_cover_all_sequences(monkeypatch, group):
+def test_groups_cover_all_sequences(group):
     from irkit_kernels.splade_pool import triton_kernel
 
-    monkeypatch.setattr(triton_kernel, "_GROUP", group)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randint(-3, 4, (n, 8), generator=generator).float() for n in (20, 200))
     offsets = offsets_of([4, 1, 0, 9, 6])
-    got, _ = triton_kernel.forward(*(x.to(DEVICE) for x in (hidden, offsets, weight)), None, "relu", "max")
+    tensors = (x.to(DEVICE) for x in (hidden, offsets, weight))
+    got, _ = triton_kernel.forward(*tensors, None, "relu", "max", group=group)
     assert torch.equal(got.cpu(), pool_forward(hidden, offsets, weight, None, "relu", "max")[0])
 
 
@@ -74,8 +74,8 @@ def test_small_large_and_broken_logits(activation, pooling):
     hidden = torch.tensor([1e-30, 1e-10, 1e-4, 0.3, 7.0, 1e6, 1e30, 3e38, math.nan])[:, None]
     ends, weight = torch.arange(10, dtype=torch.int32), torch.ones(1, 1)
     arguments = (hidden, ends, weight, None)
-    there = (None if x is None else x.to(DEVICE) for x in arguments)
-    got, _ = triton_kernel.forward(*there, activation, pooling)
+    moved = (None if x is None else x.to(DEVICE) for x in arguments)
+    got, _ = triton_kernel.forward(*moved, activation, pooling)
     exact, _ = pool_forward(hidden.double(), ends, weight.double(), None, activation, pooling)
     torch.testing.assert_close(got.cpu().double(), exact, rtol=1e-6, atol=0, equal_nan=True)
 

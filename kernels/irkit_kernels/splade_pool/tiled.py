@@ -1,8 +1,11 @@
-"""Pooling tile by tile of the vocabulary in plain torch: sums, and what has no faster code; sparse rows."""
+"""Pooling in plain torch, one tile of the vocabulary at a time.
+
+Used for sums and their gradients, on machines without llvmlite, and to make sparse rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import torch
@@ -11,9 +14,9 @@ from torch.nn import functional as F
 
 from .reference import activate, slope
 
-__all__ = ["forward", "sparse_rows", "sum_backward"]
+__all__ = ["forward", "sparse_rows", "sum_backward", "tiles_of"]
 
-_TILE = 1 << 22  # numbers in a tile
+_TILE = 1 << 22  # numbers per tile
 
 
 def forward(
@@ -25,13 +28,13 @@ def forward(
     pooling: str,
     with_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Weights ``(n, v)`` and argmax as `reference.pool_forward`."""
+    """Compute weights ``(n, v)`` and argmax like `reference.pool_forward`."""
     n, v = len(offsets) - 1, len(weight)
     with_argmax = with_argmax and pooling == "max"
     out = hidden.new_zeros(n, v, dtype=torch.float32)
     argmax = torch.full((n if with_argmax else 0, v), -1, dtype=torch.int32, device=hidden.device)
     ends, hidden = offsets.tolist(), hidden.float()
-    for terms in _tiles(v, len(hidden)):
+    for terms in tiles_of(v, len(hidden)):
         logits = F.linear(hidden, weight[terms].float(), None if bias is None else bias[terms].float())
         if pooling == "sum":
             activate(logits, activation)
@@ -53,15 +56,15 @@ def forward(
 def sum_backward(
     grad: Tensor, hidden: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of hidden, weight and bias from that of sums ``(n, v)``; logits are computed anew."""
-    dtype = hidden.dtype if hidden.is_cuda else torch.float32  # products on a GPU are added in float32 anyway
+    """Compute the gradients of hidden, weight and bias from the gradients of sums; recomputes logits."""
+    dtype = hidden.dtype if hidden.is_cuda else torch.float32  # a GPU adds products in float32 in any case
     x, lengths = hidden.to(dtype), offsets.diff()
     rows = torch.repeat_interleave(
         torch.arange(len(lengths), device=hidden.device), lengths, output_size=len(x)
     )
     d_hidden, d_weight = torch.zeros_like(x, dtype=torch.float32), torch.empty_like(weight)
     d_bias = torch.empty_like(weight[:, 0] if bias is None else bias)
-    for terms in _tiles(len(weight), len(x)):
+    for terms in tiles_of(len(weight), len(x)):
         w = weight[terms].to(hidden.dtype).to(dtype)
         logits = F.linear(x, w).float()
         if bias is not None:
@@ -76,60 +79,71 @@ def sum_backward(
 def sparse_rows(
     weights_of: Callable[[slice], Tensor],
     n: int,
-    v: int,
+    tiles: Iterable[slice],
     threshold: float,
     top_k: int | None,
     excluded: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Terms above the threshold, at most ``top_k`` of a row, from ``weights_of(terms) (n, terms)``.
+    """Select the terms above the threshold, at most ``top_k`` per row.
+
+    Args:
+        weights_of: Returns the weights ``(n, terms)`` of a range of terms.
+        n: Rows.
+        tiles: Ranges of all terms, in order, see `tiles_of`.
+        threshold: See `op.splade_pool_sparse`.
+        top_k: See `op.splade_pool_sparse`.
+        excluded: Terms that are left out.
 
     Returns:
-        Terms of each row ``(n,)``, terms ``(nnz,)``, ascending within a row, and their weights.
+        The number of terms per row ``(n,)``; the terms ``(nnz,)``, ascending within a row; and their weights.
     """
-    kept = []  # parts of (row, term, weight), each in the order of the rows
+    parts = []  # (rows, terms, weights), each in the order of the rows
     best = terms_of_best = None
-    for terms in _tiles(v, n):
+    for terms in tiles:
         weights = weights_of(terms)
-        here = excluded[(excluded >= terms.start) & (excluded < terms.stop)] - terms.start
-        weights.index_fill_(1, here, 0)
+        excluded_here = excluded[(excluded >= terms.start) & (excluded < terms.stop)] - terms.start
+        weights.index_fill_(1, excluded_here, 0)
         if top_k is None:
-            kept.append(_above(weights, threshold, terms.start))
+            parts.append(_above(weights, threshold, terms.start))
             continue
+        # keep the best of this tile and of all tiles before
         numbers = torch.arange(terms.start, terms.stop, device=weights.device).expand_as(weights)
         if best is not None and terms_of_best is not None:
             weights, numbers = torch.cat([best, weights], 1), torch.cat([terms_of_best, numbers], 1)
         best, terms_of_best = _largest(weights, numbers, top_k)
     if best is not None and terms_of_best is not None:
-        rows, places, weights = _above(best, threshold, 0)
-        kept.append((rows, terms_of_best[rows, places], weights))
-    rows, found, weights = (torch.cat(part) for part in zip(*kept, strict=True))
-    if len(kept) > 1:
+        rows, columns, weights = _above(best, threshold, 0)
+        parts.append((rows, terms_of_best[rows, columns], weights))
+    # join the parts, row by row
+    rows, row_terms, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+    if len(parts) > 1:
         rows, order = rows.sort(stable=True)
-        found, weights = found[order], weights[order]
-    return rows.bincount(minlength=n), found, weights
+        row_terms, weights = row_terms[order], weights[order]
+    return rows.bincount(minlength=n), row_terms, weights
 
 
 def _above(weights: Tensor, threshold: float, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows, places = (~(weights <= threshold)).nonzero(as_tuple=True)
-    return rows, places + first, weights[rows, places]
+    """Return rows, terms (counted from ``first``) and values of the weights above the threshold, or NaN."""
+    rows, columns = (~(weights <= threshold)).nonzero(as_tuple=True)
+    return rows, columns + first, weights[rows, columns]
 
 
 def _largest(weights: Tensor, numbers: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row in their old order; of equals the first."""
+    """Return the k largest weights of each row in their old order; among equal ones the first."""
     n, size = weights.shape
     if size <= k:
         return weights, numbers
     keys = weights.nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = keys.topk(k, 1).values[:, -1:]
-    take = keys >= least
-    if int(take.sum()) > n * k:  # of equals the first
+    selected = keys >= least
+    if int(selected.sum()) > n * k:  # several equal the k-th largest: select the first of them
         above, equal = keys > least, keys == least
-        take = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    return weights[take].view(n, k), numbers[take].view(n, k)
+        selected = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return weights[selected].view(n, k), numbers[selected].view(n, k)
 
 
-def _tiles(v: int, numbers: int) -> Iterator[slice]:
-    """Ranges of terms, so that a tile of ``numbers`` a term is no larger than `_TILE`, or has 64 terms."""
+def tiles_of(v: int, numbers: int) -> Iterator[slice]:
+    """Yield ranges of terms. With ``numbers`` per term a tile holds at most `_TILE`, or else 64 terms."""
     step = max(64, _TILE // max(1, numbers))
     for start in range(0, v, step):
         yield slice(start, min(start + step, v))

@@ -1,0 +1,374 @@
+"""Alternatives to `score` for token vectors: mean MaxSim, XTR, multi-vector attention.
+
+Each function maps ``n_q`` queries and ``n_d`` documents to scores ``(n_q, n_d)`` and is differentiable. As
+with `score`, a document without tokens scores ``-inf`` and a query without tokens 0.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from irkit.arguments import brief
+from irkit.core.ragged import Ragged
+from irkit.core.representation import MultiVector
+from irkit.core.scoring import check_comparable, score
+from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
+from irkit.utils.weights import read_weights, write_weights
+
+__all__ = [
+    "MultiVectorAttention",
+    "first_tokens",
+    "mean_maxsim",
+    "prepend",
+    "temporal_pooling",
+    "xtr",
+    "xtr_in_batch",
+    "xtr_ranking",
+]
+
+
+def mean_maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
+    """Compute MaxSim divided by the number of query tokens, which makes queries of any length comparable.
+
+    Args:
+        queries: ``n_q`` queries.
+        documents: ``n_d`` documents of the same width.
+
+    Returns:
+        ``(n_q, n_d)`` float32.
+
+    Examples:
+        >>> tokens = MultiVector(Ragged.from_rows([torch.eye(2)]))
+        >>> mean_maxsim(tokens, tokens).tolist()
+        [[1.0]]
+    """
+    _check("mean_maxsim", queries, documents)
+    lengths = queries.tokens.lengths.clamp(min=1).to(queries.tokens.device)
+    return score(queries, documents) / lengths[:, None]
+
+
+def xtr(queries: MultiVector, documents: MultiVector, k: int) -> Tensor:
+    """Compute XTR: each query token retrieves the best ``k`` tokens of all documents, and only these count.
+
+    If a query token retrieves no token of a document, its score for that document is the lowest score that it
+    retrieved, an upper bound of the missing score. The result is the mean over the query tokens.
+
+    Args:
+        queries: ``n_q`` queries.
+        documents: ``n_d`` documents of the same width: the collection.
+        k: Maximum number of tokens that a query token retrieves (k' of the paper).
+
+    Returns:
+        ``(n_q, n_d)``, float32 or float64.
+
+    Examples:
+        >>> vectors = [torch.tensor([[0.9, 0.0], [0.6, 0.1]]), 0.5 * torch.eye(2)]
+        >>> documents = MultiVector(Ragged.from_rows(vectors))
+        >>> xtr(MultiVector(Ragged.from_rows([torch.eye(2)])), documents, k=2)
+        tensor([[0.5000, 0.5500]])
+
+    Source: Lee et al. 2023, "Rethinking the Role of Token Retrieval in Multi-Vector Retrieval", eq. 6.
+    """
+    _check("xtr", queries, documents)
+    values, best = _retrieve(queries, documents, k)
+    lowest = values[:, -1:] if values.shape[1] else values.new_zeros(len(values), 1)
+    filled = torch.where(best == -math.inf, lowest, best)
+    counts = queries.tokens.lengths.clamp(min=1).to(filled.device)
+    return _per_query(filled, queries, documents, counts[:, None])
+
+
+def xtr_in_batch(queries: MultiVector, documents: MultiVector, k: int) -> Tensor:
+    """Compute XTR as in training, where missing scores are ignored instead of imputed.
+
+    The sum of the retrieved scores of a document is divided by the number of query tokens that retrieved one
+    of its tokens; it is 0 if none did. Only retrieved tokens get gradients.
+
+    Args:
+        queries: ``n_q`` queries.
+        documents: ``n_d`` documents of the same width: all documents of the batch.
+        k: Maximum number of tokens of the batch that a query token retrieves.
+
+    Returns:
+        ``(n_q, n_d)``, float32 or float64.
+
+    Source: Lee et al. 2023, eq. 5.
+    """
+    _check("xtr_in_batch", queries, documents)
+    _, best = _retrieve(queries, documents, k)
+    retrieved = best != -math.inf
+    counts = best.new_zeros(len(queries), len(documents))
+    counts = counts.index_add(0, queries.tokens.row_ids(), retrieved.to(best.dtype))
+    return _per_query(torch.where(retrieved, best, 0.0), queries, documents, counts.clamp(min=1))
+
+
+def xtr_ranking(scores: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank documents for one query by `xtr`, from the tokens that an index of tokens retrieved.
+
+    Args:
+        scores: ``(tokens, k)`` scores of the tokens that each query token retrieved, in any order.
+        documents: ``(tokens, k)`` integers: the document of each of these tokens; a negative number is none.
+
+    Returns:
+        Documents ``(n,)``, each once, best first, ties in rising order; and their scores ``(n,)``.
+
+    Raises:
+        BadTypeError: An argument is not a tensor, or documents are not integers.
+        BadValueError: The shapes differ.
+
+    Examples:
+        >>> retrieved = torch.tensor([[0.9, 0.6], [0.5, 0.1]]), torch.tensor([[7, 7], [3, 7]])
+        >>> [values.tolist() for values in xtr_ranking(*retrieved)]
+        [[3, 7], [0.550000011920929, 0.5]]
+
+    Source: Lee et al. 2023, eq. 6.
+    """
+    if not isinstance(scores, Tensor) or not isinstance(documents, Tensor):
+        raise BadTypeError(
+            f"xtr_ranking: got {type(scores).__name__} and {type(documents).__name__}, expected two tensors "
+            "(tokens, k)"
+        )
+    if documents.is_floating_point():
+        raise BadTypeError(f"xtr_ranking: documents are {documents.dtype}, expected integers")
+    if scores.dim() != 2 or scores.shape != documents.shape:
+        raise BadValueError(
+            f"xtr_ranking: scores {tuple(scores.shape)} and documents {tuple(documents.shape)} must be two "
+            "equal shapes (tokens, k)"
+        )
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    ids, columns = torch.unique(documents, return_inverse=True)  # ascending
+    best = scores.new_full((len(scores), len(ids)), -math.inf).scatter_reduce(1, columns, scores, "amax")
+    real = documents >= 0
+    lowest = scores.where(real, math.inf).amin(1, keepdim=True) if scores.numel() else scores[:, :0]
+    best = torch.where(best == -math.inf, lowest.where(real.any(1, keepdim=True), 0.0), best)
+    ids, best = ids[ids >= 0], best[:, ids >= 0]
+    ranked, order = best.mean(0).sort(descending=True, stable=True)
+    return ids[order], ranked
+
+
+class MultiVectorAttention(nn.Module):
+    """A learned reranker in which query tokens attend to document tokens by projections.
+
+    The score is ``1/q sum_i QV_i . Attention(QK_i, DK, DV)``: each query token compares its value with the
+    average of the document's values, weighted by the softmax over the document tokens of ``QK_i . DK_j /
+    sqrt(dim)``.
+
+    Attributes:
+        query_key, query_value, document_key, document_value: Linear layers without bias.
+        max_pairs: Maximum number of pairs of tokens compared at a time, without gradients.
+
+    Examples:
+        >>> attention = MultiVectorAttention(384, dim=64)
+        >>> attention(MultiVector(Ragged.from_rows([torch.randn(5, 384)])),
+        ...           MultiVector(Ragged.from_rows([torch.randn(9, 384), torch.randn(2, 384)]))).shape
+        torch.Size([1, 2])
+
+    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.1.
+    """
+
+    def __init__(self, width: int, dim: int | None = None, document_width: int | None = None) -> None:
+        """Create random weights.
+
+        Args:
+            width: Width of query tokens.
+            dim: Width of keys and values; by default ``width``.
+            document_width: Width of document tokens, if it differs (after `temporal_pooling`).
+
+        Raises:
+            BadTypeError: An argument is not a whole number.
+            BadValueError: An argument is below 1.
+        """
+        super().__init__()
+        self.max_pairs = 1 << 23
+        dim = width if dim is None else dim
+        other = width if document_width is None else document_width
+        for name, count in (("width", width), ("dim", dim), ("document_width", other)):
+            _check_count("MultiVectorAttention", name, count)
+        self.query_key, self.query_value = (
+            nn.Linear(width, dim, bias=False),
+            nn.Linear(width, dim, bias=False),
+        )
+        self.document_key = nn.Linear(other, dim, bias=False)
+        self.document_value = nn.Linear(other, dim, bias=False)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Self:
+        """Load what `save_pretrained` wrote.
+
+        Raises:
+            StorageError: There is no such file.
+            CorruptError: The file is damaged, or has other weights.
+        """
+        tensors = {name: value.float() for name, value in read_weights(path).items()}
+        try:
+            dim, width = tensors["query_key.weight"].shape
+            loaded = cls(width, dim, tensors["document_key.weight"].shape[1])
+            loaded.load_state_dict(tensors)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CorruptError(f"loading {path}: no MultiVectorAttention: {error}") from error
+        return loaded.eval()
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write ``model.safetensors`` to the directory ``path``; the shapes are all the configuration.
+
+        Raises:
+            StorageError: Writing failed.
+        """
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            write_weights(path, self.state_dict())
+        except OSError as error:
+            raise StorageError(f"saving {path}: {error}") from error
+
+    def project_queries(self, queries: MultiVector) -> MultiVector:
+        """Return keys and values ``(total, 2 dim)`` of query tokens, side by side."""
+        return _project(queries, self.query_key, self.query_value)
+
+    def project_documents(self, documents: MultiVector) -> MultiVector:
+        """Return keys and values ``(total, 2 dim)`` of document tokens, side by side; they can be stored."""
+        return _project(documents, self.document_key, self.document_value)
+
+    if TYPE_CHECKING:  # that of nn.Module returns Any
+
+        def __call__(self, queries: MultiVector, documents: MultiVector) -> Tensor: ...  # noqa: D102
+
+    def forward(self, queries: MultiVector, documents: MultiVector) -> Tensor:
+        """Compute scores ``(n_q, n_d)`` of token vectors ``(total, width)``.
+
+        Raises:
+            BadTypeError: An argument is not a MultiVector.
+            BadValueError: Vectors have another width.
+        """
+        _check_kinds("MultiVectorAttention", queries, documents)
+        return self.attend(self.project_queries(queries), self.project_documents(documents))
+
+    def attend(self, queries: MultiVector, documents: MultiVector) -> Tensor:
+        """Compute scores ``(n_q, n_d)`` of the results of `project_queries` and `project_documents`.
+
+        Raises:
+            BadTypeError: An argument is not a MultiVector.
+            BadValueError: The widths differ.
+        """
+        _check("MultiVectorAttention", queries, documents)
+        pairs = len(queries.tokens.values) * len(documents.tokens.values)
+        step = max(1, self.max_pairs * len(queries) // max(1, pairs))
+        if step < len(queries) and not torch.is_grad_enabled():  # in bounded memory
+            starts = range(0, len(queries), step)
+            return torch.cat([self.attend(queries[start : start + step], documents) for start in starts])
+        (qk, qv), (dk, dv) = (side.tokens.values.chunk(2, dim=1) for side in (queries, documents))
+        logits = dk @ qk.T / math.sqrt(qk.shape[1])  # (document tokens, query tokens)
+        rows = documents.tokens.row_ids()
+        shape = (len(documents), len(qk))
+        highest = logits.new_zeros(shape).scatter_reduce(
+            0, rows[:, None].expand_as(logits), logits.detach(), "amax", include_self=False
+        )
+        weights = (logits - highest[rows]).exp()
+        total = logits.new_zeros(shape).index_add(0, rows, weights)
+        # QV_i . sum_j a_ij DV_j = sum_j a_ij (QV_i . DV_j): the average vectors are never stored
+        attended = logits.new_zeros(shape).index_add(0, rows, weights * (dv @ qv.T))
+        means = attended / total.clamp(min=torch.finfo(total.dtype).tiny)
+        counts = queries.tokens.lengths.clamp(min=1).to(means.device)
+        return _per_query(means.T, queries, documents, counts[:, None])
+
+
+def first_tokens(rows: Ragged, k: int) -> Ragged:
+    """Keep the first ``k`` elements of each row: First-K pooling.
+
+    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.2.
+    """
+    _check_count("first_tokens", "k", k)
+    return Ragged(rows.values[rows.positions() < k], rows.lengths.clamp(max=k))
+
+
+def prepend(rows: Ragged, values: Tensor) -> Ragged:
+    """Put ``values (k, ...)`` before every row.
+
+    Multiple-CLS pooling puts ids or learned embeddings of ``k`` tokens before each text, runs the encoder and
+    applies `first_tokens` with the same ``k``.
+
+    Examples:
+        >>> list(prepend(Ragged.from_rows([[7, 8], [9]]), torch.tensor([101, 101])))
+        [tensor([101, 101,   7,   8]), tensor([101, 101,   9])]
+
+    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.2.
+    """
+    if values.dim() == 0 or values.shape[1:] != rows.values.shape[1:]:
+        raise BadValueError(
+            f"prepend: values have shape {tuple(values.shape)}, expected (k, *{tuple(rows.values.shape[1:])})"
+        )
+    parts = [part for row in rows for part in (values, row)]
+    return Ragged(torch.cat([*parts, rows.values[:0]]), rows.lengths + len(values))
+
+
+def temporal_pooling(rows: Ragged, factor: int) -> Ragged:
+    """Concatenate every ``factor`` successive vectors to a wider one; the last one is padded with zeros.
+
+    Args:
+        rows: Ragged ``(total, width)``.
+        factor: Number of vectors, at least 1 (rho of the paper).
+
+    Returns:
+        Ragged ``(total', factor * width)``: a row of ``n`` vectors has ``ceil(n / factor)``.
+
+    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.2.
+    """
+    _check_count("temporal_pooling", "factor", factor)
+    lengths = -(-rows.lengths // factor)
+    starts = (torch.cumsum(lengths, 0) - lengths).to(rows.device) * factor
+    padded = rows.values.new_zeros(int(lengths.sum()) * factor, rows.values.shape[1])
+    padded = padded.index_copy(0, starts[rows.row_ids()] + rows.positions(), rows.values)
+    return Ragged(padded.reshape(-1, factor * rows.values.shape[1]), lengths)
+
+
+def _check(operation: str, queries: MultiVector, documents: MultiVector) -> None:
+    _check_kinds(operation, queries, documents)
+    check_comparable(queries, documents)
+
+
+def _check_kinds(operation: str, queries: MultiVector, documents: MultiVector) -> None:
+    if not isinstance(queries, MultiVector) or not isinstance(documents, MultiVector):
+        raise BadTypeError(
+            f"{operation}: got {type(queries).__name__} and {type(documents).__name__}, expected two "
+            "MultiVector: one vector a token"
+        )
+
+
+def _check_count(operation: str, name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise BadTypeError(f"{operation}: {name} is {brief(count)}, expected a whole number")
+    if count < 1:
+        raise BadValueError(f"{operation}: {name} is {count}, expected 1 or more")
+
+
+def _retrieve(queries: MultiVector, documents: MultiVector, k: int) -> tuple[Tensor, Tensor]:
+    """Return the retrieved scores, best first ``(t_q, k)``, and the best per document ``(t_q, n_d)``."""
+    _check_count("xtr", "k", k)
+    q, d = queries.tokens, documents.tokens
+    kind = torch.promote_types(q.values.dtype, torch.float32)
+    similarity = q.values.to(kind) @ d.values.to(kind).T
+    values, tokens = similarity.topk(min(k, similarity.shape[1]), dim=1)
+    best = similarity.new_full((len(similarity), len(documents)), -math.inf)
+    return values, best.scatter_reduce(1, d.row_ids()[tokens], values, "amax")
+
+
+def _per_query(tokens: Tensor, queries: MultiVector, documents: MultiVector, counts: Tensor) -> Tensor:
+    """Sum ``tokens (t_q, n_d)`` over the tokens of each query, and divide by ``counts``: ``(n_q, n_d)``."""
+    total = tokens.new_zeros(len(queries), len(documents)).index_add(0, queries.tokens.row_ids(), tokens)
+    empty = (documents.tokens.lengths == 0).to(total.device)
+    unanswered = empty[None, :] & (queries.tokens.lengths > 0).to(total.device)[:, None]
+    return (total / counts).masked_fill(unanswered, -math.inf)
+
+
+def _project(vectors: MultiVector, key: nn.Linear, value: nn.Linear) -> MultiVector:
+    if vectors.dim != key.in_features:
+        raise BadValueError(
+            f"MultiVectorAttention: got vectors of width {vectors.dim}, expected {key.in_features}"
+        )
+    joined = F.linear(vectors.tokens.values, torch.cat([key.weight, value.weight]))
+    return MultiVector(vectors.tokens.with_values(joined))

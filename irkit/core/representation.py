@@ -1,0 +1,219 @@
+"""The three kinds of representations of texts: one vector, one vector per token, weights of terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from irkit.arguments import brief
+from irkit.core.ragged import Ragged, as_tensor, to_device
+from irkit.errors import BadTypeError, BadValueError
+
+__all__ = ["Dense", "MultiVector", "Representation", "Sparse", "concat", "representation_from_arrays"]
+
+Rows = slice | Sequence[int] | Tensor | np.ndarray[Any, Any]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """One vector per text.
+
+    Attributes:
+        values: ``(n, dim)`` floating point.
+    """
+
+    values: Tensor
+    kind: ClassVar[str] = "dense"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", as_tensor("Dense", self.values))
+        if self.values.dim() != 2 or not self.values.is_floating_point():
+            raise BadValueError(
+                f"Dense: expected floating point values of shape (n, dim), got {tuple(self.values.shape)} "
+                f"{self.values.dtype}; wrap one vector as vector[None, :]"
+            )
+
+    @property
+    def dim(self) -> int:
+        """Width of a vector."""
+        return self.values.shape[1]
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    def __getitem__(self, rows: Rows) -> Dense:
+        return Dense(self.values[to_device(rows, self.values.device) if isinstance(rows, Tensor) else rows])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Dense:
+        """Move to a device and a dtype."""
+        return Dense(self.values.to(device=device, dtype=dtype))
+
+    def arrays(self) -> Arrays:
+        """Return the content as numpy arrays, for files: ``values (n, dim)`` float32."""
+        return {"values": self.values.detach().to("cpu", torch.float32).numpy()}
+
+
+@dataclass(frozen=True, eq=False)
+class MultiVector:
+    """One vector per token.
+
+    Attributes:
+        tokens: Ragged of ``(total, dim)`` floating point.
+    """
+
+    tokens: Ragged
+    kind: ClassVar[str] = "multi_vector"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Ragged):
+            raise BadTypeError(f"MultiVector: expected a Ragged, got {type(self.tokens).__name__}")
+        if self.tokens.values.dim() != 2 or not self.tokens.values.is_floating_point():
+            raise BadValueError(
+                f"MultiVector: expected floating point token vectors of shape (total, dim), "
+                f"got {tuple(self.tokens.values.shape)} {self.tokens.values.dtype}"
+            )
+
+    @property
+    def dim(self) -> int:
+        """Width of a token vector."""
+        return self.tokens.values.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: Rows) -> MultiVector:
+        return MultiVector(self.tokens[rows])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> MultiVector:
+        """Move to a device and a dtype."""
+        return MultiVector(self.tokens.to(device, dtype))
+
+    def arrays(self) -> Arrays:
+        """Return the content as numpy arrays, for files: ``values (total, dim)``, ``lengths (n,)``."""
+        values = self.tokens.values.detach().to("cpu", torch.float32).numpy()
+        return {"values": values, "lengths": self.tokens.lengths.numpy()}
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """Weights over a vocabulary, compressed by rows (CSR).
+
+    Attributes:
+        terms: Ragged of ``(nonzeros,)`` integers in ``[0, dim)``, distinct within a row.
+        weights: ``(nonzeros,)`` floating point, the weight of each of ``terms.values``.
+        dim: Size of the vocabulary.
+    """
+
+    terms: Ragged
+    weights: Tensor
+    dim: int
+    kind: ClassVar[str] = "sparse"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", as_tensor("Sparse: weights", self.weights))
+        if not isinstance(self.terms, Ragged) or not isinstance(self.dim, int):
+            raise BadTypeError(
+                f"Sparse: got terms {type(self.terms).__name__} and dim {brief(self.dim)}, expected a Ragged "
+                "and the size of the vocabulary"
+            )
+        terms = self.terms.values
+        if (
+            terms.dim() != 1
+            or terms.is_floating_point()
+            or self.weights.shape != terms.shape
+            or not self.weights.is_floating_point()
+        ):
+            raise BadValueError(
+                f"Sparse: expected integer terms (nonzeros,) and as many floating point weights, got terms "
+                f"{tuple(terms.shape)} {terms.dtype}, {tuple(self.weights.shape)} {self.weights.dtype}"
+            )
+        low, high = (int(terms.min()), int(terms.max())) if terms.numel() else (0, 0)
+        if low < 0 or high >= max(self.dim, 1):
+            raise BadValueError(f"Sparse: terms must lie in [0, {self.dim}), got {low}..{high}")
+
+    @classmethod
+    def from_dense(cls, values: Tensor) -> Sparse:
+        """Compress values ``(n, vocabulary)``: keep those that are not zero."""
+        values = as_tensor("Sparse.from_dense", values)
+        if values.dim() != 2:
+            raise BadValueError(f"Sparse.from_dense: shape {tuple(values.shape)}, expected (n, vocabulary)")
+        mask = values != 0
+        terms = torch.arange(values.shape[1], device=values.device).expand_as(values)
+        return cls(Ragged.from_padded(terms, mask), values[mask], values.shape[1])
+
+    def to_dense(self) -> Tensor:
+        """Return ``(n, vocabulary)``, with zeros for missing terms."""
+        dense = self.weights.new_zeros(len(self), self.dim)
+        dense[self.terms.row_ids(), self.terms.values.long()] = self.weights
+        return dense
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    def __getitem__(self, rows: Rows) -> Sparse:
+        positions = self.terms.with_values(torch.arange(len(self.weights), device=self.terms.device))[rows]
+        terms = positions.with_values(self.terms.values[positions.values])
+        return Sparse(terms, self.weights[positions.values], self.dim)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sparse:
+        """Move to a device, and the weights to a dtype."""
+        weights = self.weights.to(device=device, dtype=dtype)
+        return self if weights is self.weights else Sparse(self.terms.to(device), weights, self.dim)
+
+    def arrays(self) -> Arrays:
+        """Return the content as numpy arrays, for files: ``terms`` int32, ``weights``, ``lengths (n,)``."""
+        return {
+            "terms": self.terms.values.to("cpu", torch.int32).numpy(),
+            "weights": self.weights.detach().to("cpu", torch.float32).numpy(),
+            "lengths": self.terms.lengths.numpy(),
+        }
+
+
+Representation = Dense | MultiVector | Sparse
+
+
+def concat(parts: Iterable[Representation]) -> Representation:
+    """Return the rows of all parts, in order; at least one part, all of one kind and width."""
+    items = list(parts)
+    if not items or len({(item.kind, item.dim) for item in items}) != 1:
+        raise BadValueError(
+            "concat: expected one or more representations of one kind and width, got "
+            f"{sorted({(item.kind, item.dim) for item in items})}"
+        )
+    first = items[0]
+    if len(items) == 1:
+        return first
+    if isinstance(first, Dense):
+        return Dense(torch.cat([item.values for item in items if isinstance(item, Dense)]))
+    if isinstance(first, MultiVector):
+        return MultiVector(Ragged.concat([item.tokens for item in items if isinstance(item, MultiVector)]))
+    sparse = [item for item in items if isinstance(item, Sparse)]
+    return Sparse(
+        Ragged.concat([item.terms for item in sparse]),
+        torch.cat([item.weights for item in sparse]),
+        first.dim,
+    )
+
+
+def representation_from_arrays(kind: str, dim: int, arrays: Arrays) -> Representation:
+    """Rebuild a representation from the result of its ``arrays()`` method.
+
+    Args:
+        kind: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
+        dim: Width of a vector, or size of the vocabulary.
+        arrays: The result of ``arrays()``; memory-mapped arrays are not copied.
+    """
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if kind == "dense":
+        return Dense(tensors["values"])
+    if kind == "multi_vector":
+        return MultiVector(Ragged(tensors["values"], tensors["lengths"]))
+    if kind == "sparse":
+        return Sparse(Ragged(tensors["terms"], tensors["lengths"]), tensors["weights"], dim)
+    raise BadValueError(f"representation: unknown kind {kind!r}, expected dense, multi_vector or sparse")

@@ -1,0 +1,212 @@
+"""Read records from files: JSON lines, columns, plain lines or TREC markup, also compressed."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import itertools
+import json
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from irkit.arguments import brief, check_path
+from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
+from irkit.data.vector_reader import SUFFIXES, read_vectors
+from irkit.errors import BadTypeError, BadValueError, StorageError
+
+__all__ = [
+    "TABLES",
+    "Fields",
+    "decode",
+    "parse_json",
+    "read_lines",
+    "read_records",
+    "source_name",
+    "tsv_columns",
+]
+
+TABLES = (".csv", ".parquet", ".arrow")
+"""Extensions that the library datasets reads, from folders."""
+_FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}
+
+
+class Fields(NamedTuple):
+    """The keys and columns that hold the parts of a record.
+
+    Args:
+        ids: Keys of the id; the first one present counts.
+        texts: Keys of the text; the first one present counts.
+        columns: Names of the columns of a tsv file without a header, by the number of columns.
+    """
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    columns: Mapping[int, tuple[str, ...]]
+
+
+def source_name(source: str | Path) -> str:
+    """Check the name of a file or of another source, and return it as a string.
+
+    Raises:
+        BadTypeError: ``source`` is neither a string nor a path.
+        BadValueError: ``source`` is empty.
+    """
+    if not isinstance(source, str | Path):
+        raise BadTypeError(f"got {brief(source)} as a file, expected a path or the name of a source")
+    name = str(source)
+    if not name:
+        raise BadValueError("got an empty name of a file; expected a path or the name of a source")
+    check_path("reading", name)
+    return name
+
+
+def read_lines(path: str, longest: int = LONGEST) -> Iterator[tuple[int, bytes]]:
+    r"""Yield the lines of a file that are not blank; ``.gz`` is decompressed, ``-`` is standard input.
+
+    Only ``\n`` and ``\r\n`` end a line, because texts may contain the other line separators of Unicode.
+
+    Returns:
+        Pairs of the line number, from 1 and counting blank lines, and the line without its end.
+
+    Raises:
+        StorageError: The file cannot be read, or its compressed stream is damaged.
+        BadValueError: A line has more than ``longest`` bytes, by default 256 MB.
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            for number, line in enumerate(iter(partial(stream.readline, longest + 1), b""), 1):
+                check_length(f"{path}:{number}", len(line), longest)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.strip():
+                    yield number, line.rstrip(b"\r\n")
+    except (OSError, EOFError, zlib.error) as error:
+        where = f", after line {number}" if number else ""
+        reason = getattr(error, "strerror", None) or error  # str(error) would repeat the path
+        raise StorageError(f"reading {path}{where}: {reason}") from error
+
+
+def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read a file record by record.
+
+    The extension decides the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.tsv`` or ``.txt``, each also
+    with ``.gz``. Without an extension, as for standard input, the first line decides. A file whose first
+    line is markup is read by `irkit.data.markup`, whatever its name. ``.npy`` and ``.safetensors`` hold
+    vectors, see `irkit.data.vector_reader`.
+
+    Returns:
+        Pairs of line number and record. The record of a plain line has the line number as ``id``.
+
+    Raises:
+        StorageError: The file cannot be read.
+        BadValueError: The format is unknown, or a line is not in it; the message names file and line.
+    """
+    if path.endswith(SUFFIXES):
+        yield from read_vectors(path)
+        return
+    raw = read_lines(path, longest)
+    start = next(raw, None)
+    raw = itertools.chain([] if start is None else [start], raw)
+    if start is not None and is_markup(start[1]):  # names of topic files often end in a number
+        yield from read_markup(path, raw, longest)
+        return
+    kind = _format(path)
+    decoded = ((number, decode(line, f"{path}:{number}")) for number, line in raw)
+    first = next(decoded, None)
+    if first is None:
+        return
+    lines, kind = itertools.chain([first], decoded), kind or _guess(first[1])
+    if kind == "jsonl":
+        for number, line in lines:
+            yield number, parse_json(line, f"{path}:{number}")
+    elif kind == "tsv":
+        yield from _read_tsv(path, lines, fields)
+    else:
+        for number, line in lines:
+            yield number, {"id": str(number), "text": line}
+
+
+def parse_json(line: str | bytes, where: str) -> dict[str, Any]:
+    """Parse one line of JSON.
+
+    Raises:
+        BadValueError: The line is not a JSON object; the message starts with ``where``.
+    """
+    text = decode(line, where) if isinstance(line, bytes) else line
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadValueError(f"{where}: not valid JSON ({error}); expected one object a line") from error
+    if not isinstance(record, dict):
+        raise BadValueError(f"{where}: expected one JSON object a line, got {text[:60]!r}")
+    return record
+
+
+def decode(line: bytes, where: str) -> str:
+    """Decode UTF-8.
+
+    Raises:
+        BadValueError: The line is not UTF-8; the message starts with ``where``.
+    """
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadValueError(
+            f"{where}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
+            "convert the file, for example with iconv -f latin1 -t utf-8"
+        ) from error
+
+
+def _open(path: str) -> AbstractContextManager[IO[bytes]]:
+    if path == "-":
+        return nullcontext(sys.stdin.buffer)
+    if path.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path))
+    return Path(path).open("rb")
+
+
+def _format(path: str) -> str | None:
+    """Return the format of an extension; None if the file has no extension."""
+    suffix = "" if path == "-" else Path(path.removesuffix(".gz")).suffix.lower()
+    if suffix and suffix not in _FORMATS:
+        advice = ", or hf:FOLDER for a folder of such files" if suffix in TABLES else ""
+        raise BadValueError(
+            f"{path}: unknown extension {suffix!r}; expected .jsonl, .tsv or .txt (or with .gz){advice}"
+        )
+    return _FORMATS.get(suffix)
+
+
+def _guess(first: str) -> str:
+    return "jsonl" if first.lstrip().startswith("{") else "tsv" if "\t" in first else "txt"
+
+
+def tsv_columns(line: str, fields: Fields) -> tuple[Sequence[str], bool]:
+    """Return the names of the columns of a tsv file, and whether its first line ``line`` is a header."""
+    names = [name.strip().lower() for name in line.split("\t")]
+    if not set(names).isdisjoint(fields.ids) and not set(names).isdisjoint(fields.texts):
+        return names, True
+    return fields.columns.get(len(names), fields.columns[min(fields.columns)]), False
+
+
+def _read_tsv(
+    path: str, lines: Iterator[tuple[int, str]], fields: Fields
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    columns: Sequence[str] | None = None
+    for number, line in lines:
+        values = line.split("\t")
+        if columns is None:
+            columns, is_header = tsv_columns(line, fields)
+            if is_header:
+                continue
+        if len(values) != len(columns):
+            raise BadValueError(
+                f"{path}:{number}: expected {len(columns)} tab-separated columns ({', '.join(columns)}), "
+                f"got {len(values)}: {line[:60]!r}"
+            )
+        yield number, dict(zip(columns, values, strict=True))

@@ -1,0 +1,116 @@
+"""Copy weights in and out of an encoder, under the names of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from irkit.encoder.family import Family, NameMap
+from irkit.errors import CorruptError
+
+__all__ = [
+    "BUFFERS",
+    "Undrawn",
+    "export_weights",
+    "find_prefix",
+    "import_weights",
+    "listed_names",
+]
+
+BUFFERS = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # how they end in old checkpoints
+_RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
+
+
+class Undrawn(TorchFunctionMode):
+    """Skip `torch.nn.init` inside the block; on the device ``meta`` it would import torch._dynamo for 2 s."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, but for `torch.nn.init`, which hands the tensor by name."""
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def import_weights(
+    module: nn.Module, names: NameMap, family: Family, tensors: Mapping[str, Tensor], source: str
+) -> dict[str, Tensor]:
+    """Fill ``module`` from the tensors of a checkpoint, strictly, on the CPU.
+
+    Args:
+        module: Encoder, its parameters named as in ``names``; on the device ``meta`` they take no memory yet.
+        names: Our name to the names in the checkpoint.
+        family: Prefixes to strip, and heads that may be there.
+        tensors: Tensors of the checkpoint by name.
+        source: Path of the checkpoint, for messages.
+
+    Returns:
+        The tensors of task heads, by their names in the checkpoint.
+
+    Raises:
+        CorruptError: Weights are missing, left over, or of another shape.
+    """
+    prefix = find_prefix(tensors, names, family)
+    # names without prefix, of today, and apart from those of task heads
+    plain_tensors: dict[str, Tensor] = {}
+    heads: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix(prefix)
+        for old, new in _RENAMED:
+            plain = plain.removesuffix(old) + new if plain.endswith(old) else plain
+        if f".{plain}".endswith(BUFFERS):
+            continue
+        if plain.startswith(family.heads):
+            heads[name] = tensor
+        else:
+            plain_tensors[plain] = tensor
+
+    # all names and shapes as config.json says
+    expected = {name for parts in names.values() for name in parts}
+    missing, extra = sorted(expected - plain_tensors.keys()), sorted(plain_tensors.keys() - expected)
+    if missing or extra:
+        raise CorruptError(
+            f"loading {source}: the weights do not fit config.json: missing {listed_names(missing)}, "
+            f"left over {listed_names(extra)}"
+        )
+    for name, parameter in module.named_parameters():
+        parts = names[name]
+        shapes = [plain_tensors[part].shape[1:] for part in parts]
+        rows = sum(plain_tensors[part].shape[0] if plain_tensors[part].dim() else 1 for part in parts)
+        if shapes != [parameter.shape[1:]] * len(parts) or rows != parameter.shape[0]:
+            raise CorruptError(
+                f"loading {source}: {parts[0]} gives {tuple(plain_tensors[parts[0]].shape)} for {name}, "
+                f"config.json says {tuple(parameter.shape)}"
+            )
+
+    # take memory as to_empty does, whose empty_like on ``meta`` imports sympy, and copy
+    module._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            sources = [plain_tensors[part] for part in names[name]]
+            parameter.copy_(torch.cat(sources) if len(sources) > 1 else sources[0])
+    return {name: tensor.clone() for name, tensor in heads.items()}  # else all of the file stays
+
+
+def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
+    """Return weights or gradients by their names in the checkpoint, the reverse of `import_weights`."""
+    result: dict[str, Tensor] = {}
+    for name, parts in names.items():
+        pieces = parameters[name].chunk(len(parts))
+        result |= {prefix + part: piece for part, piece in zip(parts, pieces, strict=True)}
+    return result
+
+
+def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -> str:
+    """Return the prefix of the names of the encoder in a checkpoint with a task head; often empty."""
+    first = names["embeddings.word.weight"][0]
+    return next((prefix for prefix in family.prefixes if prefix + first in tensors), "")
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """Return the first five names and the number of the others."""
+    listed = list(names)
+    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "nothing"

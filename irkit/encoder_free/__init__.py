@@ -1,0 +1,65 @@
+"""Models without an encoder: BM25, and term weights or vectors that were computed elsewhere.
+
+Such a model replaces a `irkit.Model` in a `irkit.Retriever`, by name (``"bm25"``, ``"impacts"``,
+``"vectors"``) or as an object. The index stores everything that it needs, so that it need not be given when
+the index is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from irkit.encoder_free.analyzer import STOP_WORDS, Analyzer, languages
+from irkit.encoder_free.base_model import EncoderFreeModel
+from irkit.encoder_free.bm25 import BM25
+from irkit.encoder_free.impacts import Impacts
+from irkit.encoder_free.rm3 import RM3
+from irkit.encoder_free.settings import (
+    BM25Config,
+    EncoderFreeConfig,
+    ImpactsConfig,
+    VectorsConfig,
+    encoder_free_config,
+    encoder_free_index,
+    is_encoder_free,
+)
+from irkit.encoder_free.vectors import Vectors
+
+__all__ = [
+    "BM25",
+    "RM3",
+    "STOP_WORDS",
+    "Analyzer",
+    "BM25Config",
+    "EncoderFreeConfig",
+    "EncoderFreeModel",
+    "Impacts",
+    "ImpactsConfig",
+    "Vectors",
+    "VectorsConfig",
+    "encoder_free_index",
+    "encoder_free_model",
+    "is_encoder_free",
+    "languages",
+]
+
+
+def encoder_free_model(choice: str | Mapping[str, Any]) -> EncoderFreeModel:
+    """Make a model from its name or its configuration.
+
+    Args:
+        choice: ``"bm25"``, ``"impacts"``, ``"vectors"``, or keys and values with ``kind``.
+
+    Raises:
+        ConfigError: There is no such model, key or value.
+
+    Examples:
+        >>> encoder_free_model("bm25").config.k1
+        0.9
+    """
+    config = encoder_free_config({"kind": choice} if isinstance(choice, str) else choice)
+    settings = config.model_dump(exclude={"kind"})
+    if isinstance(config, BM25Config):
+        return BM25(**settings)
+    return Vectors(**settings) if isinstance(config, VectorsConfig) else Impacts()

@@ -1,0 +1,174 @@
+"""Base class of models without an encoder. If a model has terms, it takes them from its index."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from irkit.arguments import brief, check_counts
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Representation, Sparse
+from irkit.data import Document, Query
+from irkit.encoder_free.settings import EncoderFreeConfig
+from irkit.errors import BadValueError
+from irkit.index import Store
+from irkit.index.term_ids import Vocabulary
+from irkit.tokenizer import TokenSpan
+
+__all__ = ["EncoderFreeModel", "Side", "check_side", "sparse_rows"]
+
+Side: TypeAlias = Literal["query", "document"]
+
+
+class EncoderFreeModel(ABC):
+    """Replaces a `irkit.Model` in a `irkit.Retriever`; `open` attaches it to an index.
+
+    Attributes:
+        config: The settings that decide representations.
+    """
+
+    kind: str = "sparse"
+    similarity_name: str = "dot"
+
+    def __init__(self, config: EncoderFreeConfig) -> None:
+        """Use `BM25`, `Impacts` or `Vectors`."""
+        self.config = config
+        self._vocabulary: Vocabulary | None = None
+
+    def __repr__(self) -> str:
+        settings = (f"{key}={value!r}" for key, value in self.config if key != "kind")
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_vocabulary": None}  # a copy is not attached to an index
+
+    @property
+    def name(self) -> str:
+        """``"bm25"``, ``"impacts"`` or ``"vectors"``."""
+        return self.config.kind
+
+    @property
+    def dim(self) -> int:
+        """Number of terms, at least 1."""
+        return max(1, len(self._terms)) if self._vocabulary else 1
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The strings of the terms, by number."""
+        return self._terms.strings or [""]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the configuration: 32 hexadecimal digits."""
+        return hashlib.blake2b(self.config.model_dump_json().encode(), digest_size=16).hexdigest()
+
+    def open(self, store: Store) -> Self:
+        """Return a copy that is attached to an index and has its terms."""
+        opened = copy.copy(self)
+        opened._vocabulary = Vocabulary(store)
+        return opened
+
+    def begin(self, store: Store) -> None:  # noqa: B027 (there may be nothing to do)
+        """Prepare a new index, inside ``store.update()``."""
+
+    @abstractmethod
+    def content(self, item: Document | Query) -> Any:
+        """Return the part of a document or a query that the model represents.
+
+        Raises:
+            BadValueError: The item lacks it.
+        """
+
+    @abstractmethod
+    def encode_representation(self, items: Iterable[Any], side: Side) -> Representation:
+        """Return term weights or vectors, which the index compares.
+
+        Terms that the index lacks are dropped. Without items no index is needed.
+
+        Args:
+            items: Values from `content`.
+            side: ``"query"`` or ``"document"``.
+
+        Raises:
+            BadTypeError: An item has another type.
+            BadValueError: The model is not attached to an index, or there is no such side.
+        """
+
+    def stored(
+        self, items: Iterable[Any], *, chunk_size: int, progress: Callable[[int], object] | None = None
+    ) -> Iterator[Representation]:
+        """Yield what an index stores of documents, in parts.
+
+        Args:
+            items: Values from `content`.
+            chunk_size: Number of documents per part.
+            progress: Called with the number of documents of each part.
+
+        Raises:
+            BadValueError: ``chunk_size`` is below 1.
+        """
+        check_counts(self.name, chunk_size=chunk_size)
+        source = iter(items)
+        while chunk := list(islice(source, chunk_size)):
+            yield self._rows(chunk)
+            if progress is not None:
+                progress(len(chunk))
+
+    def keep(self, count: int) -> None:
+        """Store the first ``count`` terms in the index; call it inside ``store.update()``.
+
+        Args:
+            count: The ``dim`` of the part that is added next.
+        """
+        self._terms.keep(count)
+
+    def token_spans(self, text: str, side: Side) -> list[TokenSpan]:
+        """Return the terms of a text and their characters; nothing for models that do not read texts."""
+        return []
+
+    @property
+    def _terms(self) -> Vocabulary:
+        if self._vocabulary is None:
+            raise BadValueError(
+                f"{self.name}: it knows no terms before it belongs to an index; use Retriever.build or load"
+            )
+        return self._vocabulary
+
+    @abstractmethod
+    def _rows(self, items: Sequence[Any]) -> Representation:
+        """Return what is stored of documents; new terms get numbers."""
+
+
+def check_side(side: str) -> None:
+    """Raise BadValueError unless ``side`` is ``"query"`` or ``"document"``."""
+    if not isinstance(side, str) or side not in get_args(Side):
+        raise BadValueError(
+            f"encode_representation: side {brief(side)}, expected {' or '.join(map(repr, get_args(Side)))}"
+        )
+
+
+def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, dim: int) -> Sparse:
+    """Make sparse rows; terms are sorted, and the weights of equal terms are added up.
+
+    Args:
+        rows: Numbers of terms; -1 is dropped.
+        weights: Weights of all terms, row after row; None stands for 1 each.
+        dim: Number of terms.
+    """
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    terms = np.fromiter((term for row in rows for term in row), np.int64, int(lengths.sum()))
+    keys = np.repeat(np.arange(len(rows)) * dim, lengths) + terms
+    values = np.ones(len(keys)) if weights is None else np.fromiter(weights, np.float64, len(keys))
+    known = terms >= 0
+    keys, positions = np.unique(keys[known], return_inverse=True)
+    sums = np.bincount(positions, values[known], len(keys)).astype(np.float32)
+    counts = np.bincount(keys // dim, minlength=len(rows))
+    numbers = torch.from_numpy((keys % dim).astype(np.int32))
+    return Sparse(Ragged(numbers, torch.from_numpy(counts)), torch.from_numpy(sums), dim)

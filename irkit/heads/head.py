@@ -1,0 +1,195 @@
+"""What all heads have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from torch import Tensor, nn
+
+from irkit.config import Config, read_json
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Representation
+from irkit.encoder import AnyEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.heads.layer_modules import Module, OpenedModel
+from irkit.heads.projection import Normalize, Projection
+from irkit.tokenizer import Tokenizer
+from irkit.utils.weights import read_weights
+
+__all__ = ["Head", "Side", "width_after"]
+
+Side = Literal["query", "document"]
+
+
+class Head(nn.Module):
+    """Turns the hidden states of the tokens of each text into one representation.
+
+    A subclass sets ``kind``, ``dim`` and ``layers``, and defines `forward` and `settings`. All else has a
+    default. It is registered in `irkit.heads.HEADS`, or by another package as an entry point.
+
+    Attributes:
+        kind: Kind of the representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
+        model_type: Class of sentence-transformers that opens its models; ``"irkit"`` is none.
+        transformer_type: Type of the first module in its modules.json.
+        transformer_task: What that module does.
+        dim: Width of a vector, or size of the vocabulary.
+        layers: Layers that vectors go through, `Projection` and `Normalize` in any order.
+        lengths: Number of tokens at which texts of a side are cut, special tokens included. A side that is
+            missing is cut by the tokenizer.
+        window: Kernel and stride, in tokens, of the rows that the encoder makes of texts that it pools.
+        config: Configuration of the head, if it has one.
+        vocabulary: Terms of a sparse head, unless they are the tokens of the tokenizer.
+    """
+
+    kind: ClassVar[str]
+    config: Config | None = None
+    model_type: ClassVar[str] = "irkit"
+    transformer_type: ClassVar[str] = "sentence_transformers.models.Transformer"
+    transformer_task: ClassVar[str] = "feature-extraction"
+    dim: int
+    layers: nn.ModuleList
+    lengths: Mapping[Side, int] = MappingProxyType({})
+    window: tuple[int, int] = (1, 1)
+    vocabulary: tuple[str, ...] | None = None
+
+    @classmethod
+    def create(
+        cls, encoder: AnyEncoder, tokenizer: Tokenizer, config: Mapping[str, Any] | Config | None = None
+    ) -> Self:
+        """Make a new head for an encoder; by default its constructor takes the hidden size and the settings.
+
+        Raises:
+            ConfigError: The head takes no such settings.
+        """
+        try:
+            return cls(encoder.hidden_size, **dict(config or {}))
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__}: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that `create` makes the head from again, apart from its weights; as JSON."""
+        return {}
+
+    @classmethod
+    def from_modules(cls, opened: OpenedModel) -> Self:
+        """Make the head of a sentence-transformers directory; it holds what `to_modules` gave."""
+        (_, folder), *_ = opened.modules
+        settings = read_json(folder / "config.json")
+        settings.pop("head", None)
+        head = cls.create(opened.encoder, opened.tokenizer, settings)
+        if head.state_dict():
+            try:
+                head.load_state_dict(read_weights(folder))
+            except RuntimeError as error:  # weights of other shapes or names
+                raise CorruptError(f"loading {folder}: {' '.join(str(error).split())}") from error
+        return head
+
+    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+        """Return the modules that follow the Transformer in a directory of sentence-transformers."""
+        return [("irkit.Head", self.settings(), self.state_dict())]
+
+    def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
+        """Write the encoder to a folder; a head that transformers writes with its encoder does so here."""
+        encoder.save_pretrained(folder)
+
+    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write a head that needs no encoder, with its tokenizer, as the only module of its side."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_folder(cls, folder: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Self:
+        """Read what `save` wrote; ``settings`` is the content of config_sentence_transformers.json."""
+        raise NotImplementedError
+
+    def transformer_settings(self) -> dict[str, Any]:
+        """Return what sentence_bert_config.json says about the sides."""
+        return {f"{side}_length": length for side, length in self.lengths.items()}
+
+    def read_lengths(self, lengths: Mapping[Side, int]) -> None:
+        """Take the lengths that sentence_bert_config.json names."""
+        self.lengths = lengths
+
+    def directory_settings(self, queries: Head) -> dict[str, Any]:
+        """Return what config_sentence_transformers.json says; ``queries`` is the head of queries."""
+        return {}
+
+    @property
+    def unit(self) -> bool:
+        """Return True if the layers end in vectors of length 1."""
+        return bool(self.layers) and isinstance(self.layers[-1], Normalize)
+
+    @property
+    def pooled_sides(self) -> tuple[Side, ...] | None:
+        """Sides on which the pooling layers of an encoder work; None is both."""
+        return None
+
+    def pools(self, side: Side) -> bool:
+        """Return True if the pooling layers of an encoder work on texts of ``side``."""
+        return self.pooled_sides is None or side in self.pooled_sides
+
+    def pooling_problem(self) -> str | None:
+        """Return why the head cannot work on an encoder that pools; None if it can."""
+        return None
+
+    def max_length(self, side: Side) -> int | None:
+        """Return the number of tokens at which texts of ``side`` are cut; None leaves it to the tokenizer."""
+        return self.lengths.get(side)
+
+    def set_length(self, side: Side, length: int) -> None:
+        """Cut texts of ``side`` at ``length`` tokens."""
+        self.lengths = {**self.lengths, side: length}
+
+    def look_up_words(self, tokenizer: Tokenizer) -> None:
+        """Look up the ids of the words that the configuration names; a model calls this when it is made."""
+
+    def match_width(self, dim: int) -> None:
+        """Take the width of document vectors, if that changes no result; called for a head of queries."""
+
+    def limited(self, max_active_dims: int) -> Self:
+        """Return a copy that shares all weights and keeps that many weights per text; sparse heads only."""
+        raise BadValueError(f"encode: max_active_dims does nothing for a {self.kind} model; leave it out")
+
+    def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
+        """Return the token ids that the encoder gets, and how many per row it attends to; None is all."""
+        return tokens, None
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+
+        def __call__(  # noqa: D102
+            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+        ) -> Representation: ...
+
+    def forward(
+        self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+    ) -> Representation:
+        """Make representations.
+
+        Args:
+            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``; fewer rows than
+                tokens where it pools.
+            tokens: Ragged ids, as `expand` gives them.
+            prompt_length: Leading tokens of each text that belong to the prompt.
+            side: What the texts are.
+        """
+        raise NotImplementedError
+
+
+def width_after(layers: Iterable[nn.Module], width: int, name: str) -> int:
+    """Width of vectors of ``width`` after ``layers``.
+
+    Raises:
+        BadValueError: The widths of two layers do not meet; the message names the head, ``name``.
+    """
+    for layer in layers:
+        if isinstance(layer, Projection):
+            if layer.linear.in_features != width:
+                raise BadValueError(
+                    f"{name}: a projection takes vectors of width {layer.linear.in_features}, "
+                    f"but what precedes it gives {width}"
+                )
+            width = layer.linear.out_features
+    return width

@@ -1,0 +1,199 @@
+"""The module folders of a sentence-transformers directory, and how projections and norms are kept there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from irkit.config import read_json
+from irkit.encoder import AnyEncoder
+from irkit.errors import ConfigError, CorruptError
+from irkit.heads.projection import Normalize, Projection
+from irkit.tokenizer import Tokenizer
+from irkit.utils.weights import read_weights
+
+__all__ = [
+    "LACKING",
+    "Module",
+    "Modules",
+    "OpenedModel",
+    "known_modules",
+    "layer_module",
+    "optional",
+    "read_layer",
+    "read_layers",
+    "write_json",
+]
+
+Modules = list[tuple[str, Path]]  # class name, folder
+Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # type as in modules.json, config.json, weights
+
+_TANH = "torch.nn.modules.activation.Tanh"
+_OWN = "pylate.models.Dense.Dense", "irkit.Projection", "irkit.SparseHead", "irkit.Head"
+_MODELS = "sentence_transformers.models"
+LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do without
+    "irkit.Projection": "layer like the gated or scaled projections of this one; irkit can. Linear ones it "
+    "opens after Model.merge_projections",
+    "irkit.SparseHead": "head like that of this one (its activation, its vocabulary, or no masked language "
+    "model of transformers); irkit can",
+    "irkit.Head": "head like that of this one, which comes from another package; irkit can where that is "
+    "installed",
+}
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A directory of sentence-transformers that is read except for its head.
+
+    Attributes:
+        folder: Path of the directory.
+        modules: Class name and folder of each module after the Transformer.
+        encoder: Encoder of the model.
+        tokenizer: Tokenizer of the model; markers may be added to it.
+        settings: Content of config_sentence_transformers.json.
+        transformer: Content of sentence_bert_config.json.
+    """
+
+    folder: Path
+    modules: Modules
+    encoder: AnyEncoder
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+    transformer: dict[str, Any]
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return self.encoder.hidden_size
+
+
+def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -> Modules:
+    """Return class name and folder of each module that ``file`` lists by type and path.
+
+    Raises:
+        CorruptError: A type is not a string, or a path is not a printable one.
+        ConfigError: A module is code of its own, or outside the directory.
+    """
+    modules: Modules = []
+    for kind, path in entries:
+        if not isinstance(kind, str) or not isinstance(path, str) or not path.isprintable():
+            raise CorruptError(f"reading {folder / file}: type {kind!r}, path {path!r}: no names")
+        if not kind.startswith("sentence_transformers.") and kind not in _OWN:
+            raise ConfigError(f"loading {folder}: module {kind} is code of its own, which irkit does not run")
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"loading {folder}: module path {path!r} leads out of the directory")
+        modules.append((kind.rpartition(".")[2], folder / path))
+    return modules
+
+
+def read_layer(name: str, folder: Path, feature: str) -> nn.Module | None:
+    """Return the layer that a module folder holds; None if it has an effect in training only.
+
+    Args:
+        name: Class of the module.
+        folder: Folder of the module.
+        feature: What the layer must read and write: sentence_embedding or token_embeddings.
+
+    Raises:
+        ConfigError: There is no such layer, or it reads or writes another feature.
+        CorruptError: The weights of the layer do not fit its settings.
+    """
+    if name not in LAYERS:
+        raise ConfigError(
+            f"loading {folder.parent}: module {name} at {folder.name!r}, expected {', '.join(LAYERS)}"
+        )
+    settings = optional(folder / "config.json")
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key) not in (None, feature):
+            raise ConfigError(f"loading {folder}: {key} is {settings[key]!r}, expected {feature!r}")
+    return LAYERS[name](folder, settings)
+
+
+def read_layers(modules: Modules, feature: str) -> list[nn.Module]:
+    """Return the layers of module folders in order; arguments and errors as for `read_layer`."""
+    layers = [read_layer(name, folder, feature) for name, folder in modules]
+    return [layer for layer in layers if layer is not None]
+
+
+def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
+    """Return the type, settings and weights that a folder stores for a layer.
+
+    Args:
+        layer: `Projection` or `Normalize`.
+        feature: What the layer reads and writes, if not what sentence-transformers before 6 expects.
+    """
+    names = {} if feature is None else {"module_input_name": feature, "module_output_name": feature}
+    if not isinstance(layer, Projection):
+        return f"{_MODELS}.Normalize", names, {}
+    activation = type(layer.activation)
+    settings = {
+        "in_features": layer.linear.in_features,
+        "out_features": layer.linear.out_features,
+        "bias": layer.linear.bias is not None,
+        "activation_function": f"{activation.__module__}.{activation.__name__}",
+        **names,
+    }
+    if layer.is_dense:
+        return (
+            f"{_MODELS}.Dense",
+            settings | ({"use_residual": True} if layer.use_residual else {}),
+            layer.state_dict(),
+        )
+    residual = "none" if not layer.use_residual else "learned" if layer.alpha is None else "identity"
+    return "irkit.Projection", settings | {"gated": layer.gated, "residual": residual}, layer.state_dict()
+
+
+def optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file does not exist."""
+    return read_json(path) if path.is_file() else {}
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a file that people can read."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _projection(folder: Path, settings: dict[str, Any]) -> Projection:
+    learned = "learned" if settings.get("use_residual") else "none"
+    try:
+        layer = Projection(
+            settings["in_features"],
+            settings["out_features"],
+            bias=settings.get("bias", True),
+            activation=_activation(settings.get("activation_function", _TANH), folder),
+            gated=settings.get("gated", False),
+            residual=settings.get("residual", learned),
+        )
+        layer.load_state_dict({name: value.float() for name, value in read_weights(folder).items()})
+    except KeyError as error:
+        raise ConfigError(f"loading {folder}: its config.json lacks the key {error}") from error
+    except (RuntimeError, TypeError) as error:  # weights of other shapes, settings of other types
+        raise CorruptError(f"loading {folder}: {' '.join(str(error).split())}") from error
+    return layer
+
+
+def _activation(name: Any, folder: Path) -> nn.Module:
+    """Make the activation of torch.nn that a configuration names; other classes could run foreign code."""
+    home, _, last = str(name).rpartition(".")
+    kind = getattr(nn, last, None) if f"{home}.".startswith("torch.nn.") else None
+    if isinstance(kind, type) and issubclass(kind, nn.Module):
+        with suppress(Exception):  # the class needs arguments, or is no function of a tensor
+            activation: nn.Module = kind()
+            if activation(torch.zeros(2, 3)).shape == (2, 3):
+                return activation
+    raise ConfigError(f"loading {folder}: activation_function {name!r}, expected an activation of torch.nn")
+
+
+LAYERS: dict[str, Callable[[Path, dict[str, Any]], nn.Module | None]] = {
+    "Dense": _projection,
+    "Projection": _projection,  # irkit's own: gated, or with a residual that sentence-transformers lacks
+    "Normalize": lambda folder, settings: Normalize(),
+    "Dropout": lambda folder, settings: None,
+}

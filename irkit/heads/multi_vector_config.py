@@ -1,0 +1,89 @@
+"""How texts become token vectors: lengths, query expansion, skipped words and token pooling."""
+
+from __future__ import annotations
+
+import string
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from irkit.config import Config
+from irkit.heads.head import Side
+
+__all__ = ["MultiVectorConfig", "QueryExpansion", "TokenPooling"]
+
+_LONGEST = 1 << 20  # tokens of a text: queries are filled up to their length
+
+
+class QueryExpansion(Config):
+    """Queries are filled up with a token whose vectors then stand for words that were not asked for.
+
+    Attributes:
+        length: Tokens of a query after it.
+        strategy: ``"fixed"`` cuts queries at ``length``, as ColBERT does; ``"min"`` leaves longer ones whole.
+        attend: Whether the other tokens see the added ones, which see the others in any case.
+        token: What is added; by default the mask token, else the last token of every text.
+    """
+
+    length: int = Field(32, ge=1, le=_LONGEST)
+    strategy: Literal["fixed", "min"] = "fixed"
+    attend: bool = False
+    token: str | None = None
+
+
+class TokenPooling(Config):
+    """Similar vectors of a text become one, see `irkit.heads.token_pooling.pool_tokens`.
+
+    Attributes:
+        pool_factor: Keep one vector of so many.
+        protected_tokens: Leading vectors that stay as they are.
+        normalize: Scale the results to length 1.
+        sides: Sides whose vectors are pooled.
+    """
+
+    pool_factor: float = Field(2.0, ge=1)
+    protected_tokens: int = Field(1, ge=0)
+    normalize: bool = True
+    sides: tuple[Side, ...] = ("document",)
+
+
+class MultiVectorConfig(Config):
+    """How texts of either side become token vectors.
+
+    Attributes:
+        query_length: Number of tokens at which queries are cut, including special tokens and markers (tokens
+            before a text that tell queries from documents, such as ``[Q]``); None is the tokenizer's limit.
+            A ``query_expansion`` with the strategy ``"fixed"`` cuts queries at its own length instead.
+        document_length: The same for documents.
+        query_expansion: None adds nothing to queries.
+        skiplist_words: Tokens that give no vector, punctuation by default. Those that the vocabulary does
+            not have are ignored. (PyLate looks up the token for unknown words in their place, so that
+            documents lose all their unknown words.)
+        skiplist_sides: Sides whose texts drop these tokens.
+        token_pooling: None keeps all vectors.
+        pooled_sides: Sides whose texts the encoder's pooling layers shorten, if it has any; other texts go
+            through the same weights without pooling.
+
+    Examples:
+        >>> config = MultiVectorConfig(query_expansion={"length": 32}, document_length=180)
+        >>> config.query_expansion.strategy
+        'fixed'
+    """
+
+    query_length: int | None = Field(None, ge=1, le=_LONGEST)
+    document_length: int | None = Field(None, ge=1, le=_LONGEST)
+    query_expansion: QueryExpansion | None = None
+    skiplist_words: tuple[str, ...] = tuple(string.punctuation)
+    skiplist_sides: tuple[Side, ...] = ("document",)
+    token_pooling: TokenPooling | None = None
+    pooled_sides: tuple[Side, ...] = Field(("document",), repr=False)  # says nothing of most models
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        expansion = self.query_expansion
+        if expansion is not None and self.query_length is not None and self.query_length < expansion.length:
+            raise ValueError(
+                f"query_length {self.query_length} is under the {expansion.length} tokens that queries are "
+                "expanded to"
+            )
+        return self

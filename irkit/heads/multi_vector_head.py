@@ -1,0 +1,339 @@
+"""One vector a token, as in ColBERT: project, normalise, leave out tokens without meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from irkit.config import Config, read_json
+from irkit.core.ragged import Ragged
+from irkit.core.representation import MultiVector
+from irkit.encoder import AnyEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.errors import BadValueError, ConfigError
+from irkit.heads.head import Head, Side, width_after
+from irkit.heads.layer_modules import Module, Modules, OpenedModel, layer_module, read_layers
+from irkit.heads.multi_vector_config import MultiVectorConfig, TokenPooling
+from irkit.heads.projection import Normalize, ProjectionConfig, projection_config, projection_layers
+from irkit.heads.token_pooling import pool_rows
+from irkit.heads.windows import windows
+from irkit.tokenizer import Tokenizer
+
+__all__ = ["MultiVectorHead"]
+
+_FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
+_MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
+_POOLING_TYPE = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
+_POOLING = {
+    "pool_factor": 1.0,
+    "num_protected_tokens": 1,
+    "normalize_embeddings": False,
+    "tasks": ["document"],
+}
+
+
+class MultiVectorHead(Head):
+    """One vector a token, of the tokens that its configuration does not leave out.
+
+    Of an encoder that pools, a vector stands for a window of tokens, and is left out if all of them are.
+
+    Everything runs in float32 (or float64), however low the precision of the encoder.
+
+    Attributes:
+        layers: Modules applied to the hidden states, `Projection` and `Normalize` in any order.
+        config: What is done with the texts of either side.
+        skip_ids: ``(s,)`` ids of the tokens that give no vector; None until a model looks up the words of
+            its configuration.
+        expansion_id: Id of the token that fills queries up.
+        window: Kernel and stride, in tokens, of the rows that the encoder makes of texts that it pools.
+        dim: Width of a token vector.
+
+    Examples:
+        >>> tokens = Ragged.from_rows([[101, 7, 1012, 102]])
+        >>> hidden = tokens.with_values(torch.full((4, 4), 3.0))
+        >>> MultiVectorHead(4, [Normalize()], skip_ids=[1012])(hidden, tokens).tokens[0].tolist()
+        [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5]]
+
+    Source: Khattab and Zaharia 2020, "ColBERT", section 3.2.
+    """
+
+    config: MultiVectorConfig
+    kind: ClassVar[str] = "multi_vector"
+    model_type: ClassVar[str] = "MultiVectorEncoder"
+    skip_ids: Tensor | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        layers: Iterable[nn.Module] = (),
+        config: MultiVectorConfig | None = None,
+        *,
+        skip_ids: Iterable[int] | None = None,
+        expansion_id: int | None = None,
+    ) -> None:
+        """Join layers and a configuration.
+
+        Args:
+            hidden_size: Width of hidden states.
+            layers: Modules applied to the hidden states, in order.
+            config: See `MultiVectorConfig`.
+            skip_ids: Ids of ``config.skiplist_words``; None lets the model that gets the head look them up.
+            expansion_id: Id of the token that fills queries up.
+
+        Raises:
+            BadValueError: The widths of two layers do not meet, or there is no token to expand with.
+        """
+        super().__init__()
+        self.hidden_size, self.layers = hidden_size, nn.ModuleList(layers)
+        self.config = config or MultiVectorConfig()
+        self.dim = width_after(self.layers, hidden_size, "MultiVectorHead")
+        self.expansion_id = expansion_id
+        self.skip_ids: Tensor | None = None  # on the CPU, as are the ids of a batch when they are looked at
+        if skip_ids is not None:
+            self.skip(skip_ids)
+        if self.config.query_expansion is not None and expansion_id is None:
+            token = self.config.query_expansion.token or "a mask token"
+            raise BadValueError(
+                f"MultiVectorHead: query_expansion with {token}, which the vocabulary lacks; name another"
+            )
+
+    @classmethod
+    def create(
+        cls,
+        encoder: AnyEncoder,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any] | Config | None = None,
+        *,
+        projection: str | Mapping[str, Any] | ProjectionConfig | None = None,
+    ) -> Self:
+        """Make a head with a projection of random weights; vectors get length 1 in any case."""
+        layers = (
+            []
+            if projection is None
+            else projection_layers(projection_config(projection), encoder.hidden_size)
+        )
+        return cls.from_layers(encoder.hidden_size, [*layers, Normalize()], config, tokenizer)
+
+    @classmethod
+    def from_layers(
+        cls,
+        hidden_size: int,
+        layers: Iterable[nn.Module],
+        config: Mapping[str, Any] | Config | None,
+        tokenizer: Tokenizer,
+        source: str = "multi-vector model",
+    ) -> Self:
+        """Make a head of layers, and look up the token of its query expansion in a vocabulary."""
+        if not isinstance(config, MultiVectorConfig):
+            config = MultiVectorConfig.parse({} if config is None else dict(config), source)
+        expansion, special = config.query_expansion, tokenizer.special_ids
+        filler = special.get("mask", special.get("sep"))
+        if expansion is not None and expansion.token is not None:
+            filler = next(iter(tokenizer.ids([expansion.token])), None)
+        return cls(hidden_size, layers, config, expansion_id=filler)
+
+    @classmethod
+    def from_modules(cls, opened: OpenedModel) -> Self:
+        """Read Dense, Normalize and MultiVectorMask in any order, then HierarchicalTokenPooling."""
+        layers: Modules = []
+        mask: dict[str, Any] | None = None
+        pooling: dict[str, Any] | None = None
+        for name, folder in opened.modules:
+            if pooling is not None:
+                raise ConfigError(
+                    f"loading {opened.folder}: module {name} follows token pooling, expected none"
+                )
+            if name == "MultiVectorMask":
+                mask = _read_mask(folder)
+            elif name == "HierarchicalTokenPooling":
+                pooling = _POOLING | read_json(folder / "config.json")
+            else:
+                layers.append((name, folder))
+        settings = {key: opened.transformer.get(key) for key in ("query_length", "document_length")}
+        expansion = opened.transformer.get("query_expansion")
+        if expansion is not None and mask is None and not expansion.get("attend"):
+            expansion = None  # nobody sees the added tokens, and they give no vectors
+        settings |= {"query_expansion": expansion, "skiplist_words": (), **(mask or {})}
+        if _POOLED_SIDES in opened.settings:
+            settings[_POOLED_SIDES] = opened.settings[_POOLED_SIDES]
+        if pooling is not None:
+            settings["token_pooling"] = {
+                "pool_factor": pooling["pool_factor"],
+                "protected_tokens": pooling["num_protected_tokens"],
+                "normalize": pooling["normalize_embeddings"],
+                "sides": pooling["tasks"],
+            }
+        made = read_layers(layers, _FEATURE)
+        source = f"loading {opened.folder}"
+        return cls.from_layers(opened.hidden_size, made, settings, opened.tokenizer, source)
+
+    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+        """Return the layers, MultiVectorMask and, if it pools tokens, HierarchicalTokenPooling."""
+        config, pooling = self.config, self.config.token_pooling
+        mask = {
+            "skiplist_words": list(config.skiplist_words),
+            "skiplist_tasks": list(config.skiplist_sides),
+            "keep_only_token_ids": None,
+        }
+        modules = [layer_module(layer, _FEATURE) for layer in self.layers]
+        modules.append((_MASK_TYPE, mask, {}))
+        if pooling is not None:
+            settings = {
+                "pool_factor": pooling.pool_factor,
+                "num_protected_tokens": pooling.protected_tokens,
+                "normalize_embeddings": pooling.normalize,
+                "tasks": list(pooling.sides),
+            }
+            modules.append((_POOLING_TYPE, settings, {}))
+        return modules
+
+    def transformer_settings(self) -> dict[str, Any]:
+        """Return what sentence_bert_config.json says about the sides."""
+        config = self.config
+        return {
+            "transformer_task": self.transformer_task,
+            "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+            "module_output_name": _FEATURE,
+            "query_length": config.query_length,
+            "document_length": config.document_length,
+            "query_expansion": None
+            if config.query_expansion is None
+            else config.query_expansion.model_dump(),
+        }
+
+    def read_lengths(self, lengths: Mapping[Side, int]) -> None:
+        """Do nothing: the configuration has them."""
+
+    def directory_settings(self, queries: Head) -> dict[str, Any]:
+        """Return ``pooled_sides`` unless it is the default; sentence-transformers ignores this key."""
+        default = MultiVectorConfig.model_fields[_POOLED_SIDES].default
+        pooled = self.config.pooled_sides
+        return {} if pooled == default else {_POOLED_SIDES: list(pooled)}
+
+    def skip(self, ids: Iterable[int]) -> None:
+        """Let these tokens give no vector, in place."""
+        self.skip_ids = torch.tensor(sorted(set(ids)), dtype=torch.int64, device="cpu")
+
+    def look_up_words(self, tokenizer: Tokenizer) -> None:
+        """Look up the ids of ``skiplist_words``, unless the head has them already."""
+        if self.skip_ids is None:
+            self.skip(tokenizer.ids(self.config.skiplist_words))
+
+    @property
+    def pooled_sides(self) -> tuple[Side, ...]:
+        """Sides on which the pooling layers of an encoder work."""
+        return self.config.pooled_sides
+
+    def max_length(self, side: Side) -> int | None:
+        """Return the number of tokens at which texts of ``side`` are cut; None leaves it to the tokenizer."""
+        config, expansion = self.config, self.config.query_expansion
+        if side == "document":
+            return config.document_length
+        return expansion.length if expansion and expansion.strategy == "fixed" else config.query_length
+
+    def set_length(self, side: Side, length: int) -> None:
+        """Cut texts of ``side`` at ``length`` tokens; the configuration stores it."""
+        settings = self.config.model_dump() | {f"{side}_length": length}
+        self.config = MultiVectorConfig.parse(settings, "multi-vector model")
+
+    def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
+        """Fill queries up.
+
+        Returns:
+            Ragged ids, and ``(n,)`` lengths of what the encoder attends to; None where that is all.
+        """
+        expansion = self.config.query_expansion
+        if side != "query" or expansion is None or self.expansion_id is None:
+            return tokens, None
+        lengths, ids = tokens.lengths.clamp(min=expansion.length), tokens.host()
+        filler = ids.values.new_full((int(lengths.sum()),), self.expansion_id)
+        longer = Ragged(filler, lengths)
+        longer.values[longer.part_positions(torch.zeros_like(lengths), ids.lengths).values] = ids.values
+        # a text without any token of its own can only see what was added
+        attended = torch.where(tokens.lengths > 0, tokens.lengths, lengths)
+        return longer.to(tokens.device), None if expansion.attend else attended
+
+    def spans(self, tokens: Ragged, side: Side) -> Ragged:
+        """Ragged ``(rows, 2)``: the tokens of `expand` behind each row of the encoder, see `windows`."""
+        return windows(tokens, *(self.window if self.pools(side) else (1, 1)))
+
+    def has_vector(self, tokens: Ragged, side: Side) -> Tensor:
+        """``(rows,)`` booleans on the CPU: the rows of the encoder that give a vector."""
+        tokens = tokens.host()
+        skip_ids = self.skip_ids if side in self.config.skiplist_sides else None
+        if skip_ids is not None and len(skip_ids):
+            mask = ~torch.isin(tokens.values, skip_ids)
+        else:
+            mask = tokens.values >= 0
+        if self.window == (1, 1) or not self.pools(side):
+            return mask
+        before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.cumsum(0)])
+        return before[self.spans(tokens, side).values].diff(dim=1).squeeze(1) > 0
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+
+        def __call__(  # noqa: D102
+            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+        ) -> MultiVector: ...
+
+    def forward(
+        self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+    ) -> MultiVector:
+        """Make token vectors.
+
+        Args:
+            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``.
+            tokens: Ragged ids, as `expand` gives them.
+            prompt_length: Ignored: the tokens of a prompt give vectors too.
+            side: What the texts are.
+
+        Returns:
+            MultiVector of width ``dim``, float32. A text all of whose tokens are left out has no vector.
+
+        Raises:
+            BadValueError: The encoder pools in another way than ``window`` says.
+        """
+        vectors = self.token_vectors(hidden, tokens, side)
+        pooling = self.config.token_pooling
+        if pooling is not None and side in pooling.sides:
+            vectors = _pooled(vectors, pooling)
+        return MultiVector(vectors)
+
+    def token_vectors(self, hidden: Ragged, tokens: Ragged, side: Side) -> Ragged:
+        """As `forward`, before token pooling: the vectors of the rows that `has_vector`."""
+        mask = self.has_vector(tokens, side)
+        if len(hidden.values) != len(mask):
+            kernel, stride = self.window if self.pools(side) else (1, 1)
+            raise BadValueError(
+                f"MultiVectorHead: the encoder gives {len(hidden.values)} vectors of {len(tokens.values)} "
+                f"tokens; expected {len(mask)}, one of each {kernel} tokens, every {stride}"
+            )
+        vectors = hidden.where(mask)
+        values = vectors.values.to(torch.promote_types(vectors.values.dtype, torch.float32))
+        for layer in self.layers:
+            values = layer(values)
+        return vectors.with_values(values)
+
+    def extra_repr(self) -> str:
+        """Return what a printed head says beside its layers."""
+        return repr(self.config)
+
+
+def _pooled(vectors: Ragged, pooling: TokenPooling) -> Ragged:
+    vectors = pool_rows(vectors, pooling.pool_factor, pooling.protected_tokens)
+    return vectors.with_values(F.normalize(vectors.values, dim=-1)) if pooling.normalize else vectors
+
+
+def _read_mask(folder: Path) -> dict[str, Any]:
+    settings = read_json(folder / "config.json")
+    if settings.get("keep_only_token_ids"):
+        raise ConfigError(f"loading {folder}: keep_only_token_ids is for images; irkit encodes plain text")
+    return {
+        "skiplist_words": settings.get("skiplist_words") or (),
+        "skiplist_sides": settings.get("skiplist_tasks") or ("document",),
+    }

@@ -1,0 +1,187 @@
+"""One vector a text: pool the tokens, then project and normalise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from irkit.config import read_json
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Dense
+from irkit.encoder import AnyEncoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.heads.head import Head, Side, width_after
+from irkit.heads.layer_modules import Module, OpenedModel, layer_module, read_layers
+
+__all__ = ["POOLINGS", "PooledHead"]
+
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+_LEGACY_POOLING = {  # in the order in which several are put side by side
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+class PooledHead(Head):
+    """One vector a text; a text without tokens becomes the pooling of nothing: zeros.
+
+    Pooling and everything after it run in float32 (or float64), however low the precision of the encoder.
+
+    Attributes:
+        pooling: Ways of pooling; the results of several stand side by side.
+        include_prompt: Whether the tokens of the prompt take part.
+        layers: What follows, `Projection` and `Normalize` in any order.
+        dim: Width of the result.
+
+    Examples:
+        >>> tokens = Ragged.from_rows([[101, 7, 102], [101, 102]])
+        >>> hidden = tokens.with_values(torch.ones(5, 4))
+        >>> PooledHead(4, "mean")(hidden, tokens).values.tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+
+    Source: the Pooling module of sentence-transformers, whose names these are.
+    """
+
+    kind: ClassVar[str] = "dense"
+    model_type: ClassVar[str] = "SentenceTransformer"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        pooling: str | Sequence[str] = "mean",
+        layers: Iterable[nn.Module] = (),
+        *,
+        include_prompt: bool = True,
+    ) -> None:
+        """Join a pooling and layers.
+
+        Args:
+            hidden_size: Width of the hidden states.
+            pooling: cls (first token), max, mean, mean_sqrt_len_tokens, weightedmean (token i counts
+                i times) or lasttoken; or several.
+            layers: Applied to the pooled vectors in turn.
+            include_prompt: False leaves the tokens of the prompt out.
+
+        Raises:
+            BadValueError: There is no such pooling, or the widths of two layers do not meet.
+        """
+        super().__init__()
+        self.pooling = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+        self.include_prompt = include_prompt
+        self.layers = nn.ModuleList(layers)
+        self.hidden_size = hidden_size
+        unknown = sorted(set(self.pooling) - set(POOLINGS))
+        if unknown or not self.pooling:
+            raise BadValueError(
+                f"PooledHead: unknown pooling {', '.join(unknown) or '()'}, expected {', '.join(POOLINGS)}"
+            )
+        self.dim = width_after(self.layers, hidden_size * len(self.pooling), "PooledHead")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of the constructor that are not layers."""
+        return {"pooling": list(self.pooling), "include_prompt": self.include_prompt}
+
+    @classmethod
+    def from_modules(cls, opened: OpenedModel) -> Self:
+        """Read Pooling, then Dense and Normalize in any order."""
+        modules, hidden_size, folder = opened.modules, opened.hidden_size, opened.folder
+        if not modules or modules[0][0] != "Pooling":
+            first = modules[0][0] if modules else "nothing"
+            name = "config_sentence_transformers.json"
+            missing = f"; {name} is missing, without which it is taken for a dense model"
+            hint = "" if (folder / name).exists() else missing
+            raise ConfigError(f"loading {folder}: Transformer is followed by {first}, expected Pooling{hint}")
+        layers = read_layers(modules[1:], "sentence_embedding")
+        settings = read_json(modules[0][1] / "config.json")
+        width = settings.get("embedding_dimension", settings.get("word_embedding_dimension", hidden_size))
+        if width != hidden_size:
+            raise CorruptError(
+                f"loading {folder}: Pooling expects width {width}, the encoder gives {hidden_size}"
+            )
+        legacy = [mode for key, mode in _LEGACY_POOLING.items() if settings.get(key)]
+        pooling = settings.get("pooling_mode") or legacy or "mean"
+        return cls(hidden_size, pooling, layers, include_prompt=settings.get("include_prompt", True))
+
+    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+        """Return Pooling with the keys of version 2, if it has them, and the layers."""
+        pooling: dict[str, Any] = {key: mode in self.pooling for key, mode in _LEGACY_POOLING.items()}
+        if [mode for mode in _LEGACY_POOLING.values() if mode in self.pooling] != list(self.pooling):
+            pooling = {"pooling_mode": list(self.pooling)}  # only version 6 knows another order
+        common = {"word_embedding_dimension": self.hidden_size, "include_prompt": self.include_prompt}
+        layers = [layer_module(layer) for layer in self.layers]
+        return [("sentence_transformers.models.Pooling", common | pooling, {}), *layers]
+
+    def pooling_problem(self) -> str | None:
+        """Return why the head cannot work on an encoder that pools; None if it can."""
+        if self.include_prompt:
+            return None
+        return "its head leaves the tokens of the prompt out, which pooled rows hold together with others"
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+
+        def __call__(  # noqa: D102
+            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+        ) -> Dense: ...
+
+    def forward(
+        self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+    ) -> Dense:
+        """Pool the hidden states of each text to one vector.
+
+        Args:
+            hidden: Ragged ``(total, hidden_size)``; a pooling encoder gives fewer rows than tokens.
+            tokens: Ignored.
+            prompt_length: Leading tokens of each text that belong to the prompt.
+            side: Ignored: only prompts tell queries from documents.
+
+        Returns:
+            Dense ``(n, dim)`` float32.
+        """
+        skipped = 0 if self.include_prompt else prompt_length
+        hidden = hidden.with_values(hidden.values.to(torch.promote_types(hidden.values.dtype, torch.float32)))
+        if skipped:
+            lengths = (hidden.lengths - skipped).clamp(min=0)
+            positions = hidden.part_positions(hidden.lengths - lengths, lengths)
+            hidden = positions.with_values(hidden.values[positions.values])
+        vectors = torch.cat([_pool(mode, hidden, skipped) for mode in self.pooling], dim=1)
+        for layer in self.layers:
+            vectors = layer(vectors)
+        return Dense(vectors)
+
+    def extra_repr(self) -> str:
+        """Return what a printed head says beside its layers."""
+        return f"pooling={'+'.join(self.pooling)}, include_prompt={self.include_prompt}"
+
+
+def _pool(mode: str, hidden: Ragged, skipped: int) -> Tensor:
+    """``(total, hidden_size)`` to ``(n, hidden_size)``; rows without tokens give zeros."""
+    if mode == "mean_sqrt_len_tokens":
+        counts = hidden.offsets.diff().clamp(min=1)
+        return _bag("sum", hidden) / counts.sqrt()[:, None]
+    if mode == "weightedmean":
+        weights = (hidden.positions() + skipped + 1).to(hidden.values.dtype)[:, None]
+        total = _bag("sum", hidden.with_values(weights))
+        return _bag("sum", hidden.with_values(hidden.values * weights)) / total.clamp(min=1)
+    if mode in ("cls", "lasttoken"):
+        starts, ends = hidden.offsets[:-1], hidden.offsets[1:]
+        zeros = len(hidden.values)  # the place of a row of zeros, added for texts without tokens
+        chosen = torch.where(ends > starts, starts if mode == "cls" else ends - 1, zeros)
+        return F.pad(hidden.values, (0, 0, 0, 1))[chosen.long()]
+    return _bag(mode, hidden)
+
+
+def _bag(mode: str, rows: Ragged) -> Tensor:
+    """Sum, mean or maximum over each row; zeros where it is empty."""
+    positions = torch.arange(len(rows.values), device=rows.device, dtype=torch.int32)
+    return F.embedding_bag(positions, rows.values, rows.offsets, mode=mode, include_last_offset=True)

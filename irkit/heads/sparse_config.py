@@ -1,0 +1,67 @@
+"""How logits of tokens become weights of a text."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from pydantic import PositiveInt
+
+from irkit.config import Config
+from irkit.heads.head import Head, Side
+
+__all__ = ["SparseConfig", "read_limits", "write_limits"]
+
+_LIMITS = ("query_max_active_dims", "document_max_active_dims")
+
+
+class SparseConfig(Config):
+    """How logits of tokens become weights of a text.
+
+    Attributes:
+        pooling: Over the tokens of a text: ``"max"`` (SPLADE v2 and later) or ``"sum"`` (the first SPLADE).
+        activation: Of a logit: ``"log1p_relu"``, ``log(1 + relu(x))``; ``"log1p_log1p_relu"``, the logarithm
+            twice, which makes vectors sparser; or ``"relu"``.
+        query_max_active_dims: Keep this many weights of a query, the largest; None keeps all.
+        document_max_active_dims: The same for documents.
+
+    Source: Formal et al. 2021, "SPLADE", equation 1, and "SPLADE v2", equation 6; Shen et al. 2025,
+    "Exploring l0 Sparsification for Inference-free Sparse Retrievers", section 3.
+    """
+
+    pooling: Literal["max", "sum"] = "max"
+    activation: Literal["log1p_relu", "log1p_log1p_relu", "relu"] = "log1p_relu"
+    query_max_active_dims: PositiveInt | None = None
+    document_max_active_dims: PositiveInt | None = None
+
+    def max_active_dims(self, side: Side) -> int | None:
+        """Return how many weights of a text of ``side`` are kept; None is all."""
+        return self.query_max_active_dims if side == "query" else self.document_max_active_dims
+
+    def limited(self, max_active_dims: int) -> SparseConfig:
+        """Return a copy that keeps that many weights per text of either side."""
+        limits = {f"{side}_max_active_dims": max_active_dims for side in get_args(Side)}
+        return self.model_copy(update=limits)
+
+
+def read_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of either side that config_sentence_transformers.json says, by their names here."""
+    both = settings.get("max_active_dims")
+    return {name: settings.get(name, both) for name in _LIMITS}
+
+
+def write_limits(documents: SparseConfig, queries: Head) -> dict[str, Any]:
+    """Return what config_sentence_transformers.json says about the limits of either side."""
+    config = getattr(queries, "config", None)
+    if not isinstance(config, SparseConfig):
+        return {}
+    limits = [config.query_max_active_dims, documents.document_max_active_dims]
+    if limits[0] == limits[1]:
+        return {} if limits[0] is None else {"max_active_dims": limits[0]}
+    warnings.warn(
+        f"saving a model: queries keep {limits[0] or 'all'} weights and documents {limits[1] or 'all'}; "
+        "sentence-transformers has one limit for both and keeps all of this model",
+        stacklevel=6,  # whoever called save_pretrained
+    )
+    return dict(zip(_LIMITS, limits, strict=True))

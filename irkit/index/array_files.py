@@ -1,0 +1,262 @@
+"""The files of a store: the manifest and its checks, mapped arrays, and writes that reach the disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irkit.errors import CorruptError, StorageError
+from irkit.utils.atomic import explained
+
+__all__ = [
+    "DATA_FILE",
+    "DTYPES",
+    "Array",
+    "Entry",
+    "Manifest",
+    "allocate",
+    "checksum",
+    "corrupt",
+    "is_cut",
+    "peek",
+    "read_manifest",
+    "release",
+    "write_at",
+]
+
+Array = np.ndarray[Any, Any]
+
+DATA_FILE = re.compile(r"[a-z_]+\.g\d+\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3
+DTYPES = frozenset(np.dtype(letter).newbyteorder("<").str for letter in "?bBhHiIqQefd")
+"""Dtypes of arrays."""
+_REMEDY = "restore the directory from a copy or rebuild the index"
+_FORMAT = 1
+_KIND = "irkit index"
+_DEEPEST = 50  # nested values: copying and writing them is recursive
+_MOST = 1 << 48  # largest number of rows, bytes, and numbers per row
+_BLOCK_BYTES = 1 << 24
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def corrupt(what: object, problem: str) -> CorruptError:
+    """Return the error of an index, or of ``"file PATH"`` of one, whose content is not what irkit wrote."""
+    return CorruptError(f"index {what}: {problem}; {_REMEDY}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The entry of an array in the manifest: ``rows`` of ``shape`` and ``dtype``, stored in ``file``."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+    crc32: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file that belong to the array; bytes after them are not committed."""
+        return self.rows * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def map(self, directory: Path) -> Array:
+        """Map the array ``(rows, *shape)`` into memory.
+
+        Raises:
+            CorruptError: The file is missing or too short.
+        """
+        path = directory / self.file
+        with explained(f"reading {path}"):
+            try:
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that nobody waits for a pipe
+                descriptor = os.open(path, flags)
+            except FileNotFoundError:
+                raise corrupt(f"file {path}", "it is missing") from None
+            try:
+                size = os.fstat(descriptor).st_size
+                if size < self.nbytes:
+                    raise corrupt(f"file {path}", f"it has {size} bytes, expected {self.nbytes}")
+                if not self.nbytes:
+                    return np.empty((self.rows, *self.shape), self.dtype)
+                # private and writable, because torch warns of arrays that are read-only; nobody writes to
+                # them, and NORESERVE keeps the kernel from reserving memory for that
+                pages = mmap.mmap(
+                    descriptor,
+                    self.nbytes,
+                    flags=mmap.MAP_PRIVATE | _NORESERVE,
+                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                )
+            finally:
+                os.close(descriptor)
+        return np.frombuffer(pages, self.dtype).reshape(self.rows, *self.shape)
+
+    def verify(self, directory: Path, array: Array) -> None:
+        """Raise CorruptError unless ``array``, mapped from the file, is what was written."""
+        actual = checksum(array)
+        if actual != self.crc32:
+            problem = f"altered; its checksum is {actual:08x}, expected {self.crc32:08x}"
+            raise corrupt(f"file {directory / self.file}", problem)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One committed state: the arrays by name, free values, and the number of the newest file."""
+
+    arrays: Mapping[str, Entry]
+    meta: Mapping[str, Any]
+    generation: int = 0
+
+    def serialise(self) -> bytes:
+        """Return indented JSON that carries its own checksum."""
+        arrays = {name: asdict(entry) for name, entry in self.arrays.items()}
+        body = {"kind": _KIND, "format": _FORMAT, "generation": self.generation}
+        body |= {"arrays": arrays, "meta": self.meta}
+        return json.dumps(
+            body | {"checksum": zlib.crc32(_canonical(body))}, indent=1, sort_keys=True
+        ).encode()
+
+
+def read_manifest(data: bytes, path: Path) -> Manifest:
+    """Parse what ``serialise`` made; ``path`` is for messages.
+
+    Raises:
+        StorageError: The file belongs to something else.
+        CorruptError: It was altered, or is of an unknown format.
+    """
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise corrupt(f"file {path}", f"not valid JSON ({error})") from None
+    if not isinstance(body, dict) or (body.get("kind") != _KIND and "checksum" not in body):
+        raise StorageError(
+            f"{path}: not the manifest of an index; expected a directory an index was built in"
+        )
+    if _depth(body) > _DEEPEST:
+        raise corrupt(f"file {path}", "lists or dictionaries too deep in each other")
+    if body.get("format") != _FORMAT:
+        raise CorruptError(
+            f"index file {path}: format {body.get('format')!r}, expected {_FORMAT}; "
+            f"open it with the version of irkit that wrote it, or {_REMEDY}"
+        )
+    if body.pop("checksum", None) != zlib.crc32(_canonical(body)):
+        raise corrupt(f"file {path}", "its checksum differs: it was altered")
+    return _manifest(body, path)
+
+
+def _manifest(body: Mapping[str, Any], path: Path) -> Manifest:
+    """Return the manifest that JSON values stand for, if they have the right types."""
+    try:
+        arrays = {
+            name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in body["arrays"].items()
+        }
+        manifest = Manifest(arrays, body["meta"], body["generation"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise corrupt(f"file {path}", f"not of format {_FORMAT} ({error!r:.200})") from None
+    if not isinstance(manifest.meta, dict) or not _count(manifest.generation):
+        raise corrupt(f"file {path}", f"not of format {_FORMAT} (meta or generation)")
+    for name, entry in arrays.items():
+        if not _is_entry(entry):
+            raise corrupt(f"file {path}", f"{name!r:.60} is no array ({entry!r:.200})")
+    files = [entry.file for entry in arrays.values()]
+    if len(set(files)) < len(files) or not all(map(DATA_FILE.fullmatch, files)):
+        raise corrupt(f"file {path}", "it names files that are not of an index")
+    return manifest
+
+
+def _is_entry(entry: Entry) -> bool:
+    """Return whether an entry has the right types, and numbers that an array can have."""
+    fine = isinstance(entry.file, str) and isinstance(entry.dtype, str) and entry.dtype in DTYPES
+    fine = fine and len(entry.shape) <= 8 and all(map(_count, (*entry.shape, entry.rows, entry.crc32)))
+    return fine and entry.nbytes <= _MOST
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _depth(value: Any) -> int:
+    """Return how deep lists and dictionaries are nested."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        items = [item for item in level if isinstance(item, dict | list)]
+        level = [part for item in items for part in (item.values() if isinstance(item, dict) else item)]
+    return depth
+
+
+def peek(path: Path) -> Manifest | None:
+    """Return the manifest; None if it is missing or incomplete. Raise an OSError if it cannot be read."""
+    try:
+        return read_manifest(path.read_bytes(), path)
+    except (FileNotFoundError, NotADirectoryError, StorageError):
+        return None
+
+
+def checksum(array: Array) -> int:
+    """Return the CRC-32 of the bytes of an array, read in blocks; a mapped one does not stay in memory."""
+    content, value = array.reshape(-1).view(np.uint8), 0
+    for start in range(0, len(content), _BLOCK_BYTES):
+        value = zlib.crc32(content[start : start + _BLOCK_BYTES].data, value)
+        release(array)
+    return value
+
+
+def release(array: Array) -> None:
+    """Release mapped pages: they stay in the kernel's cache, but leave the memory of this process."""
+    pages = _pages(array)
+    if pages is not None:
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def is_cut(array: Array) -> bool:
+    """Return whether the file of a mapped array was truncated since; reading it would end the process."""
+    pages = _pages(array)
+    return pages is not None and pages.size() < len(pages)
+
+
+def _pages(array: Array) -> mmap.mmap | None:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def write_at(path: Path, position: int, content: memoryview | bytes) -> None:
+    """Write ``content`` at ``position`` and end the file there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        view = memoryview(content)
+        while len(view):
+            written = os.pwrite(descriptor, view, position)
+            view, position = view[written:], position + written
+        os.ftruncate(descriptor, position)
+    finally:
+        os.close(descriptor)
+
+
+def allocate(path: Path, begin: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Map zeros at a position of an existing file, to be written to; a full disk fails here.
+
+    Without allocated blocks, a full disk would fail when a page is written: by a signal that ends the
+    process.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    with path.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), begin, size)
+    return np.memmap(path, dtype, "r+", begin, shape)
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()

@@ -1,0 +1,156 @@
+"""The directory of an index: who may write to it, and whether an index may be built there."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from irkit.arguments import brief
+from irkit.errors import BadTypeError, LockedError, StorageError
+from irkit.index.array_files import DATA_FILE, Entry, Manifest, peek
+from irkit.utils.atomic import check_folder, explained
+from irkit.utils.locks import FileLock
+
+__all__ = [
+    "ASIDE",
+    "BUILDING",
+    "MANIFEST",
+    "absence",
+    "busy",
+    "check_place",
+    "clean_directory",
+    "directory_of",
+    "lock_index",
+    "manifests",
+]
+
+MANIFEST = "irkit.json"
+BUILDING = "irkit.building.json"  # the manifest of a build that is not published
+ASIDE = "irkit.json.tmp"  # a manifest that is being written
+_LOCK = "irkit.lock"
+_RECIPE = "recipe.yaml"  # written by the command line
+
+
+def lock_index(directory: Path) -> FileLock:
+    """Return the right to write to the directory of an index.
+
+    Raises:
+        LockedError: Somebody else holds it.
+        StorageError: The directory cannot be written to.
+    """
+    with explained(f"locking {directory}", "the index can be read, not changed"):
+        try:
+            return FileLock(directory / _LOCK)
+        except BlockingIOError:
+            raise busy(directory) from None
+
+
+def busy(directory: Path) -> LockedError:
+    """Return the error of a change while another one is in progress."""
+    return LockedError(
+        f"index {directory}: somebody else is writing to it (in this process or another); "
+        "try again when that has finished"
+    )
+
+
+def directory_of(path: str | Path) -> Path:
+    """Return a path as the directory of an index.
+
+    Raises:
+        BadTypeError: ``path`` is neither a string nor a path.
+        StorageError: No directory can have that name.
+    """
+    if not isinstance(path, str | Path):
+        raise BadTypeError(f"index: got {brief(path, 100)} as its directory, expected a path")
+    try:
+        Path(path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a null character
+        raise StorageError(f"index {str(path)!r}: {error}; choose another directory") from None
+    return Path(path)
+
+
+def check_place(directory: Path, overwrite: bool, operation: str = "building an index in") -> None:
+    """Refuse a directory that holds an index, unless ``overwrite`` is set, or other files.
+
+    Messages begin with ``operation``.
+
+    Raises:
+        StorageError: An index cannot be built there.
+    """
+    manifest, path = directory / MANIFEST, directory.resolve()
+    for parent in path.parents:
+        if _is_index(parent):
+            raise StorageError(
+                f"{operation} {directory}: it is inside the index {parent}; choose another directory"
+            )
+    check_folder(directory, f"{operation} {directory}")
+    if not path.exists():
+        return
+    with explained(f"reading {directory}"):
+        present = {file.name for file in directory.iterdir()}
+        whole = peek(manifest) is not None
+        data = {name for name in present if DATA_FILE.fullmatch(name)}
+        damaged = not whole and MANIFEST in present and (data or b'"checksum"' in manifest.read_bytes())
+    ours = whole or damaged
+    known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST, _RECIPE} if ours else set())
+    other = sorted(present - known - data)
+    if other and not whole:
+        raise StorageError(
+            f"{operation} {directory}: the directory holds other files "
+            f"({', '.join(other[:3])}); choose a new or an empty one"
+        )
+    if ours and not overwrite:
+        raise StorageError(
+            f"{operation} {directory}: there is one already; "
+            + (
+                "choose another directory"
+                + ("" if operation.startswith("saving") else " or give overwrite=True")
+            )
+        )
+
+
+def _is_index(folder: Path) -> bool:
+    try:
+        return any(peek(folder / name) for name in (MANIFEST, BUILDING))
+    except OSError:  # this user may not read it
+        return False
+
+
+def manifests(directory: Path) -> list[Manifest]:
+    """Return the manifests in a directory that are whole: of an index, and of a build."""
+    return list(filter(None, (peek(directory / name) for name in (MANIFEST, BUILDING))))
+
+
+def clean_directory(directory: Path, building: bool, saved: bytes, entries: Iterable[Entry]) -> None:
+    """Remove files that no manifest names, and bytes after the committed rows; needs the lock.
+
+    Args:
+        directory: Directory of the index.
+        building: Whether the holder of the lock is a build.
+        saved: Its committed manifest. A compaction (see `irkit.index.compact`) of another one is removed.
+        entries: The arrays of that manifest.
+    """
+    build = None if building else peek(directory / BUILDING)
+    key = build.meta.get("build") if build else None
+    if isinstance(key, dict) and key.get("compact", state := zlib.crc32(saved)) != state:
+        (directory / BUILDING).unlink()
+    named = {entry.file for manifest in manifests(directory) for entry in manifest.arrays.values()}
+    for path in directory.iterdir():
+        if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
+            path.unlink()
+    for entry in entries:
+        if (directory / entry.file).stat().st_size > entry.nbytes:
+            os.truncate(directory / entry.file, entry.nbytes)
+
+
+def absence(directory: Path) -> StorageError:
+    """Return the error of opening a directory without an index, which says what is there."""
+    if (directory / BUILDING).exists():
+        reason = "its build has not finished; run the same build again to resume it"
+    else:
+        state = "no irkit.json in it" if directory.is_dir() else "no such directory"
+        state = "it is a file" if directory.is_file() else state
+        reason = f"{state}; expected a directory that an index was built in"
+    return StorageError(f"opening index {directory}: {reason}")

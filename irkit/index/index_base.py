@@ -1,0 +1,343 @@
+"""What every index does: numbered rows, removal, checks of what it is given, exact scores on request."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from irkit.arguments import brief, is_count
+from irkit.core.representation import Dense, MultiVector, Representation, Sparse
+from irkit.core.scoring import score
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.index.array_files import Array
+from irkit.index.index_kinds import INDEX_KINDS, suitable_names
+from irkit.index.index_settings import IndexConfig
+from irkit.index.layout import removed_rows
+from irkit.index.state import snapshot
+from irkit.index.store import Store
+from irkit.index.term_ids import Vocabulary
+from irkit.index.topk import Hits
+from irkit.utils.forking import one_thread_after_fork
+
+__all__ = ["Index", "StageProgress", "as_rows", "live_rows"]
+
+StageProgress: TypeAlias = Callable[[str, int, int | None], object]
+"""``progress(stage, count, total)``: ``count`` more of the ``total`` steps of ``stage`` are done.
+
+The name of a stage ends in -ing (``"encoding"``, ``"training"``, ``"adding"``). A stage begins with its first
+call, whose count may be 0, and ends with the first call of another stage. ``total`` is None if it is unknown.
+"""
+
+_TOKENS = 128  # tokens per document, as an estimate
+
+
+class Index(ABC):
+    """Rows of one kind of representation in a `Store`, and their search.
+
+    Rows are numbered 0, 1, ... in order of addition. A number is never used again: a removed row leaves a
+    gap. Changes outside ``store.update()`` are committed one by one.
+
+    A kind of index implements `representations`, ``_append`` and ``_search``; most derive from `StoredRows`,
+    which leaves only ``_search``.
+
+    Attributes:
+        store: Where everything is stored.
+        config: The configuration. Settings of the search may be replaced at any time, as in
+            ``index.config = index.config.model_copy(update={"ef_search": 128})``.
+    """
+
+    def __init__(self, store: Store, config: IndexConfig) -> None:
+        """Use `create_index` or `open_index`."""
+        self.store = store
+        self.config = config
+        self._built = store.meta["index"]["config"]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of representation that it can hold."""
+        return INDEX_KINDS[self.config.kind].holds
+
+    @property
+    def representation(self) -> str | None:
+        """Kind of the representations; None before the first ``add``."""
+        return cast("str | None", self.store.meta["index"]["representation"])
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of a vector, or size of the vocabulary; 0 before the first ``add``."""
+        return int(self.store.meta["index"]["dim"])
+
+    def __len__(self) -> int:
+        """Rows ever added, removed ones included."""
+        return int(self.store.meta["index"]["rows"])
+
+    @property
+    @snapshot
+    def live(self) -> Array:
+        """``(len(self),)`` bool: rows that are not removed."""
+        return live_rows(self.store, len(self))
+
+    def add(self, representation: Representation) -> range:
+        """Add documents.
+
+        Args:
+            representation: Documents of the same kind and dimensions as those in the index.
+
+        Returns:
+            Their rows.
+
+        Raises:
+            BadValueError: Kind or dimensions differ, or a value is NaN or infinite; nothing is added.
+            StorageError: They could not be stored; nothing is added.
+        """
+        with self.store.update():
+            self._check("adding documents", representation)
+            start = len(self)
+            self._append(representation)
+            self.store.meta["index"] |= {
+                "representation": representation.kind,
+                "dim": representation.dim,
+                "rows": start + len(representation),
+            }
+            return range(start, len(self))
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored."""
+        self.add(source.representations(rows))
+
+    def remove(self, rows: Sequence[int] | Array) -> int:
+        """Exclude rows from all later searches; their bytes stay until the index is compacted.
+
+        Returns:
+            How many of them were not removed before.
+
+        Raises:
+            BadValueError: There is no such row.
+        """
+        with self.store.update():
+            chosen = np.unique(self._check_rows("removing documents", rows))
+            chosen = chosen[self.live[chosen]]
+            if len(chosen):
+                self.store.append("removed.bin", chosen)
+            return len(chosen)
+
+    def finish(  # noqa: B027 (an index without such a structure leaves it so)
+        self, progress: StageProgress | None = None
+    ) -> None:
+        """Build or extend what makes searches fast. Everything is found without it, too.
+
+        Args:
+            progress: Called with the stages of the work, see `StageProgress`.
+        """
+
+    @snapshot
+    def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
+        """Return the k best documents of every query.
+
+        Args:
+            queries: ``n_q`` representations of the same kind and dimensions as the documents.
+            k: At least 1; may exceed the number of documents.
+            allowed: ``(len(self),)`` bool: only rows where it is true are returned.
+
+        Returns:
+            Rows and scores, ``(n_q, k)`` each. A document that scores -inf (it has no tokens) is no hit.
+
+        Raises:
+            BadValueError: k < 1, queries of another kind or dimensions or with NaN, or ``allowed`` of another
+                length.
+        """
+        self._check("searching", queries)
+        if isinstance(k, bool) or not hasattr(k, "__index__"):
+            raise BadTypeError(f"search: k is {brief(k)}; expected a whole number")
+        if not is_count(k):
+            raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
+        k = int(k)
+        keep, n_q = self._keep(allowed), len(queries)
+        width = min(k, len(self) if keep is None else int(np.count_nonzero(keep)))
+        if width and n_q:
+            with torch.no_grad():
+                rows, scores = self._search(queries.to("cpu", torch.float32), width, keep)
+        else:
+            rows, scores = np.empty((n_q, 0), np.int64), np.empty((n_q, 0), np.float32)
+        if rows.shape[1] < k:
+            rows = np.pad(rows, ((0, 0), (0, k - rows.shape[1])), constant_values=-1)
+            scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
+        return Hits(rows, scores)
+
+    @snapshot
+    @torch.no_grad()
+    def rescore(self, queries: Representation, rows: Array) -> Array:
+        """Return exact scores of chosen documents, removed ones included.
+
+        Args:
+            queries: ``n_q`` representations.
+            rows: ``(n_q, k)`` integers; -1 stands for no document.
+
+        Returns:
+            ``(n_q, k)`` float32; -inf where the row is -1.
+        """
+        self._check("rescoring", queries)
+        queries = queries.to("cpu", torch.float32)
+        rows = as_rows("rescoring", rows)
+        if rows.ndim != 2 or len(rows) != len(queries):
+            raise BadValueError(
+                f"rescore: rows of shape {rows.shape} for {len(queries)} queries; expected (n_q, k)"
+            )
+        self._check_rows("rescoring", rows[rows != -1])
+        return self._score_rows(queries, rows)
+
+    @snapshot
+    def stats(self) -> dict[str, Any]:
+        """Return kind, representation, dim, documents, removed (and its share) and bytes."""
+        documents = int(self.live.sum())
+        return {
+            "kind": self.config.kind,
+            "representation": self.representation,
+            "dim": self.dim,
+            "documents": documents,
+            "removed": len(self) - documents,
+            "removed_share": (len(self) - documents) / max(1, len(self)),
+            "bytes": sum(self.store.sizes().values()),
+        }
+
+    @abstractmethod
+    def representations(self, rows: Array) -> Representation:
+        """Return the stored documents of ``rows (n,)``, in this order."""
+
+    @abstractmethod
+    def _append(self, representation: Representation) -> None:
+        """Store rows that have been checked."""
+
+    @abstractmethod
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        """Search with ``k`` at most the number of rows where ``keep`` is true (None: everywhere)."""
+
+    def _count(self, name: str) -> int:
+        """Return a number that the manifest has of the index, 0 if it has none."""
+        return int(self.store.meta["index"].get(name, 0))
+
+    def _score_rows(self, queries: Representation, rows: Array) -> Array:
+        """Return the exact scores of rows, as `rescore` does, without checks."""
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        filled, numbers = rows >= 0, self.store.limits.scan_numbers
+        if isinstance(queries, Dense) and filled.any():
+            size = max(1, numbers // (rows.shape[1] * self.dim))
+            for start in range(0, len(rows), size):
+                part = slice(start, start + size)
+                documents = self.representations(rows[part].clip(0).reshape(-1))
+                values = cast(Dense, documents).values.view(*rows[part].shape, -1)
+                scores[part] = (values @ queries.values[part, :, None])[..., 0]
+            scores[~filled] = -np.inf
+        elif isinstance(queries, MultiVector):
+            pairs = np.argwhere(filled)
+            size = max(1, numbers // (_TOKENS * max(1, self.dim)))
+            for start in range(0, len(pairs), size):
+                query, column = pairs[start : start + size].T
+                scores[query, column] = self._score_pairs(queries, query, rows[query, column])
+        else:
+            for query in np.flatnonzero(filled.any(1)):
+                documents = self.representations(rows[query, filled[query]])
+                scores[query, filled[query]] = score(queries[query : query + 1], documents)[0]
+        return scores
+
+    def _score_pairs(self, queries: MultiVector, query: Array, rows: Array) -> Array:
+        """Return the MaxSim ``(n,)`` of pairs of queries, ascending, and rows."""
+        from irkit_kernels.maxsim import maxsim
+
+        q = queries[query[0] : query[-1] + 1].tokens
+        d = cast(MultiVector, self.representations(rows)).tokens
+        pairs = np.stack([query - query[0], np.arange(len(rows))], axis=1)
+        return maxsim(q.values, q.offsets, d.values.float(), d.offsets, torch.from_numpy(pairs)).numpy()
+
+    def _check_same(self) -> None:
+        """Raise StorageError if a refresh has opened an index of another kind."""
+        if self.store.meta.get("index", {}).get("config") != self._built:
+            raise StorageError(
+                f"index {self.store.path}: it was replaced by one of another kind; open it again"
+            )
+
+    def _check(self, operation: str, representation: Representation) -> None:
+        """Raise an error if the index cannot hold or compare the representations."""
+        one_thread_after_fork()
+        self._check_same()
+        if not isinstance(representation, Dense | MultiVector | Sparse):
+            raise BadTypeError(
+                f"{operation}: got {type(representation).__name__}, expected Dense, MultiVector or Sparse"
+            )
+        if representation.kind not in self.kinds:
+            raise BadValueError(
+                f"{operation}: an index of kind {self.config.kind!r} holds {', '.join(self.kinds)}, "
+                f"got {representation.kind}; choose {suitable_names(representation.kind)}"
+            )
+        grows = Vocabulary.grows(self.store) and operation.startswith("adding")
+        dim = max(self.dim, representation.dim) if grows else self.dim
+        if self.representation and (representation.kind, representation.dim) != (self.representation, dim):
+            raise BadValueError(
+                f"{operation}: the index holds {self.representation} of dimension {self.dim}, got "
+                f"{representation.kind} of dimension {representation.dim}; use the model it was built with"
+            )
+        # float32 is what is stored and searched: 1e200 is infinite in it; a finite sum rules out NaN, too
+        values = _numbers(representation).detach().float()
+        if not math.isfinite(values.sum().item()) and not values.isfinite().all():
+            raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
+
+    def _check_rows(self, operation: str, rows: Sequence[int] | Array) -> Array:
+        chosen = as_rows(operation, rows)
+        outside = chosen[(chosen < 0) | (chosen >= len(self))]
+        if outside.size:
+            raise BadValueError(f"{operation}: no row {outside.flat[0]}; there are rows 0 to {len(self) - 1}")
+        return chosen
+
+    def _keep(self, allowed: Array | None) -> Array | None:
+        """Return which rows may be hits: live ones that a filter allows; None if all may."""
+        keep = self.live if self.store.rows("removed.bin") else None
+        if allowed is None:
+            return keep
+        try:
+            allowed = np.asarray(allowed)
+        except ValueError:  # lists of different lengths
+            raise BadTypeError(f"search: allowed is {brief(allowed)}; expected bool ({len(self)},)") from None
+        if allowed.dtype != np.bool_ or allowed.shape != (len(self),):
+            raise BadValueError(
+                f"search: allowed is {allowed.dtype} of shape {allowed.shape}; expected bool ({len(self)},), "
+                "one per row"
+            )
+        return allowed if keep is None else allowed & keep
+
+
+def _numbers(representation: Representation) -> torch.Tensor:
+    if isinstance(representation, MultiVector):
+        return representation.tokens.values
+    return representation.values if isinstance(representation, Dense) else representation.weights
+
+
+def as_rows(operation: str, rows: Any) -> Array:
+    """Return row numbers as an array of int64, of whatever shape.
+
+    Raises:
+        BadTypeError: ``rows`` are not integers.
+    """
+    try:
+        chosen = np.asarray(rows)
+    except ValueError:  # lists of different lengths
+        raise BadTypeError(f"{operation}: rows are {brief(rows)}; expected integers") from None
+    if (chosen.size and chosen.dtype.kind not in "iu") or chosen.dtype == np.uint64:
+        raise BadTypeError(f"{operation}: rows are {chosen.dtype}, expected integers")
+    return chosen.astype(np.int64)
+
+
+def live_rows(store: Store, count: int) -> Array:
+    """Return ``(count,)`` bool: rows that are not removed; treat it as read-only."""
+
+    def make() -> Array:
+        live = np.ones(count, np.bool_)
+        if store.rows("removed.bin"):
+            live[removed_rows(store.path, store.read("removed.bin"), count)] = False
+        return live
+
+    return store.derived(("live", count), make)

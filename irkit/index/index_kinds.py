@@ -1,0 +1,192 @@
+"""The one table of index kinds, and how a name or a mapping becomes the configuration of an index.
+
+The table decides which kinds exist: `index_config`, `open_index`, the checks of a stored index, the help of
+the command line, the table in ``docs/indexes.md`` and the contract tests read it. To add a kind to irkit, add
+a row.
+
+Another package adds a kind by an entry point in its ``pyproject.toml``, without any change to irkit::
+
+    [project.entry-points."irkit.indexes"]
+    nearest = "my_package.nearest:KIND"
+
+where ``KIND`` is a row of the table::
+
+    class NearestConfig(IndexConfig):
+        kind: Literal["nearest"] = "nearest"
+        width: int = 8
+
+    KIND = IndexKind(NearestConfig, "my_package.nearest:Nearest", ("dense",))
+
+``Nearest`` derives from `irkit.index.StoredRows`, which stores representations and answers everything but a
+search, or from `irkit.index.Index`. The package is imported when its kind is used. A kind that cannot be
+imported, and a name that is in use, are a ConfigError.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import PlainValidator, SerializeAsAny
+from pydantic_core import PydanticKnownError
+
+from irkit.arguments import brief
+from irkit.errors import ConfigError
+from irkit.index import expected_arrays as arrays
+from irkit.index.index_settings import (
+    AutoConfig,
+    FaissConfig,
+    FlatConfig,
+    IndexConfig,
+    InvertedConfig,
+    MuveraConfig,
+    PlaidConfig,
+)
+from irkit.utils.plugins import Registry
+
+if TYPE_CHECKING:
+    from irkit.index.expected_arrays import Entries, Expected
+
+__all__ = [
+    "INDEX_KINDS",
+    "OWN_KINDS",
+    "AnyIndexConfig",
+    "IndexKind",
+    "index_config",
+    "index_names",
+    "suitable_names",
+]
+
+
+@dataclass(frozen=True)
+class IndexKind:
+    """A row of the table of index kinds.
+
+    Attributes:
+        config: Class of its settings, whose field ``kind`` has the name of the kind.
+        index: Class of the index, or a function that returns one, as ``"module:name"``. It is imported when
+            an index is opened, and called with the store and the configuration.
+        holds: Kinds of representation that it can hold: ``"dense"``, ``"multi_vector"``, ``"sparse"``.
+        arrays: Arrays that a stored index has, see `irkit.index.expected_arrays`; a manifest is compared with
+            them before anything is read. None compares nothing.
+        short: Names that stand for the kind with some settings.
+    """
+
+    config: type[IndexConfig]
+    index: str
+    holds: tuple[str, ...]
+    arrays: Callable[[Entries, Mapping[str, Any], Any], Iterator[Expected]] | None = None
+    short: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_ALL = ("dense", "multi_vector", "sparse")
+_FACTORIES = {name: {"factory": name} for name in ("hnsw", "ivf", "pq", "ivfpqfs")}
+
+OWN_KINDS = {
+    "flat": IndexKind(FlatConfig, "irkit.index.flat:open_flat", _ALL, arrays.flat_arrays),
+    "inverted": IndexKind(
+        InvertedConfig, "irkit.index.inverted:Inverted", ("sparse",), arrays.inverted_arrays
+    ),
+    "faiss": IndexKind(FaissConfig, "irkit.index.faiss:Faiss", ("dense",), arrays.faiss_arrays, _FACTORIES),
+    "plaid": IndexKind(PlaidConfig, "irkit.index.plaid:Plaid", ("multi_vector",), arrays.plaid_arrays),
+    "muvera": IndexKind(MuveraConfig, "irkit.index.muvera:Muvera", ("multi_vector",), arrays.muvera_arrays),
+}
+
+INDEX_KINDS: Registry[IndexKind] = Registry("irkit.indexes", IndexKind, OWN_KINDS)
+
+
+def index_names(kinds: Mapping[str, IndexKind] = INDEX_KINDS) -> list[str]:
+    """Return every name that `index_config` knows, apart from factory strings of FAISS."""
+    names = ["auto"]
+    for name, kind in kinds.items():
+        names += [*kind.short, name]
+    return names
+
+
+def suitable_names(representation: str) -> str:
+    """Return the names of the kinds that hold a kind of representation, for messages."""
+    kinds = {name: kind for name, kind in INDEX_KINDS.items() if representation in kind.holds}
+    return ", ".join(index_names(kinds)[1:]) + " or auto"
+
+
+def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
+    """Return the configuration that a name, or keys and values, stand for.
+
+    Args:
+        choice: A configuration; its keys and values; or a name: ``"auto"``, ``"flat"``, ``"plaid"``,
+            ``"muvera"``, ``"inverted"``, ``"faiss"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"``, a kind
+            of an installed package, or a factory string of FAISS.
+
+    Raises:
+        ConfigError: There is no such index, key or value.
+
+    Examples:
+        >>> index_config("hnsw").kind, index_config({"kind": "faiss", "factory": "IVF64,Flat"}).factory
+        ('faiss', 'IVF64,Flat')
+    """
+    if isinstance(choice, IndexConfig):
+        return choice
+    if isinstance(choice, str):
+        choice = _named(choice)
+    if not isinstance(choice, Mapping):
+        raise ConfigError(
+            f"index: got {brief(choice, 100)}, expected a name, a configuration or its keys and values"
+        )
+    if "kind" not in choice:
+        known = ", ".join(["auto", *INDEX_KINDS])
+        raise ConfigError(f"index: missing key 'kind' in {brief(dict(choice), 100)}; known: {known}")
+    config = _config_class(choice["kind"])
+    if config is None:
+        raise ConfigError(_unknown(choice["kind"]))
+    return config.parse(choice, "index")
+
+
+def _named(name: str) -> Mapping[str, Any]:
+    """Return the keys and values that a name stands for."""
+    if re.match(r"[A-Z]", name):
+        return {"kind": "faiss", "factory": name}
+    for kinds in (OWN_KINDS, INDEX_KINDS):  # irkit's own names import no other package
+        for kind, row in kinds.items():
+            if name in row.short:
+                return {"kind": kind, **row.short[name]}
+        if name == "auto" or name in kinds:
+            return {"kind": name}
+    raise ConfigError(_unknown(name))
+
+
+def _config_class(kind: Any) -> type[IndexConfig] | None:
+    if not isinstance(kind, str):
+        return None
+    if kind == "auto":
+        return AutoConfig
+    return INDEX_KINDS[kind].config if kind in INDEX_KINDS else None
+
+
+def _unknown(name: object) -> str:
+    known = index_names()
+    near = difflib.get_close_matches(brief(name).strip("'"), known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}, or a FAISS factory string"
+    return f"index: unknown kind {brief(name)}; {hint}"
+
+
+def _validate(value: Any) -> IndexConfig:
+    """Validate the settings of an index in another configuration, so that messages name that one."""
+    if isinstance(value, IndexConfig):
+        return value
+    kind = value.get("kind") if isinstance(value, Mapping) else value
+    config = _config_class(kind) if isinstance(value, Mapping) else None
+    if config is None:
+        tags = ", ".join(map(repr, ["auto", *INDEX_KINDS]))
+        context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": tags}
+        raise PydanticKnownError("union_tag_invalid", context)
+    return config.model_validate(value)
+
+
+_Own: TypeAlias = AutoConfig | FlatConfig | FaissConfig | PlaidConfig | MuveraConfig | InvertedConfig
+AnyIndexConfig: TypeAlias = Annotated[
+    SerializeAsAny[IndexConfig], PlainValidator(_validate, json_schema_input_type=_Own)
+]
+"""Field of a configuration that holds the settings of any index; the key ``kind`` tells which."""

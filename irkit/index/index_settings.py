@@ -1,0 +1,178 @@
+"""Settings of each kind of index."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from irkit.config import Config
+
+__all__ = [
+    "AutoConfig",
+    "FaissConfig",
+    "FlatConfig",
+    "IndexConfig",
+    "InvertedConfig",
+    "MuveraConfig",
+    "PlaidConfig",
+]
+
+Device = Literal["auto", "cpu", "gpu"]
+
+
+class IndexConfig(Config):
+    """Base of the settings of every kind of index.
+
+    Attributes:
+        kind: Name of the kind, see `irkit.index.index_kinds`.
+    """
+
+    kind: str
+
+
+class FlatConfig(IndexConfig):
+    """Exact search: every stored document is scored. Holds any kind of representation.
+
+    Attributes:
+        dtype: ``"int8"`` stores and searches the tokens of multi-vector models with 8 bits per dimension.
+            This takes a quarter of the bytes and is several times as fast. Scores are exact for what is
+            stored.
+        device: ``"gpu"`` also keeps dense vectors on a GPU and searches them there by torch. ``"auto"`` does
+            so if there is a GPU with enough free memory. Other representations are searched on the CPU.
+    """
+
+    kind: Literal["flat"] = "flat"
+    dtype: Literal["float32", "int8"] = "float32"
+    device: Device = "cpu"
+
+
+class FaissConfig(IndexConfig):
+    """Approximate search of dense vectors with FAISS. Scores are exact inner products.
+
+    Attributes:
+        factory: ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"`` (sizes are chosen by the number of documents),
+            or any string of FAISS's index factory, such as ``"HNSW48"`` or ``"IVF4096,SQ8"``.
+        ef_construction: HNSW: neighbours considered when a vector is added.
+        ef_search: HNSW: neighbours considered in a search; more finds more and takes longer.
+        nprobe: IVF: lists visited in a search. Default: 3 times the square root of the number of lists.
+        refine: Candidates fetched per hit and ranked by exact score, if codes are coarse (under two bytes per
+            dimension). 1 fetches no more than the hits.
+        train_size: Vectors sampled to train centroids and codes.
+        seed: Makes the build reproducible, which for HNSW means one thread. None uses all threads.
+        device: ``"gpu"`` trains and searches on a GPU, which needs faiss-gpu instead of faiss-cpu. ``"auto"``
+            does so if both are there.
+
+    Source: Douze et al., The Faiss library, arXiv 2401.08281; Malkov and Yashunin, arXiv 1603.09320.
+    """
+
+    kind: Literal["faiss"] = "faiss"
+    factory: str = "hnsw"
+    ef_construction: int = Field(200, ge=1)
+    ef_search: int = Field(128, ge=1)
+    nprobe: int | None = Field(None, ge=1)
+    refine: int = Field(10, ge=1)
+    train_size: int = Field(100_000, ge=1)
+    seed: int | None = Field(0, ge=0)
+    device: Device = "cpu"
+
+
+class PlaidConfig(IndexConfig):
+    """Approximate MaxSim over compressed tokens: a centroid and a residual of a few bits each.
+
+    Scores are exact for the tokens that the codes stand for, which differ a little from the original ones, or
+    for the original tokens with ``keep_tokens``.
+
+    Attributes:
+        nbits: Bits per dimension of a residual; fewer take less space and find less.
+        centroids: Number of centroids. Default: about 10 times the square root of the number of tokens.
+        nprobe: Centroids visited per token of a query. Default: about 32 per query.
+        candidates: Documents whose score is computed from more than their centroids, at least twice the hits.
+            Default: 256, or 8 per hit. Four times as many are ranked by their centroids, and residuals are
+            read for an eighth.
+        keep_tokens: Store the tokens, too, with two bytes per dimension, and score the best documents by
+            them. Scores are then equal to `irkit.score`, and codes only choose the documents.
+        train_size: Tokens sampled to train the centroids, at most.
+        seed: Makes the build reproducible.
+        device: ``"gpu"`` builds and searches on a GPU by torch. ``"auto"`` does so if there is a GPU with
+            enough free memory.
+
+    Source: Santhanam et al., PLAID, arXiv 2205.09707.
+    """
+
+    kind: Literal["plaid"] = "plaid"
+    nbits: Literal[1, 2, 4, 8] = 4
+    centroids: int | None = Field(None, ge=1)
+    nprobe: int | None = Field(None, ge=1)
+    candidates: int | None = Field(None, ge=1)
+    keep_tokens: bool = False
+    train_size: int = Field(1_000_000, ge=1)
+    seed: int = Field(0, ge=0)
+    device: Device = "auto"
+
+
+class MuveraConfig(IndexConfig):
+    """FAISS search of one long vector per document, then exact MaxSim.
+
+    Inner products of the vectors, of ``repetitions * 2**bits * projection`` dimensions, approximate MaxSim.
+
+    Attributes:
+        repetitions: Independent encodings that are concatenated.
+        bits: Hyperplanes that cut the space of tokens into ``2**bits`` cells.
+        projection: Dimensions to which the tokens of a cell are projected.
+        candidates: Documents that are ranked by MaxSim, at least twice the hits.
+        factory: As in `FaissConfig`.
+        seed: Seed of the hyperplanes, of the projections and of the training of FAISS.
+
+    Source: Dhulipala et al., MUVERA, arXiv 2405.19504.
+    """
+
+    kind: Literal["muvera"] = "muvera"
+    repetitions: int = Field(20, ge=1)
+    bits: int = Field(4, ge=1, le=10)
+    projection: int = Field(8, ge=1)
+    candidates: int = Field(200, ge=1)
+    factory: str = "pq"
+    seed: int = Field(0, ge=0)
+
+
+class InvertedConfig(IndexConfig):
+    """Search of sparse representations by lists of the documents that have each term.
+
+    Scores are exact for the weights that are stored.
+
+    Attributes:
+        dtype: Type of a stored weight. The integer types are linear from 0 to the largest weight of the
+            document, so a weight is wrong by up to 1/510 (uint8) or 1/131070 (uint16) of the largest one.
+        mode: ``"exact"`` finds the best documents, ``"approximate"`` most of them in less time. ``"auto"`` is
+            exact up to 200,000 documents.
+        effort: How much an approximate search reads, between 0 and 1; more finds more and takes longer. About
+            0.1 finds 95 of 100 documents, 0.4 finds 99.
+    """
+
+    kind: Literal["inverted"] = "inverted"
+    dtype: Literal["float32", "float16", "uint16", "uint8"] = "float16"
+    mode: Literal["auto", "exact", "approximate"] = "auto"
+    effort: float = Field(0.4, gt=0, lt=1)
+
+
+class AutoConfig(IndexConfig):
+    """Choice of the kind by the representations and the number of documents.
+
+    Sparse representations get `inverted`, few documents `flat`, many documents `plaid` or `hnsw`.
+
+    Attributes:
+        documents: Number from which documents are many.
+    """
+
+    kind: Literal["auto"] = "auto"
+    documents: int = Field(20_000, ge=1)
+
+    def choose(self, representation: str, documents: int) -> IndexConfig:
+        """Return the configuration for a number of documents of a kind of representation."""
+        if representation == "sparse":
+            return InvertedConfig()
+        if documents < self.documents:
+            return FlatConfig()
+        many = PlaidConfig if representation == "multi_vector" else FaissConfig
+        return many.model_validate({})

@@ -1,0 +1,105 @@
+"""Sizes at which an index changes its method, and sizes of the blocks that it works in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from irkit_kernels.sparse_search import Thresholds
+
+__all__ = ["Limits", "current_limits", "use_limits"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that decide how an index works, never what it finds beyond what its configuration allows.
+
+    `Store.open` and `Store.build` take one, and everything in the store follows it. The defaults are right
+    for use; smaller ones let a test reach every method with little data.
+
+    Attributes:
+        read_bytes: Bytes of a block that is read from a file.
+        take_rows: Rows copied from a file between two releases of its pages.
+        read_documents: Documents read at once while they are iterated.
+        filter_rows: Rows whose metadata a filter reads at once.
+        compact_bytes: Bytes of documents that a compaction copies at once.
+        scan_scores: Scores that a scan makes at once (8 MB).
+        scan_gpu_scores: Scores that a scan on a GPU makes at once (64 MB, and their keys 128 MB).
+        scan_numbers: Numbers of documents that a scan, or a rescoring, reads or makes at once (32 MB).
+        bm25_drift: Relative change of the mean length of documents after which BM25 weighs all of them anew.
+        inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.
+        inverted_segment: Rows of a segment of lists, at most.
+        inverted_exact: Documents up to which the mode "auto" is exact.
+        inverted_kernel: Thresholds of the kernel ``sparse_search``; None takes its defaults.
+        faiss_scan: Rows that are scanned, as a structure would not be faster.
+        faiss_scan_per_hit: Rows for each hit that are scanned, too.
+        faiss_points: Vectors for each centroid that FAISS asks for.
+        faiss_queries: Queries that FAISS searches at once.
+        faiss_add: Rows that are added to a structure at once: a second's work for a graph.
+        faiss_gpu_hits: Hits per query, and lists visited, that FAISS allows on a GPU.
+        plaid_uncompressed: Tokens that are not compressed; a search scores them as they are.
+        plaid_scan: Documents that are all ranked by their centroids, instead of visiting lists.
+        plaid_block: Tokens that are compressed at once.
+        plaid_list_block: Tokens that are listed at once.
+        plaid_direct: Centroids that one k-means trains; more are trained within clusters.
+        plaid_candidates: Documents whose means are scored, at least.
+        plaid_visited: Centroids that a query visits, at least.
+        plaid_margin: Documents scored exactly beyond those that are to be returned.
+        narrow: Numbers up to which terms, centroids and documents are stored in two bytes each.
+    """
+
+    read_bytes: int = 1 << 24
+    take_rows: int = 1 << 12
+    read_documents: int = 1 << 10
+    filter_rows: int = 1 << 14
+    compact_bytes: int = 1 << 26
+    scan_scores: int = 1 << 21
+    scan_gpu_scores: int = 1 << 24
+    scan_numbers: int = 1 << 23
+    bm25_drift: float = 0.01
+    inverted_unlisted: int = 1024
+    inverted_segment: int = 1 << 24
+    inverted_exact: int = 200_000
+    inverted_kernel: Thresholds | None = None
+    faiss_scan: int = 2048
+    faiss_scan_per_hit: int = 64
+    faiss_points: int = 39
+    faiss_queries: int = 2048
+    faiss_add: int = 2048
+    faiss_gpu_hits: int = 2048
+    plaid_uncompressed: int = 1 << 14
+    plaid_scan: int = 2048
+    plaid_block: int = 1 << 16
+    plaid_list_block: int = 1 << 20
+    plaid_direct: int = 512
+    plaid_candidates: int = 256
+    plaid_visited: int = 32
+    plaid_margin: int = 4
+    narrow: int = 1 << 16
+
+
+_current = [Limits()]
+
+
+def current_limits() -> Limits:
+    """Return the limits that a store gets when it is opened."""
+    return _current[-1]
+
+
+@contextmanager
+def use_limits(limits: Limits) -> Iterator[None]:
+    """Give these limits to the stores that are opened inside the ``with`` block, in any thread.
+
+    Examples:
+        >>> with use_limits(Limits(faiss_scan=10)):
+        ...     current_limits().faiss_scan
+        10
+    """
+    _current.append(limits)
+    try:
+        yield
+    finally:
+        _current.remove(limits)

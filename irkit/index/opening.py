@@ -1,0 +1,109 @@
+"""Create, open and check the index in a store; classes are imported when they are needed."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from irkit.arguments import brief
+from irkit.core.representation import Representation
+from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
+from irkit.index.index_base import Index
+from irkit.index.index_kinds import INDEX_KINDS, index_config
+from irkit.index.index_settings import AutoConfig, IndexConfig
+from irkit.index.store import Store
+from irkit.utils.atomic import explained
+from irkit.utils.forking import one_thread_after_fork
+
+__all__ = ["check_index", "create_index", "open_index"]
+
+
+def check_index(config: IndexConfig, representation: Representation) -> None:
+    """Check that an index can hold such representations, before work is done for it.
+
+    Args:
+        config: The index that is to be built.
+        representation: Example of the kind and dimensions to come; may be empty.
+
+    Raises:
+        ConfigError: It cannot be built, such as a factory string that FAISS does not know.
+        BadValueError: It cannot hold representations of this kind.
+    """
+    if isinstance(config, AutoConfig):
+        config = config.choose(representation.kind, config.documents)
+    with (
+        explained("checking an index", "set TMPDIR to a folder that can be written"),
+        tempfile.TemporaryDirectory() as folder,
+        Store.build(folder) as store,
+    ):
+        create_index(store, config).add(representation)
+
+
+def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "flat") -> Index:
+    """Return an empty index in a store that is being built, or the one that a resumed build has begun.
+
+    Args:
+        store: From `Store.build`.
+        config: A configuration or its short name, see `index_config`.
+
+    Raises:
+        ConfigError: There is no such index.
+        BadValueError: The resumed build is of another index.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from irkit import Dense
+        >>> with Store.build(tempfile.mkdtemp()) as store:
+        ...     index = create_index(store, "flat")
+        ...     rows = index.add(Dense(torch.eye(3)))
+        ...     index.finish()
+        ...     store.publish()
+        >>> index.search(Dense(torch.eye(3)[:1]), k=1).rows.tolist()
+        [[0]]
+    """
+    chosen = index_config(config)
+    if isinstance(chosen, AutoConfig):
+        raise ConfigError(
+            "index 'auto' depends on the documents, which `Retriever.build` counts; name an index here"
+        )
+    if not isinstance(store, Store):
+        raise BadTypeError(
+            f"creating an index: got {brief(store)}; expected a Store, such as Store.build(path)"
+        )
+    one_thread_after_fork()  # a build trains later
+    saved = chosen.model_dump(mode="json")
+    with store.update():
+        begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})
+        if begun["config"] != saved:
+            raise BadValueError(
+                f"index {store.path}: the build that is resumed is of {begun['config']}, not of {saved}; "
+                "give them different keys"
+            )
+    return open_index(store)
+
+
+def open_index(store: Store) -> Index:
+    """Return the index of a store.
+
+    Raises:
+        StorageError: There is none in it.
+        ConfigError: Its configuration is of another version of irkit.
+    """
+    if not isinstance(store, Store):
+        raise BadTypeError(
+            f"opening an index: got {brief(store)}; expected a Store, such as Store.open(path)"
+        )
+    if "index" not in store.meta:
+        raise StorageError(f"index {store.path}: the directory has no index in it; build one first")
+    try:
+        config = index_config(store.meta["index"]["config"])
+    except ConfigError as error:
+        raise ConfigError(
+            f"opening index {store.path}: {error}; open it with the version of irkit that wrote it, or "
+            "install the package that adds the kind"
+        ) from error
+    module, _, name = INDEX_KINDS[config.kind].index.partition(":")
+    index: Index = getattr(importlib.import_module(module), name)(store, config)
+    return index

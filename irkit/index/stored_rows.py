@@ -1,0 +1,186 @@
+"""Rows of representations in a store: what most kinds of index keep, and the exact search that scans them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from irkit.core.representation import MultiVector, Representation, representation_from_arrays
+from irkit.core.scoring import score
+from irkit.errors import BadValueError
+from irkit.index import bm25_index as bm25
+from irkit.index.array_files import Array
+from irkit.index.index_base import Index
+from irkit.index.layout import element_positions, row_ends
+from irkit.index.state import snapshot
+from irkit.index.topk import Hits, TopK
+
+__all__ = ["QUERY_BLOCK", "StoredRows", "search_in_blocks", "to_float16"]
+
+QUERY_BLOCK = {"dense": 512, "multi_vector": 32, "sparse": 64}
+"""Queries that are scored together: so many stay in the cache."""
+
+
+class StoredRows(Index):
+    """Rows stored in order of addition, one array per component, and scanned for exact results.
+
+    Memory is bounded: arrays are mapped from their files, and scored in blocks. A kind of index adds a
+    structure over these rows (`Index.finish`) and its search. Rows that the structure does not cover yet are
+    scanned.
+
+    Attributes:
+        formula: k1 and b of BM25 for the weights that this object returns, set before the first search. None
+            uses those that the index was built with.
+    """
+
+    formula: tuple[float, float] | None = None
+
+    @snapshot
+    def representations(self, rows: Array) -> Representation:
+        """Return the stored documents of ``rows (n,)``, in this order."""
+        return self._decode(self._weighed_arrays(rows))
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored."""
+        assert isinstance(source, StoredRows)
+        about = source.store.meta["index"]
+        with self.store.update():
+            if "bm25" in about:
+                bm25.begin(self.store, about["bm25"]["k1"], about["bm25"]["b"])
+            for name, array in source.stored_arrays(rows).items():
+                self.store.append(f"{name}.bin", array)
+            copied = {key: about[key] for key in ("representation", "dim", "negative") if key in about}
+            self.store.meta["index"] |= copied | {"rows": len(self) + len(rows)}
+
+    def stored_arrays(self, rows: Array | slice) -> dict[str, Array]:
+        """Return the arrays of rows as they are stored; a slice is not copied."""
+        arrays = {name: self.store.read(f"{name}.bin")[rows] for name in self._row_arrays()}
+        elements, ends = self._element_arrays(), self._ends()
+        if ends is None:
+            return arrays
+        if isinstance(rows, slice):
+            positions: Array | slice = slice(
+                *(int(ends[row - 1]) if row else 0 for row in (rows.start, rows.stop))
+            )
+        else:
+            positions = element_positions(ends[rows], arrays["lengths"])
+        return arrays | {name: self.store.read(f"{name}.bin")[positions] for name in elements}
+
+    # ---- how rows are stored; a kind of index may override these ----
+
+    def _append(self, representation: Representation) -> None:
+        for name, array in self._encode(representation).items():
+            self.store.append(f"{name}.bin", array)
+
+    def _encode(self, representation: Representation) -> dict[str, Array]:
+        """Return the arrays to be stored."""
+        return representation.arrays()
+
+    def _decode(self, arrays: dict[str, Array]) -> Representation:
+        """Return the representations that stored arrays stand for."""
+        return representation_from_arrays(str(self.representation), self.dim, arrays)
+
+    def _row_arrays(self) -> list[str]:
+        """Return the names of the arrays with one element per row."""
+        return ["values"] if self.representation == "dense" else ["lengths"]
+
+    def _element_arrays(self) -> list[str]:
+        """Return the names of the arrays with one element per token or term."""
+        return {"dense": [], "multi_vector": ["values"]}.get(str(self.representation), ["terms", "weights"])
+
+    def _ends(self) -> Array | None:
+        """Return ``(n,)`` where the elements of each row end; None for dense vectors."""
+        if self.representation == "dense":
+            return None
+        read, total = self.store.read, self.store.rows(f"{self._element_arrays()[0]}.bin")
+        return self.store.derived("ends", lambda: row_ends(self.store.path, read("lengths.bin"), total))
+
+    def _weighed_arrays(self, rows: Array | slice) -> dict[str, Array]:
+        """Return stored arrays, with weights in place of the counts of BM25."""
+        return bm25.weigh(self.store, self.stored_arrays(rows), self.formula)
+
+    def _slice(self, start: int, stop: int) -> Representation:
+        """Return rows ``start`` to ``stop``, not copied if they are stored as they are compared."""
+        return self._decode(self._weighed_arrays(slice(start, stop)))
+
+    # ---- exact search ----
+
+    def _scan_all(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        """Score every row where ``keep`` is true (None: everywhere)."""
+
+        def search(block: Representation) -> Hits:
+            best = TopK(len(block), k)
+            self._scan(block, best, 0, keep)
+            return best.hits()
+
+        return search_in_blocks(search, queries, QUERY_BLOCK[queries.kind])
+
+    def _scan(self, queries: Representation, best: TopK, first: int, keep: Array | None) -> None:
+        """Push the exact scores of the rows from ``first`` on where ``keep`` is true (None: everywhere)."""
+        n = len(self)
+        if keep is not None and np.count_nonzero(keep[first:]) * 4 < n - first:  # few: read only these
+            rows = first + np.flatnonzero(keep[first:])
+            ends = None if self._ends() is None else self.store.read("lengths.bin")[rows].cumsum()
+            for start, stop in self._blocks(queries, 0, len(rows), ends):
+                chosen = rows[start:stop]
+                best.push(self._scores(queries, chosen).numpy(), chosen)
+            return
+        for start, stop in self._blocks(queries, first, n, self._ends()):
+            scores = self._scores(queries, slice(start, stop))
+            if keep is not None:
+                scores.masked_fill_(torch.from_numpy(~keep[start:stop]), float("-inf"))
+            best.push(scores.numpy(), np.arange(start, stop))
+
+    def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
+        """Return the scores ``(n_q, n)`` of rows."""
+        return score(
+            queries,
+            self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self.representations(rows),
+        )
+
+    def _blocks(
+        self, queries: Representation, start: int, stop: int, ends: Array | None
+    ) -> Iterator[tuple[int, int]]:
+        """Cut rows ``start`` to ``stop`` so that neither scores nor documents of a block take much memory."""
+        limits, width = self.store.limits, 4 if queries.kind == "sparse" else queries.dim
+        if isinstance(queries, MultiVector):
+            width = max(width, len(queries.tokens.values))
+        rows = max(1, limits.scan_scores // len(queries))
+        elements = max(1, limits.scan_numbers // max(1, width))
+        while start < stop:
+            end = min(stop, start + rows)
+            if ends is None:
+                end = min(end, start + elements)
+            else:
+                before = int(ends[start - 1]) if start else 0
+                end = min(end, max(start + 1, int(np.searchsorted(ends, before + elements, "right"))))
+            yield start, end
+            start = end
+
+
+def search_in_blocks(search: Callable[[Representation], Hits], queries: Representation, size: int) -> Hits:
+    """Search ``size`` queries at a time, and join the hits."""
+    if len(queries) <= size:
+        return search(queries)
+    parts = [search(queries[start : start + size]) for start in range(0, len(queries), size)]
+    return Hits(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def to_float16(representation: Representation) -> dict[str, Array]:
+    """Return the arrays of a representation with values in float16.
+
+    Raises:
+        BadValueError: A value is too large.
+    """
+    arrays = representation.arrays()
+    with np.errstate(over="ignore"):
+        values = arrays["values"].astype(np.float16)
+    if not np.isfinite(values).all():
+        raise BadValueError(
+            f"adding documents: got a value of {np.abs(arrays['values']).max():g}, expected at most "
+            "65504, the largest float16; normalise the vectors, or choose the index 'flat'"
+        )
+    return arrays | {"values": values}

@@ -1,0 +1,153 @@
+"""The `CrossEncoder`: a transformer that reads query and document together and scores the pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from irkit.arguments import brief
+from irkit.data import Document, Query
+from irkit.errors import BadTypeError, BadValueError, StorageError, require
+
+__all__ = ["Activation", "CrossEncoder", "check_scorable"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Activation: TypeAlias = Literal["none", "sigmoid"]
+
+
+class CrossEncoder:
+    """A transformer that reads query and document together (Nogueira and Cho 2019).
+
+    Args:
+        name: Directory or hub name of a sequence classifier with one label; or with two, whose score is the
+            log odds of the second label.
+        device: Where it runs; by default a GPU if there is one.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        max_length: Maximum tokens of a pair; the longer text of a longer pair is cut. Default: the limit of
+            the model.
+        activation: ``"none"`` returns logits, which margins and KL divergence are defined on; ``"sigmoid"``
+            returns probabilities.
+        batch_tokens: Tokens of one forward pass, padding included.
+
+    Raises:
+        StorageError: There is no such model.
+        BadValueError: The model is not a classifier with one or two labels, or a setting is unknown.
+
+    Source: https://arxiv.org/abs/1901.04085
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: str | None = None,
+        dtype: str = "float32",
+        max_length: int | None = None,
+        activation: Activation = "none",
+        batch_tokens: int = 8192,
+    ) -> None:
+        transformers = require("transformers", "train", "A cross-encoder")
+        precisions = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+        for setting, value, known in (
+            ("dtype", dtype, precisions),
+            ("activation", activation, get_args(Activation)),
+        ):
+            if value not in known:
+                raise BadValueError(f"cross-encoder: {setting} {value!r}; expected {' or '.join(known)}")
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.activation, self.batch_tokens = activation, batch_tokens
+        try:
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"loading the cross-encoder {name}: {error}") from error
+        architectures = config.architectures or []
+        if config.num_labels not in (1, 2) or "Classif" not in " ".join(architectures):
+            raise BadValueError(
+                f"cross-encoder {name}: it is {' '.join(architectures) or config.model_type} with "
+                f"{config.num_labels} labels; expected a sequence classifier with 1 or 2, such as "
+                "cross-encoder/ms-marco-MiniLM-L6-v2"
+            )
+        with _quiet(transformers.utils.logging):
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(
+                name, dtype=precisions[dtype], trust_remote_code=False
+            )
+        self.model = model.to(self.device).eval()
+        limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
+        self.max_length = min(limit for limit in (max_length, *limits) if limit is not None)
+
+    @torch.inference_mode()
+    def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
+        """Score the documents of each query, see `irkit.retrieval.scorer.Scorer`."""
+        check_scorable(queries, documents)
+        pairs = [
+            (query.text, document.full_text)
+            for query, candidates in zip(queries, documents, strict=True)
+            for document in candidates
+        ]
+        scores = np.empty(len(pairs), np.float32)
+        if pairs:
+            rows = self.tokenizer(
+                [query for query, _ in pairs],
+                [document for _, document in pairs],
+                truncation="longest_first",
+                max_length=self.max_length,
+            )
+            lengths = np.array([len(row) for row in rows["input_ids"]])
+            for batch in _batches(lengths, self.batch_tokens):
+                inputs = {key: [values[i] for i in batch] for key, values in rows.items()}
+                inputs = self.tokenizer.pad(inputs, return_tensors="pt").to(self.device)
+                logits = self.model(**inputs).logits
+                values = (logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]).float()
+                scores[batch] = (values.sigmoid() if self.activation == "sigmoid" else values).cpu().numpy()
+        ends = np.cumsum([len(candidates) for candidates in documents])
+        return np.split(scores, ends[:-1])
+
+
+def check_scorable(queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> None:
+    """Check the arguments of a scorer: queries, and one sequence of documents for each.
+
+    Raises:
+        BadTypeError: An item is not a `Query` or a `Document`.
+        BadValueError: The numbers of queries and of sequences differ.
+    """
+    lists = list(documents)
+    if len(queries) != len(lists):
+        raise BadValueError(
+            f"scoring: got {len(queries)} queries and documents of {len(lists)}; expected those of each query"
+        )
+    items = chain.from_iterable([line] if isinstance(line, str | Document) else line for line in lists)
+    for kind, values in ((Query, queries), (Document, items)):
+        wrong = next((value for value in values if not isinstance(value, kind)), None)
+        if wrong is not None:
+            name = kind.__name__
+            raise BadTypeError(
+                f"scoring: got {brief(wrong)}, expected a {name}, such as irkit.data.{name}('1', 'a text')"
+            )
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Hide the progress bar of transformers, which it draws even where there is no terminal."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _batches(lengths: Array, batch_tokens: int) -> Iterator[list[int]]:
+    """Yield positions by descending length, which needs little padding, up to ``batch_tokens`` at a time."""
+    order = np.argsort(-lengths, kind="stable").tolist()
+    start = 0
+    while start < len(order):
+        size = max(1, batch_tokens // max(1, int(lengths[order[start]])))
+        yield order[start : start + size]
+        start += size

@@ -1,0 +1,361 @@
+"""The parts of a model, how they depend on each other, and how they are changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+import torch
+from torch import nn
+
+from irkit.arguments import brief
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Representation
+from irkit.encoder import Encoder
+from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.errors import BadValueError
+from irkit.formats import SIMILARITIES, AnyEncoder, SideParts
+from irkit.heads import Head, Side
+from irkit.heads.projection import merge_runs
+from irkit.model.batching import hidden_states
+from irkit.model.fingerprint import document_fingerprint, query_fingerprint
+from irkit.model.hardware import keep_few_shapes
+from irkit.model.pipeline import Pipeline
+from irkit.model.pooling import PoolingChoice, check_pooling, set_pooling
+from irkit.model.postprocess import check_dim, postprocess
+from irkit.model.queries import QueryConfig, check_terms, query_config, query_parts
+from irkit.tokenizer import Tokenizer
+
+__all__ = ["ModelParts"]
+
+
+class ModelParts(nn.Module):
+    """What `irkit.Model` consists of; its attributes are described there."""
+
+    name: str = ""
+    _int8_fingerprint: str | None = None
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encoder: AnyEncoder | InferenceFreeEncoder,
+        head: Head,
+        *,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_name: str | None = None,
+        truncate_dim: int | None = None,
+    ) -> None:
+        """Join the parts. The tokenizer is set to cut texts at the positions the encoder has.
+
+        Raises:
+            BadValueError: There is no such similarity or prompt, queries are expanded beyond the positions of
+                the encoder, a length leaves nothing of a text or a vector, or the encoder pools and the head
+                needs a row for each token.
+        """
+        super().__init__()
+        keep_few_shapes()
+        self.tokenizer, self.encoder, self.head = tokenizer, encoder, head
+        self.prompts = {"query": "", "document": "", **(prompts or {})}
+        self.default_prompt_name = default_prompt_name
+        self.similarity_name = similarity_name or SIMILARITIES[head.kind][0]
+        self.truncate_dim = truncate_dim
+        self.query_model: ModelParts | None = None
+        self.tokens_per_step: int | None = None
+        self.devices: list[torch.device] = []
+
+        # parts that depend on each other
+        self._follow_pooling()
+        head.look_up_words(tokenizer)
+        head.to(next((weight.device for weight in encoder.parameters()), None))
+
+        # settings that do not fit the parts
+        self.prompt_named(default_prompt_name)
+        check_dim("Model", truncate_dim, head.dim)
+        if truncate_dim is not None and head.kind == "sparse":
+            raise BadValueError(
+                f"Model: truncate_dim {truncate_dim} of a sparse model, expected max_active_dims"
+            )
+        queries, _ = head.expand(Ragged.from_rows([[0]]), "query")
+        if encoder.max_positions is not None and queries.max_length > encoder.max_positions:
+            raise BadValueError(
+                f"Model: queries are expanded to {queries.max_length} tokens, but the encoder has "
+                f"{encoder.max_positions} positions"
+            )
+        limits = [limit for limit in (tokenizer.max_length, encoder.max_positions) if limit is not None]
+        tokenizer.max_length = min(limits, default=None)
+        for side in get_args(Side):
+            tokenizer.check_length(head.max_length(side), f"{side}_length")
+
+    def _follow_pooling(self) -> None:
+        """Tell the head how many tokens each row of the encoder stands for."""
+        if isinstance(self.encoder, Encoder):
+            if any(self.encoder.config.schedule):
+                check_pooling(self.encoder, self.head)
+            self.head.window = self.encoder.config.window
+
+    @property
+    def kind(self) -> str:
+        """Kind of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
+        return self.head.kind
+
+    @property
+    def dim(self) -> int:
+        """Width of its vectors."""
+        return self.truncate_dim or self.head.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the encoder."""
+        return next(self.parameters()).device
+
+    @property
+    def similarity_name(self) -> str:
+        """How its vectors are compared; one of `irkit.formats.SIMILARITIES` for its kind.
+
+        The default is cosine for dense vectors, dot for sparse ones, and maxsim for token vectors.
+        """
+        return self._similarity_name
+
+    @similarity_name.setter
+    def similarity_name(self, name: str) -> None:
+        known = SIMILARITIES[self.kind]
+        if not isinstance(name, str) or name not in known:
+            raise BadValueError(f"Model: similarity {brief(name)}, expected one of {', '.join(known)}")
+        self._similarity_name = name
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The term of each dimension of a sparse model; a row without a token is ``[id]``.
+
+        Raises:
+            BadValueError: The model is not sparse.
+        """
+        if self.kind != "sparse":
+            raise BadValueError(
+                f"vocabulary: the model makes {self.kind} vectors, whose dimensions have no names"
+            )
+        return list(self.head.vocabulary or self.tokenizer.tokens(self.head.dim))
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that stand for weights, head and tokenizer, in whatever precision they run.
+
+        Computed from the weights at each call, 0.1 s for 20 million.
+        """
+        if self._int8_fingerprint:
+            return self._int8_fingerprint
+        weights = (pair for pair in self.named_parameters() if not pair[0].startswith("query_model."))
+        return document_fingerprint(self.pipeline("document"), self.prompts, weights)
+
+    @property
+    def query_fingerprint(self) -> str:
+        """Digits for what only queries depend on; empty unless the model is sparse or has a query encoder."""
+        if self.query_model is None and self.kind != "sparse":
+            return ""
+        own = "" if self.query_model is None else self.query_model.fingerprint
+        return query_fingerprint(self.pipeline("query"), own)
+
+    def prompt_named(self, name: str | None) -> str:
+        """Return the prompt of that name; an empty one for None.
+
+        Raises:
+            BadValueError: There is no prompt of that name.
+        """
+        if name is not None and (not isinstance(name, str) or name not in self.prompts):
+            raise BadValueError(
+                f"Model: no prompt is named {brief(name)}, there are " + ", ".join(self.prompts)
+            )
+        return self.prompts[name] if name is not None else ""
+
+    def max_length(self, side: Side) -> int | None:
+        """Return the number of tokens at which texts of ``side`` are cut; None is nowhere."""
+        model = self.side_model(side)
+        length, most = model.head.max_length(side), model.encoder.max_positions
+        return model.tokenizer.max_length if length is None else min(length, most or length)
+
+    def set_length(self, side: Side, length: int) -> None:
+        """Cut texts of ``side`` at ``length`` tokens, special tokens included; it is saved with the model.
+
+        Raises:
+            BadTypeError: The length is not an integer.
+            BadValueError: That leaves no room for the text, or there is no such side.
+            ConfigError: Queries are expanded to more tokens.
+        """
+        if not isinstance(side, str) or side not in get_args(Side):
+            raise BadValueError(f"set_length: side {brief(side)}, expected {' or '.join(get_args(Side))}")
+        model = self.side_model(side)
+        model.tokenizer.check_length(length, f"{side}_length")
+        if model is not self and isinstance(
+            model.encoder, InferenceFreeEncoder
+        ):  # only its tokenizer is saved
+            model.tokenizer.max_length = length
+        else:
+            model.head.set_length(side, length)
+
+    def __repr__(self) -> str:
+        """What it is in a few lines; ``encoder``, ``head`` and ``query_model`` show their modules."""
+        weights = list(self.parameters())
+        number = f"{sum(weight.numel() for weight in weights):,} in {weights[0].dtype}".replace("torch.", "")
+        layers = len(getattr(self.encoder, "layers", ()))
+        lines = [
+            f"{type(self).__name__}({self.name!r})",
+            f"  vectors: {self.kind}, {self.dim:,} wide, compared by {self.similarity_name}",
+            f"  encoder: {self.encoder.family}" + (f", {layers} layers" if layers else ""),
+            f"  weights: {'int8' if self._int8_fingerprint else number} on {self.device}",
+            "  tokens: "
+            + ", ".join(f"{self.max_length(side) or 'all'} of a {side}" for side in get_args(Side)),
+        ]
+        if self.query_model is not None:
+            lines.append(f"  encoder of queries: {self.query_model.encoder.family}")
+        return "\n".join(lines)
+
+    def side_model(self, side: Side) -> ModelParts:
+        """Return the model that texts of ``side`` go through: the query model for queries, if it exists."""
+        return self if side == "document" or self.query_model is None else self.query_model
+
+    def pipeline(self, side: Side, prompt: str | None = None) -> Pipeline:
+        """Return what turns texts of ``side`` into representations, with the parts that the model has now.
+
+        Args:
+            side: Side of the texts.
+            prompt: Written before each text; None is the prompt of the side.
+        """
+        model = self.side_model(side)
+        parts = (model.tokenizer, model.encoder, model.head, side)
+        prompt = self.prompt_named(side) if prompt is None else prompt
+        return Pipeline(*parts, prompt, self.max_length(side), self.tokens_per_step)
+
+    def attach_query_encoder(self, parts: SideParts | None) -> None:
+        """Give queries separate parts; None encodes queries with the parts for documents.
+
+        Raises:
+            BadValueError: Their vectors cannot be compared with the vectors of documents.
+        """
+        if parts is None:
+            self.query_model = None
+            return
+        queries = type(self)(**parts)
+        queries.to(self.device).eval()
+        queries.head.match_width(self.head.dim)
+        if (queries.kind, queries.head.dim) != (self.kind, self.head.dim):
+            raise BadValueError(
+                f"Model: queries become {queries.kind} of width {queries.head.dim}, documents {self.kind} of "
+                f"width {self.head.dim}; expected the same"
+            )
+        if self.kind == "sparse":
+            special = {*queries.tokenizer.special_tokens(), *self.tokenizer.special_tokens()}
+            check_terms(queries.vocabulary, self.vocabulary, special)
+        self.query_model = queries
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+
+        def __call__(  # noqa: D102
+            self, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
+        ) -> Representation: ...
+
+    def forward(self, tokens: Ragged, prompt_length: int = 0, side: Side = "document") -> Representation:
+        """Encode token ids, with gradients: what training runs.
+
+        Args:
+            tokens: Ragged int64 on the device of the model.
+            prompt_length: Number of leading tokens per row that are the prompt.
+            side: Side of the texts.
+        """
+        model = self.side_model(side)
+        tokens, attended = model.head.expand(tokens, side)
+        hidden = hidden_states(model.encoder, model.head, tokens, attended, side)
+        return model.head(hidden, tokens, prompt_length, side)
+
+    def postprocess(self, rows: Representation, dim: int | None, unit: bool) -> Representation:
+        """Truncate and normalise what the head made, see `irkit.model.postprocess.postprocess`."""
+        return postprocess(self.head, rows, dim, unit)
+
+    def set_queries(self, choice: str | Mapping[str, Any] | QueryConfig | None) -> Self:
+        """Give queries of a sparse model a side of their own, in place; documents stay what they are.
+
+        An index that was built with the model stays of use, but its results change. A length that queries had
+        of their own stays theirs.
+
+        Args:
+            choice: ``"lexical"``: each distinct token weighs 1. ``"static"``: each has a weight of its own,
+                which training changes; ``{"kind": "static", "weights": "idf.json"}``, or weights by token as
+                `idf_weights` gives them, says where it starts. Neither runs an encoder.
+                ``{"kind": "encoder", "model": "name"}``: the encoder of another sparse model. None: queries
+                are encoded as documents.
+
+        Raises:
+            ConfigError: There is no such kind, key or value, or weights are not for tokens of the model.
+            BadValueError: The model is not sparse, or the other one has another vocabulary.
+            StorageError: There are no such weights, or there is no such model.
+
+        Examples:
+            >>> model = Model.from_pretrained("naver/splade-v3").set_queries("lexical")  # doctest: +SKIP
+            >>> model.encode_query("rain in bergen")  # doctest: +SKIP
+        """
+        queries = self.side_model("query")
+        length = queries.head.lengths.get("query")  # said of queries alone
+        if queries is not self and isinstance(queries.encoder, InferenceFreeEncoder):
+            own = queries.tokenizer.max_length
+            length = None if own == self.tokenizer.max_length else own
+        if choice is None:
+            if length is not None and self.query_model is not None:
+                self.tokenizer.check_length(length, "query_length")
+                self.head.lengths = {**self.head.lengths, "query": length}
+            self.attach_query_encoder(None)
+            return self
+        load = partial(Encoder.from_pretrained, attention=getattr(self.encoder, "attention", "auto"))
+        parts = query_parts(query_config(choice), self.tokenizer, self.head, load)
+        if length is not None and isinstance(parts["encoder"], InferenceFreeEncoder):
+            parts["tokenizer"].max_length = length
+        elif length is not None:
+            parts["head"].lengths = {"query": length, **parts["head"].lengths}
+        self.attach_query_encoder(parts)
+        return self
+
+    def add_pooling_layers(self, choice: Mapping[str, Any] | PoolingChoice | Sequence[Any] | None) -> Self:
+        """Let layers of the encoder average over neighbouring tokens, in place; all weights stay as they are.
+
+        Later layers then work on fewer rows, and a multi-vector model makes as many times fewer vectors of a
+        document; of queries as before, unless its ``pooled_sides`` name them. Quality suffers until the model
+        was trained like this, see `irkit.training.pretraining.distillation_objectives`. The fingerprint
+        changes: pool before you build an index. Only irkit opens what is saved then.
+
+        Args:
+            choice: Which layers, see `irkit.model.pooling.PoolingChoice`: its keys and values, such as
+                ``{"factor": 4}``; or a list with an `irkit.encoder.Pooling`, its keys and values, or None for
+                each layer. None pools nowhere.
+
+        Raises:
+            ConfigError: There is no such key or value, or the encoder has too few layers.
+            BadValueError: The model is sparse, leaves prompts out of its mean, or is in int8; or transformers
+                runs its encoder. Nothing is changed.
+
+        Examples:
+            >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+            >>> model.add_pooling_layers({"layers": [1, 2]}).save_pretrained("pooled")  # doctest: +SKIP
+        """
+        if self._int8_fingerprint is not None:
+            raise BadValueError(
+                "add_pooling_layers: the weights are int8; pool the model in float32, save and load it"
+            )
+        set_pooling(self.encoder, self.head, choice, self.tokenizer.max_length)
+        self._follow_pooling()
+        return self
+
+    def merge_projections(self) -> Self:
+        """Collapse the projections of the head into one matrix, in place; outputs stay equal to 1e-5.
+
+        What was trained with several linear layers then costs what one does, and is saved as the one Dense
+        that every reader of these files knows. The fingerprint changes: merge before you build an index.
+
+        Raises:
+            BadValueError: A layer is gated or has an activation, or the model is in int8; nothing is changed.
+        """
+        if self._int8_fingerprint is not None:
+            raise BadValueError("merge_projections: the weights are int8; merge in float32, save and load it")
+        heads = [part.head for part in (self, self.query_model) if part is not None]
+        for head, layers in zip(heads, [merge_runs(head.layers) for head in heads], strict=True):
+            head.layers = nn.ModuleList(layers)
+        return self

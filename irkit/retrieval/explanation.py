@@ -1,0 +1,210 @@
+"""The `Explanation` of a score: its matches by token or by word, as JSON, on a terminal, as a page."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from irkit.tokenizer import TokenSpan
+from irkit.utils.atomic import write_text
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+__all__ = ["Explanation", "Match"]
+
+_UNSPACED = r"\u0e00-\u0eff\u2e80-\u9fff\uf900-\ufaff"  # scripts without spaces: each letter is a word
+_WORD = re.compile(
+    rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])[\w\u0300-\u036f\u0900-\u0dff])+"
+)  # with combining signs
+_HEAT = (255, 176, 32)  # red, green and blue of the highest score
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A token of the query and the token of the document that it matches.
+
+    Attributes:
+        query: The token of the query, and where it is.
+        document: The token of the document, and where it is.
+        score: The contribution to the score of the document.
+        weights: For sparse representations: the weights in query and document, whose product is the score.
+    """
+
+    query: TokenSpan
+    document: TokenSpan
+    score: float
+    weights: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The score of a document for a query, and the matches that add up to it; rich prints it in colour.
+
+    Attributes:
+        query: The text of the query.
+        document: The text of the document.
+        score: The score, as `irkit.score` computes it.
+        matches: Matches of tokens, in the order of the query; or of terms, by descending score.
+    """
+
+    query: str
+    document: str
+    score: float
+    matches: tuple[Match, ...]
+
+    def words(self) -> Explanation:
+        """Merge the matches of tokens to matches of words; scores are added up.
+
+        A word is a run of letters and digits, or a single letter of a script without spaces. Tokens that are
+        not in the text are merged by their names. Merged matches have no ``weights``.
+        """
+        query_word, document_word = _word_finder(self.query), _word_finder(self.document)
+        merged: dict[tuple[TokenSpan, TokenSpan], Match] = {}
+        for match in self.matches:
+            words = query_word(match.query), document_word(match.document)
+            if words in merged:
+                merged[words] = Match(*words, merged[words].score + match.score)
+            else:
+                merged[words] = replace(match, query=words[0], document=words[1])
+        return replace(self, matches=tuple(merged.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; a token is ``{"token", "start", "end"}``, with start = end if not in the text.
+
+        The score is None if it is -inf, which JSON lacks: the score of a document without tokens.
+        """
+        return {
+            "query": self.query,
+            "document": self.document,
+            "score": self.score if isfinite(self.score) else None,
+            "matches": [
+                {"query": match.query._asdict(), "document": match.document._asdict(), "score": match.score}
+                | ({"weights": list(match.weights)} if match.weights else {})
+                for match in self.matches
+            ],
+        }
+
+    def to_html(self) -> str:
+        """Return a page with both texts, whose matches are coloured, and a table of the matches."""
+        from jinja2 import Environment, FileSystemLoader
+
+        pages = Environment(
+            loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
+        )
+        query, document = _split_sides(self)
+        page = pages.get_template("explanation.html")
+        return page.render(explanation=self, query=query, document=document, rows=_rows(self))
+
+    def write_html(self, path: str | Path) -> None:
+        """Write `to_html` to a file.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        write_text(path, self.to_html())
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("query", overflow="fold")
+        table.add_column("document", overflow="fold")
+        table.add_column("score")
+        highest = max((match.score for match in self.matches), default=0.0)
+        for match, (query, document, score) in zip(self.matches, _rows(self), strict=True):
+            bar = "█" * round(20 * max(0.0, match.score) / highest) if highest > 0 else ""
+            table.add_row(*map(Text, (query, document, f"{score} {bar}")))
+        shaded = Text()
+        for segment in _split_sides(self)[1]:
+            red, green, blue = (round(255 + (level - 255) * segment.heat) for level in _HEAT)
+            shaded.append(segment.text, f"black on rgb({red},{green},{blue})" if segment.heat else "")
+        return Group(table, Text(), shaded, Text(f"\nscore {self.score:.4f}", style="bold"))
+
+
+def _word_finder(text: str) -> Callable[[TokenSpan], TokenSpan]:
+    """Return a function that extends a token of ``text`` to the word, or words, that it is part of."""
+    words = [match.span() for match in _WORD.finditer(text)]
+    starts, ends = [start for start, _ in words], [end for _, end in words]
+
+    def find_word(span: TokenSpan) -> TokenSpan:
+        start, end = span.start, span.end
+        while start < end and text[start].isspace():  # some tokenizers include the space before a word
+            start += 1
+        if start >= end:
+            return span
+        first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
+        if first <= last:
+            start, end = min(start, starts[first]), max(end, ends[last])
+        return TokenSpan(text[start:end], start, end)
+
+    return find_word
+
+
+class _Segment(NamedTuple):
+    """A part of a text.
+
+    Attributes:
+        text: The characters.
+        heat: The score of its matches, as a share of the score of the hottest segment of the text.
+        matches: The tokens of the other text that match it, and their scores.
+    """
+
+    text: str
+    heat: float
+    matches: list[tuple[str, float]]
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{token} {score:.4f}" for token, score in self.matches)
+
+    @property
+    def background(self) -> str:
+        return "rgba({},{},{},{:.3f})".format(*_HEAT, self.heat)
+
+
+def _rows(explanation: Explanation) -> list[tuple[str, str, str]]:
+    return [(match.query.token, match.document.token, _format_score(match)) for match in explanation.matches]
+
+
+def _format_score(match: Match) -> str:
+    product = "" if match.weights is None else " = {:.4f} x {:.4f}".format(*match.weights)
+    return f"{match.score:.4f}{product}"
+
+
+def _split_sides(explanation: Explanation) -> tuple[list[_Segment], list[_Segment]]:
+    """Split the query and the document."""
+    matches = explanation.matches
+    return (
+        _split(explanation.query, [(match.query, match.document, match.score) for match in matches]),
+        _split(explanation.document, [(match.document, match.query, match.score) for match in matches]),
+    )
+
+
+def _split(text: str, matches: Sequence[tuple[TokenSpan, TokenSpan, float]]) -> list[_Segment]:
+    """Split a text wherever a token with a match starts or ends.
+
+    Args:
+        text: The text.
+        matches: The token in the text, the token of the other text and the score.
+    """
+    inside = [match for match in matches if match[0].start < match[0].end]
+    cuts = sorted({0, len(text), *(cut for span, *_ in inside for cut in (span.start, span.end))})
+    parts = [
+        [(other.token, score) for span, other, score in inside if span.start <= start and end <= span.end]
+        for start, end in pairwise(cuts)
+    ]
+    heats = [max(0.0, sum(score for _, score in part)) for part in parts]
+    highest = max(heats, default=0.0) or 1.0
+    return [
+        _Segment(text[start:end], heat / highest, part)
+        for (start, end), heat, part in zip(pairwise(cuts), heats, parts, strict=True)
+    ]

@@ -1,0 +1,410 @@
+"""The `Retriever`: a model, an index and its documents, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+
+from irkit.arguments import check_counts, check_flags, check_functions
+from irkit.core.representation import Representation
+from irkit.data import Document, Vector
+from irkit.data.parsing import DocumentsLike, QueriesLike, parse_documents, parse_queries
+from irkit.errors import BadTypeError
+from irkit.evaluation.run import Run
+from irkit.index import IndexConfig, StageProgress, Store, index_config
+from irkit.index.directory import check_place, directory_of
+from irkit.index.state import snapshot
+from irkit.model import Device, Model
+from irkit.retrieval.building import CHUNK, add_documents, build_collection, check_readable
+from irkit.retrieval.collection import Collection
+from irkit.retrieval.explanation import Explanation
+from irkit.retrieval.hits import Filter, Hit, find_rows, parse_strings, read_hits
+from irkit.retrieval.matching import explain_document
+from irkit.retrieval.model_identity import AnyModel, load_model
+from irkit.retrieval.reranking import Candidates, RerankOptions, rerank
+from irkit.retrieval.scorer import Interaction, Scorer
+from irkit.retrieval.searching import find_hits, parse_contents, read_run
+
+if TYPE_CHECKING:
+    from irkit.encoder_free import RM3
+
+__all__ = ["Hit", "Retriever"]
+
+_UNCHANGED = "nothing was changed"
+
+
+class Retriever:
+    """Documents in an index on disk, searched with the model that encoded them.
+
+    A retriever shows one committed state of the index, even while another process writes; `refresh` moves to
+    the newest state. A change is stored completely or, after any error, not at all. Any number of threads
+    may search one object while another thread changes or refreshes it: every call sees one committed state.
+
+    Attributes:
+        store: The files.
+        index: Representations of the documents, by row.
+        documents: Ids, texts and metadata, by row.
+
+    Examples:
+        >>> model = "sentence-transformers/all-MiniLM-L6-v2"
+        >>> texts = {"b": "Bears sleep in winter.", "c": "Copper conducts electricity."}
+        >>> retriever = Retriever.build(model, texts, "animals")  # doctest: +SKIP
+        >>> [hit.id for hit in retriever.search("hibernation", k=1)]  # doctest: +SKIP
+        ['b']
+    """
+
+    def __init__(self, collection: Collection, reopen: Callable[[], Retriever] | None = None) -> None:
+        """Use `Retriever.build` or `Retriever.load`; ``reopen`` opens the same index in another process."""
+        self.collection, self._reopen = collection, reopen
+        self.store, self.index, self.documents = collection.store, collection.index, collection.documents
+
+    # ---- making and opening ----
+
+    @classmethod
+    def build(
+        cls,
+        model: AnyModel | str | Path,
+        documents: DocumentsLike,
+        path: str | Path,
+        *,
+        index: str | Mapping[str, Any] | IndexConfig | None = None,
+        chunk_size: int = CHUNK,
+        overwrite: bool = False,
+        progress: StageProgress | None = None,
+    ) -> Self:
+        """Encode documents, streamed, and index them.
+
+        If a build was killed, the same call resumes it after the last stored chunk.
+
+        Args:
+            model: A model; an argument of `Model.from_pretrained`; ``"bm25"``; or, for documents with
+                representations that were computed elsewhere, ``"vectors"`` or ``"impacts"``, see
+                `irkit.encoder_free`.
+            documents: A source (see `irkit.data`); id -> text; or an iterable of `Document`, records
+                such as ``{"_id": "1", "text": "..."}``, pairs of id and text, or texts, whose ids are
+                their positions: "0", "1", ... For the model ``"vectors"``, vectors may replace texts.
+            path: A new or empty directory, or the directory of an index to replace.
+            index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (chosen by the number of
+                documents; reads 20,000 of them ahead) or another argument of `irkit.index.index_config`. The
+                default is ``"inverted"`` for sparse representations, exact for BM25, and ``"flat"`` for
+                others.
+            chunk_size: Number of documents encoded and stored together.
+            overwrite: Replace an existing index; it stays in use until the new one is complete.
+            progress: Called with the progress of each stage ("encoding", then the stages of the index), see
+                `irkit.index.StageProgress`.
+
+        Raises:
+            StorageError: An index or something else is at ``path``, or the disk is full.
+            BadTypeError: An argument has an impossible type; nothing is written.
+            BadValueError: A document is malformed, an id comes twice, or a killed build of other documents is
+                there (``overwrite`` discards it). For a file or a list this is checked before the encoding,
+                and the message names the line.
+            LockedError: Another process is writing there.
+        """
+        check_counts("building an index", chunk_size=chunk_size)
+        check_flags("building an index", overwrite=overwrite)
+        check_functions("building an index", progress=progress)
+        check_place(directory_of(path), overwrite)
+        index = None if index is None else index_config(index)
+        check_readable(documents)
+        return cls(
+            build_collection(load_model(model), documents, path, index, chunk_size, overwrite, progress)
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: AnyModel | Mapping[str, Any] | str | Path | None = None,
+        *,
+        device: Device | None = None,
+        dtype: str = "float32",
+        verify: bool = True,
+    ) -> Self:
+        """Open an index.
+
+        Args:
+            path: Directory of the index.
+            model: The model the index was built with. By default the model that the index names is loaded at
+                its first use. ``{"k1": 1.2, "b": 0.75}`` changes these settings of BM25: weights are then
+                computed in memory at the first search, and the files do not change.
+            device: Device of a model that is loaded here, or several, see `Model.from_pretrained`.
+            dtype: Precision of a model that is loaded here, see `Model.from_pretrained`.
+            verify: Verify the checksum of every file, at about 2 GB/s.
+
+        Raises:
+            StorageError: There is no finished index, or no model.
+            CorruptError: A file is missing, truncated or altered.
+            BadValueError: The index was built with another model than ``model``.
+        """
+        collection = Collection.load(path, model, device=device, dtype=dtype, verify=verify)
+        if isinstance(model, Model):
+            return cls(collection)
+        directory = collection.store.path.absolute()
+        return cls(collection, partial(cls.load, directory, model, device=device, dtype=dtype, verify=verify))
+
+    @property
+    def model(self) -> AnyModel:
+        """The model, loaded at its first use; warns if only its query side differs from the build."""
+        return self.collection.model
+
+    @snapshot
+    def save(self, path: str | Path) -> None:
+        """Copy the state of the index that this object shows; the copy appears whole or not at all.
+
+        Args:
+            path: A new or empty directory.
+
+        Raises:
+            StorageError: The directory is not empty, or the disk is full.
+        """
+        check_place(directory_of(path), False, "saving an index to")
+        with Store.build(path) as copy:
+            with copy.update():
+                for name in self.store.sizes():
+                    copy.append(name, self.store.read(name)[:0])
+                    for block in self.store.blocks(name):
+                        copy.append(name, block)
+                copy.meta.update(self.store.meta)
+            copy.publish()
+
+    # ---- searching ----
+
+    @overload
+    def search(  # type: ignore[overload-overlap]
+        self,
+        queries: str | Vector,
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
+    ) -> list[Hit]: ...
+    @overload
+    def search(
+        self,
+        queries: Sequence[str | Vector] | Representation,
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
+    ) -> list[list[Hit]]: ...
+    @snapshot
+    def search(
+        self,
+        queries: str | Vector | Sequence[str | Vector] | Representation,
+        k: int = 10,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return the ``k`` best documents of every query.
+
+        Args:
+            queries: One text or several; weights by term for `irkit.encoder_free.Impacts`; vectors or a
+                `Representation` for `irkit.encoder_free.Vectors`.
+            k: Maximum number of results, at least 1. Sparse models and BM25 return only documents that share
+                a term with the query.
+            filter: Ids, such as ``["d1", "d2"]``; or conditions on metadata, see `Documents.filter`, such as
+                ``{"year": {">=": 2000}, "lang": ["de", "en"]}``, in which ``"_id": [...]`` stands for ids.
+                Unknown ids match nothing.
+            feedback: Expands queries of BM25 by terms of the documents found first, see
+                `irkit.encoder_free.RM3`.
+
+        Returns:
+            The hits of one query, or a list of hits per query; best first, ties in the order of the
+            documents.
+
+        Raises:
+            BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
+        """
+        contents, single = parse_contents("searching", self.model, queries)
+        batches = find_hits(self.collection, contents, k, filter, feedback)
+        results = [hits for batch in batches for hits in read_hits(self.documents, batch)]
+        return results[0] if single else results
+
+    @snapshot
+    def run(
+        self,
+        queries: QueriesLike,
+        k: int = 1000,
+        filter: Filter | None = None,
+        *,
+        feedback: RM3 | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Run:
+        """Rank documents for many queries, as `search` does, but return only ids and scores.
+
+        Args:
+            queries: A source (see `irkit.data`); id -> text; or an iterable of `Query` or of pairs.
+            k: Maximum number of results per query.
+            filter: See `search`.
+            feedback: See `search`.
+            progress: Called with the number of queries finished since its last call.
+
+        Raises:
+            BadValueError: See `search`; or a query id comes twice.
+        """
+        check_functions("search", progress=progress)
+        items = list(parse_queries(queries))
+        contents = [self.collection.content(query) for query in items]
+        batches = find_hits(self.collection, contents, k, filter, feedback)
+        return read_run(self.documents, [query.id for query in items], batches, progress)
+
+    @overload
+    def rerank(  # type: ignore[overload-overlap]
+        self, queries: str, candidates: Candidates, k: int | None = None, **options: Unpack[RerankOptions]
+    ) -> list[Hit]: ...
+    @overload
+    def rerank(
+        self, queries: QueriesLike, candidates: Run, k: int | None = None, **options: Unpack[RerankOptions]
+    ) -> Run: ...
+    @overload
+    def rerank(
+        self,
+        queries: Sequence[str],
+        candidates: Sequence[Candidates],
+        k: int | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> list[list[Hit]]: ...
+    @snapshot
+    def rerank(
+        self,
+        queries: Any,
+        candidates: Any,
+        k: int | None = None,
+        *,
+        interaction: Interaction | None = None,
+        teacher: Scorer | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[Hit] | list[list[Hit]] | Run:
+        """Rank candidates by exact scores of the model or of a teacher.
+
+        Documents of the index are scored by what is stored of them; only queries and other texts are encoded.
+
+        Args:
+            queries: One text or several; for a run, queries as for `run`.
+            candidates: For one query: ids of documents of the index or hits, whose ids count; or documents:
+                id -> text, or an iterable of `Document`, records or pairs. For several queries a list of
+                these. Or the `Run` of a first stage.
+            k: Maximum number of results per query; None returns all.
+            interaction: Compares representations instead of `irkit.score`, such as a
+                `irkit.core.late_interaction.MultiVectorAttention`.
+            teacher: Scores the texts instead of the model, such as the cross-encoder that
+                `irkit.training.teachers.load_teacher` loads.
+            progress: Called with the number of queries of a run finished since its last call.
+
+        Returns:
+            Hits, as `search` returns them; for a run, a run. Documents that score -inf (they have no tokens)
+            are left out.
+
+        Raises:
+            BadValueError: The index has no document of an id, the text of a query of the run is missing,
+                ``k`` is below 1, or there are both an interaction and a teacher.
+        """
+        return rerank(self.collection, queries, candidates, k, interaction, teacher, progress)
+
+    @snapshot
+    def explain(
+        self, query: str | Vector, document: str | Document | Mapping[str, Any] | tuple[str, Any]
+    ) -> Explanation:
+        """Explain which tokens or terms of a document match which of the query.
+
+        For a model with token pooling, tokens and score are taken before pooling.
+
+        Args:
+            query: A text; weights by term for `irkit.encoder_free.Impacts`.
+            document: Id of a document of the index; or a `Document`, a record, or a pair of id and text.
+
+        Raises:
+            BadTypeError: The query is not a string.
+            BadValueError: There is no such document, or the model is dense.
+        """
+        return explain_document(self.collection, query, document)
+
+    # ---- changing ----
+
+    def add(self, documents: DocumentsLike, *, progress: StageProgress | None = None) -> None:
+        """Add documents.
+
+        Args:
+            documents: See `build`; texts without ids are numbered from the number of documents ever added.
+            progress: See `build`.
+
+        Raises:
+            BadValueError: An id comes twice or is in the index, or a document is malformed; nothing is added.
+            LockedError: Another process is writing.
+        """
+        check_functions("adding documents", progress=progress)
+        with self.store.update():
+            self.collection.check_current()
+            add_documents(self.collection, parse_documents(documents, len(self.documents)), progress=progress)
+
+    def remove(self, ids: str | Iterable[str]) -> None:
+        """Remove documents; their bytes stay on disk until the index is built again.
+
+        Raises:
+            BadValueError: The index has no document of an id; nothing is removed.
+        """
+        with self.store.update():
+            self.collection.check_current()
+            names = parse_strings("removing documents", ids)
+            self.index.remove(find_rows(self.documents, names, "removing documents", _UNCHANGED))
+
+    def update(self, documents: DocumentsLike, *, progress: StageProgress | None = None) -> None:
+        """Replace documents by others of the same ids, in one step for every reader.
+
+        Args:
+            documents: See `build`; they are held in memory.
+            progress: See `build`.
+
+        Raises:
+            BadValueError: The index has no document of an id (use `add`), an id comes twice, or a document is
+                malformed; nothing is replaced.
+        """
+        check_functions("updating documents", progress=progress)
+        items = list(parse_documents(documents))
+        with self.store.update():
+            self.collection.check_current()
+            names = [item.id for item in items]
+            self.index.remove(find_rows(self.documents, names, "updating documents", _UNCHANGED))
+            add_documents(self.collection, items, progress=progress)
+
+    def refresh(self) -> bool:
+        """Move to the newest stored state; return whether there was a newer one."""
+        return self.store.refresh()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.store.close()
+
+    # ---- what it is ----
+
+    @snapshot
+    def stats(self) -> dict[str, Any]:
+        """Return `Index.stats` (kind, documents, removed ones, bytes, ...) and the manifest of the model."""
+        return self.index.stats() | {"model": self.store.meta["model"]}
+
+    def __len__(self) -> int:
+        """Return the number of documents that a search can find."""
+        return int(self.index.live.sum())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path: another process opens the directory itself and sees its newest state."""
+        if self._reopen is None:
+            raise BadTypeError(
+                f"pickling a Retriever: the model of {self.store.path} was given as an object, not by name; "
+                "pickle Retriever.load(path), or Retriever.load(path, name)"
+            )
+        return self._reopen, ()
+
+    def __repr__(self) -> str:
+        kind, model = self.index.config.kind, self.store.meta["model"]["name"]
+        return f"Retriever({str(self.store.path)!r}, {len(self)} documents, {kind}, {model!r})"

@@ -1,0 +1,202 @@
+"""Score documents for queries: by a model, by an index, or by anything else that is a `Scorer`.
+
+`irkit.Retriever.rerank` ranks by these scores, and training files are labelled with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from irkit.core.representation import Representation
+from irkit.core.scoring import score
+from irkit.data import Document, Query
+from irkit.errors import BadTypeError, BadValueError
+from irkit.model.cross_encoder import check_scorable
+from irkit.retrieval.collection import Collection
+from irkit.retrieval.hits import Rows, find_rows
+from irkit.retrieval.model_identity import AnyModel
+
+__all__ = [
+    "IndexScorer",
+    "Interaction",
+    "ModelScorer",
+    "Scorer",
+    "score_checked",
+    "score_rows",
+    "score_texts",
+]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Interaction: TypeAlias = Callable[[Any, Any], Tensor]
+"""Compute ``(n_q, n_d)`` scores of two representations, such as `irkit.core.late_interaction.mean_maxsim`."""
+
+_QUERIES = 16  # whose documents a ModelScorer encodes together
+_EMPTY = np.empty(0, np.float32)
+
+
+class Scorer(Protocol):
+    """Scores documents for queries; higher is better. A `irkit.model.cross_encoder.CrossEncoder` is one."""
+
+    def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
+        """Score the documents of each query.
+
+        Args:
+            queries: Ids and texts.
+            documents: The documents of each query.
+
+        Returns:
+            For each query one float per document, in their order.
+        """
+        ...
+
+
+class IndexScorer:
+    """Scores documents of an index exactly, by what is stored of them; it encodes only the queries."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+
+    def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
+        """Score documents by their ids, see `Scorer`; their texts are not read.
+
+        Raises:
+            BadValueError: The index has no document of an id.
+        """
+        check_scorable(queries, documents)
+        advice = "index the collection that the examples are of, or take a model as teacher"
+        ids = [document.id for document in chain.from_iterable(documents)]
+        rows = find_rows(self.collection.documents, ids, "scoring", advice)
+        ends = np.cumsum([len(line) for line in documents])
+        contents = [self.collection.content(query) for query in queries]
+        return score_rows(self.collection, contents, np.split(rows, ends[:-1]))
+
+
+class ModelScorer:
+    """Scores texts by a retriever model; it encodes the documents of 16 queries at a time."""
+
+    def __init__(self, model: AnyModel) -> None:
+        self.model = model
+
+    def __call__(self, queries: Sequence[Query], documents: Sequence[Sequence[Document]]) -> list[Array]:
+        """See `Scorer`."""
+        check_scorable(queries, documents)
+        scores: list[Array] = []
+        for start in range(0, len(queries), _QUERIES):
+            span = slice(start, start + _QUERIES)
+            scores += score_texts(self.model, [query.text for query in queries[span]], documents[span])
+        return scores
+
+
+def score_rows(
+    collection: Collection,
+    contents: Sequence[Any],
+    rows: Sequence[Rows],
+    interaction: Interaction | None = None,
+) -> list[Array]:
+    """Score documents of an index by what is stored of them.
+
+    Args:
+        collection: Model and index.
+        contents: Queries as `Collection.content` gives them.
+        rows: The documents of each query.
+        interaction: Compares the representations instead of `irkit.score`.
+
+    Returns:
+        For each query ``(n,)`` float32.
+    """
+    lengths = [len(line) for line in rows]
+    if not any(lengths):
+        return [_EMPTY for _ in rows]
+    queries = collection.model.encode_representation(contents, "query")
+    scores: list[Array] = []
+    if interaction is None:
+        padded = np.full((len(rows), max(lengths)), -1, np.int64)
+        for position, line in enumerate(rows):
+            padded[position, : len(line)] = line
+        table = collection.index.rescore(queries, padded)
+        return [line[:length] for line, length in zip(table, lengths, strict=True)]
+    for number, line in enumerate(rows):
+        documents = collection.index.representations(line) if len(line) else None
+        scores.append(_compare(interaction, queries[number : number + 1], documents))
+    return scores
+
+
+def score_texts(
+    model: AnyModel,
+    contents: Sequence[Any],
+    documents: Sequence[Sequence[Document]],
+    interaction: Interaction | None = None,
+) -> list[Array]:
+    """Score documents that need not be in an index; each distinct text is encoded once.
+
+    Args:
+        model: Encodes queries and documents.
+        contents: Queries as the model takes them.
+        documents: The documents of each query.
+        interaction: Compares the representations instead of `irkit.score`.
+
+    Returns:
+        For each query ``(n,)`` float32.
+    """
+    positions: dict[str, int] = {}
+    for document in chain.from_iterable(documents):
+        positions.setdefault(document.full_text, len(positions))
+    if not positions:
+        return [_EMPTY for _ in documents]
+    queries, encoded = (
+        model.encode_representation(contents, "query"),
+        model.encode_representation(list(positions), "document"),
+    )
+    scores = []
+    for number, line in enumerate(documents):
+        own = encoded[[positions[document.full_text] for document in line]] if line else None
+        scores.append(_compare(interaction or score, queries[number : number + 1], own))
+    return scores
+
+
+def score_checked(
+    scorer: Scorer, queries: Sequence[Query], documents: Sequence[Sequence[Document]]
+) -> list[Array]:
+    """Call a scorer and check what it returns: for each query ``(n,)`` finite float32.
+
+    Raises:
+        BadValueError: The numbers of scores do not match, or a score is not finite.
+    """
+    if not queries:
+        return []
+    scores = [np.asarray(line, np.float32) for line in scorer(queries, documents)]
+    if [line.shape for line in scores] != [(len(line),) for line in documents]:
+        raise BadValueError(
+            f"scoring: the teacher gave scores of shapes {[line.shape for line in scores[:3]]} ...; expected "
+            f"{[(len(line),) for line in documents[:3]]} ..., one a document"
+        )
+    for query, candidates, line in zip(queries, documents, scores, strict=True):
+        if not np.isfinite(line).all():
+            worst = int(np.isfinite(line).argmin())
+            raise BadValueError(
+                f"scoring: the teacher gave {line[worst]} for query {query.id!r} and document "
+                f"{candidates[worst].id!r}; expected a finite number. Has the document no text?"
+            )
+    return scores
+
+
+@torch.inference_mode()
+def _compare(interaction: Interaction, query: Representation, documents: Representation | None) -> Array:
+    if documents is None:
+        return _EMPTY
+    scores = interaction(query, documents)
+    if not isinstance(scores, Tensor) or scores.shape != (1, len(documents)):
+        result = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise BadTypeError(
+            f"reranking: the interaction gave {result} for 1 query and {len(documents)} documents; "
+            f"expected a tensor (1, {len(documents)})"
+        )
+    if scores.isnan().any():
+        raise BadValueError("reranking: the interaction gave NaN")
+    return scores[0].to("cpu", torch.float32).numpy()

@@ -1,0 +1,130 @@
+"""The report of a study: tables in Markdown, a plot per measure, and all numbers as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from irkit.study.plot import draw_study
+from irkit.study.results import AVERAGE, Cell, tabulate
+from irkit.study.study_config import StudyConfig
+from irkit.study.trial import Trial, trials
+from irkit.training.result_files import Results, read_results
+from irkit.utils.atomic import write_text
+
+__all__ = ["write_report"]
+
+_METHOD = """\
+A cell is the mean over the seeds ± their standard deviation, and how many there are where some are missing.
+† marks p < 0.05 against the baseline: a two-sided paired t-test over the queries, of means over the
+seeds{average}, corrected by Holm's method for the {others} variants tested under the same measure and
+dataset. It tells whether the difference would hold on other queries; the deviation tells what another seed
+changes."""
+_OF_AVERAGE = " (for the average, of the mean over datasets of the mean difference)"
+
+
+def write_report(out: str | Path) -> list[Cell]:
+    """Write ``report.md``, its plots and ``results.jsonl`` from the finished runs.
+
+    Args:
+        out: Directory of a study.
+
+    Returns:
+        The cells of the tables.
+
+    Raises:
+        StorageError: The directory holds no study.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    out = Path(out)
+    study = StudyConfig.read(out / "study.yaml")
+    runs = trials(study, out)
+    scores: dict[str, dict[int, Results]] = {name: {} for name in study.changes()}
+    for trial in runs:
+        if trial.finished:
+            scores[trial.variant][trial.seed] = read_results(trial.results)
+    cells = tabulate(scores, study.baseline, _tested_datasets(study))
+    rows = [cell._asdict() | {"significant": cell.significant()} for cell in cells]
+    write_text(out / "results.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    plots = {}
+    for measure in dict.fromkeys(cell.measure for cell in cells):
+        plots[measure] = f"{re.sub(r'[^A-Za-z0-9]+', '-', measure).strip('-')}.svg"
+        panel = [cell for cell in cells if cell.measure == measure]
+        write_text(out / plots[measure], draw_study(panel, study.baseline))
+    write_text(out / "report.md", "\n".join(_report_lines(study, runs, cells, plots)) + "\n")
+    return cells
+
+
+def _tested_datasets(study: StudyConfig) -> list[str]:
+    """Return the datasets that only finished models are measured on, from the recipe without changes."""
+    evaluation = study.recipe.get("evaluation") or []
+    parts = [evaluation] if isinstance(evaluation, dict) else evaluation
+    return [part.get("name") or Path(part["source"]).name for part in parts if part.get("at_end")]
+
+
+def _report_lines(
+    study: StudyConfig, runs: Sequence[Trial], cells: Sequence[Cell], plots: dict[str, str]
+) -> Iterator[str]:
+    finished = sum(trial.finished for trial in runs)
+    variants = study.changes()
+    yield f"# {study.name}\n"
+    seeds = ", ".join(map(str, study.seeds))
+    yield f"{len(variants)} variants, seeds {seeds}: {finished} of {len(runs)} runs finished."
+    for measure, plot in plots.items():
+        table = {(cell.variant, cell.dataset): cell for cell in cells if cell.measure == measure}
+        datasets = list(dict.fromkeys(dataset for _, dataset in table))
+        yield f"\n## {measure}\n"
+        yield from _row(["variant", *datasets])
+        yield from _row(["---", *["---:"] * len(datasets)])
+        best = {name: max(cell.mean for (_, d), cell in table.items() if d == name) for name in datasets}
+        for variant in variants:
+            row = [table.get((variant, dataset)) for dataset in datasets]
+            yield from _row([_name(variant, study), *(_value(cell, best, study) for cell in row)])
+        yield f"\n![{measure} of every run]({plot})\n"
+        yield "Difference to the baseline, and corrected p:\n"
+        yield from _row(["variant", *datasets])
+        yield from _row(["---", *["---:"] * len(datasets)])
+        for variant in variants:
+            if variant != study.baseline:
+                row = [table.get((variant, dataset)) for dataset in datasets]
+                yield from _row([variant, *map(_difference, row)])
+    if plots:
+        average = _OF_AVERAGE if any(cell.dataset == AVERAGE for cell in cells) else ""
+        yield "\n" + _METHOD.format(
+            average=average, others=len({cell.variant for cell in cells if cell.p is not None})
+        )
+    yield "\n## Variants\n"
+    yield from _row(["variant", "changes of the recipe"])
+    yield from _row(["---", "---"])
+    for variant, changes in variants.items():
+        items = [f"`{key}: {json.dumps(value, ensure_ascii=False)}`" for key, value in changes.items()]
+        yield from _row([variant, ", ".join(items) or "none"])
+    if failed := [trial for trial in runs if trial.failure]:
+        yield "\n## Failed\n"
+        yield from (f"* {trial.variant}, seed {trial.seed}: {trial.failure}" for trial in failed)
+
+
+def _row(cells: Sequence[str]) -> Iterator[str]:
+    yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _name(variant: str, study: StudyConfig) -> str:
+    return f"{variant} (baseline)" if variant == study.baseline else variant
+
+
+def _value(cell: Cell | None, best: dict[str, float], study: StudyConfig) -> str:
+    if cell is None:
+        return "-"
+    mean = f"**{cell.mean:.4f}**" if cell.mean == best[cell.dataset] else f"{cell.mean:.4f}"
+    deviation = "" if cell.deviation is None else f" ± {cell.deviation:.4f}"
+    count = "" if len(cell.seeds) == len(study.seeds) else f" ({len(cell.seeds)} of {len(study.seeds)})"
+    return mean + deviation + ("†" if cell.significant() else "") + count
+
+
+def _difference(cell: Cell | None) -> str:
+    if cell is None or cell.difference is None or cell.corrected_p is None:
+        return "-"
+    p = f"{cell.corrected_p:.2g}" if cell.corrected_p >= 1e-4 else "<0.0001"
+    return f"{cell.difference:+.4f} ({p})"

@@ -1,0 +1,331 @@
+"""The tokenizer: texts to token ids, with the special tokens and the length of the model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import AddedToken, normalizers
+
+from irkit.arguments import brief
+from irkit.core.ragged import Ragged
+from irkit.errors import BadTypeError, BadValueError, CorruptError, reraise_as
+from irkit.tokenizer.tokenizer_files import read_backend, read_optional, sentence_settings
+
+__all__ = ["TokenSpan", "Tokenizer", "strings", "well_formed"]
+
+_USUAL = {  # role: what BERT calls it, what RoBERTa calls it
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+}
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",  # sentencepiece
+)
+_PROBE = "Éléphants & naïve façades: 3,141 tokenizers' #hash-tags, 日本語, Ωmega, emoji 🙂, unaffableness"
+_ADVICE = "its files may be damaged; download or save them again"
+_NO_LIMIT = 10**30  # how transformers writes that texts are never cut
+_LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set no limit
+
+
+class TokenSpan(NamedTuple):
+    """A token and the characters ``text[start:end]`` it covers; an added token covers none."""
+
+    token: str
+    start: int
+    end: int
+
+
+class Tokenizer:
+    """Turns text into ids as in training: special tokens are added, texts are cut to a length, never padded.
+
+    Attributes:
+        backend: The `tokenizers.Tokenizer` that does the work.
+        special_ids: Ids of the special tokens the vocabulary has, by role: cls, sep, mask, pad, unk.
+        do_lower_case: Texts are lower-cased first (a setting of sentence-transformers).
+
+    Examples:
+        >>> tokenizer = Tokenizer.from_pretrained(minilm)  # doctest: +SKIP
+        >>> list(tokenizer(["Hello world"]))  # doctest: +SKIP
+        [tensor([ 101, 7592, 2088,  102])]
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, source: Path, settings: Mapping[str, Any]) -> None:
+        """Wrap ``backend``, loaded from the directory ``source`` with this tokenizer_config.json."""
+        self.backend = backend
+        self.source = source
+        self.do_lower_case = False
+        self.special_ids: dict[str, int] = {}
+        for role, usual in _USUAL.items():
+            token = settings.get(f"{role}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            ids = map(backend.token_to_id, [token] if token else usual)
+            if (number := next((number for number in ids if number is not None), None)) is not None:
+                self.special_ids[role] = number
+        self._side = settings.get("truncation_side", "right")
+        self._cut: dict[int, tokenizers.Tokenizer] = {}  # copies of the backend for other lengths
+        self._has_markers = False
+        self._is_moved = False
+        backend.no_padding()
+        backend.no_truncation()
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Tokenizer:
+        """Load the tokenizer of a model directory.
+
+        The longest length is decided as sentence-transformers does: ``max_seq_length`` of its own
+        settings, else the lesser of ``model_max_length`` (tokenizer_config.json) and
+        ``max_position_embeddings`` (config.json).
+
+        Args:
+            directory: Holds tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt
+                (RoBERTa), or files of which transformers makes a tokenizer.
+
+        Raises:
+            StorageError: There is no tokenizer.
+            CorruptError: Its files are damaged.
+        """
+        folder = Path(directory)
+        with reraise_as(CorruptError, f"loading the tokenizer of {folder}", _ADVICE):
+            return cls._load(folder)
+
+    @classmethod
+    def _load(cls, folder: Path) -> Tokenizer:
+        settings = read_optional(folder / "special_tokens_map.json") | read_optional(
+            folder / "tokenizer_config.json"
+        )
+        own = sentence_settings(folder)
+        tokenizer = cls(read_backend(folder, settings), folder, settings)
+        if own.get("do_lower_case"):
+            tokenizer.do_lower_case = True
+            parts = [normalizers.Lowercase(), tokenizer.backend.normalizer]
+            tokenizer.backend.normalizer = normalizers.Sequence([part for part in parts if part is not None])
+        limits = [own.get("max_seq_length")]
+        if limits == [None]:
+            limits = [
+                settings.get("model_max_length"),
+                read_optional(folder / "config.json").get("max_position_embeddings"),
+            ]
+        known = [int(limit) for limit in limits if limit is not None and 0 < limit < _LENGTH_UNKNOWN]
+        tokenizer.max_length = min(known, default=None)
+        return tokenizer
+
+    @property
+    def max_length(self) -> int | None:
+        """Number of tokens at which texts are cut, special tokens included; None is nowhere."""
+        truncation = self.backend.truncation
+        return None if truncation is None else int(truncation["max_length"])
+
+    @max_length.setter
+    def max_length(self, length: int | None) -> None:
+        self.check_length(length)
+        if length is None:
+            self.backend.no_truncation()
+        else:
+            self.backend.enable_truncation(length, direction=self._side)
+
+    def check_length(self, length: int | None, name: str = "max_length") -> None:
+        """Raise an error about ``name`` if ``length`` is no whole number or leaves no room for text."""
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int | np.integer)):
+            raise BadTypeError(f"Tokenizer: {name} is {brief(length)}; expected a whole number of tokens")
+        special = self.backend.num_special_tokens_to_add(False)
+        if length is not None and length <= special:
+            raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")
+
+    def highest_id(self) -> int:
+        """Return the highest id that a text can get, added tokens included; -1 if there is none.
+
+        Raises:
+            CorruptError: The tokenizer does not work.
+        """
+        with reraise_as(CorruptError, f"loading the tokenizer of {self.source}", _ADVICE):
+            added = self.backend.encode("").ids
+            return max(chain(added, self.backend.get_vocab().values()), default=-1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self.backend.get_vocab_size())
+
+    def __call__(self, texts: Iterable[str], prompt: str = "", max_length: int | None = None) -> Ragged:
+        """Return the ids of texts.
+
+        Args:
+            texts: Any strings; half of a surrogate pair, which no encoding can hold, becomes U+FFFD.
+            prompt: Written before each text.
+            max_length: Number of tokens at which texts are cut; None is the `max_length` of the tokenizer.
+
+        Returns:
+            Ragged int64 ``(total,)``, one row per text.
+
+        Raises:
+            BadTypeError: Something is not a string.
+            BadValueError: ``max_length`` leaves no room beside the special tokens, or the tokenizer fails.
+        """
+        inputs = [prompt + text for text in strings(texts)]
+        backend = self._backend(max_length)
+        with reraise_as(BadValueError, "tokenizing", _ADVICE):
+            try:
+                encodings = backend.encode_batch_fast(inputs)
+            except TypeError:  # a lone surrogate
+                encodings = backend.encode_batch_fast([well_formed(text) for text in inputs])
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        values = np.fromiter(ids, np.int64, int(lengths.sum()))
+        return Ragged(torch.from_numpy(values), torch.from_numpy(lengths))
+
+    def token_spans(self, text: str, prompt: str = "", max_length: int | None = None) -> list[TokenSpan]:
+        """Return the tokens of one text as strings, with the characters that they cover."""
+        backend, skipped = self._backend(max_length), len(prompt)
+        with reraise_as(BadValueError, "tokenizing", _ADVICE):
+            encoding = backend.encode(well_formed(prompt + text))
+            spans = [
+                [min(max(0, position - skipped), len(text)) for position in offsets]
+                for offsets in encoding.offsets
+            ]
+            return [TokenSpan(token, *span) for token, span in zip(encoding.tokens, spans, strict=True)]
+
+    def ids(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of the words that are tokens of the vocabulary; other words are left out."""
+        ids = map(self.backend.token_to_id, words)
+        return [token_id for token_id in ids if token_id is not None]
+
+    def tokens(self, count: int) -> list[str]:
+        """Return the tokens of the ids below ``count``; ``[id]`` for an id without a token."""
+        tokens = map(self.backend.id_to_token, range(count))
+        return [f"[{number}]" if token is None else token for number, token in enumerate(tokens)]
+
+    def special_tokens(self) -> list[int]:
+        """Return the ids of all special tokens: those with a role, and those added as special."""
+        added = self.backend.get_added_tokens_decoder()
+        return sorted({*self.special_ids.values(), *(key for key, token in added.items() if token.special)})
+
+    def add_marker(self, marker: str, *, new: bool = True) -> None:
+        """Make ``marker`` one token wherever a text holds it.
+
+        A marker that ends in a space and is no token with it, such as ``"[unused0] "``, is the token
+        without the space.
+
+        Args:
+            marker: A text.
+            new: Give a marker that the vocabulary lacks an id, for which the encoder has to grow; otherwise
+                it stays plain text.
+        """
+        known = [name for name in (marker, marker.strip()) if self.ids([name])]
+        token = known[0] if known else marker if new else ""
+        if token and self.backend.encode(token, add_special_tokens=False).tokens != [token]:
+            self.backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            self._cut.clear()
+            self._has_markers = True
+
+    def without_special_tokens(self) -> Tokenizer:
+        """Return a copy that adds no special tokens, so that more of a text fits."""
+        twin = copy.copy(self)
+        twin.backend, twin._cut = copy.deepcopy(self.backend), {}
+        twin.backend.post_processor = None
+        return twin
+
+    def prompt_length(self, prompt: str) -> int:
+        """Return the number of tokens of ``prompt`` and of the special tokens before it."""
+        if not prompt:
+            return 0
+        ids = self([prompt]).values.tolist()
+        added = self.backend.get_added_tokens_decoder()
+        return len(ids) - int(bool(ids) and ids[-1] in added and added[ids[-1]].special)
+
+    @property
+    def signature(self) -> str:
+        """What tells tokenizers apart: vocabulary size, special tokens and the ids of a tricky sentence."""
+        backend, text = self.backend, _PROBE
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        words = [text]
+        if backend.pre_tokenizer is not None:
+            words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        ids = [token.id for word in words for token in backend.model.tokenize(word)]
+        return f"{self.vocab_size} {self.special_ids} {ids}"
+
+    def move(self) -> None:
+        """Save the tokenizer from memory from now on, because it moves to an encoder of another family.
+
+        The files it was loaded from belong to its own family and are no longer copied.
+        """
+        self._is_moved = True
+
+    def save(self, directory: str | Path) -> None:
+        """Write the files it was loaded from, and tokenizer.json if it is missing or markers were added."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        copied = () if self._is_moved else _COPIED
+        for file in chain.from_iterable(self.source.glob(pattern) for pattern in copied):
+            shutil.copyfile(file, folder / file.name)
+        if self._is_moved:
+            names = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        if self._has_markers or not (folder / "tokenizer.json").exists():
+            state = json.loads(self.backend.to_str()) | {"truncation": None}
+            (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+
+    def save_as_it_is(self, folder: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json from memory, without its source files."""
+        state = json.loads(self.backend.to_str()) | {"truncation": None}
+        (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+        roles = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
+        limit = _NO_LIMIT if self.max_length is None else self.max_length
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": limit, **roles}
+        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+    def _backend(self, max_length: int | None) -> tokenizers.Tokenizer:
+        """Return a backend that cuts at ``max_length``.
+
+        Each length has a copy, because the length is a state of the backend, which threads share.
+        """
+        if max_length is None or max_length == self.max_length:
+            return self.backend
+        if max_length not in self._cut:
+            twin = Tokenizer(copy.deepcopy(self.backend), self.source, {"truncation_side": self._side})
+            twin.max_length = max_length
+            self._cut[max_length] = twin.backend
+        return self._cut[max_length]
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocab_size} tokens, max_length {self.max_length}, {str(self.source)!r})"
+
+
+def strings(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts one by one, and check that each is a string.
+
+    Raises:
+        BadTypeError: Something is not a string, or ``texts`` is one string or no sequence at all.
+    """
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
+        what = "one string; write [text]" if isinstance(texts, str) else f"{type(texts).__name__}"
+        raise BadTypeError(f"tokenizing: expected several strings, got {what}")
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadTypeError(f"tokenizing: text {position} is {type(text).__name__}, expected a string")
+        yield text
+
+
+def well_formed(text: str) -> str:
+    """Return the text with U+FFFD in place of each lone half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

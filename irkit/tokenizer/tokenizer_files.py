@@ -1,0 +1,129 @@
+"""The backend of a tokenizer from whichever files a model directory has."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, normalizers, processors
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+
+from irkit.config import read_json
+from irkit.errors import ConfigError, CorruptError, StorageError
+
+__all__ = ["read_backend", "read_optional", "sentence_settings"]
+
+_GROWTH = 4096  # largest factor by which a normalizer may lengthen a text
+_SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that can ask for memory
+
+
+def sentence_settings(directory: Path) -> dict[str, Any]:
+    """Return sentence_bert_config.json of sentence-transformers, or a file of its older names."""
+    return next((read_json(file) for file in sorted(directory.glob("sentence_*_config.json"))), {})
+
+
+def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Build the backend from whichever files are there; ``settings`` are those of tokenizer_config.json."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            _check_normalizer(folder / "tokenizer.json")
+            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            if isinstance(backend.normalizer, normalizers.BertNormalizer):
+                backend.normalizer = _bert_normalizer(backend.normalizer, settings)
+            return backend
+        if _has_line(folder / "vocab.txt", "[CLS]"):
+            return _wordpiece(folder, settings)
+        if (folder / "merges.txt").is_file() and "<s>" in read_optional(folder / "vocab.json"):
+            return _byte_level(folder, settings)
+    except Exception as error:  # the library raises plain Exception for what it cannot parse
+        raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
+    return _from_transformers(folder)
+
+
+def _check_normalizer(file: Path) -> None:
+    """Refuse a normalizer that needs so much memory that the tokenizers library would end the process."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if not any(sign in text for sign in _SIGNS):  # most have no such part, and parsing takes time
+            return
+        pending, growth = [json.loads(text)["normalizer"]], 1
+    except (KeyError, RecursionError, TypeError, ValueError):
+        return  # the library says what is wrong
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, dict):
+            continue
+        inner, table = part.get("normalizers"), part.get("precompiled_charsmap")
+        pending += inner if isinstance(inner, list) else []
+        growth *= max(1, len(str(part.get("content") or "")))
+        content = base64.b64decode(table) if isinstance(table, str) else bytes(4)
+        if int.from_bytes(content[:4], "little") > len(content) - 4:  # its first part, in bytes
+            raise CorruptError(f"reading {file}: precompiled_charsmap is cut; download or save it again")
+    if growth > _GROWTH:
+        raise CorruptError(f"reading {file}: its normalizer makes texts {growth:,} times as long")
+
+
+def _wordpiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    wrapper = BertWordPieceTokenizer(str(folder / "vocab.txt"))
+    backend: tokenizers.Tokenizer = wrapper._tokenizer
+    backend.normalizer = _bert_normalizer(backend.normalizer, settings)
+    return backend
+
+
+def _bert_normalizer(
+    normalizer: normalizers.BertNormalizer, settings: Mapping[str, Any]
+) -> normalizers.BertNormalizer:
+    """Apply tokenizer_config.json to a normalizer, as transformers does."""
+    return normalizers.BertNormalizer(
+        clean_text=normalizer.clean_text,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", normalizer.handle_chinese_chars),
+        strip_accents=settings.get("strip_accents", normalizer.strip_accents),
+        lowercase=settings.get("do_lower_case", normalizer.lowercase),
+    )
+
+
+def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    space = bool(settings.get("add_prefix_space", False))
+    wrapper = ByteLevelBPETokenizer(
+        str(folder / "vocab.json"), str(folder / "merges.txt"), add_prefix_space=space
+    )
+    backend: tokenizers.Tokenizer = wrapper._tokenizer
+    backend.add_special_tokens(["<s>", "</s>", "<pad>", "<unk>", AddedToken("<mask>", lstrip=True)])
+    sep, cls = ((token, backend.token_to_id(token) or 0) for token in ("</s>", "<s>"))
+    backend.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=space)
+    return backend
+
+
+def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
+    patterns = ("tokenizer_config.json", "vocab*", "*.model")
+    if not any(True for pattern in patterns for _ in folder.glob(pattern)):
+        raise StorageError(
+            f"loading the tokenizer of {folder}: found neither tokenizer.json nor a vocabulary"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever goes wrong inside transformers
+        raise ConfigError(f"loading the tokenizer of {folder} through transformers: {error}") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ConfigError(
+            f"loading the tokenizer of {folder}: {type(tokenizer).__name__} is not made with the tokenizers "
+            "library; convert it to tokenizer.json"
+        )
+    return backend
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def _has_line(path: Path, line: str) -> bool:
+    return path.is_file() and line in path.read_text(encoding="utf-8").split("\n")

@@ -1,0 +1,150 @@
+"""Vocabularies of a domain: train a tokenizer on its texts, and measure tokens per word."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from pydantic import Field
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from irkit.config import Config
+from irkit.errors import BadValueError
+from irkit.tokenizer import Tokenizer
+
+__all__ = ["DomainConfig", "fragmentation", "train_vocabulary"]
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_INNER = "##"
+_BATCH = 1024  # texts tokenised at once
+_normalizer, _splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+
+
+class DomainConfig(Config):
+    """A vocabulary that is trained on texts.
+
+    Attributes:
+        size: Number of tokens, special tokens included; less if the texts do not hold as many.
+        min_frequency: How often two tokens must follow each other to be merged.
+        alphabet: Number of characters that get a token, the most frequent ones; all others are unknown.
+    """
+
+    size: int = Field(30522, ge=len(_SPECIAL) + 1)
+    min_frequency: int = Field(2, ge=1)
+    alphabet: int = Field(1000, ge=1)
+
+
+def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig | None = None) -> Tokenizer:
+    """Train a WordPiece tokenizer with the normalisation of BERT: lower case, no accents, punctuation apart.
+
+    The same texts give the same vocabulary. The trainer of the tokenizers library alone does not ensure that:
+    it numbers characters in the order of a hash table, and chooses between equally frequent pairs by these
+    numbers. Here the characters are numbered beforehand.
+
+    Args:
+        texts: Texts; they are read twice, so an iterator is refused.
+        out: Directory of the tokenizer.
+        config: Size and limits.
+
+    Returns:
+        The tokenizer, with the special tokens of BERT.
+
+    Raises:
+        BadValueError: ``texts`` can be read only once, or hold no words, or the size leaves no room for the
+            characters.
+
+    Examples:
+        >>> tokenizer = train_vocabulary(["gene expression", "genes express"], "out")  # doctest: +SKIP
+
+    Source: "Bridging Vocabulary Gaps", section 6.6.
+    """
+    config = config or DomainConfig()
+    if isinstance(texts, Iterator):
+        raise BadValueError(
+            "train_vocabulary: texts are read twice; got an iterator, expected a list or such"
+        )
+    # the alphabet: the most frequent characters, alphabetically among equally frequent ones
+    first, inner = _characters(texts)
+    ranked = sorted((first + inner).items(), key=lambda item: (-item[1], item[0]))
+    alphabet = {letter for letter, _ in ranked[: config.alphabet]}
+    inner_tokens = [_INNER + letter for letter in sorted(alphabet & inner.keys())]
+    fixed = len(_SPECIAL) + len(alphabet) + len(inner_tokens)
+    if not alphabet or fixed >= config.size:
+        raise BadValueError(
+            f"train_vocabulary: the texts hold {len(alphabet)} characters, which take {fixed} tokens; "
+            f"expected some, and fewer than the size of {config.size}: give other texts, a larger size or a "
+            "smaller alphabet"
+        )
+    backend = tokenizers.Tokenizer(models.WordPiece({}, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = _normalizer, _splitter
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.size,
+        min_frequency=config.min_frequency,
+        special_tokens=[*_SPECIAL, *inner_tokens],  # their numbers are those of this list
+        initial_alphabet=sorted(alphabet),
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    _save(backend.get_vocab(), Path(out))
+    return Tokenizer.from_pretrained(out)
+
+
+def fragmentation(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
+    """Compute the number of tokens per word, for words as BERT splits them, punctuation apart.
+
+    Args:
+        tokenizer: Tokenizer of any family.
+        texts: A sample.
+
+    Returns:
+        About 1 or more: 1 if every word is a token. NaN if there are no words.
+
+    Source: "Bridging Vocabulary Gaps", table 9.
+    """
+    bare = tokenizer.without_special_tokens()
+    bare.max_length = None
+    words, tokens, stream = 0, 0, iter(texts)
+    while batch := list(islice(stream, _BATCH)):
+        words += sum(len(_words(text)) for text in batch)
+        tokens += len(bare(batch).values)
+    return tokens / words if words else math.nan
+
+
+def _words(text: str) -> list[str]:
+    return [word for word, _ in _splitter.pre_tokenize_str(_normalizer.normalize_str(text))]
+
+
+def _characters(texts: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
+    """Count how often each character starts a word, and how often it stands inside one."""
+    first: Counter[str] = Counter()
+    inner: Counter[str] = Counter()
+    for text in texts:
+        for word in _words(text):
+            first[word[0]] += 1
+            inner.update(word[1:])
+    return first, inner
+
+
+def _save(vocabulary: dict[str, int], folder: Path) -> None:
+    """Write the files of a BERT tokenizer."""
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = _normalizer, _splitter
+    backend.decoder = decoders.WordPiece(prefix=_INNER)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    backend.add_special_tokens(list(_SPECIAL))
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in _SPECIAL}
+    settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")

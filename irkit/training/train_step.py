@@ -1,0 +1,301 @@
+"""One step of training: a batch in, the loss out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Dense, MultiVector, Representation, Sparse, concat
+from irkit.core.scoring import score, score_rows
+from irkit.errors import BadValueError
+from irkit.heads import Side, SparseHead
+from irkit.model import Model
+from irkit.model.similarity import averaged, compare
+from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
+from irkit.training.example import Batch
+from irkit.training.gather import Joint, everywhere, join
+from irkit.training.lora import merged
+from irkit.training.model_step import ModelStep
+from irkit.training.scores import Scores
+
+if TYPE_CHECKING:
+    from irkit.training.losses import Loss, Matryoshka
+    from irkit.training.regularizers import Regularizer
+
+__all__ = ["TrainStep"]
+
+Interaction = Callable[[MultiVector, MultiVector], Tensor]
+
+
+class TrainStep(ModelStep):
+    """A model with its losses: called with a batch, it returns the loss.
+
+    The vectors that are compared come from `irkit.Model.encode_representation`, in float32 for any
+    precision of the encoder.
+
+    Gradient caching (``gradient_cache_size``) makes the memory of a batch independent of its activations.
+    Texts are encoded in chunks, of which only the representations are stored. The loss of the whole batch is
+    computed from these, and the backward pass encodes each chunk again, with the same dropout, to pass its
+    gradient on. The gradients are the same as without it.
+
+    Attributes:
+        model: Trained model.
+        losses: Losses; each sees `Scores`, and the weighted sum counts.
+        regularizers: Regularisers of a sparse model; each sees the weights of queries and of documents.
+        matryoshka: Widths at which all losses are computed; None for the full width only.
+        interaction: Compares token vectors, and is trained if it is a module; None for MaxSim.
+        gradient_cache_size: Number of texts per chunk; None encodes all at once.
+        needs: What the losses read of `Scores`.
+        parts: Values of the losses and regularisers in the last step, and active dimensions of sparse models.
+
+    Examples:
+        >>> step = TrainStep(model, [KLDivergence()])  # doctest: +SKIP
+        >>> step(batch).backward()  # doctest: +SKIP
+
+    Source: for gradient caching, Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory
+    Limited Setup", section 3.2. Here torch's activation checkpointing does the second pass.
+    """
+
+    interaction: Interaction | None
+
+    def __init__(
+        self,
+        model: Model,
+        losses: Sequence[Loss],
+        *,
+        regularizers: Sequence[Regularizer] = (),
+        matryoshka: Matryoshka | None = None,
+        interaction: Interaction | None = None,
+        gradient_cache_size: int | None = None,
+    ) -> None:
+        """Join the parts.
+
+        Raises:
+            BadValueError: There is no loss, or a part does not fit the kind of the model.
+        """
+        _check(model, losses, regularizers, matryoshka, interaction)
+        super().__init__(model)
+        self.losses, self.regularizers = tuple(losses), tuple(regularizers)
+        self.matryoshka, self.interaction = matryoshka, interaction
+        self.gradient_cache_size = gradient_cache_size
+        self.needs = frozenset[str]().union(*map(_needs, losses))
+        names = dict.fromkeys(str(getattr(loss, "guide", "")) for loss in losses if "guide" in loss.needs)
+        self._guides = {
+            name: _load_guide(name) for name in names
+        }  # a dict, not submodules: they are not trained
+        _check_guides(losses, self._guides, {model.dim} if matryoshka is None else {*matryoshka.dims})
+
+    def forward(self, batch: Batch, progress: float = 0.0) -> Tensor:
+        """Return the loss of a batch.
+
+        Args:
+            batch: Batch on the device of the model.
+            progress: Share of completed steps, for the schedules of regularisers.
+        """
+        self.parts, self.signs = {}, {}
+        queries, documents = self.encode(batch.queries, "query"), self.encode(batch.documents, "document")
+        with torch.autocast(batch.own.device.type, enabled=False):
+            # representations of other processes, and of the guide models, as far as a loss needs them
+            joint = join(
+                batch,
+                queries,
+                documents,
+                every_document=bool(self.regularizers) or "in_batch" in self.needs,
+                every_query="queries" in self.needs,
+            )
+            guides = {name: _guided(guide, batch, joint) for name, guide in self._guides.items()}
+            widths: list[tuple[int | None, float]] = [(self.model.truncate_dim, 1.0)]
+            if self.matryoshka is not None:
+                widths = list(zip(self.matryoshka.dims, self.matryoshka.weights, strict=True))
+            # losses at each width
+            losses = [loss for loss in self.losses if batch.targets is not None or not loss.scored_only]
+            total = torch.zeros((), device=batch.own.device)
+            for width, weight in widths:
+                scores = self._scores(joint, width)
+                for loss in losses:
+                    guide = guides.get(getattr(loss, "guide", None) or "")
+                    guided = scores if guide is None else replace(scores, guide=guide)
+                    value = joint.share * loss(guided)
+                    self._note(loss.kind, value, width if self.matryoshka else None)
+                    total = total + weight * loss.weight * value
+                    if width == widths[0][0] and (at_chance := chance(loss, guided)) is not None:
+                        name = f"{loss.kind}_{width}" if self.matryoshka else loss.kind
+                        self.signs[name + CHANCE] = (
+                            self.signs.get(name + CHANCE, 0.0) + joint.share * at_chance
+                        )
+            if (alike := likeness(documents)) is not None:
+                self.signs[ALIKE] = alike
+            return total + self._penalties(queries, joint, progress)
+
+    def encode(self, tokens: Ragged, side: Side) -> Representation:
+        """Encode token ids with gradients; the weights of a sparse model are Dense, ``(n, vocabulary)``."""
+        size = self.gradient_cache_size
+        if size is None or len(tokens) <= size or not torch.is_grad_enabled():
+            return self._encode(tokens, side)
+        chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+        # torch restores random states by the devices of tensor arguments, and sees no tensor inside a Ragged
+        return concat(
+            checkpoint(self._encode_again, chunk.values, chunk, side, use_reentrant=False) for chunk in chunks
+        )
+
+    def _encode_again(self, _: Tensor, tokens: Ragged, side: Side) -> Representation:
+        return self._encode(tokens, side)
+
+    def _encode(self, tokens: Ragged, side: Side) -> Representation:
+        part = self.model.side_model(side)
+        if isinstance(part.head, SparseHead):
+            expanded, attended = part.head.expand(tokens, side)
+            return Dense(part.head.pruned(part.encoder(expanded, attended), side))
+        made = self.model(tokens, self.model.pipeline(side).prompt_length, side)
+        return Dense(made.to_dense()) if isinstance(made, Sparse) else made
+
+    def _scores(self, joint: Joint, width: int | None) -> Scores:
+        """Compare the representations, cut to a width."""
+        queries, documents = self._cut(joint.queries, width, "query"), self._cut(joint.documents, width)
+        mask, columns = joint.own >= 0, joint.own.clamp(min=0)
+        in_batch, matrix = "in_batch" in self.needs, None
+        if in_batch or self.interaction is not None or isinstance(queries, Dense):
+            matrix = self._compare(queries, documents)
+            own = matrix.gather(1, columns)
+        else:
+            assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
+            own = score_rows(queries, documents, columns)
+        return Scores(
+            own=own.masked_fill(~mask, 0.0),
+            mask=mask,
+            positives=joint.positives,
+            targets=None if joint.targets is None else joint.targets.masked_fill(~mask, 0.0),
+            all=matrix if in_batch else None,
+            columns=columns,
+            relevant=joint.relevant if in_batch else None,
+            queries=queries.values if isinstance(queries, Dense) else None,
+            documents=documents.values if isinstance(documents, Dense) else None,
+        )
+
+    def _cut(self, rows: Representation, width: int | None, side: Side = "document") -> Representation:
+        """Truncate and normalise rows like `irkit.Model.encode_representation`."""
+        rows = rows.to(dtype=torch.float32)
+        rows = self.model.postprocess(rows, width, self.model.similarity_name == "cosine")
+        if isinstance(rows, MultiVector) and self.model.similarity_name == "meanmaxsim" and side == "query":
+            return averaged(rows)
+        return rows
+
+    def _compare(self, queries: Representation, documents: Representation) -> Tensor:
+        """Return the scores of all pairs, ``(n_q, n_d)`` float32."""
+        if isinstance(queries, Dense) and isinstance(documents, Dense):
+            return compare(self.model.similarity_name, queries.values, documents.values)
+        if self.interaction is not None:
+            assert isinstance(queries, MultiVector) and isinstance(documents, MultiVector)  # noqa: PT018
+            return self.interaction(queries, documents)
+        return score(queries, documents)
+
+    def _penalties(self, queries: Representation, joint: Joint, progress: float) -> Tensor:
+        """Return the sum of the regularisers, and note how many terms queries and documents have."""
+        total = torch.zeros((), device=joint.own.device)
+        if not isinstance(joint.documents, Dense) or self.model.kind != "sparse":
+            return total
+        if joint.of_queries is everywhere:
+            queries = joint.queries
+        elif self.regularizers:
+            queries = everywhere(queries)
+        documents = joint.documents.values
+        weights = queries.values if isinstance(queries, Dense) else documents[:0]
+        self._note("active_dims_query", (weights != 0).sum() / max(1, len(weights)))
+        self._note("active_dims_document", (documents != 0).sum() / max(1, len(documents)))
+        trained = weights if weights.requires_grad else None
+        for regularizer in self.regularizers:
+            value = regularizer(trained, documents, progress)
+            self._note(regularizer.kind, value)
+            total = total + value
+        return total
+
+    def _note(self, name: str, value: Tensor, width: int | None = None) -> None:
+        name = name if width is None else f"{name}_{width}"
+        self.parts[name] = self.parts.get(name, 0.0) + value.detach()
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write the model to a directory, adapters merged into its weights, and the interaction beside it."""
+        super().save_pretrained(path)
+        interaction: Any = self.interaction
+        if hasattr(interaction, "fingerprint"):
+            interaction.fingerprint = merged(self.model).fingerprint
+        if hasattr(interaction, "save_pretrained"):
+            interaction.save_pretrained(path)
+
+
+def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+    """Return a function that computes scores and vectors of a guide for a batch, once."""
+
+    @cache
+    def scores() -> tuple[Tensor, Tensor, Tensor]:
+        if batch.texts is None:
+            raise BadValueError("TrainStep: a loss has a guide, but the batch no texts; see Collator")
+        device = batch.own.device
+        queries = joint.of_queries(guide.encode_representation(batch.texts[0], "query").to(device))
+        documents = joint.of_documents(guide.encode_representation(batch.texts[1], "document").to(device))
+        assert isinstance(queries, Dense) and isinstance(documents, Dense)  # noqa: PT018 (checked when loaded)
+        return score(queries, documents), queries.values, documents.values
+
+    return scores
+
+
+def _needs(loss: Loss) -> frozenset[str]:
+    """Return what a loss needs; a ``scored_only`` loss needs targets in some batches, not in all."""
+    return loss.needs ^ {"targets", "some_targets"} if loss.scored_only else loss.needs
+
+
+def _load_guide(name: str) -> Model:
+    guide = Model.from_pretrained(name)
+    if guide.kind != "dense":
+        raise BadValueError(
+            f"TrainStep: the guide {name} makes {guide.kind} vectors, expected a model of one vector a text"
+        )
+    return guide
+
+
+def _check_guides(losses: Sequence[Loss], guides: Mapping[str, Model], widths: set[int]) -> None:
+    """Raise BadValueError if a loss compares vectors whose ``widths`` differ from the width of its guide."""
+    for loss in losses:
+        guide = guides[str(getattr(loss, "guide", ""))] if "guide" in loss.needs else None
+        if guide is not None and "vectors" in loss.needs and widths != {guide.dim}:
+            raise BadValueError(
+                f"TrainStep: the loss {loss.kind} compares vectors of {sorted(widths)} dimensions with those "
+                f"of its guide, {guide.dim}; choose a guide as wide as the model, and no matryoshka"
+            )
+
+
+def _check(
+    model: Model,
+    losses: Sequence[Loss],
+    regularizers: Sequence[Regularizer],
+    matryoshka: Matryoshka | None,
+    interaction: Interaction | None,
+) -> None:
+    kind, problem = model.kind, None
+    vectors = [loss.kind for loss in losses if "vectors" in loss.needs]
+    if not losses:
+        problem = "got no loss, expected at least one"
+    elif all(loss.scored_only for loss in losses):
+        problem = (
+            "every loss is scored_only: examples without scores would train nothing; leave it out of one"
+        )
+    elif regularizers and kind != "sparse":
+        problem = (
+            f"the regulariser {regularizers[0].kind} is for sparse models, this one makes {kind} vectors"
+        )
+    elif matryoshka is not None and (kind == "sparse" or max(matryoshka.dims) > model.dim):
+        problem = f"matryoshka to {max(matryoshka.dims)} dimensions of {kind} vectors of {model.dim}"
+    elif interaction is not None and kind != "multi_vector":
+        problem = f"the interaction is for token vectors, this model makes {kind} vectors"
+    elif vectors and kind == "multi_vector":
+        problem = f"the loss {vectors[0]} compares a vector a text, this model makes a vector a token"
+    if problem:
+        raise BadValueError(f"TrainStep: {problem}")

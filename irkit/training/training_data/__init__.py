@@ -1,0 +1,33 @@
+"""Examples to train on: from files of many formats to batches of token ids.
+
+`row_sources` and `row_sequences` open a source, and `row_formats` makes a `TrainingRow` of each of its rows.
+`text_store` looks up the texts of ids. `dataset` chooses the documents of an
+`irkit.training.example.Example`. `batches` decides which examples come when, and `collate` tokenizes them.
+"""
+
+from __future__ import annotations
+
+from irkit.training.training_data.batches import Batches
+from irkit.training.training_data.checks import check
+from irkit.training.training_data.collate import Collator
+from irkit.training.training_data.data_config import DataConfig
+from irkit.training.training_data.dataset import Dataset, Mixture, open_data
+from irkit.training.training_data.row_sources import read_training_rows
+from irkit.training.training_data.text_store import Texts, TextStore
+from irkit.training.training_data.training_row import TrainingRow, to_line, write_examples
+
+__all__ = [
+    "Batches",
+    "Collator",
+    "DataConfig",
+    "Dataset",
+    "Mixture",
+    "TextStore",
+    "Texts",
+    "TrainingRow",
+    "check",
+    "open_data",
+    "read_training_rows",
+    "to_line",
+    "write_examples",
+]

@@ -1,0 +1,231 @@
+"""Which examples make a batch: a function of seed, epoch and step alone, so that no data is read for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, count, islice
+from typing import Any
+
+import numpy as np
+
+from irkit.errors import BadValueError
+from irkit.training.training_data.dataset import Key, Mixture
+
+__all__ = ["Batches"]
+
+Array = np.ndarray[Any, Any]
+
+_AHEAD = 10_000  # how many examples of repeated queries are put off to later steps
+
+
+class Batches:
+    """Iterate over the batches of one process, each a list of keys of a `Mixture`.
+
+    **Sampling.** A batch has examples of one dataset. Without weights, the dataset of each step is drawn in
+    proportion to the examples it has left, until an epoch has had every example once. With weights, it is
+    drawn by weight, and each dataset starts over when it ends. The examples of a dataset come in the order of
+    `Dataset.order`. An example whose query is in the batch already is put off to the next batch.
+
+    **Token budgets.** A step takes examples in order until the next one would exceed the budget, at least one
+    per process. How many tokens an example has is an estimate, see `Dataset.measure`.
+
+    **Processes.** Step ``k`` of all processes together has the examples of step ``k`` of one process with
+    ``world_size`` times the batch. A step filled by tokens is shared out from the longest example to the
+    shortest, each to the process with the fewest tokens so far.
+
+    **Resume.** Order and draws depend on nothing but seed, epoch and step, and no data but sizes is read to
+    decide them. So a training that resumes skips the steps it has taken without making their examples, and
+    sees exactly what an uninterrupted one would see.
+
+    Args:
+        data: The datasets.
+        batch_size: Examples in a batch of one process.
+        tokens_per_batch: Tokens in a batch of one process, about, instead of ``batch_size``; call
+            `Mixture.measure` first.
+        seed: Seed of the order.
+        rank: Number of this process.
+        world_size: Number of processes.
+        drop_last: Whether to leave out an incomplete step at the end of a dataset. One with fewer examples
+            than processes is always left out.
+
+    Raises:
+        BadValueError: Both sizes are given or none, a number is impossible, or a dataset is too small for one
+            batch.
+    """
+
+    def __init__(
+        self,
+        data: Mixture,
+        *,
+        batch_size: int | None = None,
+        tokens_per_batch: int | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        size = batch_size if tokens_per_batch is None else tokens_per_batch
+        if (batch_size is None) == (tokens_per_batch is None) or type(size) is not int or size < 1:
+            raise BadValueError(
+                f"batches: got batch_size={batch_size!r} and tokens_per_batch={tokens_per_batch!r}; expected "
+                "one of them, a whole number of at least 1"
+            )
+        if not 0 <= rank < world_size:
+            raise BadValueError(
+                f"batches: rank {rank} of {world_size} processes; expected 0 to {world_size - 1}"
+            )
+        if tokens_per_batch is not None and any(dataset.sizes is None for dataset in data.datasets):
+            what = (
+                "data that is not streamed" if data.streaming else "the lengths of texts; call measure first"
+            )
+            raise BadValueError(f"batches: tokens_per_batch needs {what}")
+        self._data, self._size, self._tokens = data, size, tokens_per_batch is not None
+        self._seed, self._rank, self._world, self._drop_last = seed, rank, world_size, drop_last
+        self._epoch, self._start, self._length = 0, 0, 0
+        self._keys = [
+            _repeated(dataset.query_keys()) if dataset.config.shuffle else None for dataset in data.datasets
+        ]
+        for number, dataset in enumerate(data.datasets):
+            if not dataset.streaming and next(self._pass(number, 0), None) is None:
+                raise BadValueError(
+                    f"batches: {dataset.config.source} has {len(dataset)} examples, too few for one batch of "
+                    f"{size} in each of {world_size} processes; take smaller ones"
+                )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Iterate over this epoch next; each epoch has its own order and draws."""
+        self._epoch = epoch
+
+    def skip(self, steps: int) -> None:
+        """Skip the first ``steps`` batches of the next iteration, only of that; their data is not read."""
+        self._start = steps
+
+    def __len__(self) -> int:
+        if self._data.streaming:
+            raise TypeError("a stream has no number of batches; give max_steps")
+        if not self._length:
+            numbers = range(len(self._data.datasets))
+            if self._weights is None:
+                self._length = sum(1 for number in numbers for _ in self._pass(number, 0))
+            else:
+                total = sum(
+                    int(data.sizes.sum()) if self._tokens and data.sizes is not None else len(data)
+                    for data in self._data.datasets
+                )
+                self._length = -(-total // (self._size * self._world))
+        return self._length
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        start, self._start = self._start, 0
+        stop = None if self._data.streaming else len(self)
+        for number, step, cycle in islice(self._steps(self._epoch), start, stop):
+            yield [(number, index, cycle) for index in self._share(step, self._costs(number))]
+
+    @property
+    def _weights(self) -> Array | None:
+        """Shares of the datasets; None if every example comes once."""
+        weights = [dataset.config.weight for dataset in self._data.datasets]
+        if weights[0] is None:
+            return np.ones(1) if self._data.streaming else None
+        return np.asarray(weights) / sum(filter(None, weights))
+
+    def _steps(self, epoch: int) -> Iterator[tuple[int, list[int], int]]:
+        """Yield the number of a dataset, the examples of all processes, and the cycle, without an end.
+
+        `__iter__` ends every epoch where the first one ends, however well examples fit into batches: resuming
+        counts steps.
+        """
+        numbers, first = range(len(self._data.datasets)), epoch << 20
+        rng, weights = np.random.default_rng([self._seed, epoch]), self._weights
+        if weights is None:
+            for cycle in count(first):
+                yield from ((number, step, cycle) for number, step in self._all_once(cycle, rng))
+        passes = [self._cycles(number, first) for number in numbers]
+        while True:
+            number = int(rng.choice(len(numbers), p=weights))
+            yield number, *next(passes[number])
+
+    def _all_once(self, cycle: int, rng: np.random.Generator) -> Iterator[tuple[int, list[int]]]:
+        """Yield (dataset number, example indices of one step) until every example was used once.
+
+        Datasets are drawn in proportion to the examples they have left. Incomplete steps may be dropped.
+        """
+        passes = [self._pass(number, cycle) for number in range(len(self._data.datasets))]
+        left = np.asarray([len(dataset) for dataset in self._data.datasets])
+        while left.any():
+            number = int(rng.choice(len(left), p=left / left.sum())) if len(left) > 1 else 0
+            step = next(passes[number], None)
+            left[number] = 0 if step is None else left[number] - len(step)
+            if step is not None:
+                yield number, step
+
+    def _cycles(self, number: int, first: int) -> Iterator[tuple[list[int], int]]:
+        for cycle in count(first):
+            yield from ((step, cycle) for step in self._pass(number, cycle))
+
+    def _pass(self, number: int, cycle: int) -> Iterator[list[int]]:
+        """Yield all examples of a dataset, in steps of all processes."""
+        waiting, costs = deque[int](), self._costs(number)
+        order = self._data.datasets[number].order(self._seed, number, cycle)
+        while step := self._fill(waiting, order, self._keys[number], costs):
+            incomplete = costs is None and len(step) < self._size * self._world
+            if len(step) >= self._world and not (incomplete and self._drop_last):
+                yield step
+
+    def _costs(self, number: int) -> Any:
+        """Return a sequence of the tokens of each example; None if examples are counted."""
+        sizes = self._data.datasets[number].sizes if self._tokens else None
+        return sizes.data if isinstance(sizes, np.ndarray) else sizes
+
+    def _fill(
+        self, waiting: deque[int], order: Iterator[int], keys: memoryview | None, costs: Any
+    ) -> list[int]:
+        """Return the example indices of the next step, up to the budget.
+
+        If ``keys`` is given, no key occurs twice. Examples that are put off go to ``waiting``, which the next
+        call takes first.
+        """
+        step, used, budget = list[int](), 0, self._size * self._world
+        seen, passed = set[int](), list[int]()
+        for index in chain(_drained(waiting), order):
+            if keys is not None and keys[index] in seen:
+                passed.append(index)
+                if len(passed) == _AHEAD:
+                    break
+                continue
+            cost = 1 if costs is None else costs[index]
+            if len(step) >= self._world and used + cost > budget:
+                passed.append(index)
+                break
+            step.append(index)
+            used += cost
+            if keys is not None:
+                seen.add(keys[index])
+        waiting.extendleft(reversed(passed))
+        return step
+
+    def _share(self, step: list[int], costs: Any) -> list[int]:
+        """Return the examples of this process."""
+        if self._world == 1:
+            return step
+        if costs is None:
+            return list(map(int, np.array_split(step, self._world)[self._rank]))
+        groups, loads = [list[int]() for _ in range(self._world)], [0] * self._world
+        for cost, index in sorted(((costs[index], index) for index in step), reverse=True):
+            rank = loads.index(min(loads))
+            groups[rank].append(index)
+            loads[rank] += cost
+        return groups[self._rank]
+
+
+def _drained(items: deque[int]) -> Iterator[int]:
+    while items:
+        yield items.popleft()
+
+
+def _repeated(keys: Array | None) -> memoryview | None:
+    """Return the keys if one of them is repeated, else None."""
+    if keys is None or len(np.unique(keys)) == len(keys):
+        return None
+    return keys.data

@@ -1,0 +1,68 @@
+"""A cache for what is computed once from a large file: folders of files that are mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from irkit.errors import StorageError
+from irkit.utils.atomic import scratch
+
+__all__ = ["cached", "file_key", "hash_of"]
+
+_VERSION = 2  # of the format of everything in the cache
+
+
+def hash_of(name: str) -> int:
+    """Return a hash of 64 bits, the same in every process."""
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True
+    )
+
+
+def file_key(path: str) -> tuple[Any, ...]:
+    """Return a key that changes when the file does: its path, size and time of modification."""
+    try:
+        state = Path(path).stat()
+    except OSError as error:
+        raise StorageError(f"reading {path}: {error.strerror}") from error
+    return str(Path(path).resolve()), state.st_size, state.st_mtime_ns
+
+
+def cached(key: object, build: Callable[[Path], None]) -> Path:
+    """Return the folder that ``build`` filled for ``key``, now or earlier.
+
+    The cache is the folder that the environment variable ``IRKIT_CACHE`` names, ``~/.cache/irkit`` by
+    default. It may be deleted when nothing runs. If several processes build the same folder, the first one
+    counts.
+
+    Args:
+        key: Everything that determines the content; its ``repr`` counts.
+        build: Fills an empty folder.
+
+    Raises:
+        StorageError: The folder could not be written.
+    """
+    root = Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit") / "training"
+    digest = hashlib.blake2b(repr((_VERSION, key)).encode(), digest_size=12).hexdigest()
+    folder = root / digest
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with scratch(folder) as aside:
+            build(aside)
+            if not folder.is_dir():
+                aside.replace(folder)
+    except StorageError:
+        raise
+    except OSError as error:
+        if folder.is_dir():  # another process was first
+            return folder
+        raise StorageError(
+            f"writing to {root}: {error.strerror or error}; set IRKIT_CACHE to a folder that can be written"
+        ) from error
+    return folder

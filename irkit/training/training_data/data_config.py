@@ -1,0 +1,82 @@
+"""Configuration of a dataset: where its examples come from, and which of their documents are used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from irkit.config import Config
+
+__all__ = ["DataConfig", "Format", "Sampling"]
+
+Format = Literal[
+    "auto",
+    "beir",
+    "columns",
+    "distillation",
+    "flagembedding",
+    "irkit",
+    "nway",
+    "opensearch",
+    "pickle",
+    "run",
+    "tevatron",
+    "tuples",
+    "vienna",
+]
+"""Format of a source; see docs/training_data.md."""
+
+Sampling = Literal["first", "random", "top"]
+"""Which documents of a row are used: the first, any, or those with the highest scores."""
+
+
+class DataConfig(Config):
+    """One source of examples.
+
+    Attributes:
+        source: A file, a BEIR folder, or ``hf:NAME[:CONFIG][:SPLIT]``.
+        format: Format of the rows; ``"auto"`` detects it from the first line.
+        queries: Source of the query texts (see `irkit.data`) if ``source`` has ids; by default the folder
+            that ``corpus`` or ``source`` is.
+        corpus: Source of the document texts if ``source`` has ids.
+        qrels: Judgments: they name the relevant documents of a run, and documents that must not be negatives.
+        split: Split of the judgments in the folder of ``source`` or of ``corpus``.
+        relevant_grade: Lowest grade of a judgment that counts as relevant.
+        negatives: For a BEIR folder: a run whose documents, unless relevant, are the negatives.
+        scores: Whether scores of the source become targets.
+        documents: Number of documents of each example: one relevant and the others not, or, if there are
+            scores, any; None takes all.
+        sampling: Which documents: the first, any (drawn anew in every epoch), or those with the highest
+            scores.
+        weight: Share of the batches; None, as all datasets must then have it, mixes by number of examples.
+        shuffle: Whether examples come in random order, another one in every epoch.
+        streaming: Whether to read front to back, in blocks that are shuffled, instead of by position: for
+            pipes and for very large sources. A stream never ends, so training needs ``max_steps``.
+        limit: Use only the first so many examples.
+        sample: Use only so many examples, drawn at random: the same ones at every seed, streamed or not. A
+            stream is read once more, to count its examples.
+    """
+
+    source: str
+    format: Format = "auto"
+    queries: str | None = None
+    corpus: str | None = None
+    qrels: str | None = None
+    split: str | None = None
+    relevant_grade: Annotated[int, Field(ge=1)] = 1
+    negatives: str | None = None
+    scores: bool = True
+    documents: Annotated[int, Field(ge=1)] | None = None
+    sampling: Sampling = "random"
+    weight: Annotated[float, Field(gt=0)] | None = None
+    shuffle: bool = True
+    streaming: bool = False
+    limit: Annotated[int, Field(ge=1)] | None = None
+    sample: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.limit is not None and self.sample is not None:
+            raise ValueError("'limit' takes the first examples, 'sample' draws some; leave one out")
+        return self

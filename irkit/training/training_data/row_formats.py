@@ -1,0 +1,240 @@
+"""Formats of training files: how to tell them apart, and how a row of each becomes a `TrainingRow`.
+
+A row is a JSON object or a list; the columns of a tsv file are a list, too. In lists, and in objects with
+keys of any name, strings are ids if the dataset has a corpus.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from irkit.errors import BadValueError, IrkitError
+from irkit.training.training_data.training_row import TrainingRow
+
+__all__ = ["ROWS", "Row", "detect", "parse"]
+
+Row: TypeAlias = "dict[str, Any] | list[Any]"
+
+_LABELS = ("label", "labels", "score", "scores")
+
+
+def parse(row: Row, name: str, ids: bool) -> TrainingRow:
+    """Parse a row.
+
+    Args:
+        row: An object or a list.
+        name: A key of `ROWS`.
+        ids: Whether strings without a name are ids rather than texts.
+
+    Raises:
+        BadValueError: The row is not in the format.
+        BadTypeError: A text is not a string.
+    """
+    reader = ROWS[name]
+    expected = list if reader in _LISTS else dict
+    if not isinstance(row, expected):
+        shape = "a list or columns" if expected is list else "an object with keys"
+        raise BadValueError(f"format {name!r}: expected {shape}, got {row!r:.80}")
+    try:
+        return reader(row, ids)
+    except IrkitError:
+        raise
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        problem = f"missing key {error}" if isinstance(error, KeyError) else str(error)
+        raise BadValueError(f"format {name!r}: {problem}; got {row!r:.80}") from error
+
+
+def detect(row: Row) -> str:
+    """Detect the format of a row.
+
+    Raises:
+        BadValueError: The row fits two formats.
+    """
+    if isinstance(row, list):
+        if len(row) > 1 and isinstance(row[1], list):
+            return "nway"
+        return _detect_columns(row) if len(row) == 5 else "tuples"
+    keys = set(row)
+    for name, marks in _MARKS:
+        if marks <= keys:
+            return name
+    return "columns"
+
+
+_MARKS: tuple[tuple[str, set[str]], ...] = (
+    ("tevatron", {"positive_passages"}),
+    ("tevatron", {"positive_document_ids"}),
+    ("flagembedding", {"query", "pos", "neg"}),
+    ("opensearch", {"query", "pos"}),
+    ("opensearch", {"query", "docs"}),
+    ("irkit", {"document_ids"}),
+    ("irkit", {"query", "documents", "positives"}),
+)
+
+
+def _detect_columns(row: list[Any]) -> str:
+    """Tell apart formats of five columns: scores are numbers, with points if ids are numbers, too."""
+    first, last = _are_numbers(row[:2]), _are_numbers(row[3:])
+    if first and last:
+        first, last = ("." in "".join(map(str, values)) for values in (row[:2], row[3:]))
+        if first == last:
+            raise BadValueError(
+                f"{row!r:.80} has numbers at both ends; say format: vienna (scores, then ids) or "
+                "distillation (ids, then scores)"
+            )
+    return "vienna" if first else "distillation" if last else "tuples"
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    try:
+        return all(float(value) == float(value) for value in values)
+    except (TypeError, ValueError):
+        return False
+
+
+def _irkit(row: dict[str, Any], ids: bool) -> TrainingRow:
+    """Parse irkit's format, and PyLate's, which may have lists written as strings."""
+    documents = row.get("documents")
+    return TrainingRow(
+        _id(row.get("query_id", "")),
+        row.get("query"),
+        _ids(_parse_list(row.get("document_ids") or [])),
+        None if documents is None else tuple(_parse_list(documents)),
+        _scores(row.get("scores")),
+        row.get("positives", 1),
+    )
+
+
+def _tuples(row: list[Any], ids: bool) -> TrainingRow:
+    return _make_row(row[0], row[1:], ids)
+
+
+def _nway(row: list[Any], ids: bool) -> TrainingRow:
+    """Parse ColBERTv2's format: a query, then pairs of a document and its score, the relevant one first."""
+    scored = all(len(pair) > 1 for pair in row[1:])
+    scores = _scores([pair[1] for pair in row[1:]]) if scored else None
+    return _make_row(row[0], [pair[0] for pair in row[1:]], ids, scores)
+
+
+def _vienna(row: list[Any], ids: bool) -> TrainingRow:
+    positive, negative, query, *documents = row
+    return _make_row(query, documents, ids, _scores([positive, negative]))
+
+
+def _distillation(row: list[Any], ids: bool) -> TrainingRow:
+    query, positive, negative, *scores = row
+    return _make_row(query, [positive, negative], ids, _scores(scores))
+
+
+def _flagembedding(row: dict[str, Any], ids: bool) -> TrainingRow:
+    positive, negative = _texts(row["pos"]), _texts(row.get("neg") or [])
+    scores = None
+    if row.get("pos_scores") and (row.get("neg_scores") or not negative):
+        scores = _scores([*row["pos_scores"], *(row.get("neg_scores") or [])])
+    return TrainingRow("", row["query"], (), (*positive, *negative), scores, len(positive))
+
+
+def _opensearch(row: dict[str, Any], ids: bool) -> TrainingRow:
+    if "docs" in row:  # in no order: none is known to be relevant
+        return TrainingRow("", row["query"], (), _texts(row["docs"]), _scores(row.get("scores")), 0)
+    positive = _texts(row["pos"])
+    return TrainingRow("", row["query"], (), (*positive, *_texts(row.get("negs") or [])), None, len(positive))
+
+
+def _tevatron(row: dict[str, Any], ids: bool) -> TrainingRow:
+    query_id, query = _id(row.get("query_id", "")), row.get("query_text", row.get("query"))
+    if "positive_document_ids" in row:
+        positive, negative = row["positive_document_ids"], row.get("negative_document_ids") or []
+        return TrainingRow(query_id, query or None, _ids([*positive, *negative]), positives=len(positive))
+    positive, negative = row["positive_passages"], row.get("negative_passages") or []
+    passages = [*positive, *negative]
+    names = _ids(passage["docid"] for passage in passages) if all("docid" in p for p in passages) else ()
+    texts = tuple(f"{passage.get('title') or ''} {passage['text']}".strip() for passage in passages)
+    return TrainingRow(query_id, query, names, texts, positives=len(positive))
+
+
+def _columns(row: dict[str, Any], ids: bool) -> TrainingRow:
+    """Parse sentence-transformers' format: columns count by position, except for a label.
+
+    The label of a pair of texts says how similar they are. That of a triple is the margin of the scores,
+    and so is a list with one number less than there are documents.
+    """
+    label = next((row[name] for name in _LABELS if name in row), None)
+    texts: list[Any] = []
+    for name, value in row.items():
+        if name not in _LABELS:
+            texts += value if isinstance(value, list | tuple) else [value]
+    count = len(texts) - 1
+    if label is None:
+        return _make_row(texts[0], texts[1:], ids)
+    labels = list(_scores(_parse_list(label) if isinstance(label, list | tuple | str) else [label]) or ())
+    if len(labels) == count - 1:
+        labels = [0.0, *(-margin for margin in labels)]
+    positives = 1 if count > 1 or labels[0] > 0 else 0
+    return _make_row(texts[0], texts[1:], ids, tuple(labels), positives)
+
+
+def _make_row(
+    query: Any,
+    documents: Iterable[Any],
+    ids: bool,
+    scores: tuple[float, ...] | None = None,
+    positives: int = 1,
+) -> TrainingRow:
+    if ids:
+        return TrainingRow(_id(query), None, _ids(documents), None, scores, positives)
+    texts = tuple(documents)
+    if any(type(text) is int for text in (query, *texts)):
+        raise BadValueError(
+            "expected texts, got numbers; where they are ids, give corpus: where the texts are"
+        )
+    return TrainingRow("", query, (), texts, scores, positives)
+
+
+def _id(value: Any) -> Any:
+    return str(value) if type(value) is int else value or ""
+
+
+def _ids(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(map(_id, values))
+
+
+def _texts(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _parse_list(value: Any) -> Iterable[Any]:
+    if not isinstance(value, str):
+        return list(value)
+    try:
+        values = ast.literal_eval(value)  # literals only: nothing is run
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise BadValueError(f"expected a list, also written as a string, got {value!r:.60}") from error
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _scores(values: Any) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    try:
+        return tuple(float(value) for value in _parse_list(values))
+    except (TypeError, ValueError) as error:
+        raise BadValueError(f"expected numbers as scores, got {values!r:.60}") from error
+
+
+ROWS: dict[str, Callable[[Any, bool], TrainingRow]] = {
+    "columns": _columns,
+    "distillation": _distillation,
+    "flagembedding": _flagembedding,
+    "irkit": _irkit,
+    "nway": _nway,
+    "opensearch": _opensearch,
+    "tevatron": _tevatron,
+    "tuples": _tuples,
+    "vienna": _vienna,
+}
+"""Parsers of a row by format: they take the row, and whether its strings are ids."""
+
+_LISTS = (_distillation, _nway, _tuples, _vienna)

@@ -1,0 +1,254 @@
+"""Read the training rows of a source front to back: lines, a table, judgments, a run or a pickle."""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irkit.config import read_json
+from irkit.data import Qrels, read_qrels
+from irkit.data.collection_files import TABLES, decode, parse_json, read_lines
+from irkit.data.remote import load_hf
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.evaluation.run import Run
+from irkit.training.training_data.data_config import DataConfig
+from irkit.training.training_data.pickles import read_pickle
+from irkit.training.training_data.row_formats import Row, detect, parse
+from irkit.training.training_data.training_row import TrainingRow
+
+__all__ = [
+    "READERS",
+    "LineParser",
+    "detect_source",
+    "draw_positions",
+    "parse_at",
+    "read_judgments",
+    "read_training_rows",
+    "reader_of",
+]
+
+Array = np.ndarray[Any, Any]
+Reader = Callable[[DataConfig], Iterator[TrainingRow]]
+
+_JSON = (".jsonl", ".json", ".ndjson")
+_HEADERS = {"query", "anchor", "qid", "query_id", "query-id"}
+
+
+def read_training_rows(source: str | Path | DataConfig) -> Iterator[TrainingRow]:
+    """Read a training file row by row.
+
+    Args:
+        source: A file of any format, or a configured dataset.
+
+    Raises:
+        StorageError: The source cannot be read.
+        BadValueError: A row is malformed; the message names file and line.
+    """
+    return reader_of(source if isinstance(source, DataConfig) else DataConfig(source=str(source)))()
+
+
+def reader_of(config: DataConfig) -> Callable[[], Iterator[TrainingRow]]:
+    """Return a function that starts reading the rows of a dataset, no more than its limit or its sample.
+
+    A sample is drawn here, once: that takes a pass over the source to count its rows.
+    """
+    read = READERS[detect_source(config)]
+    if config.sample is None:
+        return partial(_read_first, read, config)
+    count = sum(1 for _ in read(config))
+    return partial(_read_at, read, config, draw_positions(count, config.sample))
+
+
+def detect_source(config: DataConfig) -> str:
+    """Return what a source is: ``"beir"``, ``"lines"``, ``"pickle"``, ``"run"`` or ``"table"``."""
+    if config.format in ("beir", "pickle", "run"):
+        return config.format
+    if config.source.startswith("hf:"):
+        return "table"
+    if config.format != "auto":
+        return "lines"
+    if Path(config.source).is_dir():
+        return "beir"
+    if Path(config.source.removesuffix(".gz")).suffix in (".pkl", ".pickle"):
+        return "pickle"
+    return "run" if _is_run(config.source) else "lines"
+
+
+def draw_positions(count: int, n: int) -> Array:
+    """Draw ``n`` of ``count`` positions, or all if there are fewer: ascending, the same at every call."""
+    return np.sort(np.random.default_rng(0).choice(count, min(count, n), replace=False))
+
+
+def read_judgments(config: DataConfig) -> Qrels:
+    """Read the judgments of a dataset; they are empty if the configuration names none.
+
+    Raises:
+        StorageError: They cannot be read, or there is no such split.
+    """
+    if config.qrels is not None and config.qrels.endswith(".json"):
+        return {query: dict(judged) for query, judged in read_json(config.qrels).items()}
+    if config.qrels is not None:
+        return read_qrels(config.qrels, config.split)
+    if detect_source(config) == "beir":
+        if Path(config.source).is_dir() and not Path(config.source, "qrels").is_dir():
+            raise StorageError(
+                f"reading folder {config.source}: expected qrels/SPLIT.tsv in it, or qrels: FILE; a "
+                f"dataset of the library datasets is hf:{config.source}"
+            )
+        return read_qrels(config.source, config.split or "train")
+    if config.split is None:
+        return {}
+    if config.corpus is None or not Path(config.corpus).is_dir():
+        raise BadValueError(
+            f"{config.source}: split={config.split!r} needs a BEIR folder as source or as corpus, "
+            f"got corpus={config.corpus!r}; or give qrels"
+        )
+    return read_qrels(config.corpus, config.split)
+
+
+@dataclass(frozen=True)
+class LineParser:
+    """Parse the lines of a file.
+
+    Attributes:
+        format: Name of the row format.
+        ids: Whether strings without a name are ids.
+        is_json: Whether lines are JSON rather than columns separated by tabs.
+        has_header: Whether the first line names the columns.
+    """
+
+    format: str
+    ids: bool
+    is_json: bool
+    has_header: bool
+
+    @classmethod
+    def detect(cls, config: DataConfig, lines: list[bytes]) -> LineParser:
+        """Return the parser of a file that begins with these one or two lines."""
+        suffix = Path(config.source.removesuffix(".gz")).suffix
+        if suffix in TABLES:
+            raise BadValueError(
+                f"{config.source}: a table of {suffix}; put it into a folder and name that as hf:FOLDER"
+            )
+        is_json = suffix in _JSON or (suffix not in (".tsv", ".txt") and lines[0][:1] in (b"{", b"["))
+        first_column = lines[0].split(b"\t")[0].decode(errors="replace").lower()
+        has_header = not is_json and first_column in _HEADERS
+        format: str = config.format
+        if format == "auto":
+            format = detect(_split(lines[-1 if has_header else 0], is_json, config.source))
+        return cls(format, config.corpus is not None, is_json, has_header)
+
+    def __call__(self, line: bytes, where: str) -> TrainingRow:
+        """Return the row of a line; errors begin with ``where``."""
+        return parse_at(where, _split(line, self.is_json, where), self.format, self.ids)
+
+
+def parse_at(where: str, row: Row, format: str, ids: bool) -> TrainingRow:
+    """Parse a row; errors begin with ``where``.
+
+    Raises:
+        BadValueError: The row is not in the format.
+    """
+    try:
+        return parse(row, format, ids)
+    except (BadValueError, BadTypeError) as error:
+        raise BadValueError(f"{where}: {error}") from error
+
+
+def _split(line: bytes, is_json: bool, where: str) -> Row:
+    """Return the values of a line."""
+    text = decode(line.removeprefix(BOM_UTF8).rstrip(b"\r\n"), where)
+    if not is_json:
+        return text.split("\t")
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadValueError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(row, dict | list):
+        raise BadValueError(f"{where}: expected an object or a list, got {text[:60]!r}")
+    return row
+
+
+def _read_first(read: Reader, config: DataConfig) -> Iterator[TrainingRow]:
+    return islice(read(config), config.limit)
+
+
+def _read_at(read: Reader, config: DataConfig, positions: Array) -> Iterator[TrainingRow]:
+    """Read the rows at ascending positions."""
+    rows = read(config)
+    for skipped in (np.diff(positions, prepend=-1) - 1).tolist():
+        yield from islice(rows, skipped, skipped + 1)
+
+
+def _is_run(name: str) -> bool:
+    if Path(name.removesuffix(".gz")).suffix in (".trec", ".run"):
+        return True
+    if not Path(name).is_file():
+        return False
+    _, first = next(read_lines(name), (0, b""))
+    if first.startswith(b"{"):
+        return {"query_id", "doc_id", "score"} <= parse_json(first, f"{name}:1").keys()
+    columns = first.split()
+    return len(columns) == 6 and columns[1] == b"Q0"
+
+
+def _read_lines(config: DataConfig) -> Iterator[TrainingRow]:
+    lines = read_lines(config.source)
+    if first := list(islice(lines, 2)):
+        parser = LineParser.detect(config, [line for _, line in first])
+        for number, line in chain(first[parser.has_header :], lines):
+            yield parser(line, f"{config.source}:{number}")
+
+
+def _read_table(config: DataConfig) -> Iterator[TrainingRow]:
+    format: str = config.format
+    for number, row in enumerate(load_hf(config.source, streaming=True), 1):
+        format = detect(row) if format == "auto" else format
+        yield parse_at(f"{config.source}: row {number}", row, format, config.corpus is not None)
+
+
+def _read_beir(config: DataConfig) -> Iterator[TrainingRow]:
+    """Read relevant documents of each query, then negatives: of a run, else those judged not relevant."""
+    run = Run.read(config.negatives) if config.negatives else None
+    for query, judged in read_judgments(config).items():
+        relevant = tuple(doc for doc, grade in judged.items() if grade >= config.relevant_grade)
+        ranked = [doc for doc, _ in run[query]] if run and query in run else []
+        if relevant:
+            negatives = (doc for doc in (ranked if run else judged) if doc not in relevant)
+            yield TrainingRow(query, None, (*relevant, *negatives), positives=len(relevant))
+
+
+def _read_scored(config: DataConfig) -> Iterator[TrainingRow]:
+    """Read a run or a pickle: per query those judged relevant first, each part by descending score."""
+    lists: Iterable[tuple[str, dict[str, float]]]
+    if detect_source(config) == "pickle":
+        lists = read_pickle(config.source).items()
+    else:
+        run = Run.read(config.source)
+        lists = ((query, dict(run[query])) for query in run.query_ids)
+    qrels = read_judgments(config)
+    for query, scored in lists:
+        grades = qrels.get(query, {})
+        relevant = {name for name in scored if grades.get(name, 0) >= config.relevant_grade}
+        if scored:
+            names = sorted(scored, key=lambda name: (name not in relevant, -scored[name]))
+            scores = tuple(scored[name] for name in names)
+            yield TrainingRow(query, None, tuple(names), None, scores, len(relevant))
+
+
+READERS: dict[str, Reader] = {
+    "beir": _read_beir,
+    "lines": _read_lines,
+    "pickle": _read_scored,
+    "run": _read_scored,
+    "table": _read_table,
+}
+"""Functions that read all rows of a source, by what it is."""

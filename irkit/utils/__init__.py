@@ -1,0 +1,1 @@
+"""What every room uses: atomic files, weight files, progress, signals, forks."""

@@ -1,0 +1,247 @@
+"""Files and folders that appear whole or not at all, and errors of the operating system in words.
+
+Everything is written aside, under a hidden name in the same folder, synced, and renamed to its own name
+("published"). A kill leaves the old content, and the hidden name, which the next writer removes unless it is
+locked (`irkit.utils.locks`). To write
+
+* a file: `replacing`, or `write_text`;
+* a folder, and to try again from nothing after a kill: `scratch` and `publish_folder`;
+* a folder that a killed process is to resume: any folder of the caller's, then `publish_folder`;
+* into a folder that other files share: `publish_entries`, the entry that makes it complete last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from irkit.errors import StorageError
+from irkit.utils.locks import hold_lock
+
+__all__ = [
+    "abandoned",
+    "check_folder",
+    "explained",
+    "make_folder",
+    "publish_entries",
+    "publish_folder",
+    "remove_folder",
+    "replacing",
+    "scratch",
+    "sync",
+    "sync_name",
+    "sync_tree",
+    "write_text",
+]
+
+
+def check_folder(folder: Path, operation: str) -> None:
+    """Check that a folder exists or can be made, and is writable, before the work for it begins.
+
+    Raises:
+        StorageError: The check failed; the message begins with ``operation``.
+    """
+    target = Path(os.path.normpath(folder.absolute()))
+    with explained(operation):
+        nearest = next(path for path in (target, *target.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "is not writable" if nearest.is_dir() else "is a file"
+        raise StorageError(f"{operation}: {nearest} {reason}; choose another directory")
+
+
+@contextlib.contextmanager
+def explained(operation: str, outcome: str = "") -> Iterator[None]:
+    """Turn an error of the operating system into a StorageError that says what was being done."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, UnicodeEncodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{operation}: {reason}{'; ' if outcome else ''}{outcome}") from error
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a path to write to; its file replaces ``path`` when it is complete and on the disk.
+
+    Args:
+        path: File to replace, or to make.
+
+    Raises:
+        StorageError: Writing failed; the old file is unchanged.
+
+    Examples:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp(), "notes.txt")
+        >>> with replacing(target) as aside:
+        ...     _ = aside.write_text("all of it")
+        >>> target.read_text()
+        'all of it'
+    """
+    target = Path(path).resolve()
+    stem = f".{target.name[:60]}."  # 60 characters are 240 bytes at most
+    aside = target.with_name(f"{stem}{os.getpid()}.part")
+    with explained(f"writing {path}"):
+        if target.exists() and not target.is_file():
+            raise FileExistsError("it is a folder or a device; use another name")
+        for left in abandoned(target.parent, rf"{re.escape(stem)}\d{{1,9}}\.part"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+        try:
+            with hold_lock(aside, create=True):
+                yield aside
+                sync(aside)
+                aside.replace(target)
+                with explained(f"writing {path}", "it is written, but may not survive a power cut"):
+                    sync_name(target)
+        finally:
+            with contextlib.suppress(OSError):  # it was renamed, or never made
+                aside.unlink()
+
+
+@contextlib.contextmanager
+def scratch(target: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside ``target`` to make something in; it is removed at the end.
+
+    Folders of killed processes are removed at the start. If one of them had moved ``target`` to ``old`` in
+    its folder, and there is no ``target``, it is moved back.
+    """
+    stem = f".{target.name[:50]}-"
+    for left in abandoned(target.parent, rf"{re.escape(stem)}\d{{1,9}}-\w{{8}}\.part"):
+        if _lives(int(left.name.split("-")[-2])):  # the process may be about to lock its folder
+            continue
+        if not target.exists():
+            with contextlib.suppress(OSError):
+                (left / "old").rename(target)
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(".part", f"{stem}{os.getpid()}-", target.parent))
+    try:
+        with hold_lock(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def abandoned(folder: Path, names: str) -> Iterator[Path]:
+    """Yield the paths in a folder whose names match and that no process has locked, each of them locked."""
+    with contextlib.suppress(OSError):
+        for path in sorted(path for path in folder.iterdir() if re.fullmatch(names, path.name)):
+            with contextlib.suppress(OSError), hold_lock(path, required=True):
+                yield path
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # the process belongs to another user
+        pass
+    return True
+
+
+def publish_folder(unfinished: Path, folder: Path) -> None:
+    """Give a finished folder its name, after everything in it has reached the disk.
+
+    A folder of that name is deleted first.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    with explained(f"saving {folder}"):
+        sync_tree(unfinished)
+        remove_folder(folder)
+        unfinished.rename(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder, if it is there, under another name, so that nobody reads half of it meanwhile."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.deleted")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def publish_entries(paths: Iterable[Path], folder: Path) -> None:
+    """Put files and folders into a folder, in this order; each appears whole and replaces one of its name.
+
+    Weights (``.safetensors``) become hard links where the file system has them, to store them once.
+
+    Raises:
+        OSError: Writing failed.
+    """
+    for path in paths:
+        target, aside = folder / path.name, folder / f".{path.name}.partial"
+        _remove(aside)
+        if path.is_dir():
+            shutil.copytree(path, aside, copy_function=_link_or_copy)
+            sync_tree(aside)
+        else:
+            _link_or_copy(path, aside)
+            sync(aside)
+        if path.is_dir() or target.is_dir():
+            _remove(target)
+        aside.replace(target)
+        sync_name(target)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    if Path(source).suffix == ".safetensors":
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file of UTF-8 text; it appears whole or not at all.
+
+    Raises:
+        StorageError: Writing failed; the old file is unchanged.
+    """
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a directory and its parents so that they survive a power cut."""
+    missing = [path for path in folder.parents if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder, *missing):
+        sync_name(path)
+
+
+def sync_name(path: Path) -> None:
+    """Wait until the name of a file or a directory is on the disk, if its directory can be synced."""
+    try:
+        sync(path.parent)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder and everything in it is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)

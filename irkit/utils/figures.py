@@ -1,0 +1,64 @@
+"""Figures as SVG files that are readable on light and dark pages, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+from irkit.errors import require
+
+__all__ = ["draw_svg"]
+
+_TEXT, _LINE = "#808080", "#80808055"
+_STYLE = {
+    "svg.fonttype": "none",  # texts stay texts
+    "svg.hashsalt": "irkit",  # the same figure gives the same file
+    "font.size": 8,
+    "text.color": _TEXT,
+    "axes.labelcolor": _TEXT,
+    "axes.edgecolor": _LINE,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": "medium",
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.spines.bottom": False,
+    "grid.color": _LINE,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw_svg(draw: Callable[[Any], object], width: float, height: float) -> str:
+    """Draw a figure.
+
+    Args:
+        draw: Draws on the `matplotlib.figure.Figure` that it is called with.
+        width: Width in inches. Pages scale the picture down if they are narrower.
+        height: Height in inches.
+
+    Returns:
+        The text of an SVG file.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    matplotlib = require("matplotlib", "plots", "Drawing a plot")
+    figures = require("matplotlib.figure", "plots", "Drawing a plot")
+    text = io.StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure = figures.Figure(figsize=(width, height))
+        draw(figure)
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return re.sub(r"[ \t]+$", "", text.getvalue(), flags=re.MULTILINE)  # so that it can be committed

@@ -1,0 +1,28 @@
+"""Let a process that has computed fork: its child must not wait for threads that only the parent has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+
+__all__ = ["one_thread_after_fork"]
+
+
+@cache
+def one_thread_after_fork() -> None:
+    """Make children that are forked from now on compute with one thread; called before a computation.
+
+    A fork copies the list of OpenMP's threads into the child, but not the threads. The next operation with
+    several threads would wait for them forever; an operation with one thread waits for none. A thread that
+    the child starts may call ``torch.set_num_threads`` to get threads of its own.
+    """
+    os.register_at_fork(after_in_child=_one_thread)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if "faiss" in sys.modules:  # its wheels contain another OpenMP
+        sys.modules["faiss"].omp_set_num_threads(1)

@@ -1,0 +1,94 @@
+"""Read and write the weight files of a model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from irkit.config import read_json
+from irkit.errors import CorruptError, StorageError
+
+__all__ = ["check_finite", "read_weights", "write_weights"]
+
+
+def read_weights(directory: str | Path) -> dict[str, Tensor]:
+    """Read all tensors of a model directory: safetensors, or ``pytorch_model.bin`` without running its code.
+
+    Raises:
+        StorageError: There is no weight file.
+        CorruptError: A weight file is damaged, or holds numbers that are not finite.
+    """
+    folder = Path(directory)
+    for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _torch_file)):
+        files = _shards(folder, name)
+        if files:
+            tensors: dict[str, Tensor] = {}
+            for file in files:
+                tensors |= read(file)
+            check_finite(tensors.items(), folder)
+            return tensors
+    raise StorageError(
+        f"loading {folder}: expected model.safetensors or pytorch_model.bin there, found neither"
+    )
+
+
+def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write ``model.safetensors``; tensors are copied to contiguous memory of the CPU.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    path = Path(directory) / "model.safetensors"
+    try:
+        save_file(plain, path, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"writing {path}: {error}") from error
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> None:
+    """Raise CorruptError about the first weight that is infinite or no number: all vectors would be."""
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        numbers = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()  # float8
+        extremes = torch.stack(numbers.aminmax())  # a tenth of the time that isfinite takes
+        if not bool(extremes.isfinite().all()):
+            raise CorruptError(
+                f"loading {source}: {name} holds infinite numbers or none; download or save the model again"
+            )
+
+
+def _shards(folder: Path, name: str) -> list[Path]:
+    index = folder / f"{name}.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(file, str) and file.isprintable() and Path(file).name for file in weight_map.values()
+        ):
+            raise CorruptError(
+                f"reading {index}: weight_map {weight_map!r:.60}, expected a file for each weight"
+            )
+        return [folder / Path(file).name for file in sorted(set(weight_map.values()))]
+    return [folder / name] if (folder / name).is_file() else []
+
+
+def _safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(f"reading {file}: {error}; download or save it again") from error
+
+
+def _torch_file(file: Path) -> dict[str, Tensor]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged or unsafe file
+        raise CorruptError(f"reading {file}: {error}") from error
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

@@ -1,0 +1,172 @@
+"""Run a vocabulary recipe stage by stage; complete stages are not repeated.
+
+DIR/ is the directory of a run, see `irkit.training.run_directory`, with these parts of its own::
+
+    vocabulary_transfer.json   facts of the transfer and the calibration; report.html shows them
+    stages/vocabulary/         a tokenizer, if one was trained
+    stages/initialized/        the model on the new vocabulary
+    stages/adapted/            the model after masked language modelling
+    stages/calibrated/         the model after calibration
+    stages/fine_tuned/         the model after the training of a retriever, as `irkit train` leaves it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from irkit.config import read_json
+from irkit.data import Source
+from irkit.errors import ConfigError
+from irkit.model import Model
+from irkit.model.hub import local_directory
+from irkit.tokenizer import Tokenizer
+from irkit.training.domain_vocabulary import DomainConfig, fragmentation, train_vocabulary
+from irkit.training.model_recipe import SparseModel, make_model
+from irkit.training.pretraining.corpus import first_texts, read_corpora
+from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
+from irkit.training.train_run import prepare, train
+from irkit.utils.atomic import write_text
+from irkit.vocabulary.adaptation import adapt
+from irkit.vocabulary.calibration import CalibrationConfig, calibrate
+from irkit.vocabulary.transfer import FACTS, read_new_tokens, transfer_vocabulary
+from irkit.vocabulary.transfer_recipe import VocabularyConfig, VocabularyRecipe
+from irkit.vocabulary.transfer_report import write_report
+
+__all__ = ["check", "run"]
+
+_CALIBRATION = "calibration.json"
+_COUNTED, _CUT = 100_000, 10_000  # texts: for the frequencies of tokens, for the tokens per word
+
+
+def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -> None:
+    """Check whether all stages of a recipe can run, and write nothing.
+
+    Args:
+        recipe: See `VocabularyRecipe.resolve`.
+        out: Directory of the result.
+        overwrite: Accept a directory that holds an earlier run.
+
+    Raises:
+        ConfigError: Parts of the recipe do not fit each other.
+        StorageError: A model or a file is missing, or ``out`` holds something else.
+        BadValueError: A file has wrong content.
+    """
+    check_directory(Path(out), recipe, overwrite)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "vocabulary recipe: got one of several processes, expected the only one; leave out data, and "
+            "train what comes of it with irkit train"
+        )
+    plan = recipe.vocabulary
+    corpora = [] if plan is None else [plan.texts]
+    with tempfile.TemporaryDirectory() as scratch:  # trainers make directories before they begin
+        if recipe.data:
+            prepare(recipe.fine_tuning(recipe.model), Path(scratch) / "fine_tuned")
+        else:
+            make_model(recipe.model)
+        if plan is not None and (adaptation := plan.adaptation) is not None:
+            adaptation.arguments(Path(scratch) / "adapted", {})
+            corpora += [
+                adaptation.texts,
+                [adaptation.validation] if adaptation.validation is not None else [],
+            ]
+    for sources in filter(None, corpora):
+        first_texts(read_corpora(sources), 1)
+    if plan is not None and isinstance(plan.target, str):
+        Tokenizer.from_pretrained(local_directory(plan.target))
+
+
+def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -> Model:
+    """Run all stages of a recipe; an interrupted run resumes with the stage and step that it had reached.
+
+    Args:
+        recipe: See `VocabularyRecipe.resolve`.
+        out: Directory of the result.
+        overwrite: Replace what another recipe, or a finished run, left there.
+
+    Returns:
+        The model of the last stage.
+
+    Raises:
+        ConfigError: Parts of the recipe do not fit each other.
+        StorageError: A model or a file is missing, or ``out`` holds something else.
+        BadValueError: A file has wrong content, or calibration leaves a dead or a dense model.
+        TrainingError: A loss or a gradient became NaN or infinite.
+
+    Examples:
+        >>> recipe = VocabularyRecipe.resolve("vocabulary_transfer.yaml")  # doctest: +SKIP
+        >>> run(recipe, "scifact-splade").encode_query("gene expression")  # doctest: +SKIP
+
+    Source: "Bridging Vocabulary Gaps", section 4.2, and 6.6 for vocabularies of a domain.
+    """
+    directory, last = Path(out), None
+    check(recipe, directory, overwrite=overwrite)
+    prepare_directory(directory, recipe, overwrite)
+    stages = directory.absolute() / "stages"  # a resumed run may name `out` in another way
+    if recipe.vocabulary is not None:
+        last = _change_vocabulary(recipe.vocabulary, recipe.model, stages)
+        _write_facts(stages, directory)
+    if recipe.data:
+        tuning = recipe.fine_tuning(recipe.model, last)
+        last = run_stage(stages / "fine_tuned", lambda folder: train(tuning, folder), resumes=True)
+    assert last is not None  # the recipe has one of the two
+    finish_directory(directory, last, leave=(FACTS, _CALIBRATION))
+    return Model.from_pretrained(directory)
+
+
+def _change_vocabulary(config: VocabularyConfig, source: SparseModel, stages: Path) -> Path:
+    """Run all stages before fine-tuning, and return the directory of the last one."""
+    texts, target = read_corpora(config.texts), config.target
+    if isinstance(target, DomainConfig):
+        make_target = partial(train_vocabulary, texts, config=target)
+        target = str(run_stage(stages / "vocabulary", make_target))
+    last = run_stage(
+        stages / "initialized", lambda folder: _initialize(folder, source, str(target), config, texts)
+    )
+    if (adaptation := config.adaptation) is not None:
+        before = last
+
+        def adapt_model(folder: Path) -> None:
+            adapt(Model.from_pretrained(before), adaptation, folder, is_new=read_new_tokens(before))
+
+        last = run_stage(stages / "adapted", adapt_model, resumes=True)
+    if config.calibration is not None:
+        calibrate_model = partial(_calibrate, source=last, config=config.calibration, texts=texts)
+        last = run_stage(stages / "calibrated", calibrate_model)
+    return last
+
+
+def _initialize(
+    folder: Path, source: SparseModel, target: str, config: VocabularyConfig, texts: Source[str]
+) -> None:
+    """Write the model on the new vocabulary, and the facts of the transfer."""
+    model = make_model(source.model_copy(update={"queries": None}))
+    model.name = source.name
+    transfer = transfer_vocabulary(model, target, config.initialization, texts=islice(texts, _COUNTED))
+    transfer.facts["fragmentation"] = {
+        name: fragmentation(tokenizer, islice(texts, _CUT))
+        for name, tokenizer in (("source", model.tokenizer), ("target", transfer.model.tokenizer))
+    }
+    transfer.save(folder)
+
+
+def _calibrate(folder: Path, source: Path, config: CalibrationConfig, texts: Source[str]) -> None:
+    """Write the calibrated model, and the facts of the calibration."""
+    model = Model.from_pretrained(source)
+    facts = calibrate(model, texts, config).facts()
+    model.save_pretrained(folder)
+    (folder / _CALIBRATION).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _write_facts(stages: Path, directory: Path) -> None:
+    """Write the facts of all stages as JSON and as a page."""
+    facts = read_json(stages / "initialized" / FACTS)
+    if (calibration := stages / "calibrated" / _CALIBRATION).is_file():
+        facts["calibration"] = read_json(calibration)
+    write_text(directory / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    write_report(facts, directory / "report.html")

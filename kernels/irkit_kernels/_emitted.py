@@ -1,0 +1,133 @@
+"""Lists a hash of every LLVM module that the CPU kernels write, for every plan and kind of CPU.
+
+Two equal lists prove that a change to the code that writes LLVM IR did not change what it writes.
+`test_emitted.py` compares with ``_emitted.txt``. If a change of the text is intended, renew that file, and
+give the reason with numbers in the commit::
+
+    PYTHONPATH=kernels python -m irkit_kernels._emitted > kernels/irkit_kernels/_emitted.txt
+
+Nothing is compiled, and the features of this CPU do not matter. To see what changed, write the modules of two
+commits into two folders and compare them::
+
+    PYTHONPATH=kernels python -m irkit_kernels._emitted FOLDER
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from ._jit import Target, compiling_for
+from ._products import write_add_rows
+from .int8_linear.cpu_tile import write_ir as write_int8_linear
+from .maxsim import cpu_tile as maxsim
+from .ragged_attention.cpu_backward import write_differentiate
+from .ragged_attention.cpu_kernel import Plan as AttentionPlan
+from .ragged_attention.cpu_kernel import write_attend
+from .ragged_pool.cpu_tile import write_ir as write_ragged_pool
+from .residual_maxsim import cpu_tile as residual
+from .residual_maxsim.cpu_assign import write_assign
+from .residual_maxsim.cpu_probe import write_probe
+from .residual_maxsim.cpu_search import write_interaction, write_maxsim, write_table
+from .residual_maxsim.cpu_vectors import write_decode, write_encode
+from .residual_maxsim.reference import packed_width
+from .sparse_search.cpu_approximate import write_approximate
+from .sparse_search.cpu_exact import write_exact
+from .sparse_search.cpu_few import write_few
+from .splade_pool import cpu_tile as splade_pool
+
+__all__ = ["hashes", "modules"]
+
+_LANES = (4, 8, 16)  # NEON or SSE, AVX2, AVX-512
+_FLAGS = (False, True)
+_INTEGERS = ("i16", "i32")
+
+
+def hashes() -> list[str]:
+    """Return a line per module: its name and the hash of its functions.
+
+    Declarations do not count: LLVM refuses a module that lacks one, and ignores one that nothing uses.
+    """
+    return [
+        f"{name} {hashlib.sha256(_functions(text).encode()).hexdigest()[:16]}" for name, text in modules()
+    ]
+
+
+def _functions(text: str) -> str:
+    return "\n".join(line for line in text.split("\n") if not line.startswith("declare "))
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every module."""
+    for lanes in _LANES:
+        yield f"add_rows({lanes})", write_add_rows(lanes)
+    for gelu, vnni in product(_FLAGS, _FLAGS):
+        yield f"int8_linear(gelu={gelu}, vnni={vnni})", write_int8_linear(gelu, vnni)
+    for bfloat16, transposed, rounds in product(_FLAGS, _FLAGS, _FLAGS):
+        name = f"ragged_pool(bfloat16={bfloat16}, transposed={transposed}, rounds={rounds})"
+        yield name, write_ragged_pool(bfloat16, transposed, rounds)
+    vectors = [("float32", lanes) for lanes in _LANES] + [("bfloat16", 16)]
+    for kind, lanes in vectors:
+        yield f"splade_pool({kind}, {lanes})", splade_pool.write_ir(splade_pool.Plan(kind, lanes))
+    for (kind, lanes), paired in product([*vectors, ("int8", 16)], _FLAGS):
+        name = f"maxsim({kind}, {lanes}, paired={paired})"
+        yield name, maxsim.write_maxsim(maxsim.Plan(kind, lanes, paired))
+    yield from _ragged_attention()
+    yield from _residual_maxsim()
+    yield from _sparse_search()
+
+
+def _ragged_attention() -> Iterator[tuple[str, str]]:
+    kinds = [(bfloat16, False, lanes) for bfloat16 in _FLAGS for lanes in _LANES] + [(True, True, 16)]
+    for head_dim, (bfloat16, dot, lanes), dropout in product((8, 40, 64), kinds, _FLAGS):
+        plan = AttentionPlan(head_dim, bfloat16, dot, lanes, dropout)
+        name = f"{head_dim}, bfloat16={bfloat16}, dot={dot}, {lanes}, dropout={dropout}"
+        yield f"ragged_attention({name})", write_attend(plan)
+        yield f"ragged_attention.backward({name})", write_differentiate(plan)
+
+
+def _residual_maxsim() -> Iterator[tuple[str, str]]:
+    for vnni, permutes in ((False, False), (True, False), (True, True)):
+        cpu = f"vnni={vnni}, permutes={permutes}"
+        with compiling_for(Target(frozenset({"avx512vbmi"} if permutes else ()))):
+            for dim, vectors in product((4, 48, 128), (1, 2)):
+                plan = residual.Plan(dim, vectors, vnni)
+                name = f"{dim}, {vectors}, {cpu}"
+                yield f"residual_maxsim.table({name})", write_table(plan)
+                yield f"residual_maxsim.probe({name})", write_probe(plan)
+                for code in _INTEGERS:
+                    yield f"residual_maxsim.interaction({name}, {code})", write_interaction(plan, code)
+                    for nbits in (1, 2, 4, 8):
+                        text = write_maxsim(plan, code, nbits, packed_width(dim, nbits))
+                        yield f"residual_maxsim({name}, {code}, nbits={nbits})", text
+            for dim in (3, 48, 128):
+                yield f"residual_maxsim.assign({dim}, {cpu})", write_assign(dim, vnni)
+                for code, nbits in product(_INTEGERS, (1, 2, 4, 8)):
+                    name, width = f"{dim}, {code}, nbits={nbits}, {cpu}", packed_width(dim, nbits)
+                    yield f"residual_maxsim.encode({name})", write_encode(dim, code, nbits, width, vnni)
+                    yield f"residual_maxsim.decode({name})", write_decode(dim, code, nbits, width, vnni)
+
+
+def _sparse_search() -> Iterator[tuple[str, str]]:
+    yield "sparse_search.few()", write_few()
+    for terms, weights in product(("u16", "u32"), ("float", "half", "u16", "u8")):
+        for wide in _FLAGS:
+            yield f"sparse_search.exact({terms}, {weights}, wide={wide})", write_exact(terms, weights, wide)
+        yield f"sparse_search.approximate({terms}, {weights})", write_approximate(terms, weights)
+
+
+def main(folder: str = "") -> None:
+    """Print the hashes; if a folder is named, write each module to a file in it instead."""
+    if not folder:
+        print("\n".join(hashes()))  # noqa: T201
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, text in modules():
+        (Path(folder) / f"{name}.ll").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""Arithmetic on vectors that several kernels share: dot products of bytes, and bfloat16."""
+
+from __future__ import annotations
+
+from ._typed import Array, Value, vector
+
+__all__ = ["dot_bytes", "load_floats", "multiply_add_words", "store_floats"]
+
+
+def dot_bytes(total: Value, a: Value, b: Value, vnni: bool) -> Value:
+    """Return ``total`` plus the sum of ``a * b`` over the 4 bytes of each of 16 lanes.
+
+    Args:
+        total: 16 i32.
+        a: 16 words of 4 unsigned bytes.
+        b: 16 words of 4 signed bytes.
+        vnni: Use the instruction of AVX512-VNNI; otherwise multiply byte by byte, with the same result.
+    """
+    if vnni:
+        return total.code.call("llvm.x86.avx512.vpdpbusd.512", total, a, b, kind=total.kind)
+    for shift in (0, 8, 16, 24):
+        unsigned = (a >> shift) & 255
+        signed = (b << 24 - shift).shift_signed(24)
+        total = total + unsigned * signed
+    return total
+
+
+def multiply_add_words(total: Value, a: Value, b: Value, *, bfloat16: bool) -> Value:
+    """Return ``total + a * b`` of words: each is a float32, or 2 bfloat16 whose products are summed.
+
+    Args:
+        total: Vector of float32.
+        a: Vector of i32 of the same length.
+        b: Vector of i32 of the same length.
+        bfloat16: Multiply bfloat16 (AVX512-BF16, 16 lanes) instead of float32.
+    """
+    kind = vector(32, "bfloat") if bfloat16 else total.kind
+    a, b = a.cast(kind), b.cast(kind)
+    if not bfloat16:
+        return total.code.intrinsic("fmuladd", kind, a, b, total)
+    return total.code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, a, b, kind=total.kind)
+
+
+def load_floats(place: Array, lanes: int) -> Value:
+    """Load float32 numbers from an array of ``float`` or, widened, from an array of bfloat16 as ``u16``."""
+    numbers: Value = place.vectors(lanes)[0]
+    if place.kind == "float":
+        return numbers
+    return (numbers.to("i32") << 16).cast(vector(lanes, "float"))
+
+
+def store_floats(place: Array, numbers: Value, rounds: bool) -> None:
+    """Store float32 numbers to an array of ``float`` or, rounded, to an array of bfloat16 as ``u16``.
+
+    Args:
+        place: The array.
+        numbers: A vector.
+        rounds: The CPU has an instruction that rounds to bfloat16. Otherwise integers round to the nearest,
+            ties to even; a NaN remains one, because the NaNs of bfloat16 have no low bits that could carry.
+    """
+    lanes = numbers.lanes
+    if place.kind == "float":
+        place.vectors(lanes)[0] = numbers
+    elif rounds:
+        place.cast("bfloat", place.align).vectors(lanes)[0] = numbers.to("bfloat")
+    else:
+        bits = numbers.cast(vector(lanes, "i32"))
+        odd = (bits >> 16) & 1
+        place.vectors(lanes)[0] = ((bits + (odd + 0x7FFF)) >> 16).to("u16")

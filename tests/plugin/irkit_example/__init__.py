@@ -1,0 +1,1 @@
+"""Parts that another package adds to irkit: a head, an index kind, a loss and a model family."""
