@@ -7,8 +7,6 @@ from typing import NoReturn
 
 from irkit.utils.signals import how_ended, interruptible
 
-__all__ = ["main"]
-
 
 def main() -> NoReturn:
     """Run `irkit.cli.main`, whose import alone takes long enough to be interrupted."""

@@ -9,17 +9,6 @@ from typing import Any
 
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = [
-    "brief",
-    "check_counts",
-    "check_flags",
-    "check_functions",
-    "check_names",
-    "check_path",
-    "check_utf8",
-    "is_count",
-]
-
 
 def brief(value: object, width: int = 60) -> str:
     """Return the first ``width`` characters of ``repr(value)``, or its type if ``repr`` fails.

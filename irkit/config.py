@@ -15,9 +15,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from irkit.arguments import brief
 from irkit.errors import ConfigError, StorageError
 
-__all__ = ["Config", "as_list", "read_json", "read_mapping", "with_overrides"]
-
-
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:

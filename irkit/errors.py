@@ -10,21 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-__all__ = [
-    "BadKeyError",
-    "BadTypeError",
-    "BadValueError",
-    "ConfigError",
-    "CorruptError",
-    "IrkitError",
-    "LockedError",
-    "MissingDependencyError",
-    "StorageError",
-    "TrainingError",
-    "require",
-    "reraise_as",
-]
-
 
 class IrkitError(Exception):
     """Base of all errors of irkit; the command line shows them without a traceback."""

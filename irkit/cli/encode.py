@@ -18,8 +18,6 @@ from irkit.utils.progress import progress_bar
 if TYPE_CHECKING:
     from irkit.data.vector_writer import Parts
 
-__all__ = ["encode"]
-
 _IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts and Anserini read
 
 

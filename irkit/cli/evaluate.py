@@ -12,8 +12,6 @@ from irkit.cli.shared_options import IgnoreIdenticalIds, Measures, Split
 from irkit.errors import BadValueError
 from irkit.utils.progress import progress_bar
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz.")],

@@ -13,8 +13,6 @@ from irkit.cli.output import note, show_table
 from irkit.cli.shared_options import Device, IndexDir, MovedModel
 from irkit.errors import StorageError
 
-__all__ = ["explain"]
-
 
 def explain(
     directory: IndexDir,

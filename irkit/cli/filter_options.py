@@ -9,8 +9,6 @@ from typing import Any
 
 from irkit.errors import BadValueError
 
-__all__ = ["parse_filters"]
-
 _CONDITION = re.compile(r"\s*([^=!<>]+?)\s*(==|!=|<=|>=|=|<|>)(?![=<>!])\s*(.*?)\s*", re.DOTALL)
 
 

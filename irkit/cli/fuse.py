@@ -10,8 +10,6 @@ from irkit.cli.runs import check_out, write_judged
 from irkit.cli.shared_options import Judgments, Measures, RunOut, Split
 from irkit.errors import BadValueError
 
-__all__ = ["fuse"]
-
 
 def fuse(
     runs: Annotated[

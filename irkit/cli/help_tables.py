@@ -8,8 +8,6 @@ from typer.core import TyperCommand
 
 from irkit.utils.plugins import Registry
 
-__all__ = ["IndexCommand", "TrainCommand"]
-
 
 class IndexCommand(TyperCommand):
     """Command whose help lists the kinds of indexes that other packages add."""

@@ -19,8 +19,6 @@ from irkit.utils.progress import progress_bar, stage_progress_bar
 if TYPE_CHECKING:
     from irkit.data import Document, Source
 
-__all__ = ["index"]
-
 
 def index(
     model: Annotated[

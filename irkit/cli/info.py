@@ -14,8 +14,6 @@ from irkit.errors import StorageError
 from irkit.utils.atomic import explained
 from irkit.utils.progress import progress_bar
 
-__all__ = ["info"]
-
 
 def info(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of an index or of a model.")],

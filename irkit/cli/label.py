@@ -18,8 +18,6 @@ from irkit.utils.progress import progress_bar
 if TYPE_CHECKING:
     from irkit.training.training_data import TrainingRow
 
-__all__ = ["label"]
-
 
 def label(
     source: Annotated[

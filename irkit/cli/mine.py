@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from irkit.data import Qrels, Query
     from irkit.training.training_data import TrainingRow
 
-__all__ = ["mine"]
-
 
 def mine(
     directory: IndexDir,

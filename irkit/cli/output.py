@@ -15,8 +15,6 @@ import typer
 if TYPE_CHECKING:
     from irkit.retrieval.retriever import Hit
 
-__all__ = ["clean", "drop_output", "keep_streams", "note", "show_hits", "show_table"]
-
 
 def keep_streams() -> None:
     """Replace closed standard streams: using stdin or stdout fails, writing to stderr does nothing.

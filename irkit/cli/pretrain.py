@@ -10,8 +10,6 @@ from irkit.cli.output import note
 from irkit.cli.recipe_files import check_verb, hint_resume, print_recipe, require_out, show_means
 from irkit.cli.shared_options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, set_option
 
-__all__ = ["pretrain"]
-
 
 def pretrain(
     recipe: Recipe,

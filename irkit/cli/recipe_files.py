@@ -15,8 +15,6 @@ from irkit.errors import BadValueError, ConfigError
 if TYPE_CHECKING:
     from irkit.config import Config
 
-__all__ = ["check_verb", "hint_resume", "print_recipe", "require_out", "show_means"]
-
 # the verb of a file, by the first of these keys that the file has
 _VERBS = {"pretraining": "pretrain", "vocabulary": "transfer-vocab", "baseline": "study", "losses": "train"}
 

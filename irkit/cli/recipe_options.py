@@ -14,8 +14,6 @@ from irkit.encoder_free.settings import BM25Config, encoder_free_index, is_encod
 from irkit.errors import ConfigError
 from irkit.index.index_kinds import AnyIndexConfig, index_config
 
-__all__ = ["IndexRecipe"]
-
 
 class IndexRecipe(Config):
     """The model, the documents and the settings of an index.

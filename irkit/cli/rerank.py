@@ -12,8 +12,6 @@ from irkit.cli.shared_options import Device, IndexDir, Judgments, Measures, Move
 from irkit.errors import BadValueError
 from irkit.utils.progress import progress_bar
 
-__all__ = ["rerank"]
-
 
 def rerank(
     directory: IndexDir,

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from irkit.data import Qrels, Query
     from irkit.evaluation.run import Run
 
-__all__ = ["check_out", "read_judged", "write_judged"]
-
 
 def check_out(out: str | None, qrels: str | None) -> None:
     """Refuse an ``--out`` that cannot be written, before the work.

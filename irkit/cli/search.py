@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from irkit.data import Query
     from irkit.retrieval.retriever import Retriever
 
-__all__ = ["search"]
-
 
 def search(
     directory: IndexDir,

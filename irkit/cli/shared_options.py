@@ -7,29 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "Activation",
-    "Device",
-    "Devices",
-    "DryRun",
-    "IgnoreIdenticalIds",
-    "IndexDir",
-    "Judgments",
-    "MaxLength",
-    "Measures",
-    "ModelOut",
-    "MovedModel",
-    "Overwrite",
-    "OverwriteFile",
-    "PrintConfig",
-    "Recipe",
-    "RunOut",
-    "Split",
-    "TeacherDtype",
-    "TrainingFile",
-    "set_option",
-]
-
 
 def set_option(help: str) -> Any:
     """Return the option ``--set KEY=VALUE`` of a verb."""

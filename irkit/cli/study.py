@@ -16,8 +16,6 @@ from irkit.utils.progress import progress_bar
 if TYPE_CHECKING:
     from irkit.study import Cell, Trial
 
-__all__ = ["study"]
-
 
 def study(
     file: Annotated[

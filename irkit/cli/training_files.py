@@ -15,8 +15,6 @@ from irkit.utils.progress import progress_bar
 if TYPE_CHECKING:
     from irkit.training.training_data import TrainingRow
 
-__all__ = ["check_target", "file_states", "write_rows"]
-
 
 def check_target(out: Path, overwrite: bool) -> None:
     """Check ``--out`` before the work.

@@ -17,8 +17,6 @@ from irkit.utils.atomic import check_folder
 if TYPE_CHECKING:
     from irkit.vocabulary.transfer_recipe import VocabularyRecipe
 
-__all__ = ["transfer_vocab"]
-
 
 def transfer_vocab(
     source: Annotated[

@@ -22,17 +22,6 @@ from irkit.core.scoring import check_comparable, score
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
 from irkit.utils.weights import read_weights, write_weights
 
-__all__ = [
-    "MultiVectorAttention",
-    "first_tokens",
-    "mean_maxsim",
-    "prepend",
-    "temporal_pooling",
-    "xtr",
-    "xtr_in_batch",
-    "xtr_ranking",
-]
-
 
 def mean_maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
     """Compute MaxSim divided by the number of query tokens, which makes queries of any length comparable.

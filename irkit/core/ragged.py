@@ -12,8 +12,6 @@ from torch import Tensor
 from irkit.arguments import brief, is_count
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["Ragged", "as_tensor", "to_device"]
-
 _MAX_TOTAL = 2**31 - 1  # offsets are int32, as attention kernels read them (cu_seqlens)
 
 

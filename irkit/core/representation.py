@@ -14,8 +14,6 @@ from irkit.arguments import brief
 from irkit.core.ragged import Ragged, as_tensor, to_device
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["Dense", "MultiVector", "Representation", "Sparse", "concat", "representation_from_arrays"]
-
 Rows = slice | Sequence[int] | Tensor | np.ndarray[Any, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -11,8 +11,6 @@ from irkit.core.representation import Dense, MultiVector, Representation, Sparse
 from irkit.errors import BadTypeError, BadValueError
 from irkit.utils.forking import one_thread_after_fork
 
-__all__ = ["check_comparable", "score", "score_pairs", "score_rows"]
-
 _FEW_QUERIES = 16
 
 

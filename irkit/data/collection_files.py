@@ -19,17 +19,6 @@ from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
 from irkit.data.vector_reader import SUFFIXES, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
-__all__ = [
-    "TABLES",
-    "Fields",
-    "decode",
-    "parse_json",
-    "read_lines",
-    "read_records",
-    "source_name",
-    "tsv_columns",
-]
-
 TABLES = (".csv", ".parquet", ".arrow")
 """Extensions that the library datasets reads, from folders."""
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}

@@ -12,8 +12,6 @@ import numpy as np
 from irkit.arguments import brief
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["JSON", "Document", "Qrels", "Query", "Vector", "as_vector", "check_vector"]
-
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 """A value of a JSON file."""
 

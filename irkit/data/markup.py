@@ -13,8 +13,6 @@ from typing import Any
 
 from irkit.errors import BadValueError
 
-__all__ = ["LONGEST", "check_length", "is_markup", "read_markup"]
-
 LONGEST = 1 << 28  # bytes of a line, or of a document
 
 _START = re.compile(rb"(?=<(?:top|doc)(?:\s[^>]*)?>)", re.IGNORECASE)

@@ -11,8 +11,6 @@ from irkit.data.document import Document, Query
 from irkit.data.source import as_id, to_document
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["DocumentsLike", "QueriesLike", "parse_documents", "parse_queries"]
-
 DocumentsLike: TypeAlias = (
     str | Path | Mapping[str, Any] | Iterable[Document | Mapping[str, Any] | tuple[str, Any] | str]
 )

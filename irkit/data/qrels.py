@@ -9,8 +9,6 @@ from irkit.data.collection_files import decode, read_lines
 from irkit.data.document import Qrels
 from irkit.errors import BadValueError
 
-__all__ = ["collect_qrels", "read_qrels_file"]
-
 Judgment = tuple[int, str, str, str | int]
 """Line number, query id, document id and grade."""
 

@@ -13,8 +13,6 @@ from irkit.data.qrels import collect_qrels
 from irkit.data.source import Source, build_all
 from irkit.errors import BadValueError, StorageError, require
 
-__all__ = ["PREFIXES", "load_hf", "read_remote_qrels", "remote_source"]
-
 T = TypeVar("T")
 Record = dict[str, Any]
 

@@ -16,17 +16,6 @@ from irkit.data.collection_files import Fields, read_records
 from irkit.data.document import Document, Query
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
-__all__ = [
-    "DOCUMENT_FIELDS",
-    "QUERY_FIELDS",
-    "Source",
-    "as_id",
-    "check_documents",
-    "file_source",
-    "to_document",
-    "to_query",
-]
-
 T = TypeVar("T")
 Record = dict[str, Any]
 

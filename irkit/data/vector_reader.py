@@ -13,8 +13,6 @@ import numpy as np
 
 from irkit.errors import BadValueError, StorageError
 
-__all__ = ["SUFFIXES", "read_vectors"]
-
 SUFFIXES = (".npy", ".safetensors")
 _TYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
 _KINDS = {

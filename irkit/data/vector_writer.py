@@ -20,8 +20,6 @@ from irkit.utils.atomic import replacing
 if TYPE_CHECKING:
     from irkit.core.representation import Representation
 
-__all__ = ["SUFFIXES", "Parts", "write_vectors"]
-
 Parts: TypeAlias = "Iterator[tuple[list[str], Representation]]"
 """Pairs of ids and a representation with as many rows; at least one part."""
 

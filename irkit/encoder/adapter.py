@@ -17,8 +17,6 @@ from irkit.encoder.adapter_loading import load_transformers
 from irkit.encoder.attention import attend, leading, pick_backend
 from irkit.errors import BadValueError, ConfigError
 
-__all__ = ["TransformersEncoder"]
-
 _BACKEND = "irkit_packed"
 _CHECKED = (3, 40, 9, 1, 17)  # lengths of the rows that are checked at loading
 _WINDOW = 6  # attention window during the check, so that the rows are longer than it

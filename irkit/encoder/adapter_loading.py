@@ -13,8 +13,6 @@ from irkit.encoder.encoder_config import MOST_LAYERS
 from irkit.errors import ConfigError, CorruptError
 from irkit.utils.weights import check_finite
 
-__all__ = ["load_transformers"]
-
 _ADVICE = "config.json and weights are not of one model; download or save it again"
 _HINTS = {  # what to do about checkpoints whose code is beside them on the hub
     "new": "transformers has this architecture as 'gte', for which the hub has converted checkpoints",

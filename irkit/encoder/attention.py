@@ -21,8 +21,6 @@ from irkit.core.ragged import Ragged
 from irkit.encoder.encoder_config import Pooling
 from irkit.errors import BadValueError, MissingDependencyError
 
-__all__ = ["Backend", "attend", "leading", "pick_backend", "rotary_table", "rotate"]
-
 _ROWS = 128  # rotated together: in float32 they stay in the cache
 _WIDEST = 256  # heads of flash attention, whose widths are multiples of 8
 _NEEDS = (

@@ -6,8 +6,6 @@ from irkit.encoder.encoder_config import EncoderConfig, LayerConfig
 from irkit.encoder.family import Family, MaskedLM, Settings, activation, count_layers, masked_lm_names
 from irkit.errors import ConfigError
 
-__all__ = ["BERT", "DISTILBERT", "ROBERTA"]
-
 _EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings",
     "embeddings.position": "embeddings.position_embeddings",

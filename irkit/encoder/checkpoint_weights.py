@@ -12,15 +12,6 @@ from torch.overrides import TorchFunctionMode
 from irkit.encoder.family import Family, NameMap
 from irkit.errors import CorruptError
 
-__all__ = [
-    "BUFFERS",
-    "Undrawn",
-    "export_weights",
-    "find_prefix",
-    "import_weights",
-    "listed_names",
-]
-
 BUFFERS = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # how they end in old checkpoints
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Dropout"]
-
 _VALUES = 1 << 16
 
 

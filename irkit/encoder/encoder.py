@@ -23,8 +23,6 @@ from irkit.utils.weights import read_weights, write_weights
 if TYPE_CHECKING:
     from irkit.encoder.adapter import TransformersEncoder
 
-__all__ = ["Encoder"]
-
 _POOLED = "pooled_"  # before the model_type of a family that pools in irkit only
 
 

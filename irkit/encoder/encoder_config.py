@@ -11,8 +11,6 @@ from irkit.config import Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MOST_LAYERS", "Activation", "EncoderConfig", "LayerConfig", "Pooling"]
-
 MOST_LAYERS = 1024  # building more takes minutes; no published encoder has that many
 _Size = Annotated[int, Field(gt=0, lt=1 << 24)]  # products of two can be counted
 _Count = Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -13,8 +13,6 @@ from irkit.encoder.tite_family import TITE
 from irkit.errors import ConfigError
 from irkit.utils.plugins import Registry
 
-__all__ = ["FAMILIES", "encoder_config", "masked_lm", "schedule_settings"]
-
 FAMILIES: Registry[Family] = Registry(
     "irkit.families",
     Family,

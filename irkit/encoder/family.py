@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from irkit.encoder.encoder_config import MOST_LAYERS, Activation, EncoderConfig, Pooling
 from irkit.errors import ConfigError
 
-__all__ = ["Family", "MaskedLM", "NameMap", "Settings", "activation", "count_layers", "masked_lm_names"]
-
 NameMap = dict[str, tuple[str, ...]]
 Settings = Mapping[str, Any]
 

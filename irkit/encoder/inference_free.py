@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from irkit.core.ragged import Ragged
 
-__all__ = ["InferenceFreeEncoder"]
-
 
 class InferenceFreeEncoder(nn.Module):
     """Takes the place of the encoder in a model without one: a text costs its tokenization and a look-up.

@@ -15,8 +15,6 @@ from irkit.encoder.dropout import Dropout
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear
 
-__all__ = ["Context", "Embeddings", "Layer", "make_norm"]
-
 
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
     """Return a LayerNorm or an RMSNorm over ``size`` features, as configured."""

@@ -13,8 +13,6 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from irkit.encoder.encoder_config import Activation
 
-__all__ = ["ACTIVATIONS", "apply_linear", "is_plain", "linear"]
-
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),

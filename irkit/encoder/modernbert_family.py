@@ -6,8 +6,6 @@ from irkit.encoder.encoder_config import EncoderConfig, LayerConfig
 from irkit.encoder.family import Family, MaskedLM, Settings, activation, count_layers, masked_lm_names
 from irkit.errors import ConfigError
 
-__all__ = ["MODERNBERT"]
-
 
 def _modernbert_config(settings: Settings) -> EncoderConfig:
     count = count_layers(settings)

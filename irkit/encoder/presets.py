@@ -12,8 +12,6 @@ from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import schedule_settings
 from irkit.errors import BadValueError, ConfigError
 
-__all__ = ["PRESETS", "EncoderSizes", "Preset", "pooling_schedule", "tite_settings"]
-
 Location = Literal["pre", "intra", "post"]
 
 

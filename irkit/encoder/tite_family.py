@@ -12,8 +12,6 @@ from irkit.encoder.encoder_config import EncoderConfig, LayerConfig, Pooling
 from irkit.encoder.family import Family, Settings, activation, count_layers
 from irkit.errors import ConfigError
 
-__all__ = ["TITE"]
-
 _POSITIONS = "pooled_positions"  # key of a TITE that irkit wrote, see `Pooling`
 
 

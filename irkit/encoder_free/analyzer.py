@@ -14,8 +14,6 @@ import snowballstemmer
 
 from irkit.errors import BadValueError
 
-__all__ = ["STOP_WORDS", "Analyzer", "languages"]
-
 # fmt: off
 STOP_WORDS = frozenset((
     "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no",

@@ -22,8 +22,6 @@ from irkit.index import Store
 from irkit.index.term_ids import Vocabulary
 from irkit.tokenizer import TokenSpan
 
-__all__ = ["EncoderFreeModel", "Side", "check_side", "sparse_rows"]
-
 Side: TypeAlias = Literal["query", "document"]
 
 

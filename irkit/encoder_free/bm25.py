@@ -19,8 +19,6 @@ from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.tokenizer import TokenSpan, strings
 
-__all__ = ["BM25"]
-
 _MAX_COUNT = 65535  # of a term in a document; the weight saturates long before
 
 

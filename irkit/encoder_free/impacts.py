@@ -14,8 +14,6 @@ from irkit.encoder_free.base_model import EncoderFreeModel, Side, check_side, sp
 from irkit.encoder_free.settings import ImpactsConfig
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["Impacts"]
-
 
 class Impacts(EncoderFreeModel):
     """Represents documents and queries by the term weights that come with them.

@@ -16,8 +16,6 @@ from irkit.index import Index, StoredRows
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 
-__all__ = ["RM3"]
-
 _MAX_SHARE = 0.1  # of all documents; a term that more of them have is not added
 
 

@@ -11,16 +11,6 @@ from irkit.arguments import brief
 from irkit.config import Config
 from irkit.errors import ConfigError
 
-__all__ = [
-    "BM25Config",
-    "EncoderFreeConfig",
-    "ImpactsConfig",
-    "VectorsConfig",
-    "encoder_free_config",
-    "encoder_free_index",
-    "is_encoder_free",
-]
-
 
 class BM25Config(Config):
     """Settings of BM25 as in Lucene, but with exact document lengths.

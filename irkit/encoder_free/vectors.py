@@ -21,8 +21,6 @@ from irkit.encoder_free.settings import VectorsConfig
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Store
 
-__all__ = ["Vectors"]
-
 _AXES = {"dense": 1, "multi_vector": 2}
 
 

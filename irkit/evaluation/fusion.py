@@ -15,8 +15,6 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.measures import as_run
 from irkit.evaluation.run import Run
 
-__all__ = ["Method", "fuse"]
-
 Method: TypeAlias = Literal["rrf", "minmax", "zscore", "sum"]
 """The formula for the points of a document, see `fuse`."""
 

@@ -26,8 +26,6 @@ from irkit.evaluation.trec import (
     score_trec,
 )
 
-__all__ = ["Evaluation", "as_run", "choose_queries", "evaluate"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from irkit.data.collection_files import decode, parse_json, read_lines, source_n
 from irkit.errors import BadKeyError, BadTypeError, BadValueError
 from irkit.utils.atomic import replacing
 
-__all__ = ["Run", "ScoredDoc", "check_trec_words", "is_jsonl"]
-
 Ranking: TypeAlias = tuple[str, Sequence[str], "Sequence[float] | np.ndarray[Any, Any]"]
 """A query id, document ids and their scores."""
 

@@ -12,8 +12,6 @@ from irkit.arguments import brief
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.measures import Evaluation
 
-__all__ = ["Comparison", "compare", "correct_p"]
-
 
 class Comparison(NamedTuple):
     """A row of `compare`: one system against the baseline under one measure."""

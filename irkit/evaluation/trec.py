@@ -24,16 +24,6 @@ from irkit.data import Qrels
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
 
-__all__ = [
-    "TrecMeasure",
-    "aggregate",
-    "check_ids",
-    "for_library",
-    "parse_trec_measure",
-    "relevance_strings",
-    "score_trec",
-]
-
 _MAX_GRADE = 1_000_000
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]

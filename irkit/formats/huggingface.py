@@ -16,8 +16,6 @@ from irkit.heads import HEADS, SparseHead, StaticHead
 from irkit.heads.token_weights import read_idf
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["HUGGINGFACE"]
-
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read config.json, weights and tokenizer; mean pooling, with a warning unless the encoder itself pools.

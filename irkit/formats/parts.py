@@ -11,8 +11,6 @@ from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.heads import Head
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["SIMILARITIES", "Format", "LoadEncoder", "Parts", "SideParts", "static_parts"]
-
 LoadEncoder = Callable[[Path], AnyEncoder]
 
 SIMILARITIES = {  # by kind of representation, the default first

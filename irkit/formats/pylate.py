@@ -10,8 +10,6 @@ from typing import Any
 from irkit.heads import MultiVectorHead, Normalize, OpenedModel
 from irkit.heads.layer_modules import read_layers
 
-__all__ = ["model_type", "read_head"]
-
 
 def model_type(settings: dict[str, Any]) -> str | None:
     """ColBERT for a directory of an early version, which did not write its type."""

@@ -17,8 +17,6 @@ from irkit.errors import ConfigError, CorruptError
 from irkit.heads import Side
 from irkit.heads.layer_modules import Modules, known_modules, write_json
 
-__all__ = ["TYPE", "branches", "write"]
-
 TYPE = "sentence_transformers.models.Router"  # its name of versions 5 and 6
 _NAMES = ("Router", "Asym")
 _FILE = "router_config.json"

@@ -26,8 +26,6 @@ from irkit.heads.sparse_head import SPARSE_MODULES
 from irkit.tokenizer import Tokenizer, sentence_settings
 from irkit.utils.weights import write_weights
 
-__all__ = ["SENTENCE_TRANSFORMERS", "text_encoder"]
-
 _OUTPUTS = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}  # task of a Transformer, output
 _READERS: dict[str, Callable[[OpenedModel], Head]] = {  # by model_type
     HEADS["dense"].model_type: HEADS["dense"].from_modules,

@@ -21,8 +21,6 @@ from irkit.heads.layer_modules import optional, write_json
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_weights, write_weights
 
-__all__ = ["STANFORD"]
-
 _PUNCTUATION = tuple(string.punctuation)
 
 

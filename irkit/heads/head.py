@@ -20,8 +20,6 @@ from irkit.heads.projection import Normalize, Projection
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_weights
 
-__all__ = ["Head", "Side", "width_after"]
-
 Side = Literal["query", "document"]
 
 

@@ -19,19 +19,6 @@ from irkit.heads.projection import Normalize, Projection
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_weights
 
-__all__ = [
-    "LACKING",
-    "Module",
-    "Modules",
-    "OpenedModel",
-    "known_modules",
-    "layer_module",
-    "optional",
-    "read_layer",
-    "read_layers",
-    "write_json",
-]
-
 Modules = list[tuple[str, Path]]  # class name, folder
 Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # type as in modules.json, config.json, weights
 

@@ -17,19 +17,6 @@ from irkit.encoder.family import MaskedLM
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import ConfigError, CorruptError
 
-__all__ = [
-    "ACTIVATIONS",
-    "HeadParts",
-    "describe",
-    "fill",
-    "has_head",
-    "is_whole",
-    "layers_of",
-    "load_parts",
-    "transform_layers",
-    "write_encoder",
-]
-
 ACTIVATIONS: dict[str, nn.Module] = {
     "gelu": nn.GELU(),
     "gelu_tanh": nn.GELU("tanh"),

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from irkit.config import Config
 from irkit.heads.head import Side
 
-__all__ = ["MultiVectorConfig", "QueryExpansion", "TokenPooling"]
-
 _LONGEST = 1 << 20  # tokens of a text: queries are filled up to their length
 
 

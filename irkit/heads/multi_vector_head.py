@@ -24,8 +24,6 @@ from irkit.heads.token_pooling import pool_rows
 from irkit.heads.windows import windows
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["MultiVectorHead"]
-
 _FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
 _MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 _POOLING_TYPE = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"

@@ -18,8 +18,6 @@ from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.head import Head, Side, width_after
 from irkit.heads.layer_modules import Module, OpenedModel, layer_module, read_layers
 
-__all__ = ["POOLINGS", "PooledHead"]
-
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 

@@ -19,17 +19,6 @@ from irkit.arguments import brief
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
 
-__all__ = [
-    "PRESETS",
-    "Normalize",
-    "Projection",
-    "ProjectionConfig",
-    "merge_projections",
-    "merge_runs",
-    "projection_config",
-    "projection_layers",
-]
-
 Residual = Literal["none", "identity", "learned"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,

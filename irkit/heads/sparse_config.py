@@ -11,8 +11,6 @@ from pydantic import PositiveInt
 from irkit.config import Config
 from irkit.heads.head import Head, Side
 
-__all__ = ["SparseConfig", "read_limits", "write_limits"]
-
 _LIMITS = ("query_max_active_dims", "document_max_active_dims")
 
 

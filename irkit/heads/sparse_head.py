@@ -40,8 +40,6 @@ from irkit.heads.sparse_config import SparseConfig, read_limits, write_limits
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_weights
 
-__all__ = ["SPARSE_MODULES", "SparseHead", "as_sparse_head"]
-
 SPARSE_MODULES = "SpladePooling", "SparseHead"
 _NEVER = -1e4  # a bias with which no logit is positive; half precision holds it
 _ACTIVATIONS = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}  # of SpladePooling: theirs, ours

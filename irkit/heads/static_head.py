@@ -21,8 +21,6 @@ from irkit.heads.token_weights import read_idf
 from irkit.tokenizer import Tokenizer
 from irkit.utils.weights import read_weights, write_weights
 
-__all__ = ["StaticHead"]
-
 
 class StaticHead(Head):
     """A text becomes its distinct tokens with a weight each: what inference-free sparse queries are.

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged, to_device
 
-__all__ = ["pool_rows", "pool_tokens"]
-
 _LONGEST = 4096  # vectors of a row whose distances are kept on a GPU
 _DISTANCES = 1 << 26  # on a GPU at once, 8 bytes each
 _ROUNDS = 4  # of merges before the host looks whether all are done

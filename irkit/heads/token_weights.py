@@ -17,8 +17,6 @@ from irkit.config import read_json
 from irkit.errors import ConfigError
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["read_idf", "token_weights"]
-
 
 def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str) -> Tensor:
     """Return weights by token id; a token that is not given weighs 0.

@@ -7,8 +7,6 @@ from irkit_kernels.ragged_pool import pooled_lengths
 
 from irkit.core.ragged import Ragged
 
-__all__ = ["windows"]
-
 
 def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
     """Return, for each hidden state left after pooling, the tokens it covers.

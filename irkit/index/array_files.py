@@ -18,22 +18,6 @@ import numpy as np
 from irkit.errors import CorruptError, StorageError
 from irkit.utils.atomic import explained
 
-__all__ = [
-    "DATA_FILE",
-    "DTYPES",
-    "Array",
-    "Entry",
-    "Manifest",
-    "allocate",
-    "checksum",
-    "corrupt",
-    "is_cut",
-    "peek",
-    "read_manifest",
-    "release",
-    "write_at",
-]
-
 Array = np.ndarray[Any, Any]
 
 DATA_FILE = re.compile(r"[a-z_]+\.g\d+\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3

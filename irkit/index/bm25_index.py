@@ -16,8 +16,6 @@ from irkit.index.array_files import Array, corrupt
 from irkit.index.layout import element_positions, removed_rows, row_ends
 from irkit.index.store import Store
 
-__all__ = ["Statistics", "begin", "mean_length", "rarity", "renew", "saturate", "statistics", "weigh"]
-
 _ROWS = 1 << 14  # removed documents that are counted at once
 _NONE = {"rows": 0, "removed": 0, "documents": 0, "tokens": 0}
 

@@ -16,17 +16,6 @@ from irkit.index.array_files import Array, allocate
 from irkit.index.faiss_package import import_faiss
 from irkit.index.limits import Limits
 
-__all__ = [
-    "build_lists",
-    "centroid_count",
-    "fit_tokens",
-    "nearest_codes",
-    "read_lists",
-    "sample_positions",
-    "train_centroids",
-    "write_lists",
-]
-
 _ROUNDS = 4  # of k-means: more hardly help, as residuals are stored
 _REFINED = 3  # rounds over all centroids, after those within clusters
 _PART = 1 << 17  # tokens assigned at once

@@ -14,8 +14,6 @@ from irkit.index.opening import create_index, open_index
 from irkit.index.store import Store
 from irkit.index.term_ids import Vocabulary
 
-__all__ = ["compact"]
-
 
 def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
     """Write an index anew without its removed rows; it stays in use meanwhile. Rows are renumbered.

@@ -10,8 +10,6 @@ import torch
 
 from irkit.errors import ConfigError
 
-__all__ = ["check_device", "on_device"]
-
 T = TypeVar("T")
 _GIB = 1 << 30
 

@@ -13,19 +13,6 @@ from irkit.index.array_files import DATA_FILE, Entry, Manifest, peek
 from irkit.utils.atomic import check_folder, explained
 from irkit.utils.locks import FileLock
 
-__all__ = [
-    "ASIDE",
-    "BUILDING",
-    "MANIFEST",
-    "absence",
-    "busy",
-    "check_place",
-    "clean_directory",
-    "directory_of",
-    "lock_index",
-    "manifests",
-]
-
 MANIFEST = "irkit.json"
 BUILDING = "irkit.building.json"  # the manifest of a build that is not published
 ASIDE = "irkit.json.tmp"  # a manifest that is being written

@@ -22,8 +22,6 @@ from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
 from irkit.index.store import Store
 
-__all__ = ["Documents"]
-
 _BLOBS = ("ids.bin", "documents.jsonl", "metadata.jsonl")
 
 

@@ -16,18 +16,6 @@ from irkit.index.array_files import Entry
 from irkit.index.index_settings import FlatConfig, InvertedConfig
 from irkit.index.quantization import LARGEST
 
-__all__ = [
-    "Entries",
-    "Expected",
-    "common_arrays",
-    "count_rows",
-    "faiss_arrays",
-    "flat_arrays",
-    "inverted_arrays",
-    "muvera_arrays",
-    "plaid_arrays",
-]
-
 Entries: TypeAlias = Mapping[str, Entry]
 Expected: TypeAlias = tuple[str, str, tuple[int, ...], int | None]
 

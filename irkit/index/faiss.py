@@ -35,8 +35,6 @@ from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, search_in_blocks
 from irkit.index.topk import Hits, TopK
 
-__all__ = ["Faiss"]
-
 faiss: Any = import_faiss()
 
 _FILE = "faiss.index"

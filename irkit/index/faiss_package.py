@@ -9,8 +9,6 @@ from typing import Any
 
 from irkit.errors import MissingDependencyError
 
-__all__ = ["import_faiss", "installed_packages", "need_gpu"]
-
 _PACKAGES = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12", "faiss-gpu-cu11")
 
 

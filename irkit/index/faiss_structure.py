@@ -10,8 +10,6 @@ from typing import Any
 from irkit.index.array_files import Array
 from irkit.index.faiss_package import import_faiss
 
-__all__ = ["check_structure", "read_structure"]
-
 faiss: Any = import_faiss()
 
 _LIMITS = ("vector_byte", "loop")  # of what FAISS reads, if its version has them

@@ -11,8 +11,6 @@ from irkit.arguments import brief
 from irkit.data.document import JSON
 from irkit.errors import BadValueError
 
-__all__ = ["Seen", "check_filter", "note_values", "parse_filter"]
-
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,

@@ -21,8 +21,6 @@ from irkit.index.store import Store
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
 from irkit.index.topk import Hits, TopK
 
-__all__ = ["Flat", "FlatInt8", "open_flat"]
-
 _MARGIN = 8  # documents scored exactly beyond twice the hits: 8 bits of the query confuse neighbours
 
 

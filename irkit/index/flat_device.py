@@ -8,8 +8,6 @@ from torch import Tensor
 from irkit.index.array_files import Array
 from irkit.index.topk import Hits, TopK
 
-__all__ = ["DenseSearch"]
-
 _WORK = 1 << 29  # bytes of scores, keys and their choice
 
 

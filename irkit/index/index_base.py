@@ -24,8 +24,6 @@ from irkit.index.term_ids import Vocabulary
 from irkit.index.topk import Hits
 from irkit.utils.forking import one_thread_after_fork
 
-__all__ = ["Index", "StageProgress", "as_rows", "live_rows"]
-
 StageProgress: TypeAlias = Callable[[str, int, int | None], object]
 """``progress(stage, count, total)``: ``count`` more of the ``total`` steps of ``stage`` are done.
 

@@ -50,16 +50,6 @@ from irkit.utils.plugins import Registry
 if TYPE_CHECKING:
     from irkit.index.expected_arrays import Entries, Expected
 
-__all__ = [
-    "INDEX_KINDS",
-    "OWN_KINDS",
-    "AnyIndexConfig",
-    "IndexKind",
-    "index_config",
-    "index_names",
-    "suitable_names",
-]
-
 
 @dataclass(frozen=True)
 class IndexKind:

@@ -8,16 +8,6 @@ from pydantic import Field
 
 from irkit.config import Config
 
-__all__ = [
-    "AutoConfig",
-    "FaissConfig",
-    "FlatConfig",
-    "IndexConfig",
-    "InvertedConfig",
-    "MuveraConfig",
-    "PlaidConfig",
-]
-
 Device = Literal["auto", "cpu", "gpu"]
 
 

@@ -46,8 +46,6 @@ from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits, TopK
 
-__all__ = ["Inverted"]
-
 Queries: TypeAlias = tuple[Array, Array, Array]  # offsets, terms, weights
 
 _GROWTH = 4  # segments that are so many times as large as what follows them stay as they are

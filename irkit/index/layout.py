@@ -16,8 +16,6 @@ from irkit.index.array_files import Array, corrupt
 from irkit.index.expected_arrays import Entries, common_arrays, count_rows
 from irkit.index.index_kinds import INDEX_KINDS, index_config
 
-__all__ = ["check_layout", "element_positions", "fitting", "removed_rows", "row_ends"]
-
 _COUNTS = ("rows", "dim", "covered", "listed", "trained")
 _MOST = 1 << 32  # rows, dimensions or terms: 32 bits hold them
 _ALIGNMENT = 64  # bytes: arrays in a segment start at multiples

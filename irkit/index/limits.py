@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from irkit_kernels.sparse_search import Thresholds
 
-__all__ = ["Limits", "current_limits", "use_limits"]
-
 
 @dataclass(frozen=True)
 class Limits:

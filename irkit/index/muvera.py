@@ -27,8 +27,6 @@ from irkit.index.index_settings import FaissConfig, MuveraConfig
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import to_float16
 
-__all__ = ["Encoder", "Muvera"]
-
 _NUMBERS = 1 << 23  # numbers of encodings made at once: 32 MB
 _TRAIN = 4096  # documents that FAISS is trained on, at least
 _TRAIN_NUMBERS = 1 << 27  # or as many as make 512 MB

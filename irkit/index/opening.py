@@ -17,8 +17,6 @@ from irkit.index.store import Store
 from irkit.utils.atomic import explained
 from irkit.utils.forking import one_thread_after_fork
 
-__all__ = ["check_index", "create_index", "open_index"]
-
 
 def check_index(config: IndexConfig, representation: Representation) -> None:
     """Check that an index can hold such representations, before work is done for it.

@@ -20,8 +20,6 @@ from irkit.index.plaid_tensors import TensorSearch
 from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
 from irkit.index.topk import Hits, TopK
 
-__all__ = ["Plaid"]
-
 
 class Plaid(PlaidRows):
     """Searches compressed tokens by their centroids, lists and residuals, and scans the other rows.

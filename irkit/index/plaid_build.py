@@ -34,8 +34,6 @@ from irkit.index.index_base import StageProgress
 from irkit.index.layout import fitting
 from irkit.index.plaid_rows import TOKEN_ARRAYS, PlaidRows
 
-__all__ = ["PlaidBuilder"]
-
 _POINTS = 32  # tokens sampled per centroid
 _UNITS = 4096  # tokens sampled to train the codebook, and to see how well centroids fit
 _MISFIT = 1.02  # tokens that fit so many times worse than the first ones are of another kind

@@ -30,8 +30,6 @@ from irkit.index.plaid_search import PlaidArrays, select_tokens
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, to_float16
 
-__all__ = ["TOKEN_ARRAYS", "PlaidRows"]
-
 TOKEN_ARRAYS = ("codes.bin", "coefficients.bin", "residuals.bin")
 """Files of the fields of `Tokens`."""
 

@@ -46,8 +46,6 @@ from irkit.index.index_settings import PlaidConfig
 from irkit.index.layout import element_positions
 from irkit.index.limits import Limits
 
-__all__ = ["CpuSearch", "PlaidArrays", "SearchBudget", "plan_search", "select_tokens"]
-
 _DECODED = 256  # documents decoded at once
 _RANKED = 4  # documents of visited lists that are ranked by their centroids, per candidate
 

@@ -17,8 +17,6 @@ from irkit.core.ragged import Ragged
 from irkit.index.array_files import Array
 from irkit.index.plaid_search import PlaidArrays, SearchBudget
 
-__all__ = ["TensorSearch"]
-
 _PER_ROW, _PER_CENTROID = 16, 16  # bytes on a device for each query, and for each of its tokens
 
 

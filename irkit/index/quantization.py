@@ -7,8 +7,6 @@ import numpy as np
 from irkit.errors import BadValueError
 from irkit.index.array_files import Array
 
-__all__ = ["LARGEST", "quantize", "to_counts"]
-
 LARGEST = {"uint8": 255, "uint16": 65535}
 """Integer types, and the integer that the largest weight of a row becomes."""
 

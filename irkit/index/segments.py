@@ -13,8 +13,6 @@ import numpy as np
 from irkit.index.array_files import Array, allocate, corrupt
 from irkit.index.store import Store
 
-__all__ = ["Allocate", "Segment", "add_segment", "drop_segments", "read_segments"]
-
 Allocate: TypeAlias = Callable[[str, tuple[int, ...], Any], Array]
 """``allocate(name, shape, dtype)`` returns an array of zeros in the file, to be written to."""
 

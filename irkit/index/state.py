@@ -16,8 +16,6 @@ from irkit.index.directory import absence
 from irkit.index.layout import check_layout
 from irkit.utils.atomic import explained
 
-__all__ = ["Snapshot", "State", "ThreadState", "load_state", "snapshot"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

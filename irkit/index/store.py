@@ -55,8 +55,6 @@ from irkit.index.store_reader import StoreReader
 from irkit.utils.atomic import explained, make_folder, sync
 from irkit.utils.locks import FileLock
 
-__all__ = ["Store"]
-
 _NEEDED = {"index", "model"}  # values of the manifest that readers of an index rely on
 _UNCHANGED = "the stored index is unchanged"
 _MADE = "the change is made, but may not survive a power cut"

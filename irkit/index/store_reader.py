@@ -13,8 +13,6 @@ from irkit.index.array_files import Array, release
 from irkit.index.limits import current_limits
 from irkit.index.state import Snapshot, State, ThreadState
 
-__all__ = ["StoreReader"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ from irkit.index.layout import element_positions, row_ends
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits, TopK
 
-__all__ = ["QUERY_BLOCK", "StoredRows", "search_in_blocks", "to_float16"]
-
 QUERY_BLOCK = {"dense": 512, "multi_vector": 32, "sparse": 64}
 """Queries that are scored together: so many stay in the cache."""
 

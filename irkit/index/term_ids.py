@@ -11,8 +11,6 @@ from irkit.index.array_files import corrupt
 from irkit.index.layout import fitting
 from irkit.index.store import Store
 
-__all__ = ["Vocabulary"]
-
 _FILE = "vocabulary.txt"
 
 

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Hits", "TopK"]
-
 Array = np.ndarray[Any, Any]
 
 _ROW_BITS = 32

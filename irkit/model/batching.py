@@ -20,8 +20,6 @@ from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head, Side
 
-__all__ = ["ahead", "behind", "chunks", "copy_to_cpu", "hidden_states", "plan_steps", "run_steps"]
-
 _MOST_WORKERS = 16  # threads that run steps; more of them wait for Python's lock
 
 _Item = TypeVar("_Item")

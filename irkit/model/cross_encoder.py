@@ -14,8 +14,6 @@ from irkit.arguments import brief
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError, StorageError, require
 
-__all__ = ["Activation", "CrossEncoder", "check_scorable"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 Activation: TypeAlias = Literal["none", "sigmoid"]
 

@@ -9,8 +9,6 @@ from irkit.arguments import brief, check_flags, is_count
 from irkit.errors import BadTypeError, BadValueError
 from irkit.model.hardware import Device
 
-__all__ = ["EncodeOptions", "check_options", "with_prompt"]
-
 _NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")
 _ONLY_SPARSE = ("max_active_dims", "convert_to_sparse_tensor")
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from irkit.encoder import Encoder
 from irkit.model.pipeline import Pipeline
 
-__all__ = ["document_fingerprint", "query_fingerprint"]
-
 
 def document_fingerprint(
     pipeline: Pipeline, prompts: Mapping[str, str], weights: Iterable[tuple[str, Tensor]]

@@ -19,8 +19,6 @@ from irkit.heads import Head, Side
 from irkit.model.pipeline import Pipeline
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["DTYPES", "Device", "find_device", "find_devices", "has_bfloat16", "keep_few_shapes", "with_dtype"]
-
 Device = str | torch.device | Sequence[str | torch.device]
 """One device or several, such as ``"cuda"`` or ``["cuda:0", "cuda:1"]``."""
 

@@ -16,8 +16,6 @@ from irkit.utils.atomic import explained
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["local_directory", "upload"]
-
 _FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
 _PICKLED = "*.bin"  # only where a repository has nothing better
 

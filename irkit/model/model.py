@@ -35,8 +35,6 @@ from irkit.model.terms import as_sparse, decode, sparsity
 from irkit.tokenizer import TokenSpan
 from irkit.utils.progress import progress_bar
 
-__all__ = ["Model"]
-
 
 class Model(ModelParts):
     """Texts in, vectors or representations out.

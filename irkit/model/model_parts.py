@@ -27,8 +27,6 @@ from irkit.model.postprocess import check_dim, postprocess
 from irkit.model.queries import QueryConfig, check_terms, query_config, query_parts
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["ModelParts"]
-
 
 class ModelParts(nn.Module):
     """What `irkit.Model` consists of; its attributes are described there."""

@@ -19,8 +19,6 @@ from irkit.model.batching import chunks
 from irkit.model.pipeline import Pipeline, Progress
 from irkit.tokenizer import strings
 
-__all__ = ["encode_in_processes", "stream_in_processes"]
-
 _IN_FLIGHT = 3  # chunks a process: one at work, the others on their way, so that none waits
 _Result = tuple[str, int, dict[str, Any]]  # kind, dim, arrays: numpy travels by copy, without shared memory
 

@@ -22,8 +22,6 @@ from irkit.model.batching import ahead, behind, chunks, copy_to_cpu, hidden_stat
 from irkit.tokenizer import Tokenizer, TokenSpan, strings
 from irkit.utils.forking import one_thread_after_fork
 
-__all__ = ["CHUNK", "Pipeline", "Progress"]
-
 CHUNK = 2048  # texts that are sorted by length together
 _TOKENS_PER_STEP = {"cpu": 1024, "cuda": 32768}  # activations stay in the cache, or fill the device
 _MOST_STRIDE = 4  # factor on the tokens per step where layers pool, so that the last of them has enough rows

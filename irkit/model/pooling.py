@@ -18,8 +18,6 @@ from irkit.errors import BadValueError, ConfigError
 from irkit.formats import AnyEncoder
 from irkit.heads import Head
 
-__all__ = ["PoolingChoice", "Schedule", "check_pooling", "pooling_choice", "set_pooling"]
-
 Schedule = tuple[Pooling | None, ...]
 
 _LONGEST = 512  # tokens of a text, where nothing cuts them

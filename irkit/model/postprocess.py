@@ -16,8 +16,6 @@ from irkit.heads import Head
 from irkit.model.encode_options import EncodeOptions
 from irkit.model.similarity import unit_length
 
-__all__ = ["Embeddings", "check_dim", "convert", "postprocess"]
-
 Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor] | list[np.ndarray[Any, Any]]
 
 

@@ -21,17 +21,6 @@ from irkit.model.batching import chunks
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer, strings
 
-__all__ = [
-    "EncodedQueries",
-    "LexicalQueries",
-    "QueryConfig",
-    "StaticQueries",
-    "check_terms",
-    "idf_weights",
-    "query_config",
-    "query_parts",
-]
-
 _CHUNK = 2048  # texts counted together
 _Name = Annotated[str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name)]
 

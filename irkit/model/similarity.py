@@ -18,8 +18,6 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
 from irkit.model.terms import as_sparse
 
-__all__ = ["Vectors", "averaged", "compare", "compare_pairs", "unit_length"]
-
 Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any] | MultiVector | Sparse
 
 _MATRIX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

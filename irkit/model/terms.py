@@ -14,8 +14,6 @@ from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.errors import BadTypeError, BadValueError
 
-__all__ = ["as_sparse", "decode", "sparsity"]
-
 
 def as_sparse(operation: str, vectors: Any) -> Sparse:
     """Return the rows of a tensor ``(n, dim)``, sparse or not, without zeros; ``(dim,)`` is one row.

@@ -28,8 +28,6 @@ from irkit.index import (
 from irkit.retrieval.collection import Collection
 from irkit.retrieval.model_identity import AnyModel, default_index, model_manifest
 
-__all__ = ["CHUNK", "add_documents", "build_collection", "check_readable"]
-
 CHUNK = 1024  # documents encoded and stored together
 
 

@@ -22,8 +22,6 @@ from irkit.retrieval.model_identity import (
     load_recorded_model,
 )
 
-__all__ = ["Collection"]
-
 
 class Collection:
     """Documents in an index, and the model that encodes queries and documents for it.

@@ -17,8 +17,6 @@ from irkit.utils.atomic import write_text
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["Explanation", "Match"]
-
 _UNSPACED = r"\u0e00-\u0eff\u2e80-\u9fff\uf900-\ufaff"  # scripts without spaces: each letter is a word
 _WORD = re.compile(
     rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])[\w\u0300-\u036f\u0900-\u0dff])+"

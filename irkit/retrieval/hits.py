@@ -13,8 +13,6 @@ from irkit.data import JSON, Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Documents, Hits
 
-__all__ = ["Filter", "Hit", "Rows", "allowed_rows", "fetch_lists", "find_rows", "parse_strings", "read_hits"]
-
 Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
 """Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]

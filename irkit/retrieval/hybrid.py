@@ -15,8 +15,6 @@ from irkit.evaluation.run import Run
 from irkit.retrieval.hits import Filter, Hit, parse_strings
 from irkit.retrieval.retriever import Retriever
 
-__all__ = ["Hybrid"]
-
 
 class Hybrid:
     """Searches with several retrievers, such as BM25 and a dense model, and fuses their results.

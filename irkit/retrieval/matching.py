@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from irkit.heads import Side
     from irkit.model import Model
 
-__all__ = ["TermWeights", "TokenVectors", "explain", "explain_document", "match_terms", "match_tokens"]
-
 
 class TokenVectors(NamedTuple):
     """A text, a MultiVector of one row, and the token of each of its vectors."""

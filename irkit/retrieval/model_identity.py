@@ -14,20 +14,6 @@ from irkit.index import IndexConfig, index_config
 from irkit.index.array_files import corrupt
 from irkit.model import Device, Model
 
-__all__ = [
-    "AnyModel",
-    "changed_settings",
-    "check_described",
-    "check_model",
-    "check_placement",
-    "default_index",
-    "format_model",
-    "load_model",
-    "load_recorded_model",
-    "model_manifest",
-    "same_documents",
-]
-
 AnyModel: TypeAlias = Model | EncoderFreeModel
 """A model that encodes queries and documents of an index."""
 

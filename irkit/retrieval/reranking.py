@@ -19,8 +19,6 @@ from irkit.retrieval.model_identity import format_model
 from irkit.retrieval.scorer import Array, Interaction, Scorer, score_checked, score_rows, score_texts
 from irkit.retrieval.searching import parse_contents
 
-__all__ = ["Candidates", "RerankOptions", "rerank"]
-
 Candidates: TypeAlias = Iterable[str] | Iterable[Hit] | Mapping[str, Any] | Iterable[Document]
 """Ids of documents of the index, or hits, whose ids count; or id -> text, or documents."""
 

@@ -22,16 +22,6 @@ from irkit.retrieval.collection import Collection
 from irkit.retrieval.hits import Rows, find_rows
 from irkit.retrieval.model_identity import AnyModel
 
-__all__ = [
-    "IndexScorer",
-    "Interaction",
-    "ModelScorer",
-    "Scorer",
-    "score_checked",
-    "score_rows",
-    "score_texts",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 Interaction: TypeAlias = Callable[[Any, Any], Tensor]
 """Compute ``(n_q, n_d)`` scores of two representations, such as `irkit.core.late_interaction.mean_maxsim`."""

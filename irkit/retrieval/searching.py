@@ -19,8 +19,6 @@ from irkit.retrieval.model_identity import AnyModel
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
 
-__all__ = ["find_hits", "parse_contents", "read_run"]
-
 _QUERIES = 256  # encoded and searched together
 
 

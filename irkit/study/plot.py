@@ -8,8 +8,6 @@ from typing import Any
 from irkit.study.results import Cell
 from irkit.utils.figures import draw_svg
 
-__all__ = ["draw_study"]
-
 _COLORS = {"better": "#0072b2", "worse": "#d55e00", "no significant difference": "#999999"}
 _COLUMNS = 3  # of panels
 

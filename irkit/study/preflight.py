@@ -12,8 +12,6 @@ from irkit.errors import IrkitError
 if TYPE_CHECKING:
     from irkit.training.train_recipe import TrainRecipe
 
-__all__ = ["check_parts"]
-
 
 def check_parts(recipes: Mapping[str, TrainRecipe]) -> dict[str, IrkitError]:
     """Open the models, data, texts and collections of recipes; a part of several recipes is opened once.

@@ -12,8 +12,6 @@ from irkit.errors import BadValueError
 from irkit.evaluation.significance import correct_p
 from irkit.training.result_files import Results
 
-__all__ = ["AVERAGE", "Cell", "paired_p", "tabulate"]
-
 AVERAGE = "average"
 """Name of the average of all datasets in the results."""
 

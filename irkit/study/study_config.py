@@ -17,8 +17,6 @@ from pydantic import Field, model_validator
 from irkit.config import Config, read_mapping, with_overrides
 from irkit.errors import ConfigError
 
-__all__ = ["StudyConfig", "folder_name"]
-
 Changes = dict[str, Any]
 """New values by key of the recipe, with dots."""
 

@@ -14,8 +14,6 @@ from irkit.study.trial import Trial, trials
 from irkit.training.result_files import Results, read_results
 from irkit.utils.atomic import write_text
 
-__all__ = ["write_report"]
-
 _METHOD = """\
 A cell is the mean over the seeds ± their standard deviation, and how many there are where some are missing.
 † marks p < 0.05 against the baseline: a two-sided paired t-test over the queries, of means over the

@@ -24,8 +24,6 @@ from irkit.utils.locks import try_lock
 if TYPE_CHECKING:
     from irkit.training.train_recipe import TrainRecipe
 
-__all__ = ["check_study", "run_study"]
-
 IRKIT = [sys.executable, "-m", "irkit"]
 """Command that trains a run; a verb, the recipe, --out and a folder follow."""
 _POLL = 0.05  # seconds

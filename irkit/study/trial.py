@@ -16,8 +16,6 @@ from irkit.study.study_config import StudyConfig, folder_name
 from irkit.training.run_directory import is_complete
 from irkit.utils.atomic import explained, write_text
 
-__all__ = ["Trial", "trials"]
-
 
 @dataclass(frozen=True)
 class Trial:

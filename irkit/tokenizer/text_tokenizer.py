@@ -20,8 +20,6 @@ from irkit.core.ragged import Ragged
 from irkit.errors import BadTypeError, BadValueError, CorruptError, reraise_as
 from irkit.tokenizer.tokenizer_files import read_backend, read_optional, sentence_settings
 
-__all__ = ["TokenSpan", "Tokenizer", "strings", "well_formed"]
-
 _USUAL = {  # role: what BERT calls it, what RoBERTa calls it
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),

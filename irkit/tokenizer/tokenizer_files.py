@@ -16,8 +16,6 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 from irkit.config import read_json
 from irkit.errors import ConfigError, CorruptError, StorageError
 
-__all__ = ["read_backend", "read_optional", "sentence_settings"]
-
 _GROWTH = 4096  # largest factor by which a normalizer may lengthen a text
 _SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that can ask for memory
 

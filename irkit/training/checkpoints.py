@@ -16,16 +16,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from irkit.errors import CorruptError, StorageError
 from irkit.utils.atomic import explained, remove_folder
 
-__all__ = [
-    "STATE",
-    "all_checkpoints",
-    "load_weights",
-    "newest_checkpoint",
-    "rotate",
-    "save_weights",
-    "saving",
-]
-
 STATE = "training"
 """Folder of a checkpoint with everything that a resume needs; the rest is a model directory."""
 _WEIGHTS = "weights.safetensors"

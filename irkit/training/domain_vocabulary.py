@@ -18,8 +18,6 @@ from irkit.config import Config
 from irkit.errors import BadValueError
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["DomainConfig", "fragmentation", "train_vocabulary"]
-
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _INNER = "##"
 _BATCH = 1024  # texts tokenised at once

@@ -11,8 +11,6 @@ from torch import Tensor
 from irkit.core.ragged import Ragged, to_device
 from irkit.errors import BadValueError
 
-__all__ = ["Batch", "Example", "Movable"]
-
 
 class Movable:
     """Dataclass whose tensors move to another device together."""

@@ -15,8 +15,6 @@ from irkit.core.ragged import Ragged, to_device
 from irkit.core.representation import Dense, MultiVector, Representation
 from irkit.training.example import Batch
 
-__all__ = ["Joint", "everywhere", "join", "processes"]
-
 Change = Callable[[Representation], Representation]
 
 

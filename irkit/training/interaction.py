@@ -23,16 +23,6 @@ from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.model import Model
 from irkit.utils.weights import read_weights
 
-__all__ = [
-    "MVA",
-    "XTR",
-    "Interaction",
-    "MaxSim",
-    "PooledAttention",
-    "load_interaction",
-    "make_interaction",
-]
-
 _FOLDER, _CONFIG = "interaction", "config.json"
 _SHARPNESS = 20.0  # factor of cosines in the initial attention
 

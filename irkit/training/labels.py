@@ -17,8 +17,6 @@ from irkit.training.losses.loss import Normalization, normalize
 from irkit.training.training_data import TrainingRow
 from irkit.training.training_data.text_store import Texts
 
-__all__ = ["label", "resolve", "shortest"]
-
 
 def label(
     rows: Iterable[TrainingRow],

@@ -10,8 +10,6 @@ from torch import nn
 
 from irkit.errors import ConfigError
 
-__all__ = ["freeze_parameters", "plain_name", "split_groups"]
-
 
 def plain_name(name: str) -> str:
     """Return the name of a parameter in its model, without prefixes of the step and of other wrappers."""

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
 
-__all__ = ["bag_loss", "token_loss"]
-
 _CELLS = 1 << 22  # logits computed at once: 16 MB in float32
 
 

@@ -11,8 +11,6 @@ from torch import nn
 from irkit.errors import ConfigError, require
 from irkit.model import Model
 
-__all__ = ["add_lora", "merged"]
-
 
 def add_lora(model: Model, settings: Mapping[str, Any]) -> None:
     """Add adapters to the linear layers of the encoders, in place; only they and the heads are trained then.

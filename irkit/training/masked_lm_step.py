@@ -12,8 +12,6 @@ from irkit.training.logit_losses import token_loss
 from irkit.training.masking import MaskedBatch
 from irkit.training.model_step import TextStep
 
-__all__ = ["MaskedLMStep"]
-
 
 class MaskedLMStep(TextStep):
     """Cross-entropy of the hidden tokens under the head of a sparse model, which is a masked language model.

@@ -17,8 +17,6 @@ from irkit.errors import BadValueError, ConfigError
 from irkit.tokenizer import Tokenizer
 from irkit.training.example import Movable
 
-__all__ = ["MaskedBatch", "Masking", "MaskingConfig", "masking_rates"]
-
 
 class MaskingConfig(Config):
     """Which tokens are hidden, and what replaces them.

@@ -18,16 +18,6 @@ from irkit.model.pooling import pooling_choice
 from irkit.model.queries import query_config
 from irkit.training.new_model import Attention, Lengths, NewModel, make_new_model
 
-__all__ = [
-    "HeadModel",
-    "ModelRecipe",
-    "MultiVectorModel",
-    "PretrainedModel",
-    "SparseModel",
-    "make_model",
-    "trained_model",
-]
-
 
 def _valid(check: Callable[[Any], object]) -> AfterValidator:
     """Validate a setting, unless it is None, by the function that reads it later."""

@@ -16,8 +16,6 @@ from irkit.encoder import Encoder
 from irkit.model import Model
 from irkit.training.lora import merged
 
-__all__ = ["ModelStep", "TextStep"]
-
 
 class ModelStep(nn.Module):
     """Module that is called with a batch and the share of completed steps, and returns a loss.

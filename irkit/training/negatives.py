@@ -21,8 +21,6 @@ from irkit.retrieval.scorer import IndexScorer, Scorer, score_checked
 from irkit.training.labels import shortest
 from irkit.training.training_data import TrainingRow
 
-__all__ = ["MiningConfig", "mine"]
-
 _QUERIES = 64  # searched and scored together
 
 

@@ -16,8 +16,6 @@ from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
 from irkit.training.domain_vocabulary import DomainConfig
 
-__all__ = ["Attention", "Lengths", "NewModel", "make_new_model"]
-
 Attention: TypeAlias = Literal["auto", "eager", "sdpa", "flash"]
 
 

@@ -12,8 +12,6 @@ from irkit.config import Config
 from irkit.utils.kinds import KindOf, own_kinds
 from irkit.utils.plugins import Registry
 
-__all__ = ["L1", "REGULARIZERS", "AntiZero", "BaseRegularizer", "DFFlops", "Flops", "Regularizer"]
-
 Schedule: TypeAlias = Literal["constant", "linear", "quadratic"]
 
 

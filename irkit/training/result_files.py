@@ -10,8 +10,6 @@ from irkit.errors import CorruptError
 from irkit.evaluation.measures import Evaluation
 from irkit.utils.atomic import explained, write_text
 
-__all__ = ["Results", "read_means", "read_results", "write_results"]
-
 Results = dict[tuple[str, str], dict[str, float]]
 """Values by query, by measure and dataset."""
 

@@ -14,8 +14,6 @@ from irkit.training.training_data import TrainingRow, to_line
 from irkit.utils.atomic import explained
 from irkit.utils.locks import try_lock, unlock
 
-__all__ = ["write_resumable"]
-
 
 def write_resumable(
     path: str | Path, rows: Callable[[int], Iterator[TrainingRow]], key: Any

@@ -27,15 +27,6 @@ from irkit.config import Config, read_mapping
 from irkit.errors import StorageError
 from irkit.utils.atomic import check_folder, explained, publish_entries, publish_folder, write_text
 
-__all__ = [
-    "DONE",
-    "check_directory",
-    "finish_directory",
-    "is_complete",
-    "prepare_directory",
-    "run_stage",
-]
-
 DONE = "modules.json"
 """The file that is written last; a directory that has it is a model."""
 _RECIPE, _REPLACED = "recipe.yaml", "replaced"

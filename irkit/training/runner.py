@@ -16,8 +16,6 @@ from irkit.training.run_directory import finish_directory, prepare_directory
 from irkit.training.trainer import Trainer
 from irkit.utils.atomic import explained, write_text
 
-__all__ = ["TrainingLog", "run_trainer"]
-
 
 def run_trainer(
     trainer: Trainer,

@@ -11,8 +11,6 @@ from irkit.model.cross_encoder import Activation, CrossEncoder
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import IndexScorer, ModelScorer, Scorer
 
-__all__ = ["load_teacher"]
-
 _CROSS_ENCODER = "cross-encoder:"
 
 

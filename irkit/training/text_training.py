@@ -17,8 +17,6 @@ from irkit.training.runner import TrainingLog
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments, check_text_arguments
 
-__all__ = ["TextTrainingConfig", "text_trainer"]
-
 _VALIDATED = 32  # texts per batch
 Collate = Callable[[Sequence[tuple[int, str]]], Any]
 

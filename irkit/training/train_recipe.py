@@ -18,8 +18,6 @@ from irkit.training.training_arguments import TrainingArguments, first_evaluatin
 from irkit.training.training_data import DataConfig
 from irkit.training.validation import EvaluationConfig
 
-__all__ = ["StagedRecipe", "TrainRecipe"]
-
 _OF_FINE_TUNING = ("losses", "regularizers", "evaluation")
 
 

@@ -30,8 +30,6 @@ from irkit.training.training_data import check, open_data
 from irkit.training.validation import JudgedCollection, evaluate_model, open_collections, summarize
 from irkit.utils.progress import progress_bar
 
-__all__ = ["Prepared", "prepare", "run_recipe", "train"]
-
 
 @dataclass(frozen=True)
 class Prepared:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from irkit.training.losses import Loss, Matryoshka
     from irkit.training.regularizers import Regularizer
 
-__all__ = ["TrainStep"]
-
 Interaction = Callable[[MultiVector, MultiVector], Tensor]
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from irkit.training.regularizers import Regularizer
     from irkit.training.training_data import Mixture
 
-__all__ = ["Trainer"]
-
 Evaluation = Callable[[Model], Mapping[str, float]]
 _Stateful = transformers.trainer_callback.ExportableState
 _ADVICE = "try a lower learning_rate, a longer warmup_steps, max_grad_norm of 1, or bf16 instead of fp16"

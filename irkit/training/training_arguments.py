@@ -16,9 +16,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from irkit.errors import ConfigError, MissingDependencyError, require
 
-__all__ = ["TrainingArguments", "check_text_arguments", "first_evaluating"]
-
-
 _EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
 _OWN = (
     "tokens_per_batch gradient_cache_size learning_rates lora early_stopping_patience "

@@ -28,14 +28,6 @@ from irkit.index.topk import TopK
 from irkit.model import Model
 from irkit.model.hardware import with_dtype
 
-__all__ = [
-    "EvaluationConfig",
-    "JudgedCollection",
-    "evaluate_model",
-    "open_collections",
-    "summarize",
-]
-
 Score = Callable[[Representation, Representation], Tensor]
 Progress = Callable[[int], object]
 

@@ -24,22 +24,6 @@ from pathlib import Path
 from irkit.errors import StorageError
 from irkit.utils.locks import hold_lock
 
-__all__ = [
-    "abandoned",
-    "check_folder",
-    "explained",
-    "make_folder",
-    "publish_entries",
-    "publish_folder",
-    "remove_folder",
-    "replacing",
-    "scratch",
-    "sync",
-    "sync_name",
-    "sync_tree",
-    "write_text",
-]
-
 
 def check_folder(folder: Path, operation: str) -> None:
     """Check that a folder exists or can be made, and is writable, before the work for it begins.

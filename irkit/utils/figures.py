@@ -9,8 +9,6 @@ from typing import Any
 
 from irkit.errors import require
 
-__all__ = ["draw_svg"]
-
 _TEXT, _LINE = "#808080", "#80808055"
 _STYLE = {
     "svg.fonttype": "none",  # texts stay texts

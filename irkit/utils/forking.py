@@ -6,8 +6,6 @@ import os
 import sys
 from functools import cache
 
-__all__ = ["one_thread_after_fork"]
-
 
 @cache
 def one_thread_after_fork() -> None:

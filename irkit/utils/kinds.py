@@ -12,9 +12,6 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 from irkit.config import Config
 from irkit.utils.plugins import Registry
 
-__all__ = ["KindOf", "own_kinds"]
-
-
 Kind = TypeVar("Kind", bound=Config)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
-__all__ = ["FileLock", "hold_lock", "try_lock", "unlock"]
-
 
 def try_lock(file: int | IO[Any]) -> bool:
     """Lock an open file for one holder; return False if another one holds it.

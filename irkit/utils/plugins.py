@@ -8,8 +8,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from irkit.errors import ConfigError
 
-__all__ = ["Registry"]
-
 Part = TypeVar("Part")
 
 

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["progress_bar", "stage_progress_bar"]
-
 
 @contextmanager
 def progress_bar(action: str, unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:

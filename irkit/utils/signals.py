@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["how_ended", "interruptible"]
-
 _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _OURS = (signal.SIGTERM, signal.SIGHUP)
 _came: list[signal.Signals] = []

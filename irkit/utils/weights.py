@@ -13,8 +13,6 @@ from torch import Tensor
 from irkit.config import read_json
 from irkit.errors import CorruptError, StorageError
 
-__all__ = ["check_finite", "read_weights", "write_weights"]
-
 
 def read_weights(directory: str | Path) -> dict[str, Tensor]:
     """Read all tensors of a model directory: safetensors, or ``pytorch_model.bin`` without running its code.

@@ -20,8 +20,6 @@ from irkit.training.runner import run_trainer
 from irkit.training.text_training import TextTrainingConfig, text_trainer
 from irkit.training.training_arguments import TrainingArguments
 
-__all__ = ["AdaptationConfig", "adapt"]
-
 _BATCH = 2048  # texts per step, in all processes
 _ALWAYS: dict[str, Any] = {
     "learning_rate": 3e-4,

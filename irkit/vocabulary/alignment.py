@@ -17,8 +17,6 @@ from torch import Tensor
 from irkit.errors import ConfigError
 from irkit.tokenizer import Tokenizer
 
-__all__ = ["Alignment", "Form", "Spelling", "align"]
-
 _SPACE = "▁"  # SentencePiece's space
 _AROUND = ("normalizer", "pre_tokenizer", "decoder")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how SentencePiece writes a byte

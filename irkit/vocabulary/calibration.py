@@ -28,8 +28,6 @@ from irkit.heads import as_sparse_head
 from irkit.model import Model
 from irkit.tokenizer import strings
 
-__all__ = ["Activations", "Calibration", "CalibrationConfig", "calibrate", "probe"]
-
 _BINS = 50
 _TEXTS = 16  # texts encoded at once
 

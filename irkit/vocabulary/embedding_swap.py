@@ -14,8 +14,6 @@ from irkit.encoder.families import encoder_config
 from irkit.errors import ConfigError
 from irkit.formats import AnyEncoder
 
-__all__ = ["set_vocabulary"]
-
 _ROLES = {"bos": "cls", "eos": "sep"}  # names in the config.json of some families, and the roles of tokens
 
 

@@ -25,18 +25,6 @@ from irkit.tokenizer import Tokenizer
 from irkit.vocabulary.alignment import Alignment, Form, Spelling
 from irkit.vocabulary.simplex import sparsemax
 
-__all__ = [
-    "TransferConfig",
-    "align_prior",
-    "anchors",
-    "carry_over",
-    "count_tokens",
-    "is_allowed",
-    "mix",
-    "semantic_mixture",
-    "subtoken_mixture",
-]
-
 _SCORES = 2**24  # similarities held at once, 64 MB
 _TEXTS = 1024  # texts tokenised at once
 _EXCLUDED = -5000.0  # terms with a bias below can never have a weight

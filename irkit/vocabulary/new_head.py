@@ -8,8 +8,6 @@ from irkit.errors import BadValueError
 from irkit.heads import as_sparse_head
 from irkit.model import Model
 
-__all__ = ["head_only"]
-
 
 def head_only(source: Model, transferred: Model) -> Model:
     """Make a model that reads the tokens of one model and gives weights to the terms of the other.

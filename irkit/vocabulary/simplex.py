@@ -9,8 +9,6 @@ from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.errors import BadValueError
 
-__all__ = ["sparsemax"]
-
 _FIRST = 128  # scores per row that are sorted first; more are sorted only if these do not decide
 
 

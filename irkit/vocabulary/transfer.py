@@ -39,8 +39,6 @@ from irkit.vocabulary.initialization import (
 )
 from irkit.vocabulary.transfer_report import describe
 
-__all__ = ["FACTS", "Transfer", "read_new_tokens", "transfer_vocabulary"]
-
 FACTS = "vocabulary_transfer.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
 

@@ -15,8 +15,6 @@ from irkit.vocabulary.adaptation import AdaptationConfig
 from irkit.vocabulary.calibration import CalibrationConfig
 from irkit.vocabulary.initialization import TransferConfig
 
-__all__ = ["VocabularyConfig", "VocabularyRecipe"]
-
 
 class VocabularyConfig(Config):
     """How a model is moved onto another vocabulary, before it is fine-tuned.

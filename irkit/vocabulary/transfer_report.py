@@ -16,8 +16,6 @@ from irkit.utils.atomic import write_text
 from irkit.vocabulary.alignment import Alignment, Spelling
 from irkit.vocabulary.initialization import subtoken_mixture
 
-__all__ = ["describe", "histogram", "write_report"]
-
 _EXAMPLES, _NEIGHBORS, _BINS = 12, 5, 24
 _TEMPLATE = "transfer_report.html.jinja"
 _RULES = {"new": "without a counterpart", "role": "special, by role", "special": "added, as written"}

@@ -37,8 +37,6 @@ from irkit.vocabulary.transfer import FACTS, read_new_tokens, transfer_vocabular
 from irkit.vocabulary.transfer_recipe import VocabularyConfig, VocabularyRecipe
 from irkit.vocabulary.transfer_report import write_report
 
-__all__ = ["check", "run"]
-
 _CALIBRATION = "calibration.json"
 _COUNTED, _CUT = 100_000, 10_000  # texts: for the frequencies of tokens, for the tokens per word
 

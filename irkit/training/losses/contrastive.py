@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from irkit.training.losses.loss import BaseLoss, contrast, known_positives, mean_of_pairs, required
 from irkit.training.scores import Scores
 
-__all__ = ["CrossEntropy", "InfoNCE", "PairwiseCrossEntropy"]
-
 
 class InfoNCE(BaseLoss):
     """Contrast each positive with the other documents of its query and the documents of all other queries.

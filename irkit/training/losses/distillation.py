@@ -13,8 +13,6 @@ from irkit.errors import BadValueError
 from irkit.training.losses.loss import BaseLoss, Normalization, TargetLoss, normalize, required
 from irkit.training.scores import Scores
 
-__all__ = ["CosineSimilarity", "EmbeddingDistillation", "KLDivergence", "MarginMSE", "ScoreMSE"]
-
 
 class _Distillation(TargetLoss):
     normalize_scores: Normalization = "none"

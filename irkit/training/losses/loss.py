@@ -13,18 +13,6 @@ from irkit.config import Config
 from irkit.errors import BadValueError
 from irkit.training.scores import Scores
 
-__all__ = [
-    "BaseLoss",
-    "Normalization",
-    "TargetLoss",
-    "contrast",
-    "known_positives",
-    "logistic",
-    "mean_of_pairs",
-    "normalize",
-    "required",
-]
-
 T = TypeVar("T")
 Normalization: TypeAlias = Literal["none", "minmax", "zscore"]
 

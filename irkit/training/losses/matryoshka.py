@@ -6,8 +6,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from irkit.config import Config
 
-__all__ = ["Matryoshka"]
-
 
 class Matryoshka(Config):
     """Sum of all losses over vectors that are cut to each of several widths.

@@ -11,8 +11,6 @@ from torch import Tensor
 from irkit.training.losses.loss import BaseLoss, TargetLoss, logistic, mean_of_pairs, required
 from irkit.training.scores import Scores
 
-__all__ = ["ApproxNDCG", "LambdaRank", "ListwiseSoftmax", "RankNet"]
-
 
 class RankNet(BaseLoss):
     """Logistic loss of the pairs of documents that the teacher scores differently.

@@ -22,16 +22,6 @@ from irkit.training.training_data import Batches, DataConfig, Dataset, Mixture
 from irkit.training.training_data.row_sequences import Stream, endless_order
 from irkit.training.training_data.token_estimate import SAMPLE_SIZE, TokenEstimate
 
-__all__ = [
-    "Corpus",
-    "TextDataset",
-    "first_texts",
-    "open_corpora",
-    "read_corpora",
-    "read_texts",
-    "text_loader",
-]
-
 
 def read_texts(source: str | Path) -> Source[str]:
     """Read the texts of a corpus, each with its title in front, streamed; ids are not needed.

@@ -12,8 +12,6 @@ from irkit.encoder.attention import rotary_table, rotate
 from irkit.encoder.layers import Embeddings, Layer, make_norm
 from irkit.errors import BadValueError
 
-__all__ = ["Decoder", "visible_tokens"]
-
 _TEXTS = 16  # texts of similar length whose attention is computed together, padded
 
 

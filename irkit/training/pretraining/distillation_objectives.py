@@ -24,8 +24,6 @@ from irkit.model import Model
 from irkit.model.batching import hidden_states
 from irkit.training.pretraining.objective import BaseObjective, Encoded, ObjectiveModule, Value
 
-__all__ = ["Distillation"]
-
 _QUERY = 32  # leading tokens of a text that serve as a query, unless the model cuts queries earlier
 
 

@@ -17,8 +17,6 @@ from irkit.heads.masked_lm_parts import ACTIVATIONS
 from irkit.model import Model
 from irkit.training.pretraining.text_batches import PretrainBatch
 
-__all__ = ["BaseObjective", "Encoded", "ObjectiveModule", "PredictionHead", "Value", "own_encoder"]
-
 
 @dataclass(frozen=True)
 class Encoded:

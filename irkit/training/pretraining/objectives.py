@@ -31,8 +31,6 @@ from irkit.training.pretraining.objective import (
 from irkit.utils.kinds import KindOf, own_kinds
 from irkit.utils.plugins import Registry
 
-__all__ = ["OBJECTIVES", "BagOfWords", "MaskedAutoEncoding", "MaskedLanguageModeling", "Objective"]
-
 
 class MaskedAutoEncoding(BaseObjective):
     """Cross-entropy of all tokens of a text, which a decoder predicts from its vector and some other tokens.

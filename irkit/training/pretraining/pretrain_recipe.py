@@ -15,8 +15,6 @@ from irkit.training.text_training import TextTrainingConfig
 from irkit.training.train_recipe import StagedRecipe
 from irkit.training.training_arguments import TrainingArguments
 
-__all__ = ["PretrainRecipe", "PretrainingConfig"]
-
 _DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-4,
     "lr_scheduler_type": "cosine_with_min_lr",

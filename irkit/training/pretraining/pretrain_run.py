@@ -36,8 +36,6 @@ from irkit.training.train_run import prepare, train
 from irkit.training.trainer import Trainer
 from irkit.utils.atomic import explained
 
-__all__ = ["check", "pretrain", "run"]
-
 _PROBED = 100  # texts that a vocabulary is trained on for a check
 
 

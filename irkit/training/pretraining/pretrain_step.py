@@ -16,8 +16,6 @@ from irkit.training.model_step import TextStep
 from irkit.training.pretraining.objective import BaseObjective, Encoded, ObjectiveModule, Value
 from irkit.training.pretraining.text_batches import PretrainBatch
 
-__all__ = ["PretrainStep"]
-
 
 class PretrainStep(TextStep):
     """A model with its pre-training objectives; each text is encoded once for all of them.

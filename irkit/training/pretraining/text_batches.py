@@ -13,8 +13,6 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.example import Movable
 from irkit.training.masking import Masking, MaskingConfig
 
-__all__ = ["PretrainBatch", "PretrainCollator"]
-
 
 @dataclass(frozen=True)
 class PretrainBatch(Movable):

@@ -12,8 +12,6 @@ import numpy as np
 from irkit.errors import BadValueError
 from irkit.training.training_data.dataset import Key, Mixture
 
-__all__ = ["Batches"]
-
 Array = np.ndarray[Any, Any]
 
 _AHEAD = 10_000  # how many examples of repeated queries are put off to later steps

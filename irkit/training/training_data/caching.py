@@ -11,8 +11,6 @@ from typing import Any
 from irkit.errors import StorageError
 from irkit.utils.atomic import scratch
 
-__all__ = ["cached", "file_key", "hash_of"]
-
 _VERSION = 2  # of the format of everything in the cache
 
 

@@ -8,8 +8,6 @@ from irkit.errors import BadValueError, ConfigError
 from irkit.training.training_data.dataset import Dataset, Mixture
 from irkit.training.training_data.training_row import TrainingRow
 
-__all__ = ["check"]
-
 _SAMPLE = 10_000
 
 

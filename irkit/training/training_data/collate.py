@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     pass
 
-__all__ = ["Collator"]
-
 
 class Collator:
     """Join examples to a `Batch`.

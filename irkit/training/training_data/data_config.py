@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from irkit.config import Config
 
-__all__ = ["DataConfig", "Format", "Sampling"]
-
 Format = Literal[
     "auto",
     "beir",

@@ -28,8 +28,6 @@ from irkit.training.training_data.training_row import TrainingRow
 if TYPE_CHECKING:
     from irkit.model import Model
 
-__all__ = ["Dataset", "Mixture", "choose", "open_data"]
-
 Array = np.ndarray[Any, Any]
 Side = Literal["query", "document"]
 Key = tuple[int, int, int]

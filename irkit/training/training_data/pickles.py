@@ -10,8 +10,6 @@ from typing import Any, Never
 
 from irkit.errors import BadValueError, StorageError
 
-__all__ = ["read_pickle"]
-
 
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickle numbers, strings and containers; refuse every name of a class or a function."""

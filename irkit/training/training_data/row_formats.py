@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 from irkit.errors import BadValueError, IrkitError
 from irkit.training.training_data.training_row import TrainingRow
 
-__all__ = ["ROWS", "Row", "detect", "parse"]
-
 Row: TypeAlias = "dict[str, Any] | list[Any]"
 
 _LABELS = ("label", "labels", "score", "scores")

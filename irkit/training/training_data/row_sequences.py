@@ -29,8 +29,6 @@ from irkit.training.training_data.row_sources import (
 from irkit.training.training_data.training_row import TrainingRow
 from irkit.utils.progress import progress_bar
 
-__all__ = ["Stream", "TrainingRows", "endless_order", "open_rows", "query_keys"]
-
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 

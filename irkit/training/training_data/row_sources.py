@@ -24,17 +24,6 @@ from irkit.training.training_data.pickles import read_pickle
 from irkit.training.training_data.row_formats import Row, detect, parse
 from irkit.training.training_data.training_row import TrainingRow
 
-__all__ = [
-    "READERS",
-    "LineParser",
-    "detect_source",
-    "draw_positions",
-    "parse_at",
-    "read_judgments",
-    "read_training_rows",
-    "reader_of",
-]
-
 Array = np.ndarray[Any, Any]
 Reader = Callable[[DataConfig], Iterator[TrainingRow]]
 

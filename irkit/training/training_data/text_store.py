@@ -18,8 +18,6 @@ from irkit.errors import BadValueError, StorageError
 from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.utils.progress import progress_bar
 
-__all__ = ["TextStore", "Texts"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -12,8 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     from irkit.tokenizer import Tokenizer
 
-__all__ = ["SAMPLE_SIZE", "TokenEstimate", "count_bytes"]
-
 Array = np.ndarray[Any, Any]
 
 SAMPLE_SIZE = 200  # texts to tokenize for an estimate

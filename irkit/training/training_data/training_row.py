@@ -11,8 +11,6 @@ from pathlib import Path
 from irkit.errors import BadTypeError, BadValueError
 from irkit.utils.atomic import replacing
 
-__all__ = ["TrainingRow", "to_line", "write_examples"]
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
