@@ -19,6 +19,7 @@ from irkit import Model
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.heads import SparseConfig
 from irkit.training import TrainingArguments
+from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.runner import TrainingLog
 from irkit.vocabulary import AdaptationConfig, adapt, calibrate, head_only, probe
 
@@ -111,6 +112,24 @@ def test_an_interrupted_phase_ends_with_the_same_weights(
     resumed = run("halves")
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
     assert logs(tmp_path / "halves", "loss") == logs(tmp_path / "whole", "loss")
+
+
+def test_killed_after_its_last_step_it_saves_the_model_and_ends(
+    tiny_bert: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"texts": str(corpus), "train": {**SMALL, "max_steps": 2, "save_steps": 1}}
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskedLMStep, "save_pretrained", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            adapt(Model.sparse(tiny_bert, device="cpu"), config, tmp_path / "out")
+    epochs = iter([None] * 9)  # next() fails after the last one: the texts have no end
+    monkeypatch.setattr(TrainingLog, "on_epoch_begin", lambda *_, **__: next(epochs))
+    adapt(Model.sparse(tiny_bert, device="cpu"), config, tmp_path / "out")
+    assert (tmp_path / "out" / "modules.json").exists()
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("preset", "steps", "warmup"), [(500, 500, 100), ("20k", 20_000, 4000)])

@@ -312,8 +312,10 @@ class Trainer(transformers.Trainer):
                 self.remove_callback(bar)
 
     def _run_epoch(self, *arguments: Any, **values: Any) -> None:
-        if self.state.global_step < self.state.max_steps:  # a finished training takes no further step
+        if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*arguments, **values)  # type: ignore[no-untyped-call]
+        else:  # resumed after the last step; a loader without end has no last epoch
+            self.control.should_training_stop = True
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
