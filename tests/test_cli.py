@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 import irkit.data.collection_files
 from irkit import Hybrid, Model, Retriever, Run, evaluate
 from irkit.cli import main
-from irkit.cli.filter_options import parse_filters
+from irkit.cli.search import parse_filters
 from irkit.errors import BadValueError
 
 TEXTS = [

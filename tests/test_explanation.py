@@ -16,8 +16,7 @@ from rich.console import Console
 
 from irkit import Model, MultiVector, Ragged, score
 from irkit.errors import BadValueError, StorageError
-from irkit.retrieval.explanation import Explanation, Match
-from irkit.retrieval.matching import TokenVectors, explain, match_tokens
+from irkit.retrieval.explanation import Explanation, Match, TokenVectors, explain, match_tokens
 from irkit.tokenizer import TokenSpan
 
 

@@ -18,7 +18,7 @@ from irkit import Model, Retriever, Run, Sparse
 from irkit.cli import main
 from irkit.core.representation import concat
 from irkit.data import Document, Query, read_documents, read_queries
-from irkit.data.vector_writer import write_vectors
+from irkit.data.vector_files import write_vectors
 from irkit.encoder_free import Impacts
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import compact

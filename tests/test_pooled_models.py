@@ -23,7 +23,7 @@ from irkit.model import Model
 from irkit.model.hardware import _SENTENCES, _vectors
 from irkit.model.hub import _card
 from irkit.model.pooling import PoolingChoice
-from irkit.retrieval.matching import explain
+from irkit.retrieval.explanation import explain
 from irkit.retrieval.retriever import Retriever
 from irkit.training.interaction import MVA, make_interaction
 from irkit.training.model_recipe import PretrainedModel, make_model

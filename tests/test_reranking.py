@@ -273,7 +273,7 @@ def test_matches_are_of_equal_tokens_where_vectors_are(tiny_bert: Path) -> None:
     """With the same context on both sides, every token finds itself."""
     with pytest.warns(UserWarning, match="mean"):
         bare = Model.from_pretrained(tiny_bert)
-    from irkit.retrieval.matching import explain
+    from irkit.retrieval.explanation import explain
 
     model = Model(bare.tokenizer, bare.encoder, MultiVectorHead(32, [Normalize()]))
     explanation = explain(model, "neural gnu search", "neural gnu search")

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from irkit import Model, Ragged, Retriever, Sparse, score
 from irkit.errors import BadTypeError, BadValueError
 from irkit.model.terms import as_sparse, decode, sparsity
-from irkit.retrieval.matching import TermWeights, explain, match_terms
+from irkit.retrieval.explanation import TermWeights, explain, match_terms
 from irkit.tokenizer import TokenSpan
 
 VALUES = st.sampled_from([0.0, 0.0, 0.0, 0.5, 1.0, 2.5])

@@ -18,7 +18,7 @@ from irkit import Dense, Hybrid, Model, MultiVector, Ragged, Retriever, Run, Spa
 from irkit.cli import main
 from irkit.data import Document, Query, read_documents, read_queries
 from irkit.data.parsing import parse_documents
-from irkit.data.vector_writer import write_vectors
+from irkit.data.vector_files import write_vectors
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
 from irkit.index import compact

@@ -1,4 +1,4 @@
-"""The command line: one file per verb. Verbs import slow modules when they run."""
+"""The command line. Verbs import slow modules when they run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,15 @@ import typer
 
 from irkit import __version__
 from irkit.cli.encode import encode
-from irkit.cli.evaluate import evaluate
 from irkit.cli.explain import explain
-from irkit.cli.fuse import fuse
-from irkit.cli.help_tables import IndexCommand, TrainCommand
 from irkit.cli.index import index
 from irkit.cli.info import info
-from irkit.cli.label import label
-from irkit.cli.mine import mine
 from irkit.cli.output import drop_output, keep_streams, note
-from irkit.cli.pretrain import pretrain
-from irkit.cli.rerank import rerank
+from irkit.cli.recipe_verbs import pretrain, study, train, transfer_vocab
+from irkit.cli.runs import evaluate, fuse, rerank
 from irkit.cli.search import search
-from irkit.cli.study import study
-from irkit.cli.train import train
-from irkit.cli.transfer_vocab import transfer_vocab
+from irkit.cli.shared_options import IndexCommand, TrainCommand
+from irkit.cli.training_files import label, mine
 from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 from irkit.utils.signals import how_ended, interruptible
 

@@ -16,7 +16,7 @@ from irkit.errors import BadValueError
 from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
-    from irkit.data.vector_writer import Parts
+    from irkit.data.vector_files import Parts
 
 _IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts and Anserini read
 
@@ -45,10 +45,10 @@ def encode(
     .jsonl holds one object per line, with id and vector, or with weights by term for a sparse model. Texts
     are streamed, so that any number of them fits in memory.
     """
-    from irkit.data.vector_writer import SUFFIXES, write_vectors
+    from irkit.data.vector_files import WRITABLE, write_vectors
 
-    if out.suffix not in SUFFIXES:
-        raise BadValueError(f"--out {out}: expected the extension {', '.join(SUFFIXES)}")
+    if out.suffix not in WRITABLE:
+        raise BadValueError(f"--out {out}: expected the extension {', '.join(WRITABLE)}")
     check_out(str(out), None)
     from irkit.data import read_documents, read_queries
     from irkit.encoder_free.settings import is_encoder_free

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.cli.output import note
-from irkit.cli.recipe_files import hint_resume, print_recipe, require_out
+from irkit.cli.recipe_verbs import hint_resume, print_recipe, require_out
 from irkit.cli.shared_options import Devices, PrintConfig, set_option
 from irkit.errors import StorageError
 from irkit.utils.atomic import write_text
@@ -77,7 +77,7 @@ def index(
     from irkit.encoder_free import Vectors, is_encoder_free
     from irkit.index import check_index
     from irkit.index.directory import check_place
-    from irkit.retrieval.model_identity import default_index, load_model
+    from irkit.retrieval.collection import default_index, load_model
     from irkit.retrieval.retriever import Retriever
 
     # read everything once, so that a malformed line is an error before the encoding

@@ -1,13 +1,26 @@
-"""Steps that verbs with runs share: read queries and judgments, write a run and its measures."""
+"""``irkit rerank``, ``fuse`` and ``evaluate``, and the steps of all verbs that make or measure runs."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from irkit.cli.output import note, show_table
+from irkit.cli.shared_options import (
+    Device,
+    IgnoreIdenticalIds,
+    IndexDir,
+    Judgments,
+    Measures,
+    MovedModel,
+    RunOut,
+    Split,
+)
 from irkit.errors import BadValueError, StorageError
+from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from irkit.data import Qrels, Query
@@ -69,3 +82,151 @@ def write_judged(run: Run, out: str | None, judgments: Qrels | None, measures: s
         from irkit.evaluation.measures import evaluate
 
         show_table(["measure", "value"], evaluate(run, judgments, measures).mean.items())
+
+
+def rerank(
+    directory: IndexDir,
+    queries: Annotated[
+        str,
+        typer.Argument(metavar="QUERIES", help="Queries of the run: BEIR folder, .jsonl, .tsv, ... or -."),
+    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="TREC or .jsonl, also .gz, or -.")],
+    k: Annotated[int | None, typer.Option(min=1, help="Results per query; default: all.")] = None,
+    out: RunOut = None,
+    qrels: Judgments = None,
+    measures: Measures = "nDCG@10",
+    split: Split = None,
+    interaction: Annotated[
+        Path | None, typer.Option(help="Score by the attention that the model in this directory learned.")
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Score by cross-encoder:NAME, or by another model or index.")
+    ] = None,
+    model: MovedModel = None,
+    device: Device = None,
+) -> None:
+    """Rank the documents of a run by exact scores of a model.
+
+    The model and the documents come from an index; with --teacher, another model scores their texts. The
+    result goes to standard output unless --out or --qrels is given.
+    """
+    if queries == run == "-":
+        raise BadValueError("QUERIES and RUN would both be read from standard input")
+    check_out(out, qrels)
+    from irkit.evaluation.run import Run
+    from irkit.retrieval.retriever import Retriever
+    from irkit.training.interaction import load_interaction
+    from irkit.training.teachers import load_teacher
+
+    items, judgments = read_judged(queries, qrels, split, measures)
+    first = Run.read(run)
+    attention = None if interaction is None else load_interaction(interaction)
+    scorer = None if teacher is None else load_teacher(teacher, device=device)
+    with (
+        Retriever.load(directory, model, device=device) as retriever,
+        progress_bar("reranking", "queries", len(first)) as update,
+    ):
+        result = retriever.rerank(items, first, k, interaction=attention, teacher=scorer, progress=update)
+    write_judged(result, out, judgments, measures)
+
+
+def fuse(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz; or - (standard input).")
+    ],
+    method: Annotated[
+        str, typer.Option(help="Fuse ranks by rrf, or scores by minmax, zscore or sum.")
+    ] = "rrf",
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of the runs, such as 1,0.5; default: 1 each.")
+    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="Maximum number of results per query.")] = 1000,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Number of results that count in each run; default: all.")
+    ] = None,
+    rrf_k: Annotated[
+        float, typer.Option(help="Constant k of rrf; a higher k gives the first ranks less weight.")
+    ] = 60,
+    out: RunOut = None,
+    qrels: Judgments = None,
+    measures: Measures = "nDCG@10",
+    split: Split = None,
+) -> None:
+    """Fuse runs of the same queries into one.
+
+    The result goes to standard output unless --out or --qrels is given.
+    """
+    if runs.count("-") > 1:
+        raise BadValueError("two of the runs would be read from standard input")
+    if split is not None and qrels is None:
+        raise BadValueError(f"--split {split}: there are no --qrels")
+    check_out(out, qrels)
+    from irkit.data import read_qrels
+    from irkit.evaluation.fusion import fuse as fuse_runs
+
+    judgments = None if qrels is None else read_qrels(qrels, split)
+    numbers = None if weights is None else [_number(word) for word in weights.split(",")]
+    run = fuse_runs(runs, method, k, weights=numbers, depth=depth, rrf_k=rrf_k)  # type: ignore[arg-type]
+    write_judged(run, out, judgments, measures)
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError as error:
+        raise BadValueError(f"--weights: got {word!r}, expected numbers such as 1,0.5") from error
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz.")],
+    qrels: Annotated[str, typer.Option(help="Judgments: TREC or BEIR file, BEIR folder, ir_datasets:ID.")],
+    measures: Measures = "nDCG@10",
+    split: Split = None,
+    baseline: Annotated[Path | None, typer.Option(help="Run to test the others against.")] = None,
+    test: Annotated[
+        Literal["ttest"], typer.Option(help="Significance test: paired and two-sided, over the queries.")
+    ] = "ttest",
+    correction: Annotated[
+        Literal["holm", "bonferroni", "none"], typer.Option(help="Correction of p for testing several runs.")
+    ] = "holm",
+    per_query: Annotated[bool, typer.Option("--per-query", help="Show each query, too.")] = False,
+    ignore_identical_ids: IgnoreIdenticalIds = False,
+) -> None:
+    """Score runs, and test them against a baseline.
+
+    A judged query that a run lacks counts as 0.
+    """
+    if baseline is not None and set(runs) <= {baseline}:
+        raise BadValueError("irkit evaluate: no run but the baseline; give one to compare it with")
+    from irkit.data import read_qrels
+    from irkit.evaluation.measures import evaluate as score
+    from irkit.evaluation.significance import compare
+
+    judgments = read_qrels(qrels, split)
+    results = {}
+    paths = dict.fromkeys([*([baseline] if baseline else []), *runs])
+    with progress_bar("evaluating", "runs", len(paths)) as update:
+        for path in paths:
+            results[str(path)] = score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
+            update(1)
+    names = list(next(iter(results.values())).mean)
+    rows: list[list[object]]
+    if per_query:
+        rows = [
+            [run, query, *(result.per_query[name].get(query, "") for name in names)]
+            for run, result in results.items()
+            for query in result.per_query[names[0]]
+        ]
+        rows += [[run, "all", *result.mean.values()] for run, result in results.items()]
+        show_table(["run", "query", *names], rows)
+    else:
+        show_table(["run", *names], [[run, *result.mean.values()] for run, result in results.items()])
+    if baseline is not None:
+        base = results.pop(str(baseline))
+        rows = [
+            [*row[:-1], "yes" if row.significant else "no"]
+            for row in compare(base, results, correction=None if correction == "none" else correction)
+        ]
+        typer.echo()
+        header = ["run", "measure", "value", "difference", "p", f"p ({correction})", "significant"]
+        show_table(header, rows)

@@ -1,18 +1,35 @@
-"""Steps that ``irkit mine`` and ``irkit label`` share: both write a training file and can resume."""
+"""``irkit mine`` and ``irkit label``, which write training files and can resume."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
-from irkit.cli.recipe_files import hint_resume
+import typer
+
+from irkit.cli.output import note
+from irkit.cli.recipe_verbs import hint_resume
 from irkit.cli.runs import check_out
+from irkit.cli.shared_options import (
+    Activation,
+    Device,
+    IndexDir,
+    MaxLength,
+    OverwriteFile,
+    TeacherDtype,
+    TrainingFile,
+    set_option,
+)
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from irkit.data import Qrels, Query
     from irkit.training.training_data import TrainingRow
 
 
@@ -58,3 +75,182 @@ def write_rows(
             count, before = write_resumable(out, count_rows, key)
     resumed = f" ({before:,} of them before)" if before else ""
     return f"{count:,} queries{resumed} in {time.monotonic() - start:,.1f} s into {out}"
+
+
+def mine(
+    directory: IndexDir,
+    queries: Annotated[
+        str, typer.Argument(metavar="QUERIES", help="Training queries: BEIR folder, .jsonl, .tsv, ...")
+    ],
+    out: TrainingFile,
+    qrels: Annotated[
+        str | None, typer.Option(help="Judgments, a file or a BEIR folder; default: the folder QUERIES.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of a BEIR folder.")] = "train",
+    negatives: Annotated[int, typer.Option(min=1, help="Maximum number of negatives per query.")] = 7,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            "--range", metavar="FROM-TO", help="Take negatives from these ranks; 10-100 skips the best 10."
+        ),
+    ] = "0-100",
+    sampling: Annotated[
+        str, typer.Option(help="Take the best documents of the range (top) or random ones (random).")
+    ] = "top",
+    absolute_margin: Annotated[
+        float | None,
+        typer.Option(min=0, help="Minimum distance to the score of the worst relevant document."),
+    ] = None,
+    relative_margin: Annotated[
+        float | None, typer.Option(min=0, help="The same margin as a share of that score, such as 0.05.")
+    ] = None,
+    override: Annotated[
+        list[str] | None, set_option("Set max_score, min_score, relevant_grade or seed.")
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Model, index or cross-encoder:NAME; its scores are stored.")
+    ] = None,
+    max_length: MaxLength = None,
+    activation: Activation = "none",
+    dtype: TeacherDtype = "float32",
+    device: Device = None,
+    overwrite: OverwriteFile = False,
+) -> None:
+    """Mine hard negatives for queries with judgments.
+
+    Writes one JSON object per query and line, with its relevant documents and then its negatives, for
+    irkit train. After an interruption, the same command resumes.
+    """
+    check_target(out, overwrite)
+    low, dash, high = ranks.partition("-")
+    if not (dash and low.isdecimal() and high.isdecimal()):
+        raise BadValueError(f"--range {ranks}: expected two ranks such as 10-100")
+    from irkit.config import with_overrides
+    from irkit.retrieval.retriever import Retriever
+    from irkit.training.negatives import MiningConfig
+    from irkit.training.negatives import mine as mine_negatives
+    from irkit.training.teachers import load_teacher
+
+    settings: dict[str, Any] = {
+        "num_negatives": negatives,
+        "range_min": int(low),
+        "range_max": int(high),
+        "sampling_strategy": sampling,
+        "absolute_margin": absolute_margin,
+        "relative_margin": relative_margin,
+    }
+    config = MiningConfig.parse(with_overrides(settings, override or ()), "irkit mine")
+    items, judgments = _read(queries, qrels, split, config.relevant_grade)
+    options: dict[str, Any] = {"device": device, "dtype": dtype}
+    options |= {"max_length": max_length, "activation": activation}
+    n_short = 0  # queries with fewer negatives than asked for
+
+    with Retriever.load(directory, device=device) as retriever:
+        scorer = load_teacher(teacher, **options) if teacher else None
+
+        def rows(skip: int) -> Iterator[TrainingRow]:
+            nonlocal n_short
+            for row in mine_negatives(retriever, items, judgments, config, teacher=scorer, start=skip):
+                n_short += len(row) - row.positives < negatives
+                yield row
+
+        states = [file_states(directory), file_states(teacher)]
+        key = [config.model_dump(), *states, options, repr(items), judgments]
+        summary = write_rows("mining", out, rows, len(items), key)
+    note(f"mined negatives for {summary}")
+    if n_short:
+        note(
+            f"{n_short:,} queries have fewer than {negatives} negatives; a wider --range or a smaller margin "
+            "gives more"
+        )
+
+
+def _read(queries: str, qrels: str | None, split: str, grade: int) -> tuple[list[Query], Qrels]:
+    """Read the queries that have a relevant document, and their judgments."""
+    from irkit.data import check_documents, read_qrels, read_queries
+
+    if qrels is None and not Path(queries).is_dir():
+        raise BadValueError(f"irkit mine: {queries} is no BEIR folder; give its judgments as --qrels")
+    source = qrels or queries
+    judged = read_qrels(source, split if Path(source).is_dir() else None)
+    judged = {query_id: grades for query_id, grades in judged.items() if max(grades.values()) >= grade}
+    items = [query for query in read_queries(queries) if query.id in judged]
+    check_documents(items)
+    if not items:
+        raise BadValueError(
+            f"irkit mine: {source} has no document judged {grade} or more for a query of {queries}; are "
+            "these the queries it judges?"
+        )
+    if len(items) < len(judged):
+        n_missing = len(judged) - len(items)
+        note(f"{n_missing:,} queries with relevant documents are not in {queries} and left out")
+    return items, judged
+
+
+def label(
+    source: Annotated[
+        str, typer.Argument(metavar="TRAIN", help="Examples in any format that irkit train reads.")
+    ],
+    teacher: Annotated[str, typer.Option(help="Model, index or cross-encoder:NAME.")],
+    out: TrainingFile,
+    queries: Annotated[
+        str | None, typer.Option(help="Source of the queries that TRAIN names by id; default: CORPUS.")
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="Source of the documents that TRAIN names by id.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder.")] = None,
+    normalization: Annotated[
+        str, typer.Option(help="Normalize the scores of each query: none, minmax or zscore.")
+    ] = "none",
+    max_length: MaxLength = None,
+    activation: Activation = "none",
+    dtype: TeacherDtype = "float32",
+    device: Device = None,
+    overwrite: OverwriteFile = False,
+) -> None:
+    """Add scores of a teacher to examples.
+
+    They replace existing scores. After an interruption, the same command resumes.
+    """
+    check_target(out, overwrite)
+    from irkit.retrieval.scorer import IndexScorer
+    from irkit.training.labels import label as label_rows
+    from irkit.training.labels import resolve
+    from irkit.training.losses.loss import Normalization
+    from irkit.training.teachers import load_teacher
+    from irkit.training.training_data import DataConfig, read_training_rows
+    from irkit.training.training_data.text_store import TextStore
+
+    if normalization not in get_args(Normalization):
+        raise BadValueError(f"--normalization {normalization}: expected {', '.join(get_args(Normalization))}")
+    config = DataConfig(source=source, queries=queries, corpus=corpus, split=split)
+    options: dict[str, Any] = {"device": device, "dtype": dtype}
+    options |= {"max_length": max_length, "activation": activation}
+    scorer = load_teacher(teacher, **options)
+    folder = next((name for name in (corpus, source) if name and Path(name).is_dir()), None)
+    query_source = queries or folder
+    corpus_source = None if isinstance(scorer, IndexScorer) else corpus or folder
+    query_texts = TextStore(query_source, "queries") if query_source else None
+    corpus_texts = TextStore(corpus_source) if corpus_source else None
+
+    with progress_bar("checking", "queries") as update:
+        total = 0
+        for row in read_training_rows(config):
+            resolve(row, scorer, query_texts, corpus_texts)  # a missing text is an error now, not after hours
+            total += 1
+            update(1)
+
+    def rows(skip: int) -> Iterator[TrainingRow]:
+        remaining = islice(read_training_rows(config), skip, None)
+        return label_rows(
+            remaining,
+            scorer,
+            queries=query_texts,
+            corpus=corpus_texts,
+            normalization=cast(Normalization, normalization),
+        )
+
+    key = [*map(file_states, (source, teacher, queries, corpus)), split, options, normalization]
+    summary = write_rows("labelling", out, rows, total, key)
+    note(f"labelled the documents of {summary}")

@@ -22,9 +22,8 @@ from functools import partial
 from pathlib import Path
 
 from irkit.arguments import check_names
-from irkit.data.collection_files import source_name
+from irkit.data.collection_files import read_qrels_file, source_name
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
-from irkit.data.qrels import read_qrels_file
 from irkit.data.remote import PREFIXES, read_remote_qrels, remote_source
 from irkit.data.source import (
     DOCUMENT_FIELDS,

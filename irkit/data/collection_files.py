@@ -1,4 +1,4 @@
-"""Read records from files: JSON lines, columns, plain lines or TREC markup, also compressed."""
+"""Read records and judgments from files: JSON lines, columns, plain lines or TREC markup, also compressed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import itertools
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from irkit.arguments import brief, check_path
+from irkit.data.document import Qrels
 from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
-from irkit.data.vector_reader import SUFFIXES, read_vectors
+from irkit.data.vector_files import READABLE, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
 TABLES = (".csv", ".parquet", ".arrow")
@@ -87,7 +88,7 @@ def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[
     The extension decides the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.tsv`` or ``.txt``, each also
     with ``.gz``. Without an extension, as for standard input, the first line decides. A file whose first
     line is markup is read by `irkit.data.markup`, whatever its name. ``.npy`` and ``.safetensors`` hold
-    vectors, see `irkit.data.vector_reader`.
+    vectors, see `irkit.data.vector_files`.
 
     Returns:
         Pairs of line number and record. The record of a plain line has the line number as ``id``.
@@ -96,7 +97,7 @@ def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[
         StorageError: The file cannot be read.
         BadValueError: The format is unknown, or a line is not in it; the message names file and line.
     """
-    if path.endswith(SUFFIXES):
+    if path.endswith(READABLE):
         yield from read_vectors(path)
         return
     raw = read_lines(path, longest)
@@ -199,3 +200,57 @@ def _read_tsv(
                 f"got {len(values)}: {line[:60]!r}"
             )
         yield number, dict(zip(columns, values, strict=True))
+
+
+Judgment = tuple[int, str, str, str | int]
+"""Line number, query id, document id and grade."""
+
+_HEADERS = (b"query-id", b"query_id", b"qid")
+
+
+def read_qrels_file(path: str) -> Qrels:
+    """Read TREC's four columns (query, iteration, document, grade) or BEIR's three (query, document, grade).
+
+    A header line of BEIR is skipped. Columns are separated by tabs or spaces.
+
+    Raises:
+        StorageError: The file cannot be read.
+        BadValueError: A line is malformed; the message names file and line.
+    """
+    return collect_qrels(path, _judgments(path))
+
+
+def collect_qrels(name: str, judgments: Iterable[Judgment]) -> Qrels:
+    """Collect judgments by query.
+
+    Raises:
+        BadValueError: A grade is not an integer, or a document has two grades for a query.
+    """
+    qrels: Qrels = {}
+    for number, query_id, doc_id, grade in judgments:
+        try:
+            value = int(grade)
+        except ValueError as error:
+            raise BadValueError(f"{name}:{number}: expected an integer grade, got {brief(grade)}") from error
+        if qrels.setdefault(query_id, {}).setdefault(doc_id, value) != value:
+            raise BadValueError(
+                f"{name}:{number}: document {doc_id!r} of query {query_id!r} was judged "
+                f"{qrels[query_id][doc_id]} before and is {value} here; keep one of the lines"
+            )
+    return qrels
+
+
+def _judgments(path: str) -> Iterable[Judgment]:
+    width = None
+    for number, line in read_lines(path):
+        columns = line.split(b"\t") if line.count(b"\t") == 2 else line.split()
+        header = width is None and columns[0].lower() in _HEADERS
+        width = width or len(columns)
+        if len(columns) != width or width not in (3, 4):
+            raise BadValueError(
+                f"{path}:{number}: expected 4 columns (query 0 document grade) or 3 (query document grade), "
+                f"the same on every line; got {len(columns)}: {line[:60].decode(errors='replace')!r}"
+            )
+        if not header:
+            texts = [decode(column, f"{path}:{number}") for column in columns]
+            yield number, texts[0], texts[-2], texts[-1]

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from irkit.data.collection_files import Fields
+from irkit.data.collection_files import Fields, collect_qrels
 from irkit.data.document import Qrels
-from irkit.data.qrels import collect_qrels
 from irkit.data.source import Source, build_all
 from irkit.errors import BadValueError, StorageError, require
 

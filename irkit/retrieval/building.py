@@ -25,8 +25,7 @@ from irkit.index import (
     create_index,
     index_config,
 )
-from irkit.retrieval.collection import Collection
-from irkit.retrieval.model_identity import AnyModel, default_index, model_manifest
+from irkit.retrieval.collection import AnyModel, Collection, default_index, model_manifest
 
 CHUNK = 1024  # documents encoded and stored together
 

@@ -12,8 +12,8 @@ from irkit.data.parsing import QueriesLike, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.fusion import Method, fuse
 from irkit.evaluation.run import Run
-from irkit.retrieval.hits import Filter, Hit, parse_strings
 from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.searching import Filter, Hit, parse_strings
 
 
 class Hybrid:

@@ -13,11 +13,9 @@ from irkit.data import Document, Query
 from irkit.data.parsing import QueriesLike, parse_documents, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
-from irkit.retrieval.collection import Collection
-from irkit.retrieval.hits import Hit, Rows, fetch_lists, find_rows
-from irkit.retrieval.model_identity import format_model
+from irkit.retrieval.collection import Collection, format_model
 from irkit.retrieval.scorer import Array, Interaction, Scorer, score_checked, score_rows, score_texts
-from irkit.retrieval.searching import parse_contents
+from irkit.retrieval.searching import Hit, Rows, fetch_lists, find_rows, parse_contents
 
 Candidates: TypeAlias = Iterable[str] | Iterable[Hit] | Mapping[str, Any] | Iterable[Document]
 """Ids of documents of the index, or hits, whose ids count; or id -> text, or documents."""

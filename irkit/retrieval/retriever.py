@@ -18,14 +18,20 @@ from irkit.index.directory import check_place, directory_of
 from irkit.index.state import snapshot
 from irkit.model import Device, Model
 from irkit.retrieval.building import CHUNK, add_documents, build_collection, check_readable
-from irkit.retrieval.collection import Collection
-from irkit.retrieval.explanation import Explanation
-from irkit.retrieval.hits import Filter, Hit, find_rows, parse_strings, read_hits
-from irkit.retrieval.matching import explain_document
-from irkit.retrieval.model_identity import AnyModel, load_model
+from irkit.retrieval.collection import AnyModel, Collection, load_model
+from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.reranking import Candidates, RerankOptions, rerank
 from irkit.retrieval.scorer import Interaction, Scorer
-from irkit.retrieval.searching import find_hits, parse_contents, read_run
+from irkit.retrieval.searching import (
+    Filter,
+    Hit,
+    find_hits,
+    find_rows,
+    parse_contents,
+    parse_strings,
+    read_hits,
+    read_run,
+)
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3

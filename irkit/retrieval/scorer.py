@@ -18,9 +18,8 @@ from irkit.core.scoring import score
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError
 from irkit.model.cross_encoder import check_scorable
-from irkit.retrieval.collection import Collection
-from irkit.retrieval.hits import Rows, find_rows
-from irkit.retrieval.model_identity import AnyModel
+from irkit.retrieval.collection import AnyModel, Collection
+from irkit.retrieval.searching import Rows, find_rows
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Interaction: TypeAlias = Callable[[Any, Any], Tensor]

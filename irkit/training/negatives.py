@@ -15,9 +15,9 @@ from irkit.config import Config
 from irkit.data import Document, Qrels, Query
 from irkit.data.parsing import QueriesLike, parse_queries
 from irkit.errors import BadValueError
-from irkit.retrieval.hits import fetch_lists
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import IndexScorer, Scorer, score_checked
+from irkit.retrieval.searching import fetch_lists
 from irkit.training.labels import shortest
 from irkit.training.training_data import TrainingRow
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from irkit import Dense, MultiVector, Ragged, Retriever, Run, Sparse, evaluate
-from irkit.cli.filter_options import parse_filters
 from irkit.cli.recipe_options import IndexRecipe
+from irkit.cli.search import parse_filters
 from irkit.config import with_overrides
 from irkit.data import Document, check_documents, read_documents, read_qrels, read_queries
-from irkit.data.vector_writer import write_vectors
+from irkit.data.vector_files import write_vectors
 from irkit.index.index_kinds import index_config
 from irkit.training.train_recipe import TrainRecipe
 

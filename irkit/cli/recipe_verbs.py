@@ -1,0 +1,322 @@
+"""The verbs with a recipe: ``irkit train``, ``pretrain``, ``study`` and ``transfer-vocab``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irkit.cli.output import note, show_table
+from irkit.cli.shared_options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, set_option
+from irkit.errors import BadValueError, ConfigError, IrkitError
+from irkit.utils.atomic import check_folder
+from irkit.utils.progress import progress_bar
+
+if TYPE_CHECKING:
+    from irkit.config import Config
+    from irkit.study import Cell, Trial
+    from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+
+# the verb of a file, by the first of these keys that the file has
+_VERBS = {"pretraining": "pretrain", "vocabulary": "transfer-vocab", "baseline": "study", "losses": "train"}
+
+
+def check_verb(file: Path, verb: str) -> None:
+    """Refuse a file that another verb takes.
+
+    Raises:
+        ConfigError: The file belongs to another verb.
+        StorageError: The file cannot be read.
+    """
+    from irkit.config import read_mapping
+
+    keys = read_mapping(file)
+    owner = next((owner for key, owner in _VERBS.items() if key in keys), verb)
+    if owner != verb:
+        raise ConfigError(f"{file}: it is made for irkit {owner}; give it to that, not to irkit {verb}")
+
+
+def print_recipe(recipe: Config) -> None:
+    """Print a resolved recipe as YAML, for ``--print-config``."""
+    typer.echo(recipe.to_yaml(), nl=False)
+
+
+def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:
+    """Return ``--out``.
+
+    Raises:
+        BadValueError: It is missing.
+    """
+    if out is None:
+        raise BadValueError(f"irkit {verb}: no --out; give the directory that the {kind} shall have")
+    return out
+
+
+@contextmanager
+def hint_resume(ending: str = " to go on") -> Iterator[None]:
+    """After Ctrl-C, tell the user that the same command resumes the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"- give the same command again{ending}") from None
+
+
+def show_means(out: Path) -> None:
+    """Print the measures of a trained model, if it was evaluated."""
+    from irkit.training.result_files import read_means
+
+    if (out / "evaluation.jsonl").is_file():
+        show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))
+
+
+def train(
+    recipe: Recipe,
+    out: ModelOut = None,
+    override: Annotated[
+        list[str] | None, set_option("Set a key of the recipe, such as train.learning_rate=2e-5.")
+    ] = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    print_config: PrintConfig = False,
+) -> None:
+    """Train a model by a recipe.
+
+    After an interruption, the same command resumes from the last checkpoint. torchrun and accelerate launch
+    start it on several devices.
+    """
+    from irkit.training.train_recipe import TrainRecipe
+
+    check_verb(recipe, "train")
+    resolved = TrainRecipe.resolve(recipe, override or ())
+    if print_config:
+        print_recipe(resolved)
+        return
+    out = require_out(out, "train")
+    from irkit.training.train_run import prepare, run_recipe
+
+    prepared = prepare(resolved, out, overwrite=overwrite)
+    model = prepared.step.model
+    size = sum(weights.numel() for weights in model.parameters()) / 1e6
+    what = f"{resolved.model.name} ({model.kind} {model.dim}, {size:,.1f} million parameters)"
+    if dry_run:
+        note(f"would train {what} on {prepared.counts['examples']:,} examples into {out}")
+        return
+    is_main = prepared.trainer.args.process_index == 0
+    if is_main:
+        note(f"training {what} on {prepared.counts['examples']:,} examples")
+    start = time.monotonic()
+    with hint_resume(" to go on with this training"):
+        run_recipe(prepared, out, overwrite=overwrite)
+    if is_main:
+        show_means(out)
+        note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")
+
+
+def pretrain(
+    recipe: Recipe,
+    out: ModelOut = None,
+    override: Annotated[
+        list[str] | None, set_option("Set a key of the recipe, such as pretraining.train.max_steps=1000.")
+    ] = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    print_config: PrintConfig = False,
+) -> None:
+    """Pre-train a model on texts, and train a retriever from it.
+
+    After an interruption, the same command resumes from the last checkpoint. torchrun and accelerate launch
+    start it on several devices.
+    """
+    from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
+
+    check_verb(recipe, "pretrain")
+    resolved = PretrainRecipe.resolve(recipe, override or ())
+    if print_config:
+        print_recipe(resolved)
+        return
+    out = require_out(out, "pretrain")
+    from irkit.training.pretraining.pretrain_run import check, run
+
+    if dry_run:
+        model = check(resolved, out, overwrite=overwrite)
+        size = sum(weights.numel() for weights in model.parameters()) / 1e6
+        what = f"{resolved.model.name} ({model.kind} {model.dim}, {size:,.1f} million parameters)"
+        if resolved.trained_vocabulary is not None:
+            what = f"a vocabulary of {resolved.trained_vocabulary.size:,} and {resolved.model.name}"
+        note(f"would train {what} into {out}")
+        return
+    start = time.monotonic()
+    with hint_resume(" to go on with this training"):
+        run(resolved, out, overwrite=overwrite)
+    if os.environ.get("RANK", "0") == "0":
+        show_means(out)
+        note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")
+
+
+def study(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="STUDY", help="YAML file that names a recipe and its variants.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory to write runs and report to.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Number of runs at a time; default: one per GPU.")
+    ] = None,
+    override: Annotated[list[str] | None, set_option("Set a key of the recipe, for all variants.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipes and list the runs.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the report of this directory anew, and stop.")
+    ] = None,
+) -> None:
+    """Train and compare variants of a recipe.
+
+    Each variant is trained with several seeds. After an interruption, the same command resumes: it keeps
+    finished runs and repeats failed ones.
+    """
+    from irkit.study import StudyConfig, check_study, run_study, write_report
+
+    if report is not None:
+        if file is not None or out is not None:
+            raise BadValueError("irkit study: --report DIR goes alone, without a study and --out")
+        _show_cells(write_report(report), report)
+        return
+    if file is None or out is None:
+        raise BadValueError("irkit study: expected STUDY.yaml --out DIR, or --report DIR")
+    check_verb(file, "study")
+    config = StudyConfig.resolve(file, override or ())
+    runs = check_study(config, out)
+    if dry_run:
+        rows = [[trial.variant, trial.seed, "finished" if trial.finished else "to do"] for trial in runs]
+        show_table(["variant", "seed", "state"], rows)
+        return
+    with progress_bar("training", "runs", len(runs)) as update:
+        update(sum(trial.finished for trial in runs))
+
+        def report_end(trial: Trial, seconds: float) -> None:
+            result, reason = ("failed", f": {trial.failure}") if trial.failure else ("finished", "")
+            note(f"{trial.variant}, seed {trial.seed}: {result} in {seconds:,.0f} s{reason}")
+            update(1)
+
+        with hint_resume(" to go on with this study"):
+            runs = run_study(config, out, jobs=jobs, progress=report_end)
+    _show_cells(write_report(out), out)
+    if failed := [trial for trial in runs if trial.failure]:
+        raise IrkitError(
+            f"{len(failed)} of {len(runs)} runs failed, such as {failed[0].variant!r} with seed "
+            f"{failed[0].seed}: {failed[0].failure}; see {failed[0].beside('.log')}"
+        )
+
+
+def _show_cells(cells: list[Cell], out: Path) -> None:
+    header = ["variant", "measure", "dataset", "seeds", "mean", "deviation", "difference", "p (holm)"]
+    rows = []
+    for cell in cells:
+        optional = (cell.deviation, cell.difference, cell.corrected_p)
+        values = ("" if value is None else value for value in optional)
+        rows.append([cell.variant, cell.measure, cell.dataset, len(cell.seeds), cell.mean, *values])
+    if rows:
+        show_table(header, rows)
+    note(f"report: {out / 'report.md'}")
+
+
+def transfer_vocab(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL|RECIPE", help="Name or directory of a model; or a YAML file.")
+    ],
+    out: ModelOut = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="TOKENIZER|MODEL", help="Source of the new vocabulary.")
+    ] = None,
+    texts: Annotated[
+        str | None,
+        typer.Option(metavar="CORPUS", help="Count tokens in this corpus if the target has no output bias."),
+    ] = None,
+    override: Annotated[list[str] | None, set_option("Set a key, such as initialization=mean.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Also write a report, an HTML page.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is there.")] = False,
+    dry_run: DryRun = False,
+    print_config: PrintConfig = False,
+) -> None:
+    """Give an encoder the vocabulary of another tokenizer.
+
+    With a model, new tokens get embeddings, and nothing is trained. With a recipe, masked language modelling,
+    calibration and training follow; after an interruption, the same command resumes.
+    """
+    if Path(source).suffix in (".yaml", ".yml", ".json"):
+        if target is not None or texts is not None or report is not None:
+            raise BadValueError(
+                "irkit transfer-vocab: a recipe names target and texts, and a report is written; leave out "
+                "--target, --texts and --report"
+            )
+        from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+
+        check_verb(Path(source), "transfer-vocab")
+        recipe = VocabularyRecipe.resolve(source, override or ())
+        if print_config:
+            print_recipe(recipe)
+        else:
+            _run_recipe(recipe, require_out(out, "transfer-vocab"), overwrite, dry_run)
+        return
+    from irkit.config import with_overrides
+    from irkit.vocabulary.initialization import TransferConfig
+
+    config = TransferConfig.parse(with_overrides({}, override or ()), "irkit transfer-vocab: --set")
+    if print_config:
+        print_recipe(config)
+        return
+    if target is None or out is None:
+        raise BadValueError("irkit transfer-vocab: expected MODEL --target TOKENIZER --out DIR, or a recipe")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise BadValueError(f"irkit transfer-vocab: {out} is not empty; --overwrite replaces a model in it")
+    check_folder(out, f"irkit transfer-vocab: --out {out}")
+    from irkit.training.pretraining.corpus import read_texts
+    from irkit.vocabulary import transfer_vocabulary, write_report
+
+    moved = transfer_vocabulary(source, target, config, texts=None if texts is None else read_texts(texts))
+    _show_tokens(moved.facts)
+    if moved.facts["bias"]["method"] == "prior" and moved.facts["bias"]["target"] == "none":
+        note("nothing says how frequent the tokens of the target are; --texts CORPUS counts them")
+    if dry_run:
+        return
+    moved.save(out)
+    if report is not None:
+        write_report(moved.facts, report)
+    note(f"took {moved.facts['seconds']} s; {out} is a model whose new tokens are still to be trained")
+
+
+def _run_recipe(recipe: VocabularyRecipe, out: Path, overwrite: bool, dry_run: bool) -> None:
+    """Run all stages of a recipe."""
+    from irkit.config import read_json
+    from irkit.vocabulary.transfer_run import check, run
+
+    if dry_run:
+        check(recipe, out, overwrite=overwrite)
+        note(f"would move {recipe.model.name} onto another vocabulary into {out}")
+        return
+    with hint_resume(" to go on with this transfer"):
+        run(recipe, out, overwrite=overwrite)
+    if (out / "vocabulary_transfer.json").is_file():
+        _show_tokens(read_json(out / "vocabulary_transfer.json"))
+    show_means(out)
+    note(f"done. Try: irkit index {out} CORPUS --out INDEX")
+
+
+def _show_tokens(facts: Mapping[str, Any]) -> None:
+    """Print how many tokens are shared, and some of the new ones."""
+    sizes = facts["vocabulary"]
+    note(
+        f"{sizes['shared']:,} of {sizes['target']:,} tokens ({sizes['overlap']:.1%}) are shared, "
+        f"{sizes['new']:,} are new: {facts['config']['initialization']} initialisation"
+    )
+    rows = [
+        [token["token"], " ".join(token["subtokens"]), ", ".join(name for name, _ in token["neighbors"])]
+        for token in facts["examples"]
+    ]
+    if rows:
+        show_table(["new token", "pieces in the source", "made of"], rows)
