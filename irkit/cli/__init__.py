@@ -16,11 +16,11 @@ from irkit.cli.encode import encode
 from irkit.cli.explain import explain
 from irkit.cli.index import index
 from irkit.cli.info import info
+from irkit.cli.options import IndexCommand, TrainCommand, declare_options
 from irkit.cli.output import drop_output, keep_streams, note
 from irkit.cli.recipe_verbs import pretrain, study, train, transfer_vocab
 from irkit.cli.runs import evaluate, fuse, rerank
 from irkit.cli.search import search
-from irkit.cli.shared_options import IndexCommand, TrainCommand
 from irkit.cli.training_files import label, mine
 from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 from irkit.utils.signals import how_ended, interruptible
@@ -55,7 +55,8 @@ _VERBS: dict[Callable[..., None], str] = {  # with examples for --help
 _TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help
 for _verb, _examples in _VERBS.items():
     _lines = "".join(f"\n  irkit {line}" for line in _examples.splitlines())
-    app.command(epilog=f"\b\nFor example:{_lines}", cls=_TABLES.get(_verb))(_verb)
+    _help, _epilog = declare_options(_verb), f"\b\nFor example:{_lines}"
+    app.command(help=_help, epilog=_epilog, cls=_TABLES.get(_verb))(_verb)
 
 
 def _print_version(is_set: bool) -> None:

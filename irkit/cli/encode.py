@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
+from irkit.cli.options import Devices
 from irkit.cli.output import note
 from irkit.cli.runs import check_out
-from irkit.cli.shared_options import Devices
 from irkit.errors import BadValueError
 from irkit.utils.progress import progress_bar
 
@@ -22,21 +20,12 @@ _IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts an
 
 
 def encode(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or hub name.")],
-    texts: Annotated[
-        str, typer.Argument(metavar="TEXTS", help="Documents or queries, as for irkit index and search.")
-    ],
-    out: Annotated[Path, typer.Option(help="File to write: .npy, .safetensors or .jsonl.")],
-    side: Annotated[
-        Literal["query", "document"], typer.Option(help="Encode the texts as queries or as documents.")
-    ] = "document",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="auto (default for documents), float32 (default for queries, as in a search), "
-            "bfloat16 or int8."
-        ),
-    ] = None,
+    model: str,
+    texts: str,
+    *,
+    out: Path,
+    side: Literal["query", "document"] = "document",
+    dtype: str | None = None,
     device: Devices = None,
 ) -> None:
     """Encode texts into a file.
@@ -44,6 +33,13 @@ def encode(
     .npy holds one vector per text; .safetensors holds the arrays of any model, in the order of the texts;
     .jsonl holds one object per line, with id and vector, or with weights by term for a sparse model. Texts
     are streamed, so that any number of them fits in memory.
+
+    Args:
+        model: Directory or hub name.
+        texts: Documents or queries, as for irkit index and search.
+        out: File to write: .npy, .safetensors or .jsonl.
+        side: Encode the texts as queries or as documents.
+        dtype: auto (default for documents), float32 (default for queries, as in a search), bfloat16 or int8.
     """
     from irkit.data.vector_files import WRITABLE, write_vectors
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import sys
 from math import inf
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from irkit.cli.options import Device, IndexDir, MovedModel
 from irkit.cli.output import note, show_table
-from irkit.cli.shared_options import Device, IndexDir, MovedModel
 from irkit.errors import StorageError
 
 
 def explain(
     directory: IndexDir,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="Text of the query.")],
-    document: Annotated[str, typer.Argument(metavar="DOCID", help="Id of a document of the index.")],
-    html: Annotated[Path | None, typer.Option(help="Write a page (HTML).")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show tokens instead of words.")] = False,
+    query: str,
+    docid: str,
+    *,
+    html: Path | None = None,
+    tokens: bool = False,
     model: MovedModel = None,
     device: Device = None,
 ) -> None:
@@ -27,13 +25,19 @@ def explain(
 
     Prints which words of the document each word of the query matched, and the score of each match. The index
     must be one of a multi-vector model, a sparse model or bm25.
+
+    Args:
+        query: Text of the query.
+        docid: Id of a document of the index.
+        html: Write a page (HTML).
+        tokens: Show tokens instead of words.
     """
     if html is not None and not html.resolve().parent.is_dir():
         raise StorageError(f"--html {html}: there is no such directory")
     from irkit.retrieval.retriever import Retriever
 
     with Retriever.load(directory, model, device=device) as retriever:
-        explanation = retriever.explain(query, document)
+        explanation = retriever.explain(query, docid)
     if not tokens:
         explanation = explanation.words()
     if html is not None:

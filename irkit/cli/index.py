@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irkit.cli.output import note
-from irkit.cli.recipe_verbs import hint_resume, print_recipe, require_out
-from irkit.cli.shared_options import Devices, PrintConfig, set_option
+from irkit.cli.options import Devices, PrintConfig, Settings
+from irkit.cli.output import hint_resume, note, require_out
 from irkit.errors import StorageError
 from irkit.utils.atomic import write_text
 from irkit.utils.progress import progress_bar, stage_progress_bar
@@ -21,53 +20,41 @@ if TYPE_CHECKING:
 
 
 def index(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="Directory or hub name of a model; or bm25, impacts or vectors."
-        ),
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CORPUS",
-            help="BEIR folder, .jsonl, .tsv, .txt, <DOC>, also .gz; - (standard input), ir_datasets:ID, "
-            "hf:NAME; for the model vectors: .jsonl, .npy or .safetensors.",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write the index to.")] = None,
-    choice: Annotated[
-        str | None,
-        typer.Option(
-            "--index",
-            help="auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS, "
-            "or a recipe (.yaml). Default: inverted for sparse models and bm25, else flat.",
-        ),
-    ] = None,
-    override: Annotated[
-        list[str] | None,
-        set_option("Set a key of the index, of bm25 or of the recipe, such as ef_search=128."),
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto (default), float32, bfloat16 or int8.")] = None,
+    model: str | None = None,
+    corpus: str | None = None,
+    *,
+    out: Path | None = None,
+    choice: Annotated[str | None, typer.Option("--index")] = None,
+    override: Settings = None,
+    dtype: str | None = None,
     device: Devices = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace an existing index, once the new one is complete."),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, build nothing.")] = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
     print_config: PrintConfig = False,
 ) -> None:
     """Encode a collection and index it.
 
     After an interruption, the same command resumes the build. The recipe is written to recipe.yaml in
     the --out directory; irkit index --index OUT/recipe.yaml --out NEW repeats it.
+
+    Args:
+        model: Directory or hub name of a model; or bm25, impacts or vectors.
+        corpus: BEIR folder, .jsonl, .tsv, .txt, <DOC>, also .gz; - (standard input), ir_datasets:ID, hf:NAME;
+            for the model vectors: .jsonl, .npy or .safetensors.
+        out: Directory to write the index to.
+        choice: auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS, or a
+            recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
+        override: Set a key of the index, of bm25 or of the recipe, such as ef_search=128. May be repeated.
+        dtype: auto (default), float32, bfloat16 or int8.
+        overwrite: Replace an existing index, once the new one is complete.
+        dry_run: Check everything, build nothing.
     """
     from irkit.cli.recipe_options import IndexRecipe
 
     settings = {"model": model, "corpus": corpus, "dtype": dtype, "device": device}
     recipe = IndexRecipe.resolve(choice, settings, override or ())
     if print_config:
-        print_recipe(recipe)
+        typer.echo(recipe.to_yaml(), nl=False)
         return
     out = require_out(out, "index", "index")
     if (out / "irkit.json").exists() and not overwrite:

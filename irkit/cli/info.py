@@ -16,13 +16,18 @@ from irkit.utils.progress import progress_bar
 
 
 def info(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of an index or of a model.")],
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Verify the checksum of every file.")
-    ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    *,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify")] = True,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Describe an index or a model: its kind, size and settings."""
+    """Describe an index or a model: its kind, size and settings.
+
+    Args:
+        directory: Directory of an index or of a model.
+        verify: Verify the checksum of every file.
+        as_json: Print JSON.
+    """
     with explained(f"reading {directory}"):
         empty = directory.is_dir() and not any(directory.iterdir())
     if empty or not directory.exists():

@@ -6,11 +6,14 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import typer
+
+from irkit.errors import BadValueError
 
 if TYPE_CHECKING:
     from irkit.retrieval.retriever import Hit
@@ -82,3 +85,23 @@ def show_hits(hits: Iterable[Hit]) -> None:
         typer.secho(first if len(first) <= width else first[: width - 3] + "...", bold=True)
         for line in textwrap.wrap(text, max(20, width - 5), max_lines=3, placeholder=" ..."):
             typer.echo("     " + line)
+
+
+def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:
+    """Return ``--out``.
+
+    Raises:
+        BadValueError: It is missing.
+    """
+    if out is None:
+        raise BadValueError(f"irkit {verb}: no --out; give the directory that the {kind} shall have")
+    return out
+
+
+@contextmanager
+def hint_resume(ending: str = " to go on") -> Iterator[None]:
+    """After Ctrl-C, tell the user that the same command resumes the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"- give the same command again{ending}") from None

@@ -4,82 +4,40 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from irkit.cli.output import note, show_table
-from irkit.cli.shared_options import DryRun, ModelOut, Overwrite, PrintConfig, Recipe, set_option
+from irkit.cli.options import OptionalCount, PrintConfig, Settings
+from irkit.cli.output import hint_resume, note, require_out, show_table
 from irkit.errors import BadValueError, ConfigError, IrkitError
 from irkit.utils.atomic import check_folder
 from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from irkit.config import Config
+    from irkit.model import Model
     from irkit.study import Cell, Trial
     from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+
+C = TypeVar("C", bound="Config")
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")]
+ModelOut = Annotated[Path | None, typer.Option("--out", help="Directory to write the model to.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model that is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, write nothing.")]
 
 # the verb of a file, by the first of these keys that the file has
 _VERBS = {"pretraining": "pretrain", "vocabulary": "transfer-vocab", "baseline": "study", "losses": "train"}
 
 
-def check_verb(file: Path, verb: str) -> None:
-    """Refuse a file that another verb takes.
-
-    Raises:
-        ConfigError: The file belongs to another verb.
-        StorageError: The file cannot be read.
-    """
-    from irkit.config import read_mapping
-
-    keys = read_mapping(file)
-    owner = next((owner for key, owner in _VERBS.items() if key in keys), verb)
-    if owner != verb:
-        raise ConfigError(f"{file}: it is made for irkit {owner}; give it to that, not to irkit {verb}")
-
-
-def print_recipe(recipe: Config) -> None:
-    """Print a resolved recipe as YAML, for ``--print-config``."""
-    typer.echo(recipe.to_yaml(), nl=False)
-
-
-def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:
-    """Return ``--out``.
-
-    Raises:
-        BadValueError: It is missing.
-    """
-    if out is None:
-        raise BadValueError(f"irkit {verb}: no --out; give the directory that the {kind} shall have")
-    return out
-
-
-@contextmanager
-def hint_resume(ending: str = " to go on") -> Iterator[None]:
-    """After Ctrl-C, tell the user that the same command resumes the work."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"- give the same command again{ending}") from None
-
-
-def show_means(out: Path) -> None:
-    """Print the measures of a trained model, if it was evaluated."""
-    from irkit.training.result_files import read_means
-
-    if (out / "evaluation.jsonl").is_file():
-        show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))
-
-
 def train(
     recipe: Recipe,
+    *,
     out: ModelOut = None,
-    override: Annotated[
-        list[str] | None, set_option("Set a key of the recipe, such as train.learning_rate=2e-5.")
-    ] = None,
+    override: Settings = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     print_config: PrintConfig = False,
@@ -88,41 +46,32 @@ def train(
 
     After an interruption, the same command resumes from the last checkpoint. torchrun and accelerate launch
     start it on several devices.
+
+    Args:
+        override: Set a key of the recipe, such as train.learning_rate=2e-5. May be repeated.
     """
     from irkit.training.train_recipe import TrainRecipe
 
-    check_verb(recipe, "train")
-    resolved = TrainRecipe.resolve(recipe, override or ())
-    if print_config:
-        print_recipe(resolved)
-        return
+    resolved = _resolve("train", TrainRecipe.resolve, recipe, override, print_config)
     out = require_out(out, "train")
     from irkit.training.train_run import prepare, run_recipe
 
     prepared = prepare(resolved, out, overwrite=overwrite)
-    model = prepared.step.model
-    size = sum(weights.numel() for weights in model.parameters()) / 1e6
-    what = f"{resolved.model.name} ({model.kind} {model.dim}, {size:,.1f} million parameters)"
+    what = _describe(resolved.model.name, prepared.step.model)
     if dry_run:
         note(f"would train {what} on {prepared.counts['examples']:,} examples into {out}")
         return
     is_main = prepared.trainer.args.process_index == 0
     if is_main:
         note(f"training {what} on {prepared.counts['examples']:,} examples")
-    start = time.monotonic()
-    with hint_resume(" to go on with this training"):
-        run_recipe(prepared, out, overwrite=overwrite)
-    if is_main:
-        show_means(out)
-        note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")
+    _run(lambda: run_recipe(prepared, out, overwrite=overwrite), out, is_main)
 
 
 def pretrain(
     recipe: Recipe,
+    *,
     out: ModelOut = None,
-    override: Annotated[
-        list[str] | None, set_option("Set a key of the recipe, such as pretraining.train.max_steps=1000.")
-    ] = None,
+    override: Settings = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     print_config: PrintConfig = False,
@@ -131,51 +80,46 @@ def pretrain(
 
     After an interruption, the same command resumes from the last checkpoint. torchrun and accelerate launch
     start it on several devices.
+
+    Args:
+        override: Set a key of the recipe, such as pretraining.train.max_steps=1000. May be repeated.
     """
     from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
 
-    check_verb(recipe, "pretrain")
-    resolved = PretrainRecipe.resolve(recipe, override or ())
-    if print_config:
-        print_recipe(resolved)
-        return
+    resolved = _resolve("pretrain", PretrainRecipe.resolve, recipe, override, print_config)
     out = require_out(out, "pretrain")
     from irkit.training.pretraining.pretrain_run import check, run
 
     if dry_run:
-        model = check(resolved, out, overwrite=overwrite)
-        size = sum(weights.numel() for weights in model.parameters()) / 1e6
-        what = f"{resolved.model.name} ({model.kind} {model.dim}, {size:,.1f} million parameters)"
+        what = _describe(resolved.model.name, check(resolved, out, overwrite=overwrite))
         if resolved.trained_vocabulary is not None:
             what = f"a vocabulary of {resolved.trained_vocabulary.size:,} and {resolved.model.name}"
         note(f"would train {what} into {out}")
         return
-    start = time.monotonic()
-    with hint_resume(" to go on with this training"):
-        run(resolved, out, overwrite=overwrite)
-    if os.environ.get("RANK", "0") == "0":
-        show_means(out)
-        note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")
+    _run(lambda: run(resolved, out, overwrite=overwrite), out, os.environ.get("RANK", "0") == "0")
 
 
 def study(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="STUDY", help="YAML file that names a recipe and its variants.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write runs and report to.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of runs at a time; default: one per GPU.")
-    ] = None,
-    override: Annotated[list[str] | None, set_option("Set a key of the recipe, for all variants.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipes and list the runs.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the report of this directory anew, and stop.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="STUDY")] = None,
+    *,
+    out: Path | None = None,
+    jobs: OptionalCount = None,
+    override: Settings = None,
+    dry_run: bool = False,
+    report: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
 ) -> None:
     """Train and compare variants of a recipe.
 
     Each variant is trained with several seeds. After an interruption, the same command resumes: it keeps
     finished runs and repeats failed ones.
+
+    Args:
+        file: YAML file that names a recipe and its variants.
+        out: Directory to write runs and report to.
+        jobs: Number of runs at a time; default: one per GPU.
+        override: Set a key of the recipe, for all variants. May be repeated.
+        dry_run: Check the recipes and list the runs.
+        report: Write the report of this directory anew, and stop.
     """
     from irkit.study import StudyConfig, check_study, run_study, write_report
 
@@ -186,8 +130,7 @@ def study(
         return
     if file is None or out is None:
         raise BadValueError("irkit study: expected STUDY.yaml --out DIR, or --report DIR")
-    check_verb(file, "study")
-    config = StudyConfig.resolve(file, override or ())
+    config = _resolve("study", StudyConfig.resolve, file, override)
     runs = check_study(config, out)
     if dry_run:
         rows = [[trial.variant, trial.seed, "finished" if trial.finished else "to do"] for trial in runs]
@@ -224,22 +167,14 @@ def _show_cells(cells: list[Cell], out: Path) -> None:
 
 
 def transfer_vocab(
-    source: Annotated[
-        str, typer.Argument(metavar="MODEL|RECIPE", help="Name or directory of a model; or a YAML file.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="MODEL|RECIPE")],
+    *,
     out: ModelOut = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="TOKENIZER|MODEL", help="Source of the new vocabulary.")
-    ] = None,
-    texts: Annotated[
-        str | None,
-        typer.Option(metavar="CORPUS", help="Count tokens in this corpus if the target has no output bias."),
-    ] = None,
-    override: Annotated[list[str] | None, set_option("Set a key, such as initialization=mean.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="HTML", help="Also write a report, an HTML page.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is there.")] = False,
+    target: Annotated[str | None, typer.Option(metavar="TOKENIZER|MODEL")] = None,
+    texts: Annotated[str | None, typer.Option(metavar="CORPUS")] = None,
+    override: Settings = None,
+    report: Annotated[Path | None, typer.Option(metavar="HTML")] = None,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     print_config: PrintConfig = False,
 ) -> None:
@@ -247,6 +182,13 @@ def transfer_vocab(
 
     With a model, new tokens get embeddings, and nothing is trained. With a recipe, masked language modelling,
     calibration and training follow; after an interruption, the same command resumes.
+
+    Args:
+        source: Name or directory of a model; or a YAML file.
+        target: Source of the new vocabulary.
+        texts: Count tokens in this corpus if the target has no output bias.
+        override: Set a key, such as initialization=mean. May be repeated.
+        report: Also write a report, an HTML page.
     """
     if Path(source).suffix in (".yaml", ".yml", ".json"):
         if target is not None or texts is not None or report is not None:
@@ -256,19 +198,15 @@ def transfer_vocab(
             )
         from irkit.vocabulary.transfer_recipe import VocabularyRecipe
 
-        check_verb(Path(source), "transfer-vocab")
-        recipe = VocabularyRecipe.resolve(source, override or ())
-        if print_config:
-            print_recipe(recipe)
-        else:
-            _run_recipe(recipe, require_out(out, "transfer-vocab"), overwrite, dry_run)
+        recipe = _resolve("transfer-vocab", VocabularyRecipe.resolve, Path(source), override, print_config)
+        _transfer(recipe, require_out(out, "transfer-vocab"), overwrite, dry_run)
         return
     from irkit.config import with_overrides
     from irkit.vocabulary.initialization import TransferConfig
 
     config = TransferConfig.parse(with_overrides({}, override or ()), "irkit transfer-vocab: --set")
     if print_config:
-        print_recipe(config)
+        typer.echo(config.to_yaml(), nl=False)
         return
     if target is None or out is None:
         raise BadValueError("irkit transfer-vocab: expected MODEL --target TOKENIZER --out DIR, or a recipe")
@@ -290,7 +228,7 @@ def transfer_vocab(
     note(f"took {moved.facts['seconds']} s; {out} is a model whose new tokens are still to be trained")
 
 
-def _run_recipe(recipe: VocabularyRecipe, out: Path, overwrite: bool, dry_run: bool) -> None:
+def _transfer(recipe: VocabularyRecipe, out: Path, overwrite: bool, dry_run: bool) -> None:
     """Run all stages of a recipe."""
     from irkit.config import read_json
     from irkit.vocabulary.transfer_run import check, run
@@ -303,7 +241,7 @@ def _run_recipe(recipe: VocabularyRecipe, out: Path, overwrite: bool, dry_run: b
         run(recipe, out, overwrite=overwrite)
     if (out / "vocabulary_transfer.json").is_file():
         _show_tokens(read_json(out / "vocabulary_transfer.json"))
-    show_means(out)
+    _show_means(out)
     note(f"done. Try: irkit index {out} CORPUS --out INDEX")
 
 
@@ -320,3 +258,52 @@ def _show_tokens(facts: Mapping[str, Any]) -> None:
     ]
     if rows:
         show_table(["new token", "pieces in the source", "made of"], rows)
+
+
+def _resolve(
+    verb: str,
+    resolve: Callable[[Path, list[str]], C],
+    file: Path,
+    override: list[str] | None,
+    print_config: bool = False,
+) -> C:
+    """Read a recipe; with ``--print-config``, print it and exit.
+
+    Raises:
+        ConfigError: The file belongs to another verb, or a key or a value is unknown.
+        StorageError: The file cannot be read.
+    """
+    from irkit.config import read_mapping
+
+    keys = read_mapping(file)
+    owner = next((owner for key, owner in _VERBS.items() if key in keys), verb)
+    if owner != verb:
+        raise ConfigError(f"{file}: it is made for irkit {owner}; give it to that, not to irkit {verb}")
+    recipe = resolve(file, override or [])
+    if print_config:
+        typer.echo(recipe.to_yaml(), nl=False)
+        raise typer.Exit
+    return recipe
+
+
+def _describe(name: str, model: Model) -> str:
+    size = sum(weights.numel() for weights in model.parameters()) / 1e6
+    return f"{name} ({model.kind} {model.dim}, {size:,.1f} million parameters)"
+
+
+def _run(training: Callable[[], object], out: Path, is_main: bool) -> None:
+    """Train; of several processes, the main one then says what the model in ``out`` is worth."""
+    start = time.monotonic()
+    with hint_resume(" to go on with this training"):
+        training()
+    if is_main:
+        _show_means(out)
+        note(f"trained in {time.monotonic() - start:,.1f} s. Try: irkit index {out} CORPUS --out INDEX")
+
+
+def _show_means(out: Path) -> None:
+    """Print the measures of a trained model, if it was evaluated."""
+    from irkit.training.result_files import read_means
+
+    if (out / "evaluation.jsonl").is_file():
+        show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from irkit.cli.output import note, show_table
-from irkit.cli.shared_options import (
+from irkit.cli.options import (
+    Count,
     Device,
     IgnoreIdenticalIds,
     IndexDir,
     Judgments,
     Measures,
     MovedModel,
+    OptionalCount,
     RunOut,
     Split,
 )
+from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
 
@@ -86,22 +88,16 @@ def write_judged(run: Run, out: str | None, judgments: Qrels | None, measures: s
 
 def rerank(
     directory: IndexDir,
-    queries: Annotated[
-        str,
-        typer.Argument(metavar="QUERIES", help="Queries of the run: BEIR folder, .jsonl, .tsv, ... or -."),
-    ],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="TREC or .jsonl, also .gz, or -.")],
-    k: Annotated[int | None, typer.Option(min=1, help="Results per query; default: all.")] = None,
+    queries: str,
+    run: str,
+    *,
+    k: OptionalCount = None,
     out: RunOut = None,
     qrels: Judgments = None,
     measures: Measures = "nDCG@10",
     split: Split = None,
-    interaction: Annotated[
-        Path | None, typer.Option(help="Score by the attention that the model in this directory learned.")
-    ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="Score by cross-encoder:NAME, or by another model or index.")
-    ] = None,
+    interaction: Path | None = None,
+    teacher: str | None = None,
     model: MovedModel = None,
     device: Device = None,
 ) -> None:
@@ -109,6 +105,13 @@ def rerank(
 
     The model and the documents come from an index; with --teacher, another model scores their texts. The
     result goes to standard output unless --out or --qrels is given.
+
+    Args:
+        queries: Queries of the run: BEIR folder, .jsonl, .tsv, ... or -.
+        run: TREC or .jsonl, also .gz, or -.
+        k: Results per query; default: all.
+        interaction: Score by the attention that the model in this directory learned.
+        teacher: Score by cross-encoder:NAME, or by another model or index.
     """
     if queries == run == "-":
         raise BadValueError("QUERIES and RUN would both be read from standard input")
@@ -131,22 +134,13 @@ def rerank(
 
 
 def fuse(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz; or - (standard input).")
-    ],
-    method: Annotated[
-        str, typer.Option(help="Fuse ranks by rrf, or scores by minmax, zscore or sum.")
-    ] = "rrf",
-    weights: Annotated[
-        str | None, typer.Option(help="Weights of the runs, such as 1,0.5; default: 1 each.")
-    ] = None,
-    k: Annotated[int, typer.Option(min=1, help="Maximum number of results per query.")] = 1000,
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Number of results that count in each run; default: all.")
-    ] = None,
-    rrf_k: Annotated[
-        float, typer.Option(help="Constant k of rrf; a higher k gives the first ranks less weight.")
-    ] = 60,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
+    *,
+    method: str = "rrf",
+    weights: str | None = None,
+    k: Count = 1000,
+    depth: OptionalCount = None,
+    rrf_k: float = 60,
     out: RunOut = None,
     qrels: Judgments = None,
     measures: Measures = "nDCG@10",
@@ -155,6 +149,14 @@ def fuse(
     """Fuse runs of the same queries into one.
 
     The result goes to standard output unless --out or --qrels is given.
+
+    Args:
+        runs: TREC or .jsonl, also .gz; or - (standard input).
+        method: Fuse ranks by rrf, or scores by minmax, zscore or sum.
+        weights: Weights of the runs, such as 1,0.5; default: 1 each.
+        k: Maximum number of results per query.
+        depth: Number of results that count in each run; default: all.
+        rrf_k: Constant k of rrf; a higher k gives the first ranks less weight.
     """
     if runs.count("-") > 1:
         raise BadValueError("two of the runs would be read from standard input")
@@ -178,23 +180,28 @@ def _number(word: str) -> float:
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="TREC or .jsonl, also .gz.")],
-    qrels: Annotated[str, typer.Option(help="Judgments: TREC or BEIR file, BEIR folder, ir_datasets:ID.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    *,
+    qrels: str,
     measures: Measures = "nDCG@10",
     split: Split = None,
-    baseline: Annotated[Path | None, typer.Option(help="Run to test the others against.")] = None,
-    test: Annotated[
-        Literal["ttest"], typer.Option(help="Significance test: paired and two-sided, over the queries.")
-    ] = "ttest",
-    correction: Annotated[
-        Literal["holm", "bonferroni", "none"], typer.Option(help="Correction of p for testing several runs.")
-    ] = "holm",
-    per_query: Annotated[bool, typer.Option("--per-query", help="Show each query, too.")] = False,
+    baseline: Path | None = None,
+    test: Literal["ttest"] = "ttest",
+    correction: Literal["holm", "bonferroni", "none"] = "holm",
+    per_query: bool = False,
     ignore_identical_ids: IgnoreIdenticalIds = False,
 ) -> None:
     """Score runs, and test them against a baseline.
 
     A judged query that a run lacks counts as 0.
+
+    Args:
+        runs: TREC or .jsonl, also .gz.
+        qrels: Judgments: TREC or BEIR file, BEIR folder, ir_datasets:ID.
+        baseline: Run to test the others against.
+        test: Significance test: paired and two-sided, over the queries.
+        correction: Correction of p for testing several runs.
+        per_query: Show each query, too.
     """
     if baseline is not None and set(runs) <= {baseline}:
         raise BadValueError("irkit evaluate: no run but the baseline; give one to compare it with")

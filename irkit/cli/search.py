@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irkit.cli.output import note, show_hits
-from irkit.cli.runs import check_out, read_judged, write_judged
-from irkit.cli.shared_options import (
+from irkit.cli.options import (
     Device,
     IgnoreIdenticalIds,
     IndexDir,
     Judgments,
     Measures,
     MovedModel,
+    OptionalCount,
     RunOut,
+    Settings,
     Split,
-    set_option,
 )
+from irkit.cli.output import note, show_hits
+from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
 
@@ -35,46 +36,36 @@ if TYPE_CHECKING:
 
 def search(
     directory: IndexDir,
-    queries: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="QUERIES",
-            help="BEIR folder, .jsonl, .tsv, .txt, <top>, also .gz; or - (standard input). Without QUERIES "
-            "and --text, search asks for queries at a prompt.",
-        ),
-    ] = None,
-    text: Annotated[str | None, typer.Option(help="Search for this query.")] = None,
-    k: Annotated[
-        int | None, typer.Option(min=1, help="Results per query; default: 1000 in a run, 10 otherwise.")
-    ] = None,
+    queries: str | None = None,
+    *,
+    text: str | None = None,
+    k: OptionalCount = None,
     out: RunOut = None,
     qrels: Judgments = None,
     measures: Measures = "nDCG@10",
     split: Split = None,
-    field: Annotated[
-        str | None, typer.Option(help="Key that holds the text of QUERIES, such as desc of TREC topics.")
-    ] = None,
-    condition: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="CONDITION",
-            help="Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.",
-        ),
-    ] = None,
+    field: str | None = None,
+    condition: Annotated[list[str] | None, typer.Option("--filter", metavar="CONDITION")] = None,
     ignore_identical_ids: IgnoreIdenticalIds = False,
     model: MovedModel = None,
-    override: Annotated[list[str] | None, set_option("Set k1 or b of BM25, as k1=1.2.")] = None,
-    rm3: Annotated[
-        bool,
-        typer.Option("--rm3", help="Expand queries of BM25 by terms of the documents found first (RM3)."),
-    ] = False,
+    override: Settings = None,
+    rm3: bool = False,
     device: Device = None,
 ) -> None:
     """Search an index.
 
     Searches for one query (--text), for the queries of a file, or at a prompt. The queries of a file make a
     run, which goes to standard output unless --out or --qrels is given.
+
+    Args:
+        queries: BEIR folder, .jsonl, .tsv, .txt, <top>, also .gz; or - (standard input). Without QUERIES and
+            --text, search asks for queries at a prompt.
+        text: Search for this query.
+        k: Results per query; default: 1000 in a run, 10 otherwise.
+        field: Key that holds the text of QUERIES, such as desc of TREC topics.
+        condition: Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.
+        override: Set k1 or b of BM25, as k1=1.2. May be repeated.
+        rm3: Expand queries of BM25 by terms of the documents found first (RM3).
     """
     filters = parse_filters(condition or ())
     if queries is None and (out or qrels or split or field or ignore_identical_ids):

@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from irkit.cli.output import note
-from irkit.cli.recipe_verbs import hint_resume
-from irkit.cli.runs import check_out
-from irkit.cli.shared_options import (
-    Activation,
+from irkit.cli.options import (
+    Count,
     Device,
     IndexDir,
-    MaxLength,
-    OverwriteFile,
-    TeacherDtype,
-    TrainingFile,
-    set_option,
+    Settings,
 )
+from irkit.cli.output import hint_resume, note
+from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
 
@@ -32,8 +27,19 @@ if TYPE_CHECKING:
     from irkit.data import Qrels, Query
     from irkit.training.training_data import TrainingRow
 
+TrainingFile = Annotated[Path, typer.Option(help="Training file to write, .jsonl.")]
+OverwriteFile = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an existing file, once the new one is complete.")
+]
+MaxLength = Annotated[
+    int | None, typer.Option(min=8, help="Maximum tokens of a query and document for a cross-encoder.")
+]
+Activation = Annotated[str, typer.Option(help="Activation of a cross-encoder: none or sigmoid.")]
+TeacherDtype = Annotated[str, typer.Option(help="Precision of the teacher: float32, bfloat16, ...")]
+Margin = Annotated[float | None, typer.Option(min=0)]
 
-def check_target(out: Path, overwrite: bool) -> None:
+
+def _check_target(out: Path, overwrite: bool) -> None:
     """Check ``--out`` before the work.
 
     Raises:
@@ -47,7 +53,7 @@ def check_target(out: Path, overwrite: bool) -> None:
         raise StorageError(f"--out {out}: it exists; choose another file or give --overwrite")
 
 
-def file_states(source: str | Path | None) -> list[Any]:
+def _file_states(source: str | Path | None) -> list[Any]:
     """Return JSON that changes when a file, or a file of a directory, does: names, sizes and times."""
     if source is None or not (path := Path(source)).exists():
         return [str(source)]
@@ -56,7 +62,7 @@ def file_states(source: str | Path | None) -> list[Any]:
     return [str(path.resolve()), states]
 
 
-def write_rows(
+def _write_rows(
     action: str, out: Path, rows: Callable[[int], Iterator[TrainingRow]], total: int, key: Any
 ) -> str:
     """Write rows with a progress bar, see `irkit.training.resumable`; return a summary in words."""
@@ -79,37 +85,18 @@ def write_rows(
 
 def mine(
     directory: IndexDir,
-    queries: Annotated[
-        str, typer.Argument(metavar="QUERIES", help="Training queries: BEIR folder, .jsonl, .tsv, ...")
-    ],
+    queries: str,
+    *,
     out: TrainingFile,
-    qrels: Annotated[
-        str | None, typer.Option(help="Judgments, a file or a BEIR folder; default: the folder QUERIES.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Split of a BEIR folder.")] = "train",
-    negatives: Annotated[int, typer.Option(min=1, help="Maximum number of negatives per query.")] = 7,
-    ranks: Annotated[
-        str,
-        typer.Option(
-            "--range", metavar="FROM-TO", help="Take negatives from these ranks; 10-100 skips the best 10."
-        ),
-    ] = "0-100",
-    sampling: Annotated[
-        str, typer.Option(help="Take the best documents of the range (top) or random ones (random).")
-    ] = "top",
-    absolute_margin: Annotated[
-        float | None,
-        typer.Option(min=0, help="Minimum distance to the score of the worst relevant document."),
-    ] = None,
-    relative_margin: Annotated[
-        float | None, typer.Option(min=0, help="The same margin as a share of that score, such as 0.05.")
-    ] = None,
-    override: Annotated[
-        list[str] | None, set_option("Set max_score, min_score, relevant_grade or seed.")
-    ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="Model, index or cross-encoder:NAME; its scores are stored.")
-    ] = None,
+    qrels: str | None = None,
+    split: str = "train",
+    negatives: Count = 7,
+    ranks: Annotated[str, typer.Option("--range", metavar="FROM-TO")] = "0-100",
+    sampling: str = "top",
+    absolute_margin: Margin = None,
+    relative_margin: Margin = None,
+    override: Settings = None,
+    teacher: str | None = None,
     max_length: MaxLength = None,
     activation: Activation = "none",
     dtype: TeacherDtype = "float32",
@@ -120,8 +107,20 @@ def mine(
 
     Writes one JSON object per query and line, with its relevant documents and then its negatives, for
     irkit train. After an interruption, the same command resumes.
+
+    Args:
+        queries: Training queries: BEIR folder, .jsonl, .tsv, ...
+        qrels: Judgments, a file or a BEIR folder; default: the folder QUERIES.
+        split: Split of a BEIR folder.
+        negatives: Maximum number of negatives per query.
+        ranks: Take negatives from these ranks; 10-100 skips the best 10.
+        sampling: Take the best documents of the range (top) or random ones (random).
+        absolute_margin: Minimum distance to the score of the worst relevant document.
+        relative_margin: The same margin as a share of that score, such as 0.05.
+        override: Set max_score, min_score, relevant_grade or seed. May be repeated.
+        teacher: Model, index or cross-encoder:NAME; its scores are stored.
     """
-    check_target(out, overwrite)
+    _check_target(out, overwrite)
     low, dash, high = ranks.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal()):
         raise BadValueError(f"--range {ranks}: expected two ranks such as 10-100")
@@ -141,8 +140,8 @@ def mine(
     }
     config = MiningConfig.parse(with_overrides(settings, override or ()), "irkit mine")
     items, judgments = _read(queries, qrels, split, config.relevant_grade)
-    options: dict[str, Any] = {"device": device, "dtype": dtype}
-    options |= {"max_length": max_length, "activation": activation}
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "max_length": max_length}
+    options["activation"] = activation
     n_short = 0  # queries with fewer negatives than asked for
 
     with Retriever.load(directory, device=device) as retriever:
@@ -154,9 +153,9 @@ def mine(
                 n_short += len(row) - row.positives < negatives
                 yield row
 
-        states = [file_states(directory), file_states(teacher)]
+        states = [_file_states(directory), _file_states(teacher)]
         key = [config.model_dump(), *states, options, repr(items), judgments]
-        summary = write_rows("mining", out, rows, len(items), key)
+        summary = _write_rows("mining", out, rows, len(items), key)
     note(f"mined negatives for {summary}")
     if n_short:
         note(
@@ -188,21 +187,14 @@ def _read(queries: str, qrels: str | None, split: str, grade: int) -> tuple[list
 
 
 def label(
-    source: Annotated[
-        str, typer.Argument(metavar="TRAIN", help="Examples in any format that irkit train reads.")
-    ],
-    teacher: Annotated[str, typer.Option(help="Model, index or cross-encoder:NAME.")],
+    train: str,
+    *,
+    teacher: str,
     out: TrainingFile,
-    queries: Annotated[
-        str | None, typer.Option(help="Source of the queries that TRAIN names by id; default: CORPUS.")
-    ] = None,
-    corpus: Annotated[
-        str | None, typer.Option(help="Source of the documents that TRAIN names by id.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a BEIR folder.")] = None,
-    normalization: Annotated[
-        str, typer.Option(help="Normalize the scores of each query: none, minmax or zscore.")
-    ] = "none",
+    queries: str | None = None,
+    corpus: str | None = None,
+    split: str | None = None,
+    normalization: str = "none",
     max_length: MaxLength = None,
     activation: Activation = "none",
     dtype: TeacherDtype = "float32",
@@ -212,8 +204,16 @@ def label(
     """Add scores of a teacher to examples.
 
     They replace existing scores. After an interruption, the same command resumes.
+
+    Args:
+        train: Examples in any format that irkit train reads.
+        teacher: Model, index or cross-encoder:NAME.
+        queries: Source of the queries that TRAIN names by id; default: CORPUS.
+        corpus: Source of the documents that TRAIN names by id.
+        split: Split of a BEIR folder.
+        normalization: Normalize the scores of each query: none, minmax or zscore.
     """
-    check_target(out, overwrite)
+    _check_target(out, overwrite)
     from irkit.retrieval.scorer import IndexScorer
     from irkit.training.labels import label as label_rows
     from irkit.training.labels import resolve
@@ -224,11 +224,11 @@ def label(
 
     if normalization not in get_args(Normalization):
         raise BadValueError(f"--normalization {normalization}: expected {', '.join(get_args(Normalization))}")
-    config = DataConfig(source=source, queries=queries, corpus=corpus, split=split)
-    options: dict[str, Any] = {"device": device, "dtype": dtype}
-    options |= {"max_length": max_length, "activation": activation}
+    config = DataConfig(source=train, queries=queries, corpus=corpus, split=split)
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "max_length": max_length}
+    options["activation"] = activation
     scorer = load_teacher(teacher, **options)
-    folder = next((name for name in (corpus, source) if name and Path(name).is_dir()), None)
+    folder = next((name for name in (corpus, train) if name and Path(name).is_dir()), None)
     query_source = queries or folder
     corpus_source = None if isinstance(scorer, IndexScorer) else corpus or folder
     query_texts = TextStore(query_source, "queries") if query_source else None
@@ -251,6 +251,6 @@ def label(
             normalization=cast(Normalization, normalization),
         )
 
-    key = [*map(file_states, (source, teacher, queries, corpus)), split, options, normalization]
-    summary = write_rows("labelling", out, rows, total, key)
+    key = [*map(_file_states, (train, teacher, queries, corpus)), split, options, normalization]
+    summary = _write_rows("labelling", out, rows, total, key)
     note(f"labelled the documents of {summary}")

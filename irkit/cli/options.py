@@ -1,9 +1,13 @@
-"""Options that several verbs have, as types of their parameters; and help that lists the parts of recipes."""
+"""Options of the verbs: how they are declared, types that several verbs share, and tables below the help."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -11,13 +15,34 @@ from typer.core import TyperCommand
 from irkit.utils.plugins import Registry
 
 
-def set_option(help: str) -> Any:
-    """Return the option ``--set KEY=VALUE`` of a verb."""
-    return typer.Option("--set", metavar="KEY=VALUE", help=f"{help} May be repeated.")
+def declare_options(verb: Callable[..., None]) -> str:
+    """Declare the options of a verb by its signature and its docstring; return the rest of the docstring.
+
+    Parameters before ``*`` are arguments and the others are options; a flag has no ``--no`` form. Their help
+    is the section ``Args`` of the docstring. A type may name an option otherwise or limit its values
+    (`Settings`), and bring its help along (`Device`).
+    """
+    text, _, described = inspect.getdoc(verb).partition("\n\nArgs:\n")  # type: ignore[union-attr]
+    helps = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", described, re.M))
+    types, parameters = get_type_hints(verb, include_extras=True), inspect.signature(verb).parameters
+    for name, help in helps.items():
+        kind, *given = get_args(types[name]) if get_origin(types[name]) is Annotated else [types[name]]
+        if given:
+            info = copy(given[0])
+        elif parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+            info = typer.Option(f"--{name.replace('_', '-')}")
+        else:
+            info = typer.Argument(metavar=name.upper())
+        info.help = " ".join(help.split())
+        verb.__annotations__[name] = Annotated[kind, info]
+    return text
 
 
 # verbs that run models, or open an index
 
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
+Count = Annotated[int, typer.Option(min=1)]
+OptionalCount = Annotated[int | None, typer.Option(min=1)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU, if any.")]
 Devices = Annotated[
     str | None,
@@ -40,25 +65,9 @@ IgnoreIdenticalIds = Annotated[
     bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
 ]
 
-# verbs that train
+# verbs with a recipe
 
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")]
-ModelOut = Annotated[Path | None, typer.Option("--out", help="Directory to write the model to.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model that is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, write nothing.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole recipe, and stop.")]
-
-# verbs that write training files
-
-TrainingFile = Annotated[Path, typer.Option(help="Training file to write, .jsonl.")]
-OverwriteFile = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an existing file, once the new one is complete.")
-]
-MaxLength = Annotated[
-    int | None, typer.Option(min=8, help="Maximum tokens of a query and document for a cross-encoder.")
-]
-Activation = Annotated[str, typer.Option(help="Activation of a cross-encoder: none or sigmoid.")]
-TeacherDtype = Annotated[str, typer.Option(help="Precision of the teacher: float32, bfloat16, ...")]
 
 
 class IndexCommand(TyperCommand):
