@@ -16,7 +16,7 @@ import typer
 from irkit.errors import BadValueError
 
 if TYPE_CHECKING:
-    from irkit.retrieval.retriever import Hit
+    from irkit.retrieval.searching import Hit
 
 
 def keep_streams() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from irkit.arguments import check_counts, check_flags, check_functions
 from irkit.core.representation import Representation
 from irkit.data import Document, Source, check_documents, read_documents
 from irkit.data.parsing import DocumentsLike, parse_documents
@@ -25,85 +27,41 @@ from irkit.index import (
     create_index,
     index_config,
 )
-from irkit.retrieval.collection import AnyModel, Collection, default_index, model_manifest
+from irkit.index.directory import check_place, directory_of
+from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
 
 CHUNK = 1024  # documents encoded and stored together
 
 
 def build_collection(
-    model: AnyModel,
+    choice: AnyModel | str | Path,
     documents: DocumentsLike,
     path: str | Path,
-    index: str | Mapping[str, Any] | IndexConfig | None = None,
-    chunk_size: int = CHUNK,
-    overwrite: bool = False,
-    progress: StageProgress | None = None,
+    index: str | Mapping[str, Any] | IndexConfig | None,
+    chunk_size: int,
+    overwrite: bool,
+    progress: StageProgress | None,
 ) -> Collection:
     """Build an index, or finish a build that was killed, see `irkit.Retriever.build`.
 
     Raises:
         StorageError: Something else is at ``path``.
-        BadValueError: A build of other documents is there and cannot be replaced.
+        BadValueError: A document is malformed, or a build of others is there and cannot be replaced.
         LockedError: Another process is writing there.
     """
-    model, store, remaining = _begin(model, documents, path, index, overwrite, progress)
-    try:
-        collection = Collection(store, lambda: model)
-        add_documents(collection, remaining, chunk_size, progress)
-        store.publish()
-    except BaseException:
-        store.close()
-        raise
-    return collection
+    check_counts("building an index", chunk_size=chunk_size)
+    check_flags("building an index", overwrite=overwrite)
+    check_functions("building an index", progress=progress)
+    check_place(directory_of(path), overwrite)
+    config = None if index is None else index_config(index)
+    _check_readable(documents)
+    model = load_model(choice)
 
-
-def check_readable(documents: DocumentsLike) -> None:
-    """Read a source or a list once, so that a malformed document or a repeated id is an error at once.
-
-    Raises:
-        BadValueError: There is one; the message names file and line, or the position in the list.
-    """
-    if isinstance(documents, str | Path):
-        source = read_documents(documents)
-        if not source.once:
-            check_documents(source)
-    elif isinstance(documents, Sequence):
-        check_documents(Source("documents", lambda: enumerate(parse_documents(documents), 1)))
-    elif not isinstance(documents, Iterator | Source):  # reading a Source may use it up
-        next(parse_documents(documents), None)
-
-
-def add_documents(
-    collection: Collection,
-    documents: Iterable[Document],
-    chunk_size: int = CHUNK,
-    progress: StageProgress | None = None,
-) -> None:
-    """Encode documents, streamed, and store them by chunks; inside ``store.update()`` in one step."""
-    model = collection.model
-    for chunk, part in _encode(collection, documents, chunk_size, progress):
-        with collection.store.update():
-            collection.documents.add(chunk)
-            if isinstance(model, EncoderFreeModel):
-                model.keep(part.dim)
-            collection.index.add(part)
-    collection.index.finish(progress)
-
-
-def _begin(
-    model: AnyModel,
-    documents: DocumentsLike,
-    path: str | Path,
-    index: str | Mapping[str, Any] | IndexConfig | None,
-    overwrite: bool,
-    progress: StageProgress | None,
-) -> tuple[AnyModel, Store, Iterator[Document]]:
-    """Start a build or reopen a killed one: its model, its files and the documents that are not in it yet."""
     # choose model and index, which may depend on the first documents
     stream = parse_documents(documents)
     if isinstance(model, Vectors):
         model, stream = model.fit(stream)
-    config = default_index(model) if index is None else index_config(index)
+    config = config or default_index(model)
     if isinstance(config, AutoConfig):
         first = list(islice(stream, config.documents))
         stream = chain(first, stream)
@@ -124,7 +82,10 @@ def _begin(
             if isinstance(model, EncoderFreeModel):
                 model.begin(store)
         if _starts_with(stream, Documents(store), progress):
-            return model, store, stream
+            collection = Collection(store, lambda: model)
+            add_documents(collection, stream, chunk_size, progress)
+            store.publish()
+            return collection
         if not overwrite or isinstance(documents, Iterator):
             raise BadValueError(
                 f"building {path}: a build of other documents was begun there; to discard it, ask "
@@ -135,7 +96,52 @@ def _begin(
         raise
     store.close()
     Store.build(path, overwrite=True).close()  # under another key: discards the killed build
-    return _begin(model, documents, path, config, True, progress)
+    return build_collection(model, documents, path, config, chunk_size, True, progress)
+
+
+def add_documents(
+    collection: Collection,
+    documents: Iterable[Document],
+    chunk_size: int = CHUNK,
+    progress: StageProgress | None = None,
+) -> None:
+    """Encode documents, streamed, and store them by chunks; inside ``store.update()`` in one step."""
+    model = collection.model
+    waiting: deque[Document] = deque()  # read, but not encoded yet
+
+    def contents() -> Iterator[Any]:
+        for document in documents:
+            waiting.append(document)
+            yield collection.content(document)
+
+    if isinstance(model, EncoderFreeModel):
+        encode: Callable[..., Iterator[Representation]] = model.stored
+    else:
+        encode = partial(model.stream_representations, side="document")
+    report = None if progress is None else lambda count: progress("encoding", count, None)
+    for part in encode(contents(), chunk_size=chunk_size, progress=report):
+        with collection.store.update():
+            collection.documents.add([waiting.popleft() for _ in range(len(part))])
+            if isinstance(model, EncoderFreeModel):
+                model.keep(part.dim)
+            collection.index.add(part)
+    collection.index.finish(progress)
+
+
+def _check_readable(documents: DocumentsLike) -> None:
+    """Read a source or a list once, so that a malformed document or a repeated id is an error at once.
+
+    Raises:
+        BadValueError: There is one; the message names file and line, or the position in the list.
+    """
+    if isinstance(documents, str | Path):
+        source = read_documents(documents)
+        if not source.once:
+            check_documents(source)
+    elif isinstance(documents, Sequence):
+        check_documents(Source("documents", lambda: enumerate(parse_documents(documents), 1)))
+    elif not isinstance(documents, Iterator | Source):  # reading a Source may use it up
+        next(parse_documents(documents), None)
 
 
 def _starts_with(stream: Iterator[Document], stored: Documents, progress: StageProgress | None) -> bool:
@@ -149,23 +155,14 @@ def _starts_with(stream: Iterator[Document], stored: Documents, progress: StageP
     return True
 
 
-def _encode(
-    collection: Collection, documents: Iterable[Document], chunk_size: int, progress: StageProgress | None
-) -> Iterator[tuple[list[Document], Representation]]:
-    waiting: deque[Document] = deque()  # read, but not encoded yet
-
-    def contents() -> Iterator[Any]:
-        for document in documents:
-            waiting.append(document)
-            yield collection.content(document)
-
-    report = None if progress is None else lambda count: progress("encoding", count, None)
-    options: dict[str, Any] = {"chunk_size": chunk_size, "progress": report}
-    model = collection.model
-    parts: Iterator[Representation]
-    if isinstance(model, EncoderFreeModel):
-        parts = model.stored(contents(), **options)
-    else:
-        parts = model.stream_representations(contents(), "document", **options)
-    for part in parts:
-        yield [waiting.popleft() for _ in range(len(part))], part
+def copy_index(store: Store, path: str | Path) -> None:
+    """Copy the state of an index that a retriever shows, see `irkit.Retriever.save`."""
+    check_place(directory_of(path), False, "saving an index to")
+    with Store.build(path) as copy:
+        with copy.update():
+            for name in store.sizes():
+                copy.append(name, store.read(name)[:0])
+                for block in store.blocks(name):
+                    copy.append(name, block)
+            copy.meta.update(store.meta)
+        copy.publish()

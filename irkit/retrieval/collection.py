@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from irkit.arguments import brief
 from irkit.data import Document, Query
@@ -35,39 +35,18 @@ class Collection:
     """
 
     def __init__(self, store: Store, load_model: Callable[[], AnyModel]) -> None:
-        """Open the index and the documents in ``store``; ``load_model`` is called when a model is needed."""
-        self.store, self.index, self.documents = store, open_index(store), Documents(store)
-        self._load_model, self._build_id = load_model, store.meta["build"]
+        """Open the index and the documents in ``store``; ``load_model`` is called when a model is needed.
 
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        model: AnyModel | Mapping[str, Any] | str | Path | None = None,
-        *,
-        device: Device | None = None,
-        dtype: str = "float32",
-        verify: bool = True,
-    ) -> Self:
-        """Open an index, see `irkit.Retriever.load`."""
-        if device is not None or not isinstance(dtype, str) or dtype != "float32":
-            check_placement(device, dtype)
-        store = Store.open(path, verify=verify)
+        Raises:
+            StorageError: ``store`` holds something else.
+        """
         if not {"model", "build"} <= set(store.meta):
             raise StorageError(
-                f"opening {path}: no index of a Retriever; expected one with a model and texts"
+                f"opening {store.path}: no index of a Retriever; expected one with a model and texts"
             )
-        manifest = store.meta["model"]
-        check_described(store.path, manifest)
-        choice = changed_settings(manifest, model) if isinstance(model, Mapping) else model
-        if choice is None:
-            load = partial(load_recorded_model, store.path, manifest, device=device, dtype=dtype)
-        else:
-            load = partial(load_model, choice, device=device, dtype=dtype)
-        collection = cls(store, load)
-        if model is not None:
-            collection.model  # noqa: B018 (loads and checks it)
-        return collection
+        _check_described(store.path, store.meta["model"])
+        self.store, self.index, self.documents = store, open_index(store), Documents(store)
+        self._load_model, self._build_id = load_model, store.meta["build"]
 
     @cached_property
     def model(self) -> AnyModel:
@@ -138,23 +117,38 @@ def check_placement(device: Device | None, dtype: object) -> None:
         raise BadValueError(f"dtype {brief(dtype)}: expected one of {', '.join(DTYPES)}")
 
 
-def load_recorded_model(path: Path, saved: Mapping[str, Any], **options: Any) -> AnyModel:
-    """Load the model that the index at ``path`` recorded by `model_manifest`.
+def open_model(
+    store: Store, choice: AnyModel | Mapping[str, Any] | str | Path | None, **options: Any
+) -> AnyModel:
+    """Load the model of an index: the recorded one, ``choice``, or BM25 with the settings ``choice``.
 
     Raises:
         StorageError: The model has no name, or is not where it was.
+        BadValueError: ``choice`` has settings, but the recorded model is not BM25.
+        ConfigError: A key or a value of ``choice`` is unknown.
     """
+    saved = store.meta["model"]
+    if isinstance(choice, Mapping):
+        if saved["name"] == "bm25":
+            return encoder_free_model({**saved["settings"], **choice})
+        names = ", ".join(map(str, choice))
+        raise BadValueError(
+            f"opening an index: got settings of BM25 ({names}), but it was built with {format_model(saved)}; "
+            "leave them out"
+        )
+    if choice is not None:
+        return load_model(choice, **options)
     if "settings" in saved:
         return load_model(saved["settings"])
     advice = "give it: Retriever.load(path, model), or --model"
     if not saved["name"]:
         raise StorageError(
-            f"index {path}: it was built with a model that was not saved and has no name; {advice}"
+            f"index {store.path}: it was built with a model that was not saved and has no name; {advice}"
         )
     try:
         return load_model(saved["name"], **options)
     except StorageError as error:
-        raise StorageError(f"index {path}: its model cannot be loaded: {error}; {advice}") from error
+        raise StorageError(f"index {store.path}: its model cannot be loaded: {error}; {advice}") from error
 
 
 def model_manifest(model: AnyModel) -> dict[str, Any]:
@@ -183,7 +177,7 @@ def model_manifest(model: AnyModel) -> dict[str, Any]:
     }
 
 
-def check_described(path: Path, saved: Any) -> None:
+def _check_described(path: Path, saved: Any) -> None:
     """Refuse a record that `model_manifest` cannot have written.
 
     Raises:
@@ -248,19 +242,3 @@ def check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
             "built with, of documents the same; results are those of the model given now",
             stacklevel=5,  # the caller of Retriever.model
         )
-
-
-def changed_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> EncoderFreeModel:
-    """Return the BM25 model recorded in the index, with other settings.
-
-    Raises:
-        BadValueError: The recorded model is not BM25.
-        ConfigError: A key or a value is unknown.
-    """
-    if saved["name"] != "bm25":
-        names = ", ".join(map(str, changes))
-        raise BadValueError(
-            f"opening an index: got settings of BM25 ({names}), but it was built with {format_model(saved)}; "
-            "leave them out"
-        )
-    return encoder_free_model({**saved["settings"], **changes})

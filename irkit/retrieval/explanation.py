@@ -132,7 +132,7 @@ def explain_document(
     model, rows = collection.model, None
     if isinstance(document, str):
         advice = "expected an id of the index; Retriever.explain takes other texts as a Document"
-        rows = find_rows(collection.documents, [document], "explaining a score", advice)
+        rows = find_rows(collection.documents, document, "explaining a score", advice)
         [item] = collection.documents.fetch(rows)
     else:
         [item] = parse_documents([document])

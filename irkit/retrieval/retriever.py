@@ -7,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from irkit.arguments import check_counts, check_flags, check_functions
+from irkit.arguments import check_functions
 from irkit.core.representation import Representation
 from irkit.data import Document, Vector
 from irkit.data.parsing import DocumentsLike, QueriesLike, parse_documents, parse_queries
 from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
-from irkit.index import IndexConfig, StageProgress, Store, index_config
-from irkit.index.directory import check_place, directory_of
+from irkit.index import IndexConfig, StageProgress, Store
 from irkit.index.state import snapshot
 from irkit.model import Device, Model
-from irkit.retrieval.building import CHUNK, add_documents, build_collection, check_readable
-from irkit.retrieval.collection import AnyModel, Collection, load_model
+from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
+from irkit.retrieval.collection import AnyModel, Collection, check_placement, open_model
 from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.reranking import Candidates, RerankOptions, rerank
 from irkit.retrieval.scorer import Interaction, Scorer
@@ -28,17 +27,12 @@ from irkit.retrieval.searching import (
     find_hits,
     find_rows,
     parse_contents,
-    parse_strings,
     read_hits,
     read_run,
 )
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
-
-__all__ = ["Hit", "Retriever"]
-
-_UNCHANGED = "nothing was changed"
 
 
 class Retriever:
@@ -109,15 +103,7 @@ class Retriever:
                 and the message names the line.
             LockedError: Another process is writing there.
         """
-        check_counts("building an index", chunk_size=chunk_size)
-        check_flags("building an index", overwrite=overwrite)
-        check_functions("building an index", progress=progress)
-        check_place(directory_of(path), overwrite)
-        index = None if index is None else index_config(index)
-        check_readable(documents)
-        return cls(
-            build_collection(load_model(model), documents, path, index, chunk_size, overwrite, progress)
-        )
+        return cls(build_collection(model, documents, path, index, chunk_size, overwrite, progress))
 
     @classmethod
     def load(
@@ -145,10 +131,15 @@ class Retriever:
             CorruptError: A file is missing, truncated or altered.
             BadValueError: The index was built with another model than ``model``.
         """
-        collection = Collection.load(path, model, device=device, dtype=dtype, verify=verify)
+        if device is not None or not isinstance(dtype, str) or dtype != "float32":
+            check_placement(device, dtype)
+        store = Store.open(path, verify=verify)
+        collection = Collection(store, partial(open_model, store, model, device=device, dtype=dtype))
+        if model is not None:
+            collection.model  # noqa: B018 (loads and checks it)
         if isinstance(model, Model):
             return cls(collection)
-        directory = collection.store.path.absolute()
+        directory = store.path.absolute()
         return cls(collection, partial(cls.load, directory, model, device=device, dtype=dtype, verify=verify))
 
     @property
@@ -166,15 +157,7 @@ class Retriever:
         Raises:
             StorageError: The directory is not empty, or the disk is full.
         """
-        check_place(directory_of(path), False, "saving an index to")
-        with Store.build(path) as copy:
-            with copy.update():
-                for name in self.store.sizes():
-                    copy.append(name, self.store.read(name)[:0])
-                    for block in self.store.blocks(name):
-                        copy.append(name, block)
-                copy.meta.update(self.store.meta)
-            copy.publish()
+        copy_index(self.store, path)
 
     # ---- searching ----
 
@@ -355,8 +338,7 @@ class Retriever:
         """
         with self.store.update():
             self.collection.check_current()
-            names = parse_strings("removing documents", ids)
-            self.index.remove(find_rows(self.documents, names, "removing documents", _UNCHANGED))
+            self.index.remove(find_rows(self.documents, ids, "removing documents", "nothing was changed"))
 
     def update(self, documents: DocumentsLike, *, progress: StageProgress | None = None) -> None:
         """Replace documents by others of the same ids, in one step for every reader.
@@ -374,7 +356,7 @@ class Retriever:
         with self.store.update():
             self.collection.check_current()
             names = [item.id for item in items]
-            self.index.remove(find_rows(self.documents, names, "updating documents", _UNCHANGED))
+            self.index.remove(find_rows(self.documents, names, "updating documents", "nothing was changed"))
             add_documents(self.collection, items, progress=progress)
 
     def refresh(self) -> bool:

@@ -40,14 +40,16 @@ class Hit:
         return cls(document.id, score, document.text, document.title, document.metadata)
 
 
-def find_rows(documents: Documents, ids: Sequence[str], operation: str, advice: str) -> Rows:
+def find_rows(documents: Documents, ids: str | Iterable[str], operation: str, advice: str) -> Rows:
     """Return the rows ``(n,)`` of documents.
 
     Raises:
+        BadTypeError: An id is not a string.
         BadValueError: The index has no document of an id; the message ends with ``advice``.
     """
-    rows = documents.find(ids)
-    missing = [name for name, row in zip(ids, rows.tolist(), strict=True) if row < 0]
+    names = parse_strings(operation, ids)
+    rows = documents.find(names)
+    missing = [name for name, row in zip(names, rows.tolist(), strict=True) if row < 0]
     if missing:
         others = f", nor {len(missing) - 1} more of those given" if len(missing) > 1 else ""
         raise BadValueError(f"{operation}: the index has no document {missing[0]!r}{others}; {advice}")
