@@ -264,8 +264,8 @@ def test_corpus_that_changes_while_it_is_read(
     corpus.write_text("one\ntwo\n")
     check = irkit.data.check_documents
 
-    def checked(documents: object) -> int:
-        count = check(documents)
+    def checked(documents: object, progress: object) -> int:
+        count = check(documents, progress)
         with corpus.open("a") as stream:
             stream.write("three\n")
         return count

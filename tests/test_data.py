@@ -16,9 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from irkit.data import Document, Query, check_documents, read_documents, read_qrels, read_queries
+from irkit.data import (
+    Document,
+    Query,
+    check_documents,
+    parse_documents,
+    read_documents,
+    read_qrels,
+    read_queries,
+)
 from irkit.data.collection_files import read_records
-from irkit.data.parsing import parse_documents
 from irkit.data.source import DOCUMENT_FIELDS
 from irkit.errors import BadTypeError, BadValueError, IrkitError, MissingDependencyError, StorageError
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from irkit import Dense, Hybrid, Model, MultiVector, Ragged, Retriever, Run, Sparse, evaluate, score
 from irkit.cli import main
-from irkit.data import Document, Query, read_documents, read_queries
-from irkit.data.parsing import parse_documents
+from irkit.data import Document, Query, parse_documents, read_documents, read_queries
 from irkit.data.vector_files import write_vectors
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError

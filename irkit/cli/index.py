@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +13,6 @@ from irkit.cli.output import hint_resume, note, require_out
 from irkit.errors import StorageError
 from irkit.utils.atomic import write_text
 from irkit.utils.progress import progress_bar, stage_progress_bar
-
-if TYPE_CHECKING:
-    from irkit.data import Document, Source
 
 
 def index(
@@ -73,7 +69,7 @@ def index(
     total = None
     if not documents.once:
         with progress_bar("checking", "documents") as update:
-            total = check_documents(_count_reads(documents, update))
+            total = check_documents(documents, update)
         if total == 0:
             note(f"warning: {recipe.corpus} holds no documents")
     devices = recipe.device.split(",") if recipe.device else None
@@ -104,15 +100,3 @@ def index(
     note(
         f"indexed {len(retriever):,} documents in {seconds:,.1f} s ({size:,.1f} MB). Try: irkit search {out}"
     )
-
-
-def _count_reads(documents: Source[Document], update: Callable[[int], object]) -> Source[Document]:
-    """Return the same source; it calls ``update(1)`` for each document that is read."""
-    from irkit.data import Source
-
-    def read() -> Iterator[tuple[int, Document]]:
-        for item in documents.numbered():
-            update(1)
-            yield item
-
-    return Source(documents.name, read, documents.once)

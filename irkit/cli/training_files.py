@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from irkit.cli.options import (
-    Count,
-    Device,
-    IndexDir,
-    Settings,
-)
+from irkit.cli.options import Count, Device, IndexDir, Settings
 from irkit.cli.output import hint_resume, note
 from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError

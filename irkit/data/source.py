@@ -144,13 +144,16 @@ def as_id(identifier: Any) -> Any:
     return str(identifier) if type(identifier) is int or isinstance(identifier, np.integer) else identifier
 
 
-def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
+def check_documents(
+    documents: Iterable[Document] | Iterable[Query], progress: Callable[[int], object] | None = None
+) -> int:
     """Read all documents once, so that one that cannot be indexed is an error before hours of encoding.
 
     Memory holds one 64-bit hash per document, not the ids.
 
     Args:
         documents: Documents, or queries, that can be iterated several times.
+        progress: Called with 1 after each of them.
 
     Returns:
         The number of documents.
@@ -173,11 +176,12 @@ def check_documents(documents: Iterable[Document] | Iterable[Query]) -> int:
     def numbered() -> Iterator[tuple[int, Document | Query]]:
         return documents.numbered() if isinstance(documents, Source) else enumerate(documents, 1)
 
-    def hashed(number: int, item: Document | Query) -> int:
+    hashes = array("q")
+    for number, item in numbered():
         _check_storable(f"{name}:{number}", item)
-        return hash(item.id)
-
-    hashes = array("q", (hashed(number, item) for number, item in numbered()))
+        hashes.append(hash(item.id))
+        if progress is not None:
+            progress(1)
     ordered = np.sort(np.frombuffer(hashes, dtype=np.int64))
     repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     first: dict[str, int] = {}

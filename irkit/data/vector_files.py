@@ -9,12 +9,13 @@ import tempfile
 import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
+from safetensors import SafetensorError, safe_open
 
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.atomic import replacing
@@ -23,16 +24,11 @@ if TYPE_CHECKING:
     from irkit.core.representation import Representation
 
 READABLE = (".npy", ".safetensors")
-_TYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
-_KINDS = {
-    "dense": ("values",),
-    "multi_vector": ("values", "lengths"),
-    "sparse": ("terms", "weights", "lengths"),
-}
+_KINDS = {"dense": ["values"], "multi_vector": ["values"], "sparse": ["terms", "weights"]}
 
 # errors of parsing a file of another format
 _MALFORMED = (
-    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(SafetensorError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
     *(EOFError, SyntaxError, tokenize.TokenError),  # errors of a header of numpy
 )
 
@@ -57,13 +53,13 @@ def read_vectors(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     try:
         rows = _npy_rows(path) if path.endswith(".npy") else _safetensors_rows(path)
+        for number, (name, vector) in enumerate(rows, 1):
+            yield number, {"id": name, "vector": vector}
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
     except _MALFORMED as error:
         expected = "an array" if path.endswith(".npy") else "what irkit encode writes"
         raise BadValueError(f"reading {path}: expected {expected}, got something else: {error}") from error
-    for number, (name, vector) in enumerate(rows, 1):
-        yield number, {"id": name, "vector": vector}
 
 
 def _npy_rows(path: str) -> Iterator[tuple[str, Array]]:
@@ -76,44 +72,37 @@ def _npy_rows(path: str) -> Iterator[tuple[str, Array]]:
 
 
 def _safetensors_rows(path: str) -> Iterator[tuple[str, Any]]:
-    with Path(path).open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > Path(path).stat().st_size - 8:
-            raise ValueError("its header is longer than the file")
-        header = json.loads(stream.read(size))
-    kind = header["__metadata__"]["kind"]
-    arrays = {name: _mapped(path, 8 + size, header[name]) for name in (*_KINDS[kind], "ids")}
-    ids = [json.loads(line) for line in arrays["ids"].tobytes().splitlines()]
+    file: Any = safe_open(path, "np")  # maps the file; a slice of an array reads only its own rows
+    kind = file.metadata()["kind"]
+    ids = [json.loads(line) for line in file.get_tensor("ids").tobytes().splitlines()]
+    values, *others = (file.get_slice(name) for name in _KINDS[kind])
+    [size, *_] = values.get_shape()
     if kind == "dense":
-        return zip(ids, _same_length(arrays["values"], len(ids)), strict=True)
-    ends = np.cumsum(_same_length(arrays["lengths"], len(ids)))
-    first = arrays[_KINDS[kind][0]]
-    if len(first) != (ends[-1] if len(ends) else 0) or arrays["lengths"].min(initial=0) < 0:
-        raise ValueError(f"lengths that do not add up to {len(first)} {_KINDS[kind][0]}")
-    spans = zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True) if len(ends) else iter(())
+        _check_rows(size, len(ids))
+        return ((name, values[row]) for row, name in enumerate(ids))
+    lengths = file.get_tensor("lengths")
+    _check_rows(len(lengths), len(ids))
+    if lengths.sum() != size or lengths.min(initial=0) < 0:
+        raise ValueError(f"lengths that do not add up to {size} {_KINDS[kind][0]}")
+    spans = pairwise([0, *np.cumsum(lengths).tolist()])
     if kind == "multi_vector":
-        return ((name, first[start:end]) for name, (start, end) in zip(ids, spans, strict=True))
-    weights = _same_length(arrays["weights"], len(first))
+        return ((name, _slice(values, start, end)) for name, (start, end) in zip(ids, spans, strict=True))
+    _check_rows(others[0].get_shape()[0], size)
+    parts = ([_slice(array, *span).tolist() for array in (values, others[0])] for span in spans)
     return (
-        (name, dict(zip(map(str, first[start:end].tolist()), weights[start:end].tolist(), strict=True)))
-        for name, (start, end) in zip(ids, spans, strict=True)
+        (name, dict(zip(map(str, terms), weights, strict=True)))
+        for name, (terms, weights) in zip(ids, parts, strict=True)
     )
 
 
-def _mapped(path: str, start: int, entry: dict[str, Any]) -> Array:
-    dtype, shape = np.dtype(_TYPES[entry["dtype"]]), tuple(entry["shape"])
-    first, last = entry["data_offsets"]
-    if last - first != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"{last - first} bytes for shape {shape} of {dtype}")
-    if not math.prod(shape):
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", start + first, shape)
+def _slice(array: Any, start: int, end: int) -> Array:
+    """Return rows of a mapped array; safetensors refuses an empty slice at the end."""
+    return array[start:end] if start < end else np.empty((0, *array.get_shape()[1:]), np.float32)
 
 
-def _same_length(array: Array, length: int) -> Array:
-    if len(array) != length:
-        raise ValueError(f"{len(array)} rows, but {length} expected")
-    return array
+def _check_rows(rows: int, expected: int) -> None:
+    if rows != expected:
+        raise ValueError(f"{rows} rows, but {expected} expected")
 
 
 Parts: TypeAlias = "Iterator[tuple[list[str], Representation]]"

@@ -95,8 +95,6 @@ def score_trec(
     if not measures:
         return results
     rankings = {query: _rank(run[query]) if query in run else [] for query in qrels}
-    for query, docs in rankings.items():
-        check_ids(query, docs)
 
     # a dummy query comes first: trec_eval crashes if the first ranking is empty
     dummy = max(qrels) + "+"
@@ -109,17 +107,16 @@ def score_trec(
         by_name = {_library_name(measure): measure for measure in measures if measure.level == level}
         names = [name for name, measure in by_name.items() if measure not in own]
         values = pytrec_eval.RelevanceEvaluator(judgments, names, relevance_level=level).evaluate(scores)
-        for query in qrels:
-            for name in names if query in values else ():
-                results[by_name[name]][query] = values[query][name]
+        for name in names:
+            results[by_name[name]] = {query: values[query][name] for query in qrels if query in values}
 
     for query, docs in rankings.items():
-        grades, judged = _grades(docs, qrels[query]), np.array(list(qrels[query].values()), dtype=np.int64)
+        row = qrels[query]
+        grades = np.array([row.get(doc, -1) for doc in docs], dtype=np.int64)  # -1: not judged
+        judged = np.array(list(row.values()), dtype=np.int64)
         for measure in own:
             results[measure][query] = float(_DEFINITIONS[measure.family](grades, judged, measure))
-    return {
-        measure: {query: row[query] for query in qrels if query in row} for measure, row in results.items()
-    }
+    return results
 
 
 def for_library(qrels: Qrels) -> Qrels:
@@ -212,23 +209,15 @@ def _library_name(measure: TrecMeasure) -> str:
     return f"{measure.family}_{measure.parameters}".removesuffix("_")
 
 
-def _grades(docs: list[str], row: Mapping[str, int]) -> Array:
-    """Return the grades by rank; unjudged documents get -1, which counts as any negative grade."""
-    return np.array([row.get(doc, -1) for doc in docs], dtype=np.int64)
-
-
-def _interpolated(grades: Array, judged: Array, level: int, recalls: list[float]) -> list[float]:
-    """Return the highest precision at each recall or above; recall * relevant is rounded to a count."""
-    hits = np.flatnonzero(grades >= level)
+def _interpolated(grades: Array, judged: Array, measure: TrecMeasure) -> float:
+    """Average the highest precision at each recall or above; recall * relevant is rounded to a count."""
+    recalls = _numbers(measure.parameters) or [tenth / 10 for tenth in range(11)]
+    hits = np.flatnonzero(grades >= measure.level)
     precision = np.arange(1, len(hits) + 1) / (hits + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]  # at the n-th relevant document or later
-    needed = [max(math.floor(recall * int((judged >= level).sum()) + 0.5), 1) for recall in recalls]
-    return [float(best[count - 1]) if count <= len(hits) else 0.0 for count in needed]
-
-
-def _eleven_points(grades: Array, judged: Array, measure: TrecMeasure) -> float:
-    recalls = _numbers(measure.parameters) or [tenth / 10 for tenth in range(11)]
-    return float(np.mean(_interpolated(grades, judged, measure.level, recalls)))
+    relevant = int((judged >= measure.level).sum())
+    needed = [max(math.floor(recall * relevant + 0.5), 1) for recall in recalls]
+    return float(np.mean([best[count - 1] if count <= len(hits) else 0.0 for count in needed]))
 
 
 def _utility(grades: Array, judged: Array, measure: TrecMeasure) -> float:
@@ -283,10 +272,8 @@ def _persistence(measure: TrecMeasure) -> float:
 
 
 _DEFINITIONS: dict[str, Callable[[Array, Array, TrecMeasure], float]] = {
-    "iprec_at_recall": lambda grades, judged, measure: _interpolated(
-        grades, judged, measure.level, _numbers(measure.parameters)
-    )[0],
-    "11pt_avg": _eleven_points,
+    "iprec_at_recall": _interpolated,
+    "11pt_avg": _interpolated,
     "utility": _utility,
     "ndcg": _ndcg,
     "rbp": _rbp,

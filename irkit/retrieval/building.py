@@ -13,8 +13,7 @@ import numpy as np
 
 from irkit.arguments import check_counts, check_flags, check_functions
 from irkit.core.representation import Representation
-from irkit.data import Document, Source, check_documents, read_documents
-from irkit.data.parsing import DocumentsLike, parse_documents
+from irkit.data import Document, DocumentsLike, Source, check_documents, parse_documents, read_documents
 from irkit.encoder_free import EncoderFreeModel, Vectors
 from irkit.errors import BadValueError
 from irkit.index import (

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from irkit.core.representation import MultiVector, Sparse
 from irkit.core.scoring import score
-from irkit.data import Document, Vector
-from irkit.data.parsing import parse_documents
+from irkit.data import Document, Vector, parse_documents
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadValueError
 from irkit.retrieval.collection import Collection

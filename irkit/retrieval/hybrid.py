@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 from irkit.arguments import brief, check_counts
-from irkit.data import Document
-from irkit.data.parsing import QueriesLike, parse_queries
+from irkit.data import Document, QueriesLike, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.fusion import Method, fuse
 from irkit.evaluation.run import Run

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from irkit.arguments import check_functions
 from irkit.core.representation import Representation
-from irkit.data import Document, Vector
-from irkit.data.parsing import DocumentsLike, QueriesLike, parse_documents, parse_queries
+from irkit.data import Document, DocumentsLike, QueriesLike, Vector, parse_documents, parse_queries
 from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
 from irkit.index import IndexConfig, StageProgress, Store
@@ -19,17 +18,8 @@ from irkit.model import Device, Model
 from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
 from irkit.retrieval.collection import AnyModel, Collection, check_placement, open_model
 from irkit.retrieval.explanation import Explanation, explain_document
-from irkit.retrieval.reranking import Candidates, RerankOptions, rerank
-from irkit.retrieval.scorer import Interaction, Scorer
-from irkit.retrieval.searching import (
-    Filter,
-    Hit,
-    find_hits,
-    find_rows,
-    parse_contents,
-    read_hits,
-    read_run,
-)
+from irkit.retrieval.scorer import Candidates, Interaction, RerankOptions, Scorer, rerank
+from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3

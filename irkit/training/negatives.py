@@ -12,8 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from irkit.config import Config
-from irkit.data import Document, Qrels, Query
-from irkit.data.parsing import QueriesLike, parse_queries
+from irkit.data import Document, Qrels, QueriesLike, Query, parse_queries
 from irkit.errors import BadValueError
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import IndexScorer, Scorer, score_checked
