@@ -34,28 +34,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_VERBS: dict[Callable[..., None], str] = {  # with examples for --help
-    index: "index sentence-transformers/all-MiniLM-L6-v2 examples/notes --out notes-index\n"
-    "index bm25 corpus.jsonl --out words-index",
-    search: 'search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"\n'
-    'search notes-index examples/notes --out run.trec --qrels examples/notes --measures "nDCG@10 R@100"',
-    rerank: "rerank tokens-index examples/notes run.trec --k 100 --out reranked.trec",
-    explain: 'explain tokens-index "which animals hibernate" bears --html bears.html',
-    evaluate: "evaluate new.trec --qrels examples/notes --baseline old.trec",
-    fuse: "fuse words.trec vectors.trec --method minmax --weights 0.5,1 --out fused.trec",
-    train: "train examples/recipes/notes.yaml --out notes-model --set train.seed=2",
-    pretrain: "pretrain examples/recipes/tite_pretraining_local.yaml --out tite --dry-run",
-    mine: "mine words-index scifact --negatives 7 --teacher cross-encoder:NAME --out train.jsonl",
-    label: "label run.trec --corpus scifact --split train --teacher vectors-index --out train.jsonl",
-    study: "study examples/studies/projections_local.yaml --out projections --jobs 2",
-    transfer_vocab: "transfer-vocab MODEL --target google-bert/bert-base-uncased --out moved",
-    encode: "encode sentence-transformers/all-MiniLM-L6-v2 examples/notes --out vectors.npy",
-    info: "info notes-index",
-}
+_SEARCHING = (index, search, rerank, explain, evaluate, fuse)
+_TRAINING = (train, pretrain, mine, label, study, transfer_vocab)
+_VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, info)
 _TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help
-for _verb, _examples in _VERBS.items():
-    _lines = "".join(f"\n  irkit {line}" for line in _examples.splitlines())
-    _help, _epilog = declare_options(_verb), f"\b\nFor example:{_lines}"
+for _verb in _VERBS:
+    _help, _epilog = declare_options(_verb)
     app.command(help=_help, epilog=_epilog, cls=_TABLES.get(_verb))(_verb)
 
 

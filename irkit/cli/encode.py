@@ -40,6 +40,9 @@ def encode(
         out: File to write: .npy, .safetensors or .jsonl.
         side: Encode the texts as queries or as documents.
         dtype: auto (default for documents), float32 (default for queries, as in a search), bfloat16 or int8.
+
+    Examples:
+        irkit encode sentence-transformers/all-MiniLM-L6-v2 examples/notes --out vectors.npy
     """
     from irkit.data.vector_files import WRITABLE, write_vectors
 

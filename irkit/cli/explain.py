@@ -31,6 +31,9 @@ def explain(
         docid: Id of a document of the index.
         html: Write a page (HTML).
         tokens: Show tokens instead of words.
+
+    Examples:
+        irkit explain tokens-index "which animals hibernate" bears --html bears.html
     """
     if html is not None and not html.resolve().parent.is_dir():
         raise StorageError(f"--html {html}: there is no such directory")

@@ -44,6 +44,10 @@ def index(
         dtype: auto (default), float32, bfloat16 or int8.
         overwrite: Replace an existing index, once the new one is complete.
         dry_run: Check everything, build nothing.
+
+    Examples:
+        irkit index sentence-transformers/all-MiniLM-L6-v2 examples/notes --out notes-index
+        irkit index bm25 corpus.jsonl --out words-index
     """
     from irkit.cli.recipe_options import IndexRecipe
 

@@ -27,6 +27,9 @@ def info(
         directory: Directory of an index or of a model.
         verify: Verify the checksum of every file.
         as_json: Print JSON.
+
+    Examples:
+        irkit info notes-index
     """
     with explained(f"reading {directory}"):
         empty = directory.is_dir() and not any(directory.iterdir())

@@ -15,14 +15,15 @@ from typer.core import TyperCommand
 from irkit.utils.plugins import Registry
 
 
-def declare_options(verb: Callable[..., None]) -> str:
-    """Declare the options of a verb by its signature and its docstring; return the rest of the docstring.
+def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
+    """Declare the options of a verb by its signature and its docstring; return its help and its examples.
 
     Parameters before ``*`` are arguments and the others are options; a flag has no ``--no`` form. Their help
     is the section ``Args`` of the docstring. A type may name an option otherwise or limit its values
     (`Settings`), and bring its help along (`Device`).
     """
-    text, _, described = inspect.getdoc(verb).partition("\n\nArgs:\n")  # type: ignore[union-attr]
+    text, _, examples = str(inspect.getdoc(verb)).partition("\n\nExamples:\n")
+    text, _, described = text.partition("\n\nArgs:\n")
     helps = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", described, re.M))
     types, parameters = get_type_hints(verb, include_extras=True), inspect.signature(verb).parameters
     for name, help in helps.items():
@@ -35,7 +36,7 @@ def declare_options(verb: Callable[..., None]) -> str:
             info = typer.Argument(metavar=name.upper())
         info.help = " ".join(help.split())
         verb.__annotations__[name] = Annotated[kind, info]
-    return text
+    return text, "\b\nFor example:\n" + examples.replace("    irkit", "  irkit")
 
 
 # verbs that run models, or open an index

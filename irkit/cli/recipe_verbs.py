@@ -49,6 +49,9 @@ def train(
 
     Args:
         override: Set a key of the recipe, such as train.learning_rate=2e-5. May be repeated.
+
+    Examples:
+        irkit train examples/recipes/notes.yaml --out notes-model --set train.seed=2
     """
     from irkit.training.train_recipe import TrainRecipe
 
@@ -83,6 +86,9 @@ def pretrain(
 
     Args:
         override: Set a key of the recipe, such as pretraining.train.max_steps=1000. May be repeated.
+
+    Examples:
+        irkit pretrain examples/recipes/tite_pretraining_local.yaml --out tite --dry-run
     """
     from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
 
@@ -120,6 +126,9 @@ def study(
         override: Set a key of the recipe, for all variants. May be repeated.
         dry_run: Check the recipes and list the runs.
         report: Write the report of this directory anew, and stop.
+
+    Examples:
+        irkit study examples/studies/projections_local.yaml --out projections --jobs 2
     """
     from irkit.study import StudyConfig, check_study, run_study, write_report
 
@@ -189,6 +198,9 @@ def transfer_vocab(
         texts: Count tokens in this corpus if the target has no output bias.
         override: Set a key, such as initialization=mean. May be repeated.
         report: Also write a report, an HTML page.
+
+    Examples:
+        irkit transfer-vocab MODEL --target google-bert/bert-base-uncased --out moved
     """
     if Path(source).suffix in (".yaml", ".yml", ".json"):
         if target is not None or texts is not None or report is not None:

@@ -112,6 +112,9 @@ def rerank(
         k: Results per query; default: all.
         interaction: Score by the attention that the model in this directory learned.
         teacher: Score by cross-encoder:NAME, or by another model or index.
+
+    Examples:
+        irkit rerank tokens-index examples/notes run.trec --k 100 --out reranked.trec
     """
     if queries == run == "-":
         raise BadValueError("QUERIES and RUN would both be read from standard input")
@@ -157,6 +160,9 @@ def fuse(
         k: Maximum number of results per query.
         depth: Number of results that count in each run; default: all.
         rrf_k: Constant k of rrf; a higher k gives the first ranks less weight.
+
+    Examples:
+        irkit fuse words.trec vectors.trec --method minmax --weights 0.5,1 --out fused.trec
     """
     if runs.count("-") > 1:
         raise BadValueError("two of the runs would be read from standard input")
@@ -202,6 +208,9 @@ def evaluate(
         test: Significance test: paired and two-sided, over the queries.
         correction: Correction of p for testing several runs.
         per_query: Show each query, too.
+
+    Examples:
+        irkit evaluate new.trec --qrels examples/notes --baseline old.trec
     """
     if baseline is not None and set(runs) <= {baseline}:
         raise BadValueError("irkit evaluate: no run but the baseline; give one to compare it with")

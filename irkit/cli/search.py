@@ -66,6 +66,10 @@ def search(
         condition: Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.
         override: Set k1 or b of BM25, as k1=1.2. May be repeated.
         rm3: Expand queries of BM25 by terms of the documents found first (RM3).
+
+    Examples:
+        irkit search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"
+        irkit search notes-index examples/notes --out run.trec --qrels examples/notes --measures "AP R@100"
     """
     filters = parse_filters(condition or ())
     if queries is None and (out or qrels or split or field or ignore_identical_ids):

@@ -114,6 +114,9 @@ def mine(
         relative_margin: The same margin as a share of that score, such as 0.05.
         override: Set max_score, min_score, relevant_grade or seed. May be repeated.
         teacher: Model, index or cross-encoder:NAME; its scores are stored.
+
+    Examples:
+        irkit mine words-index scifact --negatives 7 --teacher cross-encoder:NAME --out train.jsonl
     """
     _check_target(out, overwrite)
     low, dash, high = ranks.partition("-")
@@ -207,6 +210,9 @@ def label(
         corpus: Source of the documents that TRAIN names by id.
         split: Split of a BEIR folder.
         normalization: Normalize the scores of each query: none, minmax or zscore.
+
+    Examples:
+        irkit label run.trec --corpus scifact --split train --teacher vectors-index --out train.jsonl
     """
     _check_target(out, overwrite)
     from irkit.retrieval.scorer import IndexScorer
