@@ -100,25 +100,21 @@ def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[
     if path.endswith(READABLE):
         yield from read_vectors(path)
         return
-    raw = read_lines(path, longest)
-    start = next(raw, None)
-    raw = itertools.chain([] if start is None else [start], raw)
-    if start is not None and is_markup(start[1]):  # names of topic files often end in a number
-        yield from read_markup(path, raw, longest)
+    lines = read_lines(path, longest)
+    first = next(lines, None)
+    lines = itertools.chain([first] if first else [], lines)
+    if first and is_markup(first[1]):  # names of topic files often end in a number
+        yield from read_markup(path, lines, longest)
         return
-    kind = _format(path)
-    decoded = ((number, decode(line, f"{path}:{number}")) for number, line in raw)
-    first = next(decoded, None)
-    if first is None:
-        return
-    lines, kind = itertools.chain([first], decoded), kind or _guess(first[1])
+    kind = _format(path) or (_guess(first[1]) if first else "txt")
+    decoded = ((number, decode(line, f"{path}:{number}")) for number, line in lines)
     if kind == "jsonl":
-        for number, line in lines:
+        for number, line in decoded:
             yield number, parse_json(line, f"{path}:{number}")
     elif kind == "tsv":
-        yield from _read_tsv(path, lines, fields)
+        yield from _read_tsv(path, decoded, fields)
     else:
-        for number, line in lines:
+        for number, line in decoded:
             yield number, {"id": str(number), "text": line}
 
 
@@ -172,28 +168,21 @@ def _format(path: str) -> str | None:
     return _FORMATS.get(suffix)
 
 
-def _guess(first: str) -> str:
-    return "jsonl" if first.lstrip().startswith("{") else "tsv" if "\t" in first else "txt"
-
-
-def tsv_columns(line: str, fields: Fields) -> tuple[Sequence[str], bool]:
-    """Return the names of the columns of a tsv file, and whether its first line ``line`` is a header."""
-    names = [name.strip().lower() for name in line.split("\t")]
-    if not set(names).isdisjoint(fields.ids) and not set(names).isdisjoint(fields.texts):
-        return names, True
-    return fields.columns.get(len(names), fields.columns[min(fields.columns)]), False
+def _guess(first: bytes) -> str:
+    return "jsonl" if first.lstrip().startswith(b"{") else "tsv" if b"\t" in first else "txt"
 
 
 def _read_tsv(
     path: str, lines: Iterator[tuple[int, str]], fields: Fields
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    columns: Sequence[str] | None = None
+    columns: Sequence[str] = ()
     for number, line in lines:
         values = line.split("\t")
-        if columns is None:
-            columns, is_header = tsv_columns(line, fields)
-            if is_header:
-                continue
+        if not columns:
+            columns = [name.strip().lower() for name in values]
+            if not (set(columns).isdisjoint(fields.ids) or set(columns).isdisjoint(fields.texts)):
+                continue  # it is a header
+            columns = fields.columns.get(len(values), fields.columns[min(fields.columns)])
         if len(values) != len(columns):
             raise BadValueError(
                 f"{path}:{number}: expected {len(columns)} tab-separated columns ({', '.join(columns)}), "

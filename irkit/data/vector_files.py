@@ -137,7 +137,7 @@ def write_vectors(path: Path, parts: Parts, vocabulary: Sequence[str] | None = N
     """
     with replacing(path) as aside:
         if path.suffix == ".jsonl" and vocabulary is not None:
-            return _write_impacts(aside, parts, vocabulary)
+            return _write_jsonl(aside, parts, vocabulary)
         return _WRITERS[path.suffix](aside, parts)
 
 
@@ -159,30 +159,27 @@ def _npy_header(rows: int, dim: int) -> dict[str, Any]:
     return {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
 
 
-def _write_jsonl(path: Path, parts: Parts) -> int:
+def _write_jsonl(path: Path, parts: Parts, vocabulary: Sequence[str] | None = None) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as stream:
         for ids, part in parts:
-            for name, vector in zip(ids, part.arrays()["values"].tolist(), strict=True):
-                stream.write(json.dumps({"id": name, "vector": vector}, ensure_ascii=False) + "\n")
-            count += len(ids)
-    return count
-
-
-def _write_impacts(path: Path, parts: Parts, vocabulary: Sequence[str]) -> int:
-    count = 0
-    with path.open("w", encoding="utf-8") as stream:
-        for ids, part in parts:
-            arrays = part.arrays()
-            terms = [vocabulary[term] for term in arrays["terms"].tolist()]
-            values = arrays["weights"]
-            short = values.astype("U32").astype(float)  # the fewest digits that read back as the same float32
-            row = zip(terms, np.where(values == np.rint(values), values, short).tolist(), strict=True)
-            for name, length in zip(ids, arrays["lengths"].tolist(), strict=True):
-                record = {"id": name, "contents": "", "vector": dict(islice(row, length))}
+            vectors = part.arrays()["values"].tolist() if vocabulary is None else _impacts(part, vocabulary)
+            contents = {} if vocabulary is None else {"contents": ""}
+            for name, vector in zip(ids, vectors, strict=True):
+                record = {"id": name, **contents, "vector": vector}
                 stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             count += len(ids)
     return count
+
+
+def _impacts(part: Representation, vocabulary: Sequence[str]) -> Iterator[dict[str, float]]:
+    """Yield the weights by term of each row."""
+    arrays = part.arrays()
+    terms = [vocabulary[term] for term in arrays["terms"].tolist()]
+    values = arrays["weights"]
+    short = values.astype("U32").astype(float)  # the fewest digits that read back as the same float32
+    row = zip(terms, np.where(values == np.rint(values), values, short).tolist(), strict=True)
+    return (dict(islice(row, length)) for length in arrays["lengths"].tolist())
 
 
 def _write_safetensors(path: Path, parts: Parts) -> int:

@@ -138,7 +138,5 @@ def _check_weights(weights: Sequence[float] | None, runs: int) -> Sequence[float
 
 
 def _is_finite(value: Any) -> bool:
-    number: Any = value
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
-        return False
-    return bool(abs(number) <= sys.float_info.max)  # False for NaN and for integers beyond any float
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return is_number and bool(abs(value) <= sys.float_info.max)  # not NaN, nor an integer beyond any float

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from irkit.arguments import brief, check_flags
 from irkit.data import Qrels, read_qrels
@@ -25,8 +25,6 @@ from irkit.evaluation.trec import (
     parse_trec_measure,
     score_trec,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def evaluate(
     run = as_run(run)
     if drop_identical_ids:
         run = run.without_identical_ids()
-    judgments = choose_queries(_judgments(qrels), run, missing)
+    judgments = _choose_queries(_judgments(qrels), run, missing)
     _check_documents(judgments, run)
     trec = {measure for measure in chosen.values() if isinstance(measure, TrecMeasure)}
     values: dict[Any, dict[str, float]] = {**score_trec(trec, judgments, run)}
@@ -107,7 +105,7 @@ def as_run(run: Run | Mapping[str, Mapping[str, float]] | str | Path) -> Run:
     return Run.read(run) if isinstance(run, str | Path) else Run.from_dict(run)
 
 
-def choose_queries(judgments: Mapping[str, T], run: Run, missing: str) -> dict[str, T]:
+def _choose_queries(judgments: Qrels, run: Run, missing: str) -> Qrels:
     """Return the judgments of the queries that count, see ``missing`` of `evaluate`.
 
     Raises:

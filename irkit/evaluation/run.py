@@ -56,7 +56,12 @@ class Run:
     def __init__(self, rankings: Iterable[Ranking] = ()) -> None:
         self._rows: dict[str, int] = {}  # query id -> position in offsets
         self._offsets, self._doc_ids, parts = [0], list[str](), [np.empty(0)]
-        for query_id, doc_ids, scores in _triples(rankings):
+        if not isinstance(rankings, Iterable):
+            raise BadTypeError(f"Run: got {brief(rankings)}, expected rankings")
+        for ranking in rankings:
+            if not isinstance(ranking, Sequence) or len(ranking) != 3:
+                raise BadTypeError(f"Run: got {brief(ranking)}, expected query id, document ids and scores")
+            query_id, doc_ids, scores = ranking
             values = _check(query_id, doc_ids, scores)
             if query_id in self._rows:
                 raise BadValueError(f"Run: query {query_id!r} appears twice; expected one ranking per query")
@@ -202,15 +207,6 @@ class Run:
         for query_id in self._rows:
             for rank, (doc_id, score) in enumerate(self[query_id], 1):
                 yield f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
-
-
-def _triples(rankings: Iterable[Ranking]) -> Iterator[Ranking]:
-    if not isinstance(rankings, Iterable):
-        raise BadTypeError(f"Run: got {brief(rankings)}, expected rankings")
-    for ranking in rankings:
-        if not isinstance(ranking, Sequence) or len(ranking) != 3:
-            raise BadTypeError(f"Run: got {brief(ranking)}, expected query id, document ids and scores")
-        yield ranking
 
 
 def _check(query_id: str, doc_ids: Sequence[str], scores: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
