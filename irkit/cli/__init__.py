@@ -12,15 +12,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from irkit import __version__
-from irkit.cli.encode import encode
-from irkit.cli.explain import explain
-from irkit.cli.index import index
+from irkit.cli.index import encode, index
 from irkit.cli.info import info
 from irkit.cli.options import IndexCommand, TrainCommand, declare_options
 from irkit.cli.output import drop_output, keep_streams, note
 from irkit.cli.recipe_verbs import pretrain, study, train, transfer_vocab
 from irkit.cli.runs import evaluate, fuse, rerank
-from irkit.cli.search import search
+from irkit.cli.search import explain, search
 from irkit.cli.training_files import label, mine
 from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 from irkit.utils.signals import how_ended, interruptible

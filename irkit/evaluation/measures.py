@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import re
 import subprocess
@@ -17,14 +18,7 @@ from irkit.arguments import brief, check_flags
 from irkit.data import Qrels, read_qrels
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
-from irkit.evaluation.trec import (
-    TrecMeasure,
-    aggregate,
-    check_ids,
-    for_library,
-    parse_trec_measure,
-    score_trec,
-)
+from irkit.evaluation.trec import TrecMeasure, check_ids, for_library, parse_trec_measure, score_trec
 
 
 @dataclass(frozen=True)
@@ -175,12 +169,15 @@ def _names(measures: str | Iterable[str]) -> list[str]:
 
 
 def _mean(name: str, measure: Any, values: Mapping[str, float]) -> float:
+    """Combine the values of all queries: sum counts, take geometric means of ``gm_``, average the others."""
     if isinstance(measure, TrecMeasure):
-        return aggregate(name, values.values())
-    total = measure.aggregator()  # adds in the order of the judgments, so that equal runs have equal means
+        total = float(sum(values.values()))
+        mean = total if name.startswith("num_") or not values else total / len(values)
+        return math.exp(mean) if name.startswith("gm_") else mean
+    aggregator = measure.aggregator()  # adds in the order of the judgments: equal runs have equal means
     for value in values.values():
-        total.add(value)
-    return float(total.result())
+        aggregator.add(value)
+    return float(aggregator.result())
 
 
 def _nearest(name: str) -> str:

@@ -156,15 +156,6 @@ def check_ids(query: str, docs: Iterable[str]) -> None:
         )
 
 
-def aggregate(name: str, values: Iterable[float]) -> float:
-    """Combine the values of all queries: sum counts, take geometric means of ``gm_``, average the others."""
-    row = list(values)
-    if name.startswith(("num_", "prefs_num_")):
-        return float(sum(row))
-    mean = sum(row) / len(row) if row else 0.0
-    return math.exp(mean) if name.startswith("gm_") else mean
-
-
 def relevance_strings(run: Run, qrels: Qrels, depth: int = 10) -> dict[str, str]:
     """Write the grades of the first documents, one character each, as trec_eval's ``relstring`` does.
 
