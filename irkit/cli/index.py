@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from irkit.cli.options import Devices, PrintConfig, Settings
+from irkit.cli.options import Settings
 from irkit.cli.output import hint_resume, note, require_out
 from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
@@ -29,10 +29,10 @@ def index(
     choice: Annotated[str | None, typer.Option("--index")] = None,
     override: Settings = None,
     dtype: str | None = None,
-    device: Devices = None,
+    device: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
-    print_config: PrintConfig = False,
+    print_config: bool = False,
 ) -> None:
     """Encode a collection and index it.
 
@@ -48,6 +48,7 @@ def index(
             recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
         override: Set a key of the index, of bm25 or of the recipe, such as ef_search=128. May be repeated.
         dtype: auto (default), float32, bfloat16 or int8.
+        device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
         overwrite: Replace an existing index, once the new one is complete.
         dry_run: Check everything, build nothing.
 
@@ -122,7 +123,7 @@ def encode(
     out: Path,
     side: Literal["query", "document"] = "document",
     dtype: str | None = None,
-    device: Devices = None,
+    device: str | None = None,
 ) -> None:
     """Encode texts into a file.
 
@@ -136,6 +137,7 @@ def encode(
         out: File to write: .npy, .safetensors or .jsonl.
         side: Encode the texts as queries or as documents.
         dtype: auto (default for documents), float32 (default for queries, as in a search), bfloat16 or int8.
+        device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
 
     Examples:
         irkit encode sentence-transformers/all-MiniLM-L6-v2 examples/notes --out vectors.npy

@@ -14,61 +14,51 @@ from typer.core import TyperCommand
 
 from irkit.utils.plugins import Registry
 
+Directory = Annotated[Path, typer.Argument(metavar="DIR")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
+Count = Annotated[int, typer.Option(min=1)]
+OptionalCount = Annotated[int | None, typer.Option(min=1)]
+
+_SHARED = {  # help of parameters that several verbs have
+    "directory": "Directory of the index.",
+    "model": "Where the model of the index is now, if it was moved.",
+    "device": "cpu, cuda, cuda:1, ...; default: a GPU, if any.",
+    "out": "Run to write: TREC or .jsonl, also .gz; or - (standard output).",
+    "qrels": "Print measures against these judgments: a file or a BEIR folder.",
+    "measures": "Names of measures as in ir-measures or trec_eval.",
+    "split": "Split of a BEIR folder, such as test.",
+    "ignore_identical_ids": "Drop documents that have the id of their query.",
+    "overwrite": "Replace the model that is there.",
+    "dry_run": "Check everything, write nothing.",
+    "print_config": "Print the whole recipe, and stop.",
+    "max_length": "Maximum tokens of a query and document for a cross-encoder.",
+    "activation": "Activation of a cross-encoder: none or sigmoid.",
+    "dtype": "Precision of the teacher: float32, bfloat16, ...",
+}
+
 
 def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
     """Declare the options of a verb by its signature and its docstring; return its help and its examples.
 
     Parameters before ``*`` are arguments and the others are options; a flag has no ``--no`` form. Their help
-    is the section ``Args`` of the docstring. A type may name an option otherwise or limit its values
-    (`Settings`), and bring its help along (`Device`).
+    is the section ``Args`` of the docstring, or else that of the same name in other verbs. A type may name an
+    option otherwise or limit its values, as `Settings` and `Count`.
     """
     text, _, examples = str(inspect.getdoc(verb)).partition("\n\nExamples:\n")
     text, _, described = text.partition("\n\nArgs:\n")
-    helps = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", described, re.M))
-    types, parameters = get_type_hints(verb, include_extras=True), inspect.signature(verb).parameters
-    for name, help in helps.items():
+    helps = _SHARED | dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", described, re.M))
+    types = get_type_hints(verb, include_extras=True)
+    for name, parameter in inspect.signature(verb).parameters.items():
         kind, *given = get_args(types[name]) if get_origin(types[name]) is Annotated else [types[name]]
         if given:
             info = copy(given[0])
-        elif parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             info = typer.Option(f"--{name.replace('_', '-')}")
         else:
             info = typer.Argument(metavar=name.upper())
-        info.help = " ".join(help.split())
+        info.help = " ".join(helps[name].split())
         verb.__annotations__[name] = Annotated[kind, info]
     return text, "\b\nFor example:\n" + examples.replace("    irkit", "  irkit")
-
-
-# verbs that run models, or open an index
-
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
-Count = Annotated[int, typer.Option(min=1)]
-OptionalCount = Annotated[int | None, typer.Option(min=1)]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU, if any.")]
-Devices = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work."),
-]
-IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the index.")]
-MovedModel = Annotated[str | None, typer.Option(help="Where the model of the index is now, if it was moved.")]
-
-# verbs that make or measure runs
-
-RunOut = Annotated[
-    str | None, typer.Option(help="Run to write: TREC or .jsonl, also .gz; or - (standard output).")
-]
-Judgments = Annotated[
-    str | None, typer.Option(help="Print measures against these judgments: a file or a BEIR folder.")
-]
-Measures = Annotated[str, typer.Option(help="Names of measures as in ir-measures or trec_eval.")]
-Split = Annotated[str | None, typer.Option(help="Split of a BEIR folder, such as test.")]
-IgnoreIdenticalIds = Annotated[
-    bool, typer.Option("--ignore-identical-ids", help="Drop documents that have the id of their query.")
-]
-
-# verbs with a recipe
-
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the whole recipe, and stop.")]
 
 
 class IndexCommand(TyperCommand):

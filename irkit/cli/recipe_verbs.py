@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from irkit.cli.options import OptionalCount, PrintConfig, Settings
+from irkit.cli.options import OptionalCount, Settings
 from irkit.cli.output import hint_resume, note, require_out, show_table
 from irkit.errors import BadValueError, ConfigError, IrkitError
 from irkit.utils.atomic import check_folder
@@ -24,23 +24,19 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="Config")
 
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file.")]
-ModelOut = Annotated[Path | None, typer.Option("--out", help="Directory to write the model to.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model that is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, write nothing.")]
 
 # the verb of a file, by the first of these keys that the file has
 _VERBS = {"pretraining": "pretrain", "vocabulary": "transfer-vocab", "baseline": "study", "losses": "train"}
 
 
 def train(
-    recipe: Recipe,
+    recipe: Path,
     *,
-    out: ModelOut = None,
+    out: Path | None = None,
     override: Settings = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    print_config: PrintConfig = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    print_config: bool = False,
 ) -> None:
     """Train a model by a recipe.
 
@@ -48,6 +44,8 @@ def train(
     start it on several devices.
 
     Args:
+        recipe: YAML or JSON file.
+        out: Directory to write the model to.
         override: Set a key of the recipe, such as train.learning_rate=2e-5. May be repeated.
 
     Examples:
@@ -71,13 +69,13 @@ def train(
 
 
 def pretrain(
-    recipe: Recipe,
+    recipe: Path,
     *,
-    out: ModelOut = None,
+    out: Path | None = None,
     override: Settings = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    print_config: PrintConfig = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    print_config: bool = False,
 ) -> None:
     """Pre-train a model on texts, and train a retriever from it.
 
@@ -85,6 +83,8 @@ def pretrain(
     start it on several devices.
 
     Args:
+        recipe: YAML or JSON file.
+        out: Directory to write the model to.
         override: Set a key of the recipe, such as pretraining.train.max_steps=1000. May be repeated.
 
     Examples:
@@ -178,14 +178,14 @@ def _show_cells(cells: list[Cell], out: Path) -> None:
 def transfer_vocab(
     source: Annotated[str, typer.Argument(metavar="MODEL|RECIPE")],
     *,
-    out: ModelOut = None,
+    out: Path | None = None,
     target: Annotated[str | None, typer.Option(metavar="TOKENIZER|MODEL")] = None,
     texts: Annotated[str | None, typer.Option(metavar="CORPUS")] = None,
     override: Settings = None,
     report: Annotated[Path | None, typer.Option(metavar="HTML")] = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    print_config: PrintConfig = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    print_config: bool = False,
 ) -> None:
     """Give an encoder the vocabulary of another tokenizer.
 
@@ -194,6 +194,7 @@ def transfer_vocab(
 
     Args:
         source: Name or directory of a model; or a YAML file.
+        out: Directory to write the model to.
         target: Source of the new vocabulary.
         texts: Count tokens in this corpus if the target has no output bias.
         override: Set a key, such as initialization=mean. May be repeated.

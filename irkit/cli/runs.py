@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from irkit.cli.options import (
-    Count,
-    Device,
-    IgnoreIdenticalIds,
-    IndexDir,
-    Judgments,
-    Measures,
-    MovedModel,
-    OptionalCount,
-    RunOut,
-    Split,
-)
+from irkit.cli.options import Count, Directory, OptionalCount
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
@@ -87,19 +76,19 @@ def write_judged(run: Run, out: str | None, judgments: Qrels | None, measures: s
 
 
 def rerank(
-    directory: IndexDir,
+    directory: Directory,
     queries: str,
     run: str,
     *,
     k: OptionalCount = None,
-    out: RunOut = None,
-    qrels: Judgments = None,
-    measures: Measures = "nDCG@10",
-    split: Split = None,
+    out: str | None = None,
+    qrels: str | None = None,
+    measures: str = "nDCG@10",
+    split: str | None = None,
     interaction: Path | None = None,
     teacher: str | None = None,
-    model: MovedModel = None,
-    device: Device = None,
+    model: str | None = None,
+    device: str | None = None,
 ) -> None:
     """Rank the documents of a run by exact scores of a model.
 
@@ -144,10 +133,10 @@ def fuse(
     k: Count = 1000,
     depth: OptionalCount = None,
     rrf_k: float = 60,
-    out: RunOut = None,
-    qrels: Judgments = None,
-    measures: Measures = "nDCG@10",
-    split: Split = None,
+    out: str | None = None,
+    qrels: str | None = None,
+    measures: str = "nDCG@10",
+    split: str | None = None,
 ) -> None:
     """Fuse runs of the same queries into one.
 
@@ -189,13 +178,13 @@ def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     *,
     qrels: str,
-    measures: Measures = "nDCG@10",
-    split: Split = None,
+    measures: str = "nDCG@10",
+    split: str | None = None,
     baseline: Path | None = None,
     test: Literal["ttest"] = "ttest",
     correction: Literal["holm", "bonferroni", "none"] = "holm",
     per_query: bool = False,
-    ignore_identical_ids: IgnoreIdenticalIds = False,
+    ignore_identical_ids: bool = False,
 ) -> None:
     """Score runs, and test them against a baseline.
 

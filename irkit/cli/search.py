@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irkit.cli.options import (
-    Device,
-    IgnoreIdenticalIds,
-    IndexDir,
-    Judgments,
-    Measures,
-    MovedModel,
-    OptionalCount,
-    RunOut,
-    Settings,
-    Split,
-)
+from irkit.cli.options import Directory, OptionalCount, Settings
 from irkit.cli.output import note, show_hits, show_table
 from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError, StorageError
@@ -37,22 +26,22 @@ if TYPE_CHECKING:
 
 
 def search(
-    directory: IndexDir,
+    directory: Directory,
     queries: str | None = None,
     *,
     text: str | None = None,
     k: OptionalCount = None,
-    out: RunOut = None,
-    qrels: Judgments = None,
-    measures: Measures = "nDCG@10",
-    split: Split = None,
+    out: str | None = None,
+    qrels: str | None = None,
+    measures: str = "nDCG@10",
+    split: str | None = None,
     field: str | None = None,
     condition: Annotated[list[str] | None, typer.Option("--filter", metavar="CONDITION")] = None,
-    ignore_identical_ids: IgnoreIdenticalIds = False,
-    model: MovedModel = None,
+    ignore_identical_ids: bool = False,
+    model: str | None = None,
     override: Settings = None,
     rm3: bool = False,
-    device: Device = None,
+    device: str | None = None,
 ) -> None:
     """Search an index.
 
@@ -228,14 +217,14 @@ def _parse(condition: str) -> dict[str, Any]:
 
 
 def explain(
-    directory: IndexDir,
+    directory: Directory,
     query: str,
     docid: str,
     *,
     html: Path | None = None,
     tokens: bool = False,
-    model: MovedModel = None,
-    device: Device = None,
+    model: str | None = None,
+    device: str | None = None,
 ) -> None:
     """Show what the score of a document is made of.
 

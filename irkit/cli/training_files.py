@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from irkit.cli.options import Count, Device, IndexDir, Settings
+from irkit.cli.options import Count, Directory, Settings
 from irkit.cli.output import hint_resume, note
 from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
@@ -22,15 +22,7 @@ if TYPE_CHECKING:
     from irkit.data import Qrels, Query
     from irkit.training.training_data import TrainingRow
 
-TrainingFile = Annotated[Path, typer.Option(help="Training file to write, .jsonl.")]
-OverwriteFile = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an existing file, once the new one is complete.")
-]
-MaxLength = Annotated[
-    int | None, typer.Option(min=8, help="Maximum tokens of a query and document for a cross-encoder.")
-]
-Activation = Annotated[str, typer.Option(help="Activation of a cross-encoder: none or sigmoid.")]
-TeacherDtype = Annotated[str, typer.Option(help="Precision of the teacher: float32, bfloat16, ...")]
+MaxLength = Annotated[int | None, typer.Option(min=8)]
 Margin = Annotated[float | None, typer.Option(min=0)]
 
 
@@ -79,10 +71,10 @@ def _write_rows(
 
 
 def mine(
-    directory: IndexDir,
+    directory: Directory,
     queries: str,
     *,
-    out: TrainingFile,
+    out: Path,
     qrels: str | None = None,
     split: str = "train",
     negatives: Count = 7,
@@ -93,10 +85,10 @@ def mine(
     override: Settings = None,
     teacher: str | None = None,
     max_length: MaxLength = None,
-    activation: Activation = "none",
-    dtype: TeacherDtype = "float32",
-    device: Device = None,
-    overwrite: OverwriteFile = False,
+    activation: str = "none",
+    dtype: str = "float32",
+    device: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Mine hard negatives for queries with judgments.
 
@@ -105,6 +97,7 @@ def mine(
 
     Args:
         queries: Training queries: BEIR folder, .jsonl, .tsv, ...
+        out: Training file to write, .jsonl.
         qrels: Judgments, a file or a BEIR folder; default: the folder QUERIES.
         split: Split of a BEIR folder.
         negatives: Maximum number of negatives per query.
@@ -114,6 +107,7 @@ def mine(
         relative_margin: The same margin as a share of that score, such as 0.05.
         override: Set max_score, min_score, relevant_grade or seed. May be repeated.
         teacher: Model, index or cross-encoder:NAME; its scores are stored.
+        overwrite: Replace an existing file, once the new one is complete.
 
     Examples:
         irkit mine words-index scifact --negatives 7 --teacher cross-encoder:NAME --out train.jsonl
@@ -188,16 +182,16 @@ def label(
     train: str,
     *,
     teacher: str,
-    out: TrainingFile,
+    out: Path,
     queries: str | None = None,
     corpus: str | None = None,
     split: str | None = None,
     normalization: str = "none",
     max_length: MaxLength = None,
-    activation: Activation = "none",
-    dtype: TeacherDtype = "float32",
-    device: Device = None,
-    overwrite: OverwriteFile = False,
+    activation: str = "none",
+    dtype: str = "float32",
+    device: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Add scores of a teacher to examples.
 
@@ -206,10 +200,12 @@ def label(
     Args:
         train: Examples in any format that irkit train reads.
         teacher: Model, index or cross-encoder:NAME.
+        out: Training file to write, .jsonl.
         queries: Source of the queries that TRAIN names by id; default: CORPUS.
         corpus: Source of the documents that TRAIN names by id.
         split: Split of a BEIR folder.
         normalization: Normalize the scores of each query: none, minmax or zscore.
+        overwrite: Replace an existing file, once the new one is complete.
 
     Examples:
         irkit label run.trec --corpus scifact --split train --teacher vectors-index --out train.jsonl
