@@ -25,14 +25,16 @@ from typing import Any, TypeAlias
 from irkit.arguments import brief, check_names
 from irkit.data.collection_files import read_qrels_file, source_name
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
-from irkit.data.remote import PREFIXES, read_remote_qrels, remote_source
 from irkit.data.source import (
     DOCUMENT_FIELDS,
+    PREFIXES,
     QUERY_FIELDS,
     Source,
     as_id,
     check_documents,
     file_source,
+    read_remote_qrels,
+    remote_source,
     to_document,
     to_query,
 )

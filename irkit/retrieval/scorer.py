@@ -59,11 +59,10 @@ class IndexScorer:
         """
         check_scorable(queries, documents)
         advice = "index the collection that the examples are of, or take a model as teacher"
-        ids = [document.id for document in chain.from_iterable(documents)]
-        rows = find_rows(self.collection.documents, ids, "scoring", advice)
-        ends = np.cumsum([len(line) for line in documents])
+        ids = ([document.id for document in line] for line in documents)
+        rows = [find_rows(self.collection.documents, line, "scoring", advice) for line in ids]
         contents = [self.collection.content(query) for query in queries]
-        return score_rows(self.collection, contents, np.split(rows, ends[:-1]))
+        return score_rows(self.collection, contents, rows)
 
 
 class ModelScorer:

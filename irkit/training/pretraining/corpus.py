@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from irkit.data import Source, read_documents
 from irkit.data.collection_files import source_name
-from irkit.data.remote import load_hf
-from irkit.data.source import DOCUMENT_FIELDS, file_source
+from irkit.data.source import DOCUMENT_FIELDS, file_source, load_hf
 from irkit.errors import BadValueError
 from irkit.training.training_data import Batches, DataConfig, Dataset, Mixture
 from irkit.training.training_data.row_sequences import Stream, endless_order

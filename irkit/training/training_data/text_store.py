@@ -13,7 +13,7 @@ import numpy as np
 
 from irkit.data import Source, read_documents, read_queries
 from irkit.data.document import Document, Query
-from irkit.data.remote import PREFIXES, load_hf
+from irkit.data.source import PREFIXES, load_hf
 from irkit.errors import BadValueError, StorageError
 from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.utils.progress import progress_bar
