@@ -54,8 +54,7 @@ class Run:
     """
 
     def __init__(self, rankings: Iterable[Ranking] = ()) -> None:
-        self._rows: dict[str, int] = {}  # query id -> position in offsets
-        self._offsets, self._doc_ids, parts = [0], list[str](), [np.empty(0)]
+        self._results: dict[str, tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]] = {}
         if not isinstance(rankings, Iterable):
             raise BadTypeError(f"Run: got {brief(rankings)}, expected rankings")
         for ranking in rankings:
@@ -63,14 +62,10 @@ class Run:
                 raise BadTypeError(f"Run: got {brief(ranking)}, expected query id, document ids and scores")
             query_id, doc_ids, scores = ranking
             values = _check(query_id, doc_ids, scores)
-            if query_id in self._rows:
+            if query_id in self._results:
                 raise BadValueError(f"Run: query {query_id!r} appears twice; expected one ranking per query")
             order = np.argsort(-values, kind="stable")
-            self._rows[query_id] = len(self._rows)
-            self._doc_ids += [doc_ids[i] for i in order.tolist()]
-            self._offsets.append(len(self._doc_ids))
-            parts.append(values[order])
-        self._scores = np.concatenate(parts)
+            self._results[query_id] = [doc_ids[i] for i in order.tolist()], values[order]
 
     @classmethod
     def from_dict(cls, results: Mapping[str, Mapping[str, float]]) -> Run:
@@ -142,12 +137,12 @@ class Run:
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Return query id -> document id -> score, best first."""
-        return {query_id: dict(self[query_id]) for query_id in self._rows}
+        return {query_id: dict(self[query_id]) for query_id in self._results}
 
     def cut(self, k: int) -> Run:
         """Return a run with the best ``k`` results of every query."""
         check_counts("Run.cut", k=k)
-        return Run.from_dict({query_id: dict(self[query_id][:k]) for query_id in self._rows})
+        return Run.from_dict({query_id: dict(self[query_id][:k]) for query_id in self._results})
 
     def without_identical_ids(self) -> Run:
         """Return a run without the documents that have the id of their query, the convention of BEIR.
@@ -157,13 +152,13 @@ class Run:
         Source: ``ignore_identical_ids`` of https://github.com/beir-cellar/beir.
         """
         return Run.from_dict(
-            {query: {doc: score for doc, score in self[query] if doc != query} for query in self._rows}
+            {query: {doc: score for doc, score in self[query] if doc != query} for query in self._results}
         )
 
     @property
     def query_ids(self) -> list[str]:
         """The ids of the queries, in their order."""
-        return list(self._rows)
+        return list(self._results)
 
     def columns(self, query_id: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
         """Return document ids and scores of a query, best first; the scores are read-only.
@@ -172,39 +167,38 @@ class Run:
             BadKeyError: The run has no such query.
         """
         try:
-            row = self._rows[query_id]
+            ids, scores = self._results[query_id]
         except (KeyError, TypeError, RecursionError):
             raise BadKeyError(
                 f"Run: it has no query {brief(query_id)}, but {len(self)} others; `in` says whether it has"
             ) from None
-        span = slice(self._offsets[row], self._offsets[row + 1])
-        return self._doc_ids[span], self._scores[span]
+        return ids.copy(), scores
 
     def __getitem__(self, query_id: str) -> list[tuple[str, float]]:
         ids, scores = self.columns(query_id)
         return list(zip(ids, scores.tolist(), strict=True))
 
     def __contains__(self, query_id: object) -> bool:
-        return isinstance(query_id, str) and query_id in self._rows
+        return isinstance(query_id, str) and query_id in self._results
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._results)
 
     def __iter__(self) -> Iterator[ScoredDoc]:
-        for query_id in self._rows:
+        for query_id in self._results:
             for doc_id, score in self[query_id]:
                 yield ScoredDoc(query_id, doc_id, score)
 
     def __repr__(self) -> str:
-        return f"Run({len(self)} queries, {len(self._doc_ids)} results)"
+        return f"Run({len(self)} queries, {sum(len(ids) for ids, _ in self._results.values())} results)"
 
     def _json_lines(self) -> Iterator[str]:
         for result in self:
             yield json.dumps(result._asdict(), ensure_ascii=False) + "\n"
 
     def _trec_lines(self, tag: str) -> Iterator[str]:
-        check_trec_words((tag, *self._rows, *self._doc_ids))
-        for query_id in self._rows:
+        check_trec_words((tag, *self._results, *(result.doc_id for result in self)))
+        for query_id in self._results:
             for rank, (doc_id, score) in enumerate(self[query_id], 1):
                 yield f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
 

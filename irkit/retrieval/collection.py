@@ -79,8 +79,6 @@ class Collection:
 AnyModel: TypeAlias = Model | EncoderFreeModel
 """A model that encodes queries and documents of an index."""
 
-_LATE_SETTINGS = ("k1", "b")  # settings of BM25 that may change: an index stores counts, not weights
-
 
 def default_index(model: AnyModel) -> IndexConfig:
     """Return the configuration of the index that `irkit.Retriever.build` makes by default."""
@@ -213,7 +211,8 @@ def same_documents(saved: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     Older indexes have no record of prompts of dense models, or of lengths; they match any.
     """
     if saved["name"] == other["name"] == "bm25":
-        first, second = ({**about["settings"], **dict.fromkeys(_LATE_SETTINGS)} for about in (saved, other))
+        # k1 and b may change: an index stores counts, not weights
+        first, second = ({**about["settings"], "k1": None, "b": None} for about in (saved, other))
         return first == second
     if saved["name"] == other["name"] == "vectors":  # kind and width may be left out
         return all(value in (None, saved["settings"].get(key)) for key, value in other["settings"].items())
