@@ -44,7 +44,7 @@ def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
     is the section ``Args`` of the docstring, or else that of the same name in other verbs. A type may name an
     option otherwise or limit its values, as `Settings` and `Count`.
     """
-    text, _, examples = str(inspect.getdoc(verb)).partition("\n\nExamples:\n")
+    text, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExamples:\n")
     text, _, described = text.partition("\n\nArgs:\n")
     helps = _SHARED | dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", described, re.M))
     types = get_type_hints(verb, include_extras=True)
@@ -56,7 +56,7 @@ def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
             info = typer.Option(f"--{name.replace('_', '-')}")
         else:
             info = typer.Argument(metavar=name.upper())
-        info.help = " ".join(helps[name].split())
+        info.help = " ".join(helps.get(name, "").split())
         verb.__annotations__[name] = Annotated[kind, info]
     return text, "\b\nFor example:\n" + examples.replace("    irkit", "  irkit")
 

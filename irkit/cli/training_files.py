@@ -17,8 +17,6 @@ from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from irkit.data import Qrels, Query
     from irkit.training.training_data import TrainingRow
 

@@ -210,14 +210,12 @@ def _judgments(qrels: Qrels | str | Path) -> Qrels:
 
 def _check_documents(judgments: Qrels, run: Run) -> None:
     """Raise BadValueError at ids that trec_eval would confuse; warn if no document of the run is judged."""
-    any_judged = not any(query in run and run.columns(query)[0] for query in judgments)  # an empty run
-    for query, row in judgments.items():
-        ids = run.columns(query)[0] if query in run else []
-        check_ids(query, ids)
-        any_judged = any_judged or not row.keys().isdisjoint(ids)
-    if not any_judged:
-        query = next(query for query in judgments if query in run)
-        examples = [next(iter(ids), "none") for ids in (judgments[query], run.columns(query)[0])]
+    ids = {query: run.columns(query)[0] for query in judgments if query in run}
+    for query, docs in ids.items():
+        check_ids(query, docs)
+    if any(ids.values()) and all(judgments[query].keys().isdisjoint(docs) for query, docs in ids.items()):
+        query = next(iter(ids))
+        examples = [next(iter(docs), "none") for docs in (judgments[query], ids[query])]
         warnings.warn(
             f"evaluate: no judged document is in the run: for query {query!r} it has such as "
             f"{examples[1]!r}, the judgments {examples[0]!r}; do they belong together?",
