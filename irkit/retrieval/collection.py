@@ -52,7 +52,7 @@ class Collection:
     def model(self) -> AnyModel:
         """The model, loaded at the first use; warns if only its query side differs from the recorded one."""
         manifest, model = self.store.meta["model"], self._load_model()
-        check_model(self.store.path, manifest, model)
+        _check_model(self.store.path, manifest, model)
         if isinstance(model, BM25) and model.fingerprint != manifest["fingerprint"]:
             cast(StoredRows, self.index).formula = model.config.k1, model.config.b
         return model.open(self.store) if isinstance(model, EncoderFreeModel) else model
@@ -205,7 +205,7 @@ def format_model(about: Mapping[str, Any]) -> str:
     return f"{name} ({what}, fingerprint {about['fingerprint'][:8]})"
 
 
-def same_documents(saved: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same_documents(saved: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return True if two recorded models encode documents in the same way.
 
     Older indexes have no record of prompts of dense models, or of lengths; they match any.
@@ -223,14 +223,14 @@ def same_documents(saved: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(other[key] == saved[key] for key in ("fingerprint", "kind", "dim"))
 
 
-def check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
+def _check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
     """Refuse another model than the recorded one; warn if only its query side differs.
 
     Raises:
         BadValueError: The model encodes documents differently.
     """
     other = model_manifest(model)
-    if not same_documents(saved, other):
+    if not _same_documents(saved, other):
         raise BadValueError(
             f"index {path}: it was built with {format_model(saved)}, not with {format_model(other)}; use "
             "that model or build the index again"
