@@ -25,6 +25,10 @@ from irkit.index.array_files import corrupt
 from irkit.model import Device, Model
 
 
+AnyModel: TypeAlias = Model | EncoderFreeModel
+"""A model that encodes queries and documents of an index."""
+
+
 class Collection:
     """Documents in an index, and the model that encodes queries and documents for it.
 
@@ -74,10 +78,6 @@ class Collection:
             raise StorageError(
                 f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
             )
-
-
-AnyModel: TypeAlias = Model | EncoderFreeModel
-"""A model that encodes queries and documents of an index."""
 
 
 def default_index(model: AnyModel) -> IndexConfig:
