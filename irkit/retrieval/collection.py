@@ -24,7 +24,6 @@ from irkit.index import Documents, IndexConfig, Store, StoredRows, index_config,
 from irkit.index.array_files import corrupt
 from irkit.model import Device, Model
 
-
 AnyModel: TypeAlias = Model | EncoderFreeModel
 """A model that encodes queries and documents of an index."""
 
