@@ -21,7 +21,7 @@ from irkit.core.representation import concat
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError
 from irkit.index import Index, InvertedConfig, Limits, Store, compact, create_index, open_index, use_limits
 from irkit.index import bm25_index as bm25
-from irkit.index.quantization import quantize
+from irkit.index.inverted import quantize
 
 DIM = 2000
 SMALL = Limits(inverted_unlisted=32)

@@ -21,7 +21,6 @@ changes survive a crash, `irkit.index.index_kinds` how to add a kind of index, h
 
 from __future__ import annotations
 
-from irkit.index.compaction import compact
 from irkit.index.documents import Documents
 from irkit.index.flat import Flat
 from irkit.index.index_base import Index, StageProgress
@@ -36,7 +35,7 @@ from irkit.index.index_settings import (
     PlaidConfig,
 )
 from irkit.index.limits import Limits, use_limits
-from irkit.index.opening import check_index, create_index, open_index
+from irkit.index.opening import check_index, compact, create_index, open_index
 from irkit.index.store import Store
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits

@@ -14,7 +14,6 @@ import numpy as np
 
 from irkit.index.array_files import Entry
 from irkit.index.index_settings import FlatConfig, InvertedConfig
-from irkit.index.quantization import LARGEST
 
 Entries: TypeAlias = Mapping[str, Entry]
 Expected: TypeAlias = tuple[str, str, tuple[int, ...], int | None]
@@ -56,7 +55,7 @@ def inverted_arrays(entries: Entries, about: Mapping[str, Any], config: Inverted
     """
     weights = "<u2" if "bm25" in about else np.dtype(config.dtype).newbyteorder("<").str
     yield "lengths.bin", "<i8", (), about["rows"]
-    if "bm25" not in about and config.dtype in LARGEST:
+    if "bm25" not in about and config.dtype.startswith("uint"):
         yield "scales.bin", "<f4", (), about["rows"]
     yield "terms.bin", "<u2 <u4", (), None
     yield "weights.bin", weights, (), count_rows(entries, "terms.bin")

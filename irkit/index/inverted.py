@@ -35,12 +35,12 @@ from irkit_kernels.sparse_search.checks import check_lists
 from irkit_kernels.sparse_search.op import Searcher, Single, Thresholds, build
 
 from irkit.core.representation import Representation, Sparse
+from irkit.errors import BadValueError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import InvertedConfig
 from irkit.index.layout import fitting
-from irkit.index.quantization import LARGEST, quantize, to_counts
 from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
@@ -48,6 +48,7 @@ from irkit.index.topk import Hits, TopK
 
 Queries: TypeAlias = tuple[Array, Array, Array]  # offsets, terms, weights
 
+_LARGEST = {"uint8": 255, "uint16": 65535}  # integers that the largest weight of a row becomes
 _GROWTH = 4  # segments that are so many times as large as what follows them stay as they are
 _BLOCK = 1 << 14  # rows weighed at once
 _WEIGHTS, _SCALES = "row_weights", "row_scales"  # arrays of a segment over counts
@@ -120,9 +121,8 @@ class Inverted(StoredRows):
     def _append(self, representation: Representation) -> None:
         about = self.store.meta["index"]
         about |= {"negative": self._negative or bool(representation.arrays()["weights"].min(initial=0) < 0)}
-        wide = representation.dim > self.store.limits.narrow
-        if wide and self.store.rows("terms.bin") and self.store.read("terms.bin").dtype == np.uint16:
-            self.store.recast("terms.bin", np.uint32)  # the vocabulary has grown
+        if representation.dim > self.store.limits.narrow:  # the vocabulary may have grown
+            self.store.recast("terms.bin", np.uint32)
         super()._append(representation)
 
     def _encode(self, representation: Representation) -> dict[str, Array]:
@@ -169,7 +169,7 @@ class Inverted(StoredRows):
         """Write the weights that counts of rows make, block by block."""
         total, position = int(self.store.read("lengths.bin")[start:stop].sum()), 0
         made = {_WEIGHTS: allocate(_WEIGHTS, (total,), self.config.dtype)}
-        if self.config.dtype in LARGEST:
+        if self.config.dtype in _LARGEST:
             made[_SCALES] = allocate(_SCALES, (stop - start,), np.float32)
         for begin in range(start, stop, _BLOCK):
             end = min(begin + _BLOCK, stop)
@@ -335,3 +335,48 @@ def _fill(rows: Array, scores: Array, keep: Array | None) -> None:
     free[:, -1] = False
     free &= free.cumsum(1) <= missing.sum(1, keepdims=True)
     rows[missing], scores[missing] = lowest[free.nonzero()[1]], 0
+
+
+def quantize(weights: Array, lengths: Array, dtype: str) -> dict[str, Array]:
+    """Return ``weights`` in a dtype, and ``scales (n,)`` of the rows if it is an integer type.
+
+    Raises:
+        BadValueError: A weight is too large, or below 0 for an integer type.
+    """
+    lowest, largest = weights.min(initial=0), weights.max(initial=0)
+    if dtype in _LARGEST and lowest < 0:
+        raise BadValueError(
+            f"adding documents: got a weight of {lowest:g}, expected 0 or more for an index of {dtype}; "
+            "choose the dtype float16 or float32"
+        )
+    if dtype not in _LARGEST:
+        with np.errstate(over="ignore"):
+            rounded = weights.astype(dtype)
+        if not np.isfinite(rounded).all():
+            raise BadValueError(
+                f"adding documents: got weights of {lowest:g} to {largest:g}, expected at most 65504, the "
+                "largest float16; choose the dtype float32"
+            )
+        return {"weights": rounded}
+    most = np.zeros(len(lengths), np.float32)
+    filled = lengths > 0
+    if filled.any():
+        most[filled] = np.maximum.reduceat(weights, (np.cumsum(lengths) - lengths)[filled])
+    scales = np.maximum(most / np.float32(_LARGEST[dtype]), np.finfo(np.float32).tiny)
+    return {"weights": np.rint(weights / np.repeat(scales, lengths)).astype(dtype), "scales": scales}
+
+
+def to_counts(weights: Array) -> Array:
+    """Return how often each term occurs, in two bytes.
+
+    Raises:
+        BadValueError: A number is not a count, or too large.
+    """
+    with np.errstate(invalid="ignore"):
+        counts = weights.astype(np.uint16)
+    if (counts != weights).any():
+        raise BadValueError(
+            f"adding documents: got {weights[counts != weights][0]:g} as how often a term occurs; expected a "
+            "whole number from 0 to 65535"
+        )
+    return counts

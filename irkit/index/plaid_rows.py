@@ -30,8 +30,8 @@ from irkit.index.plaid_search import PlaidArrays, select_tokens
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, to_float16
 
-TOKEN_ARRAYS = ("codes.bin", "coefficients.bin", "residuals.bin")
-"""Files of the fields of `Tokens`."""
+COMPRESSED_ARRAYS = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
+"""Files of the fields of `Tokens`, then of the means of documents and their factors."""
 
 
 class PlaidRows(StoredRows):
@@ -67,8 +67,9 @@ class PlaidRows(StoredRows):
                 for name in ("centroids.bin", "codebook.bin") if not self.store.rows("centroids.bin") else ():
                     self.store.append(name, read(name))
                 lengths, positions = source._positions(compressed)
-                arrays = dict(zip(TOKEN_ARRAYS, select_tokens(source._tokens(), positions), strict=True))
-                arrays |= {name: read(name)[compressed] for name in ("means.bin", "scales.bin")}
+                means, scales = (read(name)[compressed] for name in COMPRESSED_ARRAYS[3:])
+                parts = (*select_tokens(source._tokens(), positions), means, scales)
+                arrays = dict(zip(COMPRESSED_ARRAYS, parts, strict=True))
                 if self.config.keep_tokens:
                     arrays["values.bin"] = read("values.bin")[positions]
                 for name, array in (arrays | {"lengths.bin": lengths}).items():
@@ -82,11 +83,8 @@ class PlaidRows(StoredRows):
     @snapshot
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, and numbers about centroids and compressed rows."""
-        more = {
-            "nbits": self.config.nbits,
-            "centroids": self.store.rows("centroids.bin"),
-            "covered": self.covered,
-        }
+        centroids = self.store.rows("centroids.bin")
+        more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self.covered}
         return super().stats() | more
 
     @property
@@ -101,11 +99,11 @@ class PlaidRows(StoredRows):
 
     def total(self) -> int:
         """Return the number of tokens of all rows."""
-        return int(self.ends()[-1]) if self.store.rows("lengths.bin") else 0
+        return int(self._ends()[-1]) if self.store.rows("lengths.bin") else 0
 
     def first_added(self) -> int:
         """Return the position of the first token that is not compressed."""
-        return int(self.ends()[self.covered - 1]) if self.covered else 0
+        return int(self._ends()[self.covered - 1]) if self.covered else 0
 
     def first_stored(self) -> int:
         """Return the position of the first token that is stored as it is, as are all after it."""
@@ -125,25 +123,10 @@ class PlaidRows(StoredRows):
             )
         return codebook
 
-    def ends(self) -> Array:
-        """Return ``(n,)`` where the tokens of each row end."""
-
-        def make() -> Array:
-            store, lengths = self.store, self.store.read("lengths.bin")
-            ends = row_ends(store.path, lengths, int(lengths.sum()))
-            stored = (int(ends[-1]) if len(ends) else 0) - store.rows("values.bin")
-            compressed = int(ends[self.covered - 1]) if self.covered else 0
-            most = 0 if self.config.keep_tokens else compressed
-            if not 0 <= stored <= most or compressed > store.rows("codes.bin"):
-                raise self.damaged()
-            return ends
-
-        return self.store.derived("ends", make)
-
     def arrays(self) -> PlaidArrays:
         """Return what a search reads."""
         covered, count = self.covered, self.store.rows("centroids.bin")
-        offsets = np.concatenate([[0], self.ends()[:covered]])
+        offsets = np.concatenate([[0], self._ends()[:covered]])
         tokens = select_tokens(self._tokens(), slice(int(offsets[-1])))
         starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)
         if self.store.rows("lists.bin") and self.store.rows("list_offsets.bin"):
@@ -155,7 +138,7 @@ class PlaidRows(StoredRows):
         if starts[-1] != len(lists) or not count:
             raise self.damaged()
         starts = np.pad(starts, (0, count + 1 - len(starts)), mode="edge")  # new centroids have no lists yet
-        means, scales = (self.store.read(name)[:covered] for name in ("means.bin", "scales.bin"))
+        means, scales = (self.store.read(name)[:covered] for name in COMPRESSED_ARRAYS[3:])
         return PlaidArrays(
             self.centroids(), self.codebook(), tokens, means, scales, offsets, starts, lists, self.listed
         )
@@ -173,15 +156,27 @@ class PlaidRows(StoredRows):
         return to_float16(representation)
 
     def _ends(self) -> Array:
-        return self.ends()
+        """Return ``(n,)`` where the tokens of each row end."""
+
+        def make() -> Array:
+            store, lengths = self.store, self.store.read("lengths.bin")
+            ends = row_ends(store.path, lengths, int(lengths.sum()))
+            stored = (int(ends[-1]) if len(ends) else 0) - store.rows("values.bin")
+            compressed = int(ends[self.covered - 1]) if self.covered else 0
+            most = 0 if self.config.keep_tokens else compressed
+            if not 0 <= stored <= most or compressed > store.rows("codes.bin"):
+                raise self.damaged()
+            return ends
+
+        return self.store.derived("ends", make)
 
     def _positions(self, rows: Array) -> tuple[Array, Array]:
         """Return the lengths of rows, and the positions of their tokens."""
         lengths = self.store.read("lengths.bin")[rows]
-        return lengths, element_positions(self.ends()[rows], lengths)
+        return lengths, element_positions(self._ends()[rows], lengths)
 
     def _slice(self, start: int, stop: int) -> Representation:
-        ends, stored = self.ends(), self.first_stored()
+        ends, stored = self._ends(), self.first_stored()
         first = int(ends[start - 1]) if start else 0
         if first < stored:
             return self.representations(np.arange(start, stop))
@@ -190,4 +185,4 @@ class PlaidRows(StoredRows):
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
     def _tokens(self) -> Tokens:
-        return Tokens(*map(self.store.read, TOKEN_ARRAYS))
+        return Tokens(*map(self.store.read, COMPRESSED_ARRAYS[:3]))

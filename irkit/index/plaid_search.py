@@ -215,10 +215,9 @@ class CpuSearch:
 
 
 def select_tokens(tokens: Tokens, at: Array | slice) -> Tokens:
-    """The tokens at some places."""
-    if isinstance(at, slice):
-        return Tokens(tokens.codes[at], tokens.coefficients[at], tokens.packed[at])
-    return Tokens(tokens.codes.take(at), tokens.coefficients.take(at, 0), tokens.packed.take(at, 0))
+    """Return the tokens at some places; a slice is not copied."""
+    parts: list[Array] = [part[at] if isinstance(at, slice) else part.take(at, 0) for part in tokens]
+    return Tokens(*parts)
 
 
 def _best(scores: Array, count: int) -> Array:

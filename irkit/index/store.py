@@ -181,11 +181,14 @@ class Store(StoreReader):
         )
 
     def recast(self, name: str, dtype: Any) -> None:
-        """Give an array another dtype, inside ``update``."""
+        """Give an array another dtype, inside ``update``; nothing happens if it has that, or is missing."""
+        entry = self._state.entries.get(name)
+        if entry is None or entry.dtype == np.dtype(dtype).newbyteorder("<").str:
+            return
         blocks = self.blocks(name)
-        first = next(blocks)  # mapped, so that it can be read after the array is dropped
+        first = list(itertools.islice(blocks, 1))  # mapped, so that blocks can be read after the drop
         self.drop(name)
-        for block in itertools.chain([first], blocks):
+        for block in itertools.chain(first, blocks):
             self.append(name, block.astype(dtype))
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:

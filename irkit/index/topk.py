@@ -46,7 +46,7 @@ class TopK:
         """Consider ``scores (n_q, n)`` float32 of ``rows (n,)``, all above the rows pushed before."""
         n_q, width = scores.shape
         if width <= max(self._k, 64):
-            self._merge(_key(scores, rows))
+            self.push_keys(_key(scores, rows))
             return
         # few scores can enter: comparing finds them, far cheaper than sorting all of them
         if self._keys.shape[1] < self._k:
@@ -60,15 +60,11 @@ class TopK:
         keys[query, np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)] = _key(
             scores.reshape(-1)[positions], rows[column]
         )
-        self._merge(keys)
+        self.push_keys(keys)
 
     def push_pairs(self, scores: Array, rows: Array) -> None:
         """Consider ``scores (n_q, n)`` of ``rows (n_q, n)``, each row at most once; row -1 is none."""
-        self._merge(np.where(rows < 0, _NOTHING, _key(scores, rows)))
-
-    def push_keys(self, keys: Array) -> None:
-        """Consider hits as ``keys (n_q, n)`` int64, each row at most once."""
-        self._merge(keys)
+        self.push_keys(np.where(rows < 0, _NOTHING, _key(scores, rows)))
 
     def hits(self) -> Hits:
         """Return the hits so far."""
@@ -81,7 +77,8 @@ class TopK:
         scores[:, :width] = best
         return Hits(rows, scores)
 
-    def _merge(self, keys: Array) -> None:
+    def push_keys(self, keys: Array) -> None:
+        """Consider hits as ``keys (n_q, n)`` int64, each row at most once."""
         keys = np.concatenate([self._keys, keys], 1)
         surplus = keys.shape[1] - self._k
         if surplus > 0:
