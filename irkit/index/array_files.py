@@ -9,11 +9,12 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from irkit.errors import CorruptError, StorageError
 from irkit.utils.atomic import explained
@@ -29,6 +30,7 @@ _KIND = "irkit index"
 _DEEPEST = 50  # nested values: copying and writing them is recursive
 _MOST = 1 << 48  # largest number of rows, bytes, and numbers per row
 _BLOCK_BYTES = 1 << 24
+_Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -41,11 +43,13 @@ def corrupt(what: object, problem: str) -> CorruptError:
 class Entry:
     """The entry of an array in the manifest: ``rows`` of ``shape`` and ``dtype``, stored in ``file``."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     file: str
     dtype: str
-    shape: tuple[int, ...]
-    rows: int
-    crc32: int
+    shape: Annotated[tuple[_Count, ...], Field(max_length=8)]
+    rows: _Count
+    crc32: _Count
 
     @property
     def nbytes(self) -> int:
@@ -91,13 +95,13 @@ class Entry:
             raise corrupt(f"file {directory / self.file}", problem)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Manifest:
     """One committed state: the arrays by name, free values, and the number of the newest file."""
 
-    arrays: Mapping[str, Entry]
-    meta: Mapping[str, Any]
-    generation: int = 0
+    arrays: dict[str, Entry] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    generation: _Count = 0
 
     def serialise(self) -> bytes:
         """Return indented JSON that carries its own checksum."""
@@ -139,32 +143,21 @@ def read_manifest(data: bytes, path: Path) -> Manifest:
 def _manifest(body: Mapping[str, Any], path: Path) -> Manifest:
     """Return the manifest that JSON values stand for, if they have the right types."""
     try:
-        arrays = {
-            name: Entry(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in body["arrays"].items()
-        }
-        manifest = Manifest(arrays, body["meta"], body["generation"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise corrupt(f"file {path}", f"not of format {_FORMAT} ({error!r:.200})") from None
-    if not isinstance(manifest.meta, dict) or not _count(manifest.generation):
-        raise corrupt(f"file {path}", f"not of format {_FORMAT} (meta or generation)")
-    for name, entry in arrays.items():
-        if not _is_entry(entry):
+        manifest = _MANIFEST.validate_python({name: body[name] for name in ("arrays", "meta", "generation")})
+    except (KeyError, ValidationError) as error:
+        raise corrupt(
+            f"file {path}", f"not of format {_FORMAT} ({' '.join(str(error).split()):.200})"
+        ) from None
+    for name, entry in manifest.arrays.items():
+        if entry.dtype not in DTYPES or entry.nbytes > _MOST:
             raise corrupt(f"file {path}", f"{name!r:.60} is no array ({entry!r:.200})")
-    files = [entry.file for entry in arrays.values()]
+    files = [entry.file for entry in manifest.arrays.values()]
     if len(set(files)) < len(files) or not all(map(DATA_FILE.fullmatch, files)):
         raise corrupt(f"file {path}", "it names files that are not of an index")
     return manifest
 
 
-def _is_entry(entry: Entry) -> bool:
-    """Return whether an entry has the right types, and numbers that an array can have."""
-    fine = isinstance(entry.file, str) and isinstance(entry.dtype, str) and entry.dtype in DTYPES
-    fine = fine and len(entry.shape) <= 8 and all(map(_count, (*entry.shape, entry.rows, entry.crc32)))
-    return fine and entry.nbytes <= _MOST
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def _depth(value: Any) -> int:

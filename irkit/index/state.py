@@ -1,34 +1,35 @@
-"""States of a store, and snapshots: a reader sees one state as long as it reads."""
+"""States of a store, snapshots, and what a store shows of a state: arrays, values, what is derived."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from irkit.errors import CorruptError, StorageError
-from irkit.index.array_files import Array, Entry, Manifest, corrupt, is_cut, read_manifest
+import numpy as np
+
+from irkit.errors import BadValueError, CorruptError, StorageError
+from irkit.index.array_files import Array, Manifest, corrupt, is_cut, read_manifest, release
 from irkit.index.directory import absence
 from irkit.index.layout import check_layout
+from irkit.index.limits import current_limits
 from irkit.utils.atomic import explained
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass
-class State:
+class State(Manifest):
     """A state of a store: committed and shared by threads, or being changed by an update.
 
     Attributes:
         version: Number that no other state has.
         epoch: Version of the state that was loaded; states of one epoch differ by appended rows.
-        entries: The arrays, by name.
-        meta: JSON values of the manifest.
-        generation: Number of the newest file.
         saved: The manifest of this state, as bytes; of an update, the manifest that it began with.
         maps: Arrays that are mapped into memory.
         derived: Values that were computed from this state.
@@ -36,42 +37,25 @@ class State:
 
     version: int = 0
     epoch: int = 0
-    entries: dict[str, Entry] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-    generation: int = 0
     saved: bytes = b""
     maps: dict[str, Array] = field(default_factory=dict)
     derived: dict[Hashable, Any] = field(default_factory=dict)
 
     def copy(self) -> State:
         """Return a copy that may be changed."""
-        entries, meta = dict(self.entries), copy.deepcopy(self.meta)
-        return replace(self, entries=entries, meta=meta, maps=dict(self.maps), derived=dict(self.derived))
+        arrays, meta = dict(self.arrays), copy.deepcopy(self.meta)
+        return replace(self, arrays=arrays, meta=meta, maps=dict(self.maps), derived=dict(self.derived))
 
     def map(self, name: str, directory: Path) -> Array:
         """Return an array, mapped into memory at the first call."""
         if name not in self.maps:
-            self.maps[name] = self.entries[name].map(directory)
+            self.maps[name] = self.arrays[name].map(directory)
         return self.maps[name]
-
-    def check_uncut(self, directory: Path) -> None:
-        """Raise CorruptError if a file that is mapped was truncated."""
-        for name, array in list(self.maps.items()):
-            if is_cut(array):
-                problem = (
-                    "cut short while it is in use; replace an index by another directory, never write into "
-                    "its files"
-                )
-                raise corrupt(f"file {directory / self.entries[name].file}", problem)
 
     def verify(self, directory: Path) -> None:
         """Raise CorruptError if a file is not what was written."""
-        for name, entry in self.entries.items():
+        for name, entry in self.arrays.items():
             entry.verify(directory, self.map(name, directory))
-
-    def manifest(self) -> bytes:
-        """Return its manifest."""
-        return Manifest(self.entries, self.meta, self.generation).serialise()
 
 
 def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> State:
@@ -89,9 +73,9 @@ def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> S
                 raise absence(directory) from None
         parsed = read_manifest(data, manifest)
         check_layout(directory, parsed.arrays, parsed.meta)
-        state = State(version, version, dict(parsed.arrays), dict(parsed.meta), parsed.generation, data)
+        state = State(**vars(parsed), version=version, epoch=version, saved=data)
         try:
-            for name in state.entries:
+            for name in state.arrays:
                 state.map(name, directory)
             break
         except CorruptError:
@@ -145,3 +129,124 @@ def snapshot(method: F) -> F:
             return method(self, *arguments, **options)
 
     return cast(F, run)
+
+
+class StoreReader:
+    """Reads the arrays and values of a store.
+
+    A thread sees the last committed state; inside ``with store.snapshot():`` it sees the same state
+    throughout, and inside an update of its own it sees the changes made so far.
+
+    Attributes:
+        path: The directory.
+        limits: Sizes at which an index in the store changes its method, and sizes of blocks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.limits = path, current_limits()
+        self._committed = State()
+        self._own = ThreadState()
+        self._checked = set[tuple[str, int, int]]()  # file, rows and epoch, see `once`
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """JSON values of the manifest; change them inside ``update``."""
+        return self._state.meta
+
+    @property
+    def version(self) -> int:
+        """A number that rises with every change."""
+        return self._state.version
+
+    @property
+    def epoch(self) -> int:
+        """A number that rises when rows may change other than by appending (open, refresh, roll back)."""
+        return self._state.epoch
+
+    def snapshot(self, state: State | None = None) -> Snapshot:
+        """Return a context in which this thread sees one state, whatever is committed or refreshed meanwhile.
+
+        Inside another snapshot, or inside ``update``, the thread keeps seeing that one.
+
+        Args:
+            state: An earlier snapshot; by default the last committed one.
+        """
+        return Snapshot(self._own, state or self._committed)
+
+    def rows(self, name: str) -> int:
+        """Return the rows of an array; 0 if there is none of this name."""
+        entry = self._state.arrays.get(name)
+        return entry.rows if entry else 0
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every array by name."""
+        return {name: entry.nbytes for name, entry in sorted(self._state.arrays.items())}
+
+    def read(self, name: str) -> Array:
+        """Return the array ``(rows, ...)``, mapped into memory; treat it as read-only."""
+        state = self._state
+        if name not in state.arrays:
+            raise BadValueError(f"index {self.path}: no array {name!r}; it has {sorted(state.arrays)}")
+        return state.map(name, self.path)
+
+    def blocks(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Array]:
+        """Yield copies of rows ``start`` to ``stop``, 16 MB at a time; the file does not stay in memory."""
+        array = self.read(name)
+        chosen = array[start:stop]
+        size = max(1, self.limits.read_bytes // max(1, chosen[:1].nbytes))
+        for begin in range(0, len(chosen), size):
+            yield chosen[begin : begin + size].copy()
+            release(array)
+
+    def take(self, name: str, rows: Array) -> Array:
+        """Return a copy of ``rows (n,)``, ascending; the file does not stay in memory."""
+        array, size = self.read(name), self.limits.take_rows
+        copy = np.empty((len(rows), *array.shape[1:]), array.dtype)
+        for start in range(0, len(rows), size):
+            copy[start : start + size] = array[rows[start : start + size]]
+            release(array)
+        return copy
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of ``make()``, which sees one state; it is kept until the store changes."""
+        values = self._state.derived
+        if key not in values:
+            with self.snapshot() as state:
+                values = state.derived  # of the state that make() reads
+                values[key] = make()
+        value: T = values[key]
+        return value
+
+    def once(self, name: str, check: Callable[[], object]) -> None:
+        """Call ``check()``, once for the rows of an array, until the files are opened anew."""
+        entry = self._state.arrays[name]
+        if (key := (entry.file, entry.rows, self.epoch)) not in self._checked:
+            check()
+            self._checked.add(key)
+
+    def verify(self) -> None:
+        """Compare the checksum of every file.
+
+        Raises:
+            CorruptError: A file was altered.
+        """
+        self._state.verify(self.path)
+
+    def check_uncut(self) -> None:
+        """Refuse a file that was truncated since it was opened: reading it would end the process.
+
+        Raises:
+            CorruptError: There is one.
+        """
+        state = self._state
+        for name, array in list(state.maps.items()):
+            if is_cut(array):
+                problem = (
+                    "cut short while it is in use; replace an index by another directory, never write into "
+                    "its files"
+                )
+                raise corrupt(f"file {self.path / state.arrays[name].file}", problem)
+
+    @property
+    def _state(self) -> State:
+        return self._own.state or self._committed

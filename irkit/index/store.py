@@ -50,8 +50,7 @@ from irkit.index.directory import (
     lock_index,
     manifests,
 )
-from irkit.index.state import State, load_state
-from irkit.index.store_reader import StoreReader
+from irkit.index.state import State, StoreReader, load_state
 from irkit.utils.atomic import explained, make_folder, sync
 from irkit.utils.locks import FileLock
 
@@ -166,7 +165,7 @@ class Store(StoreReader):
         """
         self._check_updating()
         data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        entry = self._state.entries.get(name)
+        entry = self._state.arrays.get(name)
         entry = entry or Entry(self._new_file(name), data.dtype.str, data.shape[1:], 0, 0)
         if (data.dtype.str, data.shape[1:]) != (entry.dtype, entry.shape):
             raise BadValueError(
@@ -182,7 +181,7 @@ class Store(StoreReader):
 
     def recast(self, name: str, dtype: Any) -> None:
         """Give an array another dtype, inside ``update``; nothing happens if it has that, or is missing."""
-        entry = self._state.entries.get(name)
+        entry = self._state.arrays.get(name)
         if entry is None or entry.dtype == np.dtype(dtype).newbyteorder("<").str:
             return
         blocks = self.blocks(name)
@@ -209,7 +208,7 @@ class Store(StoreReader):
     def drop(self, name: str) -> None:
         """Forget an array, inside ``update``; nothing happens if there is none of this name."""
         self._check_updating()
-        if name in self._state.entries:
+        if name in self._state.arrays:
             self._change(name, None)
 
     @contextlib.contextmanager
@@ -318,11 +317,11 @@ class Store(StoreReader):
         with explained(f"reading {self.path}"):
             generation = max((manifest.generation for manifest in manifests(self.path)), default=0)
         number = next(self._numbers)
-        self._commit(State(number, number, meta={"build": key}, generation=generation))
+        self._commit(State(meta={"build": key}, generation=generation, version=number, epoch=number))
 
     def _commit(self, state: State) -> None:
         """Store a state and show it to all threads, unless it is stored already."""
-        data = state.manifest()
+        data = state.serialise()
         if data == state.saved:
             return
         with explained(f"writing {self._manifest}", _UNCHANGED):
@@ -331,7 +330,7 @@ class Store(StoreReader):
             sync(self.path)
             write_at(self.path / ASIDE, 0, data)
             sync(self.path / ASIDE)
-            for name in state.entries:
+            for name in state.arrays:
                 state.map(name, self.path)
             state.saved, state.version, state.derived = data, next(self._numbers), {}
             with self._moving:
@@ -344,7 +343,7 @@ class Store(StoreReader):
         """Remove files that no manifest names, and bytes after the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}", outcome):
             state = self._committed
-            clean_directory(self.path, self.building, state.saved, state.entries.values())
+            clean_directory(self.path, self.building, state.saved, state.arrays.values())
 
     def _new_file(self, name: str) -> str:
         state = self._state
@@ -372,9 +371,9 @@ class Store(StoreReader):
     def _change(self, name: str, entry: Entry | None) -> None:
         state = self._state
         if entry:
-            state.entries[name] = entry
+            state.arrays[name] = entry
         else:
-            del state.entries[name]
+            del state.arrays[name]
         state.maps.pop(name, None)
         state.version, state.derived = next(self._numbers), {}
 
