@@ -415,6 +415,38 @@ def test_bad_arguments_are_refused(backend: Backend) -> None:
     assert index.stats()["documents"] == 40
 
 
+BAD_ROWS: list[tuple[Any, type[Exception], str]] = [
+    ([40], BadValueError, "no row 40; expected 0 to 39"),
+    ([3, -1], BadValueError, "no row -1; expected 0 to 39"),
+    (np.array([1, 1 << 40]), BadValueError, "no row 1099511627776; expected"),
+    (np.zeros((2, 2), int), BadValueError, r"rows of shape \(2, 2\); expected \(n,\)"),
+    (3, BadValueError, r"rows of shape \(\); expected \(n,\)"),
+    ([0.0, 1.0], BadTypeError, "rows are float64, expected integers"),
+    (np.array([1], np.uint64), BadTypeError, "rows are uint64, expected integers"),
+    (np.ones(40, bool), BadTypeError, "rows are bool, expected integers"),
+    (np.ones(39, bool), BadTypeError, "rows are bool, expected integers"),
+    (["0"], BadTypeError, "rows are <U1, expected integers"),
+    ("0", BadTypeError, "rows are <U1, expected integers"),
+    ([[0], [1, 2]], BadTypeError, r"rows are \[\[0\], \[1, 2\]\]; expected integers"),
+    (None, BadTypeError, "rows are object, expected integers"),
+    ([1 << 70], BadTypeError, "rows are object, expected integers"),
+    (slice(2), BadTypeError, "rows are object, expected integers"),
+    (torch.ones(2, requires_grad=True), BadTypeError, "expected integers"),
+]
+
+
+def test_bad_rows_are_refused_before_anything_is_read(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = open_index(Store.open(build(backend, [reals(backend, 40, np.random.default_rng(5))])))
+    assert len(index.representations(np.array([0, 39]))) == 2
+    assert len(index.representations(np.array([]))) == 0
+    monkeypatch.setattr(Store, "read", lambda self, name: pytest.fail(f"{name} is read"))
+    for rows, error, message in BAD_ROWS:
+        with pytest.raises(error, match=f"^representations: {message}"):
+            index.representations(rows)
+
+
 def test_queries_in_other_dtypes_and_with_gradients(backend: Backend) -> None:
     rng = np.random.default_rng(6)
     data = whole_numbers(backend, 30, rng)

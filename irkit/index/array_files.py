@@ -145,9 +145,8 @@ def _manifest(body: Mapping[str, Any], path: Path) -> Manifest:
     try:
         manifest = _MANIFEST.validate_python({name: body[name] for name in ("arrays", "meta", "generation")})
     except (KeyError, ValidationError) as error:
-        raise corrupt(
-            f"file {path}", f"not of format {_FORMAT} ({' '.join(str(error).split()):.200})"
-        ) from None
+        problem = " ".join(str(error).split())
+        raise corrupt(f"file {path}", f"not of format {_FORMAT} ({problem:.200})") from None
     for name, entry in manifest.arrays.items():
         if entry.dtype not in DTYPES or entry.nbytes > _MOST:
             raise corrupt(f"file {path}", f"{name!r:.60} is no array ({entry!r:.200})")

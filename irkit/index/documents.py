@@ -17,7 +17,7 @@ from irkit.data.document import Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array, corrupt
 from irkit.index.filters import Seen, check_filter, note_values, parse_filter
-from irkit.index.index_base import as_rows, live_rows
+from irkit.index.index_base import live_rows, row_list
 from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
 from irkit.index.store import Store
@@ -246,13 +246,7 @@ class Documents:
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:
         """Return a file of parts, and where the part of each row starts and ends in it."""
-        rows = as_rows("documents", rows)
-        if rows.ndim != 1:
-            raise BadValueError(f"documents: rows of shape {rows.shape}; expected (n,)")
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
-            raise BadValueError(
-                f"documents: rows {rows.min()} to {rows.max()}, expected 0 to {len(self) - 1}"
-            )
+        rows = row_list("documents", rows, len(self))
         if not rows.size:
             return memoryview(b""), [], []
         ends = self.store.read("ends.bin")[:, blob]

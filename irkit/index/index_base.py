@@ -118,7 +118,7 @@ class Index(ABC):
             BadValueError: There is no such row.
         """
         with self.store.update():
-            chosen = np.unique(self._check_rows("removing documents", rows))
+            chosen = np.unique(as_rows("removing documents", rows, len(self)))
             chosen = chosen[self.live[chosen]]
             if len(chosen):
                 self.store.append("removed.bin", chosen)
@@ -181,12 +181,11 @@ class Index(ABC):
         """
         self._check("rescoring", queries)
         queries = queries.to("cpu", torch.float32)
-        rows = as_rows("rescoring", rows)
+        rows = as_rows("rescoring", rows, len(self), least=-1)
         if rows.ndim != 2 or len(rows) != len(queries):
             raise BadValueError(
                 f"rescore: rows of shape {rows.shape} for {len(queries)} queries; expected (n_q, k)"
             )
-        self._check_rows("rescoring", rows[rows != -1])
         return self._score_rows(queries, rows)
 
     @snapshot
@@ -205,7 +204,12 @@ class Index(ABC):
 
     @abstractmethod
     def representations(self, rows: Array) -> Representation:
-        """Return the stored documents of ``rows (n,)``, in this order."""
+        """Return the stored documents of ``rows (n,)``, in this order, removed ones included.
+
+        Raises:
+            BadTypeError: ``rows`` are not integers.
+            BadValueError: There is no such row.
+        """
 
     @abstractmethod
     def _append(self, representation: Representation) -> None:
@@ -284,13 +288,6 @@ class Index(ABC):
         if not math.isfinite(values.sum().item()) and not values.isfinite().all():
             raise BadValueError(f"{operation}: NaN or infinite values in it; check the model that made them")
 
-    def _check_rows(self, operation: str, rows: Sequence[int] | Array) -> Array:
-        chosen = as_rows(operation, rows)
-        outside = chosen[(chosen < 0) | (chosen >= len(self))]
-        if outside.size:
-            raise BadValueError(f"{operation}: no row {outside.flat[0]}; there are rows 0 to {len(self) - 1}")
-        return chosen
-
     def _keep(self, allowed: Array | None) -> Array | None:
         """Return which rows may be hits: live ones that a filter allows; None if all may."""
         keep = self.live if self.store.rows("removed.bin") else None
@@ -314,19 +311,31 @@ def _numbers(representation: Representation) -> torch.Tensor:
     return representation.values if isinstance(representation, Dense) else representation.weights
 
 
-def as_rows(operation: str, rows: Any) -> Array:
-    """Return row numbers as an array of int64, of whatever shape.
+def as_rows(operation: str, rows: Any, count: int, least: int = 0) -> Array:
+    """Return row numbers from ``least`` to ``count - 1`` as an array of int64, of whatever shape.
 
     Raises:
         BadTypeError: ``rows`` are not integers.
+        BadValueError: There is no such row.
     """
     try:
         chosen = np.asarray(rows)
-    except ValueError:  # lists of different lengths
+    except (ValueError, TypeError, RuntimeError):  # lists of different lengths, a tensor with gradients
         raise BadTypeError(f"{operation}: rows are {brief(rows)}; expected integers") from None
     if (chosen.size and chosen.dtype.kind not in "iu") or chosen.dtype == np.uint64:
         raise BadTypeError(f"{operation}: rows are {chosen.dtype}, expected integers")
+    outside = chosen[(chosen < least) | (chosen >= count)]
+    if outside.size:
+        raise BadValueError(f"{operation}: no row {outside[0]}; expected {least} to {count - 1}")
     return chosen.astype(np.int64)
+
+
+def row_list(operation: str, rows: Any, count: int) -> Array:
+    """Return ``rows (n,)`` as `as_rows` does, and refuse another shape by a BadValueError."""
+    chosen = as_rows(operation, rows, count)
+    if chosen.ndim != 1:
+        raise BadValueError(f"{operation}: rows of shape {chosen.shape}; expected (n,)")
+    return chosen
 
 
 def live_rows(store: Store, count: int) -> Array:

@@ -123,7 +123,7 @@ class Muvera(Faiss):
         vectors = np.empty((len(rows), self._width(self.dim)), np.float32)
         for start in range(0, len(rows), self._block):
             part = slice(start, start + self._block)
-            documents = cast(MultiVector, self.representations(rows[part]))
+            documents = cast(MultiVector, self._represent(rows[part]))
             vectors[part] = self._encoder.documents(documents.tokens).numpy()
         return vectors
 

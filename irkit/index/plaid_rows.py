@@ -42,9 +42,8 @@ class PlaidRows(StoredRows):
 
     config: PlaidConfig
 
-    @snapshot
-    def representations(self, rows: Array) -> Representation:
-        """Return the stored documents of ``rows (n,)``, in this order."""
+    def _represent(self, rows: Array) -> Representation:
+        """Return the stored documents of rows that have been checked."""
         read, first = self.store.read, self.first_stored()
         lengths, positions = self._positions(rows)
         values, compressed = np.empty((len(positions), self.dim), np.float32), positions < first
@@ -179,7 +178,7 @@ class PlaidRows(StoredRows):
         ends, stored = self._ends(), self.first_stored()
         first = int(ends[start - 1]) if start else 0
         if first < stored:
-            return self.representations(np.arange(start, stop))
+            return self._represent(np.arange(start, stop))
         values = self.store.read("values.bin")[first - stored : int(ends[stop - 1]) - stored]  # not copied
         lengths = self.store.read("lengths.bin")[start:stop]
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))

@@ -13,7 +13,7 @@ from irkit.core.scoring import score
 from irkit.errors import BadValueError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
-from irkit.index.index_base import Index
+from irkit.index.index_base import Index, row_list
 from irkit.index.layout import element_positions, row_ends
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits, TopK
@@ -38,8 +38,8 @@ class StoredRows(Index):
 
     @snapshot
     def representations(self, rows: Array) -> Representation:
-        """Return the stored documents of ``rows (n,)``, in this order."""
-        return self._decode(self._weighed_arrays(rows))
+        """Return the stored documents of ``rows (n,)``, in this order; see `Index.representations`."""
+        return self._represent(row_list("representations", rows, len(self)))
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored."""
@@ -72,6 +72,10 @@ class StoredRows(Index):
     def _append(self, representation: Representation) -> None:
         for name, array in self._encode(representation).items():
             self.store.append(f"{name}.bin", array)
+
+    def _represent(self, rows: Array) -> Representation:
+        """Return the stored documents of rows that have been checked."""
+        return self._decode(self._weighed_arrays(rows))
 
     def _encode(self, representation: Representation) -> dict[str, Array]:
         """Return the arrays to be stored."""
@@ -136,7 +140,7 @@ class StoredRows(Index):
         """Return the scores ``(n_q, n)`` of rows."""
         return score(
             queries,
-            self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self.representations(rows),
+            self._slice(rows.start, rows.stop) if isinstance(rows, slice) else self._represent(rows),
         )
 
     def _blocks(
