@@ -431,7 +431,7 @@ BAD_ROWS: list[tuple[Any, type[Exception], str]] = [
     (None, BadTypeError, "rows are object, expected integers"),
     ([1 << 70], BadTypeError, "rows are object, expected integers"),
     (slice(2), BadTypeError, "rows are object, expected integers"),
-    (torch.ones(2, requires_grad=True), BadTypeError, "expected integers"),
+    (torch.ones(2, requires_grad=True), BadTypeError, "rows are tensor.*; expected integers"),
 ]
 
 

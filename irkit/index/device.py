@@ -46,7 +46,8 @@ def on_device(
     cpu = torch.device("cpu")
     if choice == "cpu" or not torch.cuda.is_available():
         return work(cpu)
-    free = _free()
+    # what torch has cached serves later allocations, too
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     if needed <= free:
         try:
             return work(torch.device("cuda"))
@@ -61,9 +62,3 @@ def on_device(
     # always the same words, so that Python shows the warning once
     warnings.warn(f"index: {lacks}, which are not free, so the CPU does it", stacklevel=3)
     return work(cpu)
-
-
-def _free() -> int:
-    """Return the bytes of GPU memory that are free, or that torch has cached for later allocations."""
-    free, _ = torch.cuda.mem_get_info()
-    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -89,13 +89,8 @@ def check_place(directory: Path, overwrite: bool, operation: str = "building an 
             f"({', '.join(other[:3])}); choose a new or an empty one"
         )
     if ours and not overwrite:
-        raise StorageError(
-            f"{operation} {directory}: there is one already; "
-            + (
-                "choose another directory"
-                + ("" if operation.startswith("saving") else " or give overwrite=True")
-            )
-        )
+        remedy = "" if operation.startswith("saving") else " or give overwrite=True"
+        raise StorageError(f"{operation} {directory}: there is one already; choose another directory{remedy}")
 
 
 def _is_index(folder: Path) -> bool:

@@ -109,9 +109,7 @@ class Documents:
             start = len(self)
             ends = np.empty((len(items), len(columns)), np.int64)
             for number, (name, parts) in enumerate(zip(_BLOBS, columns, strict=True)):
-                ends[:, number] = self.store.rows(name) + np.cumsum(
-                    [len(part) for part in parts], dtype=np.int64
-                )
+                ends[:, number] = self.store.rows(name) + np.cumsum([*map(len, parts)], dtype=np.int64)
                 self.store.append(name, np.frombuffer(b"".join(parts), np.uint8))
             self.store.append("ends.bin", ends)
             self.store.append("hashes.bin", _hashes(ids))
@@ -127,7 +125,7 @@ class Documents:
         if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
             raise BadTypeError(f"documents: ids are {brief(ids)}; expected strings in a list")
         result = np.full(len(ids), -1, np.int64)
-        keys, (hashes, order) = _hashes(ids), self._hash_index()
+        keys, (hashes, order) = _hashes(ids), self.store.derived("hashes", self._merge_hashes)
         first, last = np.searchsorted(hashes, keys, "left"), np.searchsorted(hashes, keys, "right")
         # rows with the hash of an id: several, if it was used before, or if another id has the same hash
         counts = last - first
@@ -226,12 +224,11 @@ class Documents:
                     "To replace documents of an index, use Retriever.update"
                 )
 
-    def _hash_index(self) -> tuple[Array, Array]:
-        """Return the hashes of all ids in order, and the row of each."""
-        return self.store.derived("hashes", self._merge_hashes)
-
     def _merge_hashes(self) -> tuple[Array, Array]:
-        """Merge new rows into the known hashes; start anew if these are of another epoch or of more rows."""
+        """Return the hashes of all ids in order, and the row of each.
+
+        New rows are merged into the known hashes, unless these are of another epoch or of more rows.
+        """
         epoch, hashes, order = self._known
         if epoch != self.store.epoch or len(hashes) > len(self):
             hashes, order = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -279,10 +276,8 @@ def _line(document: Document) -> bytes:
 
 def _json(value: Mapping[str, Any], identifier: str) -> bytes:
     try:
-        return (
-            json.dumps(dict(value), ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
-            + b"\n"
-        )
+        line = json.dumps(dict(value), ensure_ascii=False, allow_nan=False) + "\n"
+        return line.encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError) as error:
         raise BadValueError(
             f"adding documents: metadata of {identifier!r} is not JSON ({error}); expected numbers, strings, "

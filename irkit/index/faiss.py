@@ -125,7 +125,7 @@ class Faiss(StoredRows):
 
         def search(block: Representation) -> Hits:
             best = TopK(len(block), k)
-            best.push_pairs(*self._candidates(block, k, keep, live / covered))
+            best.push_pairs(*self._candidates(block, k, keep))
             self._scan(block, best, covered, keep)
             hits = best.hits()
             short = np.flatnonzero(hits.rows[:, -1] < 0)
@@ -135,37 +135,29 @@ class Faiss(StoredRows):
 
         return search_in_blocks(search, queries, limits.faiss_queries)
 
-    def _candidates(
-        self, queries: Representation, k: int, keep: Array | None, share: float
-    ) -> tuple[Array, Array]:
-        """Return exact scores and rows, ``(n_q, k or more)``, of what the structure finds; row -1 is none.
-
-        ``share`` is the part of the covered rows that ``keep`` leaves.
-        """
+    def _candidates(self, queries: Representation, k: int, keep: Array | None) -> tuple[Array, Array]:
+        """Return exact scores and rows, ``(n_q, k or more)``, of what the structure finds; row -1 is none."""
         structure, _ = self.store.derived("structure", self._open)
         exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
         width = k
         if _code_bytes(structure) < 2 * self.dim:  # coarse codes: fetch more, and rank them
             width += min(max(k, 10) * (self._options.refine - 1), 1000)
         width = min(width, self.store.limits.faiss_gpu_hits) if _on_gpu(structure) else width
-        scores, rows = self._look_up(queries.arrays()["values"], width, keep, share)
+        scores, rows = self._look_up(queries.arrays()["values"], width, keep)
         return (scores if exact else self._score_rows(queries, rows)), rows
 
-    def _look_up(self, values: Array, width: int, keep: Array | None, share: float) -> tuple[Array, Array]:
+    def _look_up(self, values: Array, width: int, keep: Array | None) -> tuple[Array, Array]:
         """Search the structure for ``values (n_q, dim)``; return its scores and rows, ``(n_q, width)``."""
         structure, _ = self.store.derived("structure", self._open)
 
-        def search(keep: Array | None, share: float) -> tuple[Array, Array]:
-            scores, rows = structure.search(
-                values, width, params=self._parameters(structure, width, keep, share)
-            )
-            return scores, rows
+        def search(keep: Array | None) -> Any:
+            return structure.search(values, width, params=self._parameters(structure, width, keep))
 
         try:
-            scores, rows = search(keep, share)
+            scores, rows = search(keep)
         except RuntimeError:  # this structure takes no filter: its hits are filtered below
             try:
-                scores, rows = search(None, 1)
+                scores, rows = search(None)
             except RuntimeError as error:
                 raise self._damaged(error) from None
         rows[(rows < 0) | (rows >= self._count("covered"))] = -1  # a damaged list may have any number
@@ -173,11 +165,11 @@ class Faiss(StoredRows):
             rows[(rows >= 0) & ~keep[rows]] = -1
         return scores, rows
 
-    def _parameters(self, structure: Any, width: int, keep: Array | None, share: float) -> Any:
+    def _parameters(self, structure: Any, width: int, keep: Array | None) -> Any:
         """Return FAISS's parameters of a search: wider under a filter that hides much, and for many hits."""
-        core = _core(structure)
-        options = {}
+        core, share, options = _core(structure), 1.0, {}
         if keep is not None:
+            share = float(keep[: structure.ntotal].mean())  # of the covered rows
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little"))
         if hasattr(core, "hnsw"):
             ef = min(math.ceil(max(self._options.ef_search, 2 * width) / share), structure.ntotal)
@@ -234,9 +226,8 @@ class Faiss(StoredRows):
         """Return the factory string of the configuration for ``n`` rows."""
         config, points = self._options, self.store.limits.faiss_points
         lists = max(1, min(round(4 * math.sqrt(n)), config.train_size // points, n // points))
-        codes = max(
-            size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0
-        )  # about 4 dimensions each
+        # about 4 dimensions each
+        codes = max(size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0)
         short = {
             "hnsw": "HNSW32_SQfp16",
             "ivf": f"IVF{lists},Flat",

@@ -21,7 +21,6 @@ _SETTLED = [
     *("M", "M2", "nbits", "ksub", "bbs", "implem", "skip", "qbs", "qbs2"),
 ]
 _QUANTIZER = ("d", "M", "nbits", "dsub", "ksub", "code_size")
-_BLOCKS = ("block_size", "n_per_block")
 
 
 def read_structure(content: Array, copied: bool = False) -> Any:
@@ -88,7 +87,7 @@ def _check_lists(inner: Any, made: Any) -> None:
     check_structure(inner.quantizer, made.quantizer, inner.nlist)
     lists, others = (faiss.downcast_InvertedLists(part.invlists) for part in (inner, made))
     _need(type(lists) is type(others) and lists.nlist == inner.nlist, "lists")
-    for name in _BLOCKS if hasattr(lists, "block_size") else ("code_size",):
+    for name in ("block_size", "n_per_block") if hasattr(lists, "block_size") else ("code_size",):
         _equal(lists, others, name)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from irkit.arguments import brief
 from irkit.data.document import JSON
@@ -31,12 +31,6 @@ Seen = dict[str, dict[str, JSON]]
 """Key -> kind of value ("a number", ...) -> an example from the metadata, for the keys of a filter."""
 
 
-class _Condition(NamedTuple):
-    key: str
-    sign: str
-    wanted: Any
-
-
 def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], bool]:
     """Return a function that says whether metadata meets all conditions; `Documents.filter` explains them.
 
@@ -48,7 +42,7 @@ def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], boo
         >>> meets({"year": 2005}), meets({"year": 2010}), meets({"year": "2005"}), meets({})
         (True, False, False, False)
     """
-    tests = [(condition.key, _test(*condition)) for condition in _conditions(where)]
+    tests = [(key, _test(sign, wanted)) for key, sign, wanted in _conditions(where)]
     return lambda metadata: all(key in metadata and test(metadata[key]) for key, test in tests)
 
 
@@ -81,16 +75,17 @@ def check_filter(where: Mapping[str, Any], seen: Seen, known: Callable[[], Itera
             hint = f"did you mean {near[0]!r}?" if near else hint
             raise BadValueError(f"filter: no document has the key {key!r:.60}; {hint}")
         kinds = {kind: example for kind, example in seen[key].items() if kind}
-        for value in wanted if isinstance(wanted, list | tuple) else [wanted]:
-            if kinds and value is not None and _KINDS[_plain(value)] not in kinds:
+        for value in _elements(wanted):
+            # the types of numpy are subclasses
+            own = next((_KINDS[kind] for kind in _KINDS if isinstance(value, kind)), None)
+            if kinds and own is not None and own not in kinds:
                 others = " or ".join(f"{kind}, such as {brief(example)}" for kind, example in kinds.items())
                 raise BadValueError(
-                    f"filter: {key!r} {sign} {brief(value)} is {_KINDS[_plain(value)]}; documents have "
-                    f"{others}"
+                    f"filter: {key!r} {sign} {brief(value)} is {own}; documents have {others}"
                 )
 
 
-def _conditions(where: Mapping[str, Any]) -> list[_Condition]:
+def _conditions(where: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return the conditions one by one, checked.
 
     Raises:
@@ -106,7 +101,7 @@ def _conditions(where: Mapping[str, Any]) -> list[_Condition]:
             given = {"in" if isinstance(given, list | tuple) else "==": given}
         if not given:
             raise BadValueError(f"filter: {key!r} has no condition; expected a value, or {{'>=': 2000}}")
-        conditions += [_Condition(key, sign, _checked(key, sign, wanted)) for sign, wanted in given.items()]
+        conditions += [(key, sign, _checked(key, sign, wanted)) for sign, wanted in given.items()]
     return conditions
 
 
@@ -115,8 +110,11 @@ def _checked(key: str, sign: Any, wanted: Any) -> Any:
         raise BadValueError(
             f"filter: {key!r} has the operator {brief(sign)}, expected one of {' '.join(_SIGNS)}"
         )
-    choices = wanted if isinstance(wanted, list | tuple) else [wanted]
-    usable = all(_comparable(wanted, wanted) if sign in _ORDER else _is_scalar(choice) for choice in choices)
+    choices = _elements(wanted)
+    if sign in _ORDER:
+        usable = _comparable(wanted, wanted)
+    else:
+        usable = all(isinstance(choice, bool | int | float | str | None) for choice in choices)
     usable = usable and not any(isinstance(choice, float) and choice != choice for choice in choices)  # NaN
     if not usable or (sign == "in") != isinstance(wanted, list | tuple):
         expected = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
@@ -126,8 +124,8 @@ def _checked(key: str, sign: Any, wanted: Any) -> Any:
     return wanted
 
 
-def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
-    choices = wanted if isinstance(wanted, list | tuple) else [wanted]
+def _test(sign: str, wanted: Any) -> Callable[[JSON], bool]:
+    choices = _elements(wanted)
     if sign == "!=":
         return lambda value: not any(_same(element, wanted) for element in _elements(value))
     if sign in _ORDER:
@@ -138,17 +136,8 @@ def _test(key: str, sign: str, wanted: Any) -> Callable[[JSON], bool]:
     return lambda value: any(_same(element, choice) for element in _elements(value) for choice in choices)
 
 
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _plain(value: bool | float | str) -> type:
-    """Return the type of a scalar; the types of numpy are subclasses."""
-    return next(kind for kind in _KINDS if isinstance(value, kind))
-
-
-def _elements(value: JSON) -> list[JSON]:
-    return value if isinstance(value, list) else [value]
+def _elements(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -140,8 +140,8 @@ def _check_parts(entries: Entries, about: Mapping[str, Any], need: Callable[[obj
     stops = [0, *(segment["stop"] for segment in segments)]
     starts = [*(segment["start"] for segment in segments), n]
     need(starts[:-1] == stops[:-1] and all(a <= b for a, b in pairwise([*stops, n])), "rows of segments")
-    for name in ("vocabulary.txt",) if "vocabulary.txt" in entries else ():
-        need(about["dim"] <= max(1, entries[name].rows), f"more terms than {name} has")
+    if "vocabulary.txt" in entries:
+        need(about["dim"] <= max(1, entries["vocabulary.txt"].rows), "more terms than vocabulary.txt has")
     if "bm25" in about:
         _check_bm25(entries, about, need)
 

@@ -81,9 +81,7 @@ class Encoder:
         return sums.view(groups, self._cells, -1), counts.view(groups, self._cells)
 
 
-@lru_cache(maxsize=4)
-def _encoder(dim: int, config: MuveraConfig) -> Encoder:
-    return Encoder(dim, config)
+_encoder = lru_cache(maxsize=4)(Encoder)
 
 
 class Muvera(Faiss):
@@ -127,12 +125,10 @@ class Muvera(Faiss):
             vectors[part] = self._encoder.documents(documents.tokens).numpy()
         return vectors
 
-    def _candidates(
-        self, queries: Representation, k: int, keep: Array | None, share: float
-    ) -> tuple[Array, Array]:
+    def _candidates(self, queries: Representation, k: int, keep: Array | None) -> tuple[Array, Array]:
         assert isinstance(queries, MultiVector)
         width = min(max(self.config.candidates, 2 * k), self._count("covered"))
-        _, rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), width, keep, share)
+        _, rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), width, keep)
         empty = (queries.tokens.lengths == 0).numpy()
         live = (self.live if keep is None else keep)[: self._count("covered")]
         first = np.flatnonzero(live)[: rows.shape[1]]
