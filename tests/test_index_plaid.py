@@ -43,8 +43,7 @@ from irkit.index.clustering import (
 )
 from irkit.index.muvera import Encoder
 from irkit.index.plaid import Plaid
-from irkit.index.plaid_search import CpuSearch, plan_search
-from irkit.index.plaid_tensors import TensorSearch
+from irkit.index.plaid_search import CpuSearch, TensorSearch, plan_search
 from irkit.index.topk import TopK
 
 DIM = 32
@@ -513,7 +512,7 @@ def test_memory_that_runs_out_on_the_way_is_as_if_there_were_none(
 
     index, queries = build(tmp_path / "index", [texts(300, 0)], device="cpu"), texts(3, 1)
     expected = index.search(queries, 5)
-    monkeypatch.setattr("irkit.index.plaid_tensors._rounded", full)
+    monkeypatch.setattr("irkit.index.plaid_search._rounded", full)
     index.config = PlaidConfig(device="auto")
     with pytest.warns(UserWarning, match="so the CPU does it"):
         found = index.search(queries, 5)

@@ -19,7 +19,8 @@ from irkit.arguments import brief
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector
 from irkit.core.scoring import check_comparable, score
-from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
+from irkit.errors import BadTypeError, BadValueError, CorruptError
+from irkit.utils.atomic import explained
 from irkit.utils.weights import read_weights, write_weights
 
 
@@ -179,10 +180,8 @@ class MultiVectorAttention(nn.Module):
         other = width if document_width is None else document_width
         for name, count in (("width", width), ("dim", dim), ("document_width", other)):
             _check_count("MultiVectorAttention", name, count)
-        self.query_key, self.query_value = (
-            nn.Linear(width, dim, bias=False),
-            nn.Linear(width, dim, bias=False),
-        )
+        self.query_key = nn.Linear(width, dim, bias=False)
+        self.query_value = nn.Linear(width, dim, bias=False)
         self.document_key = nn.Linear(other, dim, bias=False)
         self.document_value = nn.Linear(other, dim, bias=False)
 
@@ -209,11 +208,9 @@ class MultiVectorAttention(nn.Module):
         Raises:
             StorageError: Writing failed.
         """
-        try:
+        with explained(f"saving {path}"):
             Path(path).mkdir(parents=True, exist_ok=True)
             write_weights(path, self.state_dict())
-        except OSError as error:
-            raise StorageError(f"saving {path}: {error}") from error
 
     def project_queries(self, queries: MultiVector) -> MultiVector:
         """Return keys and values ``(total, 2 dim)`` of query tokens, side by side."""

@@ -7,13 +7,12 @@ the index is opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from irkit.encoder_free.analyzer import STOP_WORDS, Analyzer, languages
 from irkit.encoder_free.base_model import EncoderFreeModel
 from irkit.encoder_free.bm25 import BM25
-from irkit.encoder_free.impacts import Impacts
 from irkit.encoder_free.rm3 import RM3
 from irkit.encoder_free.settings import (
     BM25Config,
@@ -24,7 +23,7 @@ from irkit.encoder_free.settings import (
     encoder_free_index,
     is_encoder_free,
 )
-from irkit.encoder_free.vectors import Vectors
+from irkit.encoder_free.vectors import Impacts, Vectors
 
 __all__ = [
     "BM25",
@@ -59,7 +58,6 @@ def encoder_free_model(choice: str | Mapping[str, Any]) -> EncoderFreeModel:
         0.9
     """
     config = encoder_free_config({"kind": choice} if isinstance(choice, str) else choice)
-    settings = config.model_dump(exclude={"kind"})
-    if isinstance(config, BM25Config):
-        return BM25(**settings)
-    return Vectors(**settings) if isinstance(config, VectorsConfig) else Impacts()
+    models: dict[str, Callable[..., EncoderFreeModel]]
+    models = {"bm25": BM25, "impacts": Impacts, "vectors": Vectors}
+    return models[config.kind](**config.model_dump(exclude={"kind"}))

@@ -27,22 +27,13 @@ import torch
 from irkit_kernels.residual_maxsim import Tokens, train_codebook
 
 from irkit.core.representation import MultiVector, Representation
+from irkit.index import clustering
 from irkit.index.array_files import Array
-from irkit.index.clustering import (
-    build_lists,
-    centroid_count,
-    fit_tokens,
-    nearest_codes,
-    sample_positions,
-    train_centroids,
-    write_lists,
-)
 from irkit.index.device import on_device
 from irkit.index.index_base import StageProgress
 from irkit.index.layout import fitting
 from irkit.index.plaid_rows import COMPRESSED_ARRAYS, PlaidRows
-from irkit.index.plaid_search import CpuSearch, PlaidArrays, plan_search
-from irkit.index.plaid_tensors import TensorSearch
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, plan_search
 from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
 from irkit.index.topk import Hits, TopK
 
@@ -83,7 +74,7 @@ class Plaid(PlaidRows):
         have, total = store.rows("centroids.bin"), self.total()
         fixed, added = self.config.centroids, total - self.first_added()
         # how many are missing
-        goal = fixed or centroid_count(total, limit)
+        goal = fixed or clustering.centroid_count(total, limit)
         new = min(goal - have, added)
         if have and not fixed and self._misfit() > _MISFIT * store.meta["index"]["misfit"]:
             new = max(new, 3 * added * goal // (2 * total))  # half more than a rebuild gives tokens like them
@@ -99,12 +90,12 @@ class Plaid(PlaidRows):
         length = float(store.meta["index"].get("length", 1)) if have else _typical_length(values)
         direct = store.limits.plaid_direct
         centroids = self._on_device(
-            3, values, lambda device: train_centroids(values, new, length, seed, device, direct)
+            3, values, lambda device: clustering.train_centroids(values, new, length, seed, device, direct)
         )
         with store.update():
             store.append("centroids.bin", centroids)
             if not have:
-                sample = values[sample_positions(len(values), _UNITS, seed)]
+                sample = values[clustering.sample_positions(len(values), _UNITS, seed)]
                 codebook = train_codebook(sample - self._nearest(sample), self.config.nbits)
                 store.append("codebook.bin", codebook)
                 store.meta["index"] |= {"misfit": self._misfit(), "length": length}
@@ -118,14 +109,14 @@ class Plaid(PlaidRows):
     def _sample(self, size: int, seed: int) -> Array:
         """Return ``(size or fewer, dim)`` of the tokens that are not compressed."""
         first = self.first_added()
-        positions = sample_positions(self.total() - first, size, seed)
+        positions = clustering.sample_positions(self.total() - first, size, seed)
         positions += first - self.first_stored()
         return self.store.take("values.bin", positions).astype(np.float32)
 
     def _nearest(self, values: Array) -> Array:
         """Return the nearest centroid ``(n, dim)`` of each token."""
         centroids = self.centroids()
-        codes = self._on_device(2, values, lambda device: nearest_codes(values, centroids, device))
+        codes = self._on_device(2, values, lambda device: clustering.nearest_codes(values, centroids, device))
         nearest: Array = centroids[codes]
         return nearest
 
@@ -158,11 +149,11 @@ class Plaid(PlaidRows):
 
     def _fit(self, values: Array, lengths: Array, wide: bool) -> tuple[Tokens, Array, Array]:
         """Return the compressed tokens ``(total, dim)`` of documents, and their means and factors."""
-        centroids, codebook = self.centroids(), self.codebook()
+        centroids, codebook, dtype = self.centroids(), self.codebook(), np.int32 if wide else np.uint16
 
         def compress(device: torch.device) -> tuple[Tokens, Array, Array]:
-            codes = nearest_codes(values, centroids, device).astype(np.int32 if wide else np.uint16)
-            return fit_tokens(values, lengths, centroids, codes, codebook, device)
+            codes = clustering.nearest_codes(values, centroids, device).astype(dtype)
+            return clustering.fit_tokens(values, lengths, centroids, codes, codebook, device)
 
         return self._on_device(3, values, compress)
 
@@ -177,11 +168,11 @@ class Plaid(PlaidRows):
         report("listing", 0, None)
         codes, ends = store.read("codes.bin"), self._ends()[: self.covered]
         with fitting(store.path):
-            offsets = build_lists(codes, ends, store.rows("centroids.bin"), limits)
+            starts = clustering.build_lists(codes, ends, store.rows("centroids.bin"), limits)
         with store.update():
             store.drop("list_offsets.bin")
-            store.append("list_offsets.bin", offsets)
-            store.replace("lists.bin", lambda path: write_lists(path, codes, ends, offsets, limits))
+            store.append("list_offsets.bin", starts)
+            store.replace("lists.bin", lambda path: clustering.write_lists(path, codes, ends, starts, limits))
             store.meta["index"]["listed"] = len(ends)
 
     # ---- searching ----
