@@ -192,11 +192,8 @@ def concat(parts: Iterable[Representation]) -> Representation:
     if isinstance(first, MultiVector):
         return MultiVector(Ragged.concat([item.tokens for item in items if isinstance(item, MultiVector)]))
     sparse = [item for item in items if isinstance(item, Sparse)]
-    return Sparse(
-        Ragged.concat([item.terms for item in sparse]),
-        torch.cat([item.weights for item in sparse]),
-        first.dim,
-    )
+    weights = torch.cat([item.weights for item in sparse])
+    return Sparse(Ragged.concat([item.terms for item in sparse]), weights, first.dim)
 
 
 def representation_from_arrays(kind: str, dim: int, arrays: Arrays) -> Representation:

@@ -19,6 +19,7 @@ from irkit.data import Document, Query
 from irkit.encoder_free.settings import EncoderFreeConfig
 from irkit.errors import BadValueError
 from irkit.index import Store
+from irkit.index.array_files import Array
 from irkit.index.term_ids import Vocabulary
 from irkit.tokenizer import TokenSpan
 
@@ -166,7 +167,11 @@ def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, 
     values = np.ones(len(keys)) if weights is None else np.fromiter(weights, np.float64, len(keys))
     known = terms >= 0
     keys, positions = np.unique(keys[known], return_inverse=True)
-    sums = np.bincount(positions, values[known], len(keys)).astype(np.float32)
-    counts = np.bincount(keys // dim, minlength=len(rows))
-    numbers = torch.from_numpy((keys % dim).astype(np.int32))
-    return Sparse(Ragged(numbers, torch.from_numpy(counts)), torch.from_numpy(sums), dim)
+    return sparse_from_keys(keys, np.bincount(positions, values[known], len(keys)), len(rows), dim)
+
+
+def sparse_from_keys(keys: Array, weights: Array, n: int, dim: int) -> Sparse:
+    """Make ``n`` sparse rows of keys, row * dim + term, in order, and their weights."""
+    lengths = torch.from_numpy(np.bincount(keys // dim, minlength=n))
+    terms = Ragged(torch.from_numpy((keys % dim).astype(np.int32)), lengths)
+    return Sparse(terms, torch.from_numpy(weights.astype(np.float32)), dim)

@@ -88,17 +88,13 @@ class BM25(EncoderFreeModel):
         if not texts:
             return sparse_rows((), None, self.dim)
         with self._terms.store.snapshot():
-            return self._represent(texts, side)
-
-    def _represent(self, texts: Sequence[str], side: Side) -> Sparse:
-        numbers = self._numbers(texts, self._terms.find)
-        if side == "query":
-            return self._queries(numbers)
-        rows = sparse_rows(numbers, None, self.dim)
-        lengths = np.repeat([float(len(row)) for row in numbers], rows.terms.lengths.numpy())
-        mean = bm25.mean_length(self._terms.store)
-        weights = bm25.saturate(rows.weights.numpy(), lengths, self.config.k1, self.config.b, mean)
-        return Sparse(rows.terms, torch.from_numpy(weights), rows.dim)
+            numbers = self._numbers(texts, self._terms.find)
+            if side == "query":
+                return self._queries(numbers)
+            rows, mean = sparse_rows(numbers, None, self.dim), bm25.mean_length(self._terms.store)
+            lengths = np.repeat([float(len(row)) for row in numbers], rows.terms.lengths.numpy())
+            weights = bm25.saturate(rows.weights.numpy(), lengths, self.config.k1, self.config.b, mean)
+            return Sparse(rows.terms, torch.from_numpy(weights), rows.dim)
 
     def token_spans(self, text: str, side: Side) -> list[TokenSpan]:
         """Return the terms of a text and their characters."""

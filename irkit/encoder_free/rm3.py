@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import torch
 
 from irkit.arguments import brief, check_counts
-from irkit.core.ragged import Ragged
 from irkit.core.representation import Representation, Sparse
+from irkit.encoder_free.base_model import sparse_from_keys
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Index, StoredRows
 from irkit.index import bm25_index as bm25
@@ -75,11 +74,8 @@ class RM3:
         own, counts = _distribution(own, counts, None, queries.dim)
         keys, positions = np.unique(np.concatenate([own, keys]), return_inverse=True)
         mixed = np.bincount(positions, np.concatenate([self.weight * counts, (1 - self.weight) * weights]))
-        lengths = np.bincount(keys // queries.dim, minlength=len(queries))
-        terms = keys % queries.dim
-        values = (mixed * bm25.rarity(index.store, terms)).astype(np.float32)
-        rows = Ragged(torch.from_numpy(terms.astype(np.int32)), torch.from_numpy(lengths))
-        return Sparse(rows, torch.from_numpy(values), queries.dim)
+        values = mixed * bm25.rarity(index.store, keys % queries.dim)
+        return sparse_from_keys(keys, values, len(queries), queries.dim)
 
     def _relevance(self, index: Index, queries: Sparse, allowed: Array | None) -> tuple[Array, Array]:
         """Return keys, query * dim + term, in order, and their weights in the documents found first."""

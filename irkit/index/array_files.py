@@ -30,8 +30,8 @@ _KIND = "irkit index"
 _DEEPEST = 50  # nested values: copying and writing them is recursive
 _MOST = 1 << 48  # largest number of rows, bytes, and numbers per row
 _BLOCK_BYTES = 1 << 24
-_Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 
 
 def corrupt(what: object, problem: str) -> CorruptError:
@@ -86,13 +86,6 @@ class Entry:
             finally:
                 os.close(descriptor)
         return np.frombuffer(pages, self.dtype).reshape(self.rows, *self.shape)
-
-    def verify(self, directory: Path, array: Array) -> None:
-        """Raise CorruptError unless ``array``, mapped from the file, is what was written."""
-        actual = checksum(array)
-        if actual != self.crc32:
-            problem = f"altered; its checksum is {actual:08x}, expected {self.crc32:08x}"
-            raise corrupt(f"file {directory / self.file}", problem)
 
 
 @dataclass

@@ -69,7 +69,7 @@ class Flat(StoredRows):
             return on_device(
                 device,
                 "searching this index",
-                DenseSearch.needed(values),
+                values.nbytes + _WORK,
                 lambda device: None if device.type == "cpu" else DenseSearch(values, device, scores),
             )
 
@@ -135,11 +135,6 @@ class DenseSearch:
     def __init__(self, values: Array, device: torch.device, scores: int) -> None:
         """Move vectors ``(n, dim)`` float32 to the device; a search makes ``scores`` at once."""
         self._values, self._scores = torch.from_numpy(values).to(device), scores
-
-    @staticmethod
-    def needed(values: Array) -> int:
-        """Return the bytes of a device that the search of these vectors takes."""
-        return values.nbytes + _WORK
 
     def __call__(self, queries: Tensor, k: int, keep: Array | None) -> Hits:
         """Return the ``k`` best rows of each query.
