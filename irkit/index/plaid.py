@@ -1,7 +1,11 @@
-"""Approximate MaxSim over compressed tokens: how a plaid index is built, extended and searched.
+"""Approximate MaxSim over compressed tokens: how a plaid index stores them, and how it is built and extended.
 
-`irkit.index.plaid_rows` says what is stored, and `irkit.index.plaid_search` how it is searched. An index is
-built and extended in three steps that are committed one by one:
+A compressed token is decoded as ``a * centroid + b * residual + mean``: its nearest centroid (two or four
+bytes), two float16 coefficients (a least-squares fit), a residual of ``nbits`` bits per dimension (a trellis
+code, see the kernel ``residual_maxsim``), and the mean residual of its document, which is stored once in 8
+bits per dimension.
+
+An index is built and extended in three steps that are committed one by one:
 
 1. **Train.** A spherical k-means over a sample of the tokens makes about 10 times the square root of their
    number of centroids. The codebook of the residuals is trained on a smaller sample. When tokens are added
@@ -13,28 +17,35 @@ built and extended in three steps that are committed one by one:
 3. **List.** Each centroid gets the list of the documents that have a token of it. Lists are made anew when
    more than a twentieth of the rows has none, and searches score the rows without lists.
 
-Source: Santhanam et al., PLAID, arXiv 2205.09707, section 3 (centroids, residuals, and lists of documents).
+`irkit.index.plaid_search` says how it is searched.
+
+Source: Santhanam et al., PLAID, arXiv 2205.09707, section 3 (centroids, residuals, and lists of documents),
+and ColBERTv2, arXiv 2112.01488, which store centroid and residual alone, with scalar quantisation.
+Coefficients, trellis code and means make the same bytes fit better.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from irkit_kernels.residual_maxsim import Tokens, train_codebook
+from irkit_kernels.residual_maxsim import Tokens, decode, train_codebook
 
+from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector, Representation
+from irkit.errors import CorruptError
 from irkit.index import clustering
-from irkit.index.array_files import Array
-from irkit.index.device import on_device
-from irkit.index.index_base import StageProgress
-from irkit.index.layout import fitting
-from irkit.index.plaid_rows import COMPRESSED_ARRAYS, PlaidRows
-from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, plan_search
-from irkit.index.stored_rows import QUERY_BLOCK, search_in_blocks
+from irkit.index.array_files import Array, corrupt
+from irkit.index.device import check_device, on_device
+from irkit.index.index_base import Index, StageProgress
+from irkit.index.index_settings import PlaidConfig
+from irkit.index.layout import element_positions, fitting, row_ends
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, plan_search, select_tokens
+from irkit.index.state import snapshot
+from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks, to_float16
 from irkit.index.topk import Hits, TopK
 
 T = TypeVar("T")
@@ -44,10 +55,18 @@ _UNITS = 4096  # tokens sampled to train the codebook, and to see how well centr
 _MISFIT = 1.02  # tokens that fit so many times worse than the first ones are of another kind
 _LONGEST = 1 << 15  # length of a centroid, which float16 has to hold
 _WORK = 1 << 30  # bytes of a GPU that building takes beyond its input
+# files of the fields of `Tokens`, then of the means of documents and their factors
+_COMPRESSED = ("codes.bin", "coefficients.bin", "residuals.bin", "means.bin", "scales.bin")
 
 
-class Plaid(PlaidRows):
-    """Searches compressed tokens by their centroids, lists and residuals, and scans the other rows."""
+class Plaid(StoredRows):
+    """Searches compressed tokens by their centroids, lists and residuals, and scans the other rows.
+
+    ``covered`` rows are compressed, the first ones, and ``listed`` of these have lists. ``values.bin`` has
+    the tokens of the other rows in float16; with ``keep_tokens``, the tokens of all rows.
+    """
+
+    config: PlaidConfig
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Train centroids, compress what was added and list it, if these are many tokens.
@@ -59,20 +78,167 @@ class Plaid(PlaidRows):
         """
         report, store = progress or (lambda stage, count, total: None), self.store
         with contextlib.nullcontext() if store.building else store.update():
-            if self.total() - self.first_added() > store.limits.plaid_uncompressed:
+            if self._total() - self._first_added() > store.limits.plaid_uncompressed:
                 self._train(report)
                 self._compress(report)
             new_centroids = store.rows("list_offsets.bin") <= store.rows("centroids.bin")
             if self.covered - self.listed > self.covered // 20 or (self.covered and new_centroids):
                 self._list(report)
 
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, ascending, of another plaid index, exactly as stored."""
+        assert isinstance(source, Plaid)
+        read, compressed = source.store.read, rows[rows < source.covered]
+        with self.store.update():
+            if len(compressed):
+                for name in ("centroids.bin", "codebook.bin") if not self.store.rows("centroids.bin") else ():
+                    self.store.append(name, read(name))
+                lengths, positions = source._positions(compressed)
+                means, scales = (read(name)[compressed] for name in _COMPRESSED[3:])
+                parts = (*source._tokens(positions), means, scales)
+                arrays = dict(zip(_COMPRESSED, parts, strict=True))
+                if self.config.keep_tokens:
+                    arrays["values.bin"] = read("values.bin")[positions]
+                for name, array in (arrays | {"lengths.bin": lengths}).items():
+                    self.store.append(name, array)
+                count = len(self) + len(compressed)
+                about = source.store.meta["index"] | {"rows": count, "covered": count, "listed": 0}
+                self.store.meta["index"] = about
+            if len(compressed) < len(rows) or not len(rows):
+                self.add(source.representations(rows[len(compressed) :]))
+
+    @snapshot
+    def stats(self) -> dict[str, Any]:
+        """Return what `Index.stats` returns, and numbers about centroids and compressed rows."""
+        centroids = self.store.rows("centroids.bin")
+        more = {"nbits": self.config.nbits, "centroids": centroids, "covered": self.covered}
+        return super().stats() | more
+
+    @property
+    def covered(self) -> int:
+        """Number of rows that are compressed."""
+        return self._count("covered")
+
+    @property
+    def listed(self) -> int:
+        """Number of rows that are in the lists of the centroids."""
+        return self._count("listed")
+
+    def _total(self) -> int:
+        """Return the number of tokens of all rows."""
+        return int(self._ends()[-1]) if self.store.rows("lengths.bin") else 0
+
+    def _first_added(self) -> int:
+        """Return the position of the first token that is not compressed."""
+        return int(self._ends()[self.covered - 1]) if self.covered else 0
+
+    def _first_stored(self) -> int:
+        """Return the position of the first token that is stored as it is, as are all after it."""
+        return self._total() - self.store.rows("values.bin")
+
+    def _centroids(self) -> Array:
+        """Return ``(K, dim)`` float32."""
+        return self.store.derived("centroids", lambda: self.store.read("centroids.bin").astype(np.float32))
+
+    def _codebook(self) -> Array:
+        """Return the levels of residuals, ``(2**(8 - nbits), 2**nbits)`` int8."""
+        codebook, bits = self.store.read("codebook.bin"), self.config.nbits
+        if codebook.shape != (2 ** (8 - bits), 2**bits):
+            raise CorruptError(
+                f"index {self.store.path}: an earlier version coded its residuals, or its codebook is "
+                "damaged; rebuild the index"
+            )
+        return codebook
+
+    def arrays(self) -> PlaidArrays:
+        """Return what a search reads."""
+        covered, count = self.covered, self.store.rows("centroids.bin")
+        offsets = np.concatenate([[0], self._ends()[:covered]])
+        tokens = self._tokens(slice(int(offsets[-1])))
+        starts, lists = np.zeros(1, np.int64), np.empty(0, np.int32)
+        if self.store.rows("lists.bin") and self.store.rows("list_offsets.bin"):
+            starts = self.store.read("list_offsets.bin")
+            size = self.store.rows("lists.bin") // max(1, int(starts[-1]))
+            if starts[0] or (np.diff(starts) < 0).any() or self.store.rows("lists.bin") != size * starts[-1]:
+                raise self._damaged()
+            lists = clustering.read_lists(self.store.read("lists.bin"), int(starts[-1]))
+        if starts[-1] != len(lists) or not count:
+            raise self._damaged()
+        starts = np.pad(starts, (0, count + 1 - len(starts)), mode="edge")  # new centroids have no lists yet
+        means, scales = (self.store.read(name)[:covered] for name in _COMPRESSED[3:])
+        return PlaidArrays(
+            self._centroids(), self._codebook(), tokens, means, scales, offsets, starts, lists, self.listed
+        )
+
+    def _damaged(self) -> CorruptError:
+        """Return the error of arrays that contradict each other."""
+        return corrupt(self.store.path, "its arrays do not fit together")
+
+    # ---- rows as they are stored ----
+
+    def _represent(self, rows: Array) -> Representation:
+        """Return the stored documents of rows that have been checked."""
+        read, first = self.store.read, self._first_stored()
+        lengths, positions = self._positions(rows)
+        values, compressed = np.empty((len(positions), self.dim), np.float32), positions < first
+        if compressed.any():
+            row = np.repeat(rows, lengths)[compressed]
+            tokens = self._tokens(positions[compressed])
+            with fitting(self.store.path):
+                values[compressed] = decode(tokens, self._centroids(), self._codebook())
+            values[compressed] += read("means.bin")[row] * read("scales.bin")[row, None]
+        if not compressed.all():
+            values[~compressed] = read("values.bin")[positions[~compressed] - first]
+        return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
+
+    def _append(self, representation: Representation) -> None:
+        if not len(self):
+            check_device(self.config.device)  # errors show before the work is done
+        super()._append(representation)
+
+    def _encode(self, representation: Representation) -> dict[str, Array]:
+        return to_float16(representation)
+
+    def _ends(self) -> Array:
+        """Return ``(n,)`` where the tokens of each row end."""
+
+        def make() -> Array:
+            store, lengths = self.store, self.store.read("lengths.bin")
+            ends = row_ends(store.path, lengths, int(lengths.sum()))
+            stored = (int(ends[-1]) if len(ends) else 0) - store.rows("values.bin")
+            compressed = int(ends[self.covered - 1]) if self.covered else 0
+            most = 0 if self.config.keep_tokens else compressed
+            if not 0 <= stored <= most or compressed > store.rows("codes.bin"):
+                raise self._damaged()
+            return ends
+
+        return self.store.derived("ends", make)
+
+    def _positions(self, rows: Array) -> tuple[Array, Array]:
+        """Return the lengths of rows, and the positions of their tokens."""
+        lengths = self.store.read("lengths.bin")[rows]
+        return lengths, element_positions(self._ends()[rows], lengths)
+
+    def _slice(self, start: int, stop: int) -> Representation:
+        ends, stored = self._ends(), self._first_stored()
+        first = int(ends[start - 1]) if start else 0
+        if first < stored:
+            return self._represent(np.arange(start, stop))
+        values = self.store.read("values.bin")[first - stored : int(ends[stop - 1]) - stored]  # not copied
+        lengths = self.store.read("lengths.bin")[start:stop]
+        return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
+
+    def _tokens(self, at: Array | slice) -> Tokens:
+        """Return the compressed tokens at some places."""
+        return select_tokens(Tokens(*map(self.store.read, _COMPRESSED[:3])), at)
+
     # ---- building ----
 
     def _train(self, report: StageProgress) -> None:
         """Make the first centroids, or more of them from the added tokens that they fit worst."""
         store, limit, seed = self.store, self.config.train_size, self.config.seed
-        have, total = store.rows("centroids.bin"), self.total()
-        fixed, added = self.config.centroids, total - self.first_added()
+        have, total = store.rows("centroids.bin"), self._total()
+        fixed, added = self.config.centroids, total - self._first_added()
         # how many are missing
         goal = fixed or clustering.centroid_count(total, limit)
         new = min(goal - have, added)
@@ -108,14 +274,14 @@ class Plaid(PlaidRows):
 
     def _sample(self, size: int, seed: int) -> Array:
         """Return ``(size or fewer, dim)`` of the tokens that are not compressed."""
-        first = self.first_added()
-        positions = clustering.sample_positions(self.total() - first, size, seed)
-        positions += first - self.first_stored()
+        first = self._first_added()
+        positions = clustering.sample_positions(self._total() - first, size, seed)
+        positions += first - self._first_stored()
         return self.store.take("values.bin", positions).astype(np.float32)
 
     def _nearest(self, values: Array) -> Array:
         """Return the nearest centroid ``(n, dim)`` of each token."""
-        centroids = self.centroids()
+        centroids = self._centroids()
         codes = self._on_device(2, values, lambda device: clustering.nearest_codes(values, centroids, device))
         nearest: Array = centroids[codes]
         return nearest
@@ -123,7 +289,7 @@ class Plaid(PlaidRows):
     def _compress(self, report: StageProgress) -> None:
         """Compress the tokens of the rows that are not, and drop them unless they are to be kept."""
         store, n, covered = self.store, len(self), self.covered
-        row, ends, stored = store.rows("means.bin"), self._ends(), self.first_stored()
+        row, ends, stored = store.rows("means.bin"), self._ends(), self._first_stored()
         wide = store.rows("centroids.bin") > store.limits.narrow
         if wide:
             with store.update():
@@ -138,7 +304,7 @@ class Plaid(PlaidRows):
             with fitting(store.path):
                 tokens, means, scales = self._fit(values, lengths, wide)
             with store.update():
-                for name, array in zip(COMPRESSED_ARRAYS, (*tokens, means, scales), strict=True):
+                for name, array in zip(_COMPRESSED, (*tokens, means, scales), strict=True):
                     store.append(name, array)
             report("compressing", stop - row, n - covered)
             row = stop
@@ -149,7 +315,7 @@ class Plaid(PlaidRows):
 
     def _fit(self, values: Array, lengths: Array, wide: bool) -> tuple[Tokens, Array, Array]:
         """Return the compressed tokens ``(total, dim)`` of documents, and their means and factors."""
-        centroids, codebook, dtype = self.centroids(), self.codebook(), np.int32 if wide else np.uint16
+        centroids, codebook, dtype = self._centroids(), self._codebook(), np.int32 if wide else np.uint16
 
         def compress(device: torch.device) -> tuple[Tokens, Array, Array]:
             codes = clustering.nearest_codes(values, centroids, device).astype(dtype)
@@ -223,7 +389,7 @@ class Plaid(PlaidRows):
             count = len(arrays.centroids)
             for numbers, limit in ((arrays.tokens.codes, count), (arrays.lists, arrays.listed)):
                 if len(numbers) and not 0 <= numbers.min() <= numbers.max() < limit:
-                    raise self.damaged()
+                    raise self._damaged()
             return TensorSearch(arrays, device)
 
         needed = TensorSearch.needed(arrays)
