@@ -223,12 +223,11 @@ class Ragged:
 
     def where(self, mask: Tensor) -> Ragged:
         """Keep the elements that ``mask (total,)`` marks; a mask on the CPU avoids waiting for a device."""
+        before = torch.nn.functional.pad(mask.cumsum(0), (1, 0))
         if mask.is_cpu and not self.values.is_cpu:
-            before = torch.nn.functional.pad(mask.cumsum(0), (1, 0))
             ends = torch.nn.functional.pad(torch.cumsum(self.lengths, 0), (1, 0))
             positions = to_device(mask.nonzero().squeeze(1), self.device)
             return Ragged(self.values[positions], before[ends].diff())
-        before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.cumsum(0)])
         return Ragged(self.values[mask], before[self.offsets.long()].diff())
 
     @property

@@ -14,15 +14,7 @@ from irkit.encoder_free.analyzer import STOP_WORDS, Analyzer, languages
 from irkit.encoder_free.base_model import EncoderFreeModel
 from irkit.encoder_free.bm25 import BM25
 from irkit.encoder_free.rm3 import RM3
-from irkit.encoder_free.settings import (
-    BM25Config,
-    EncoderFreeConfig,
-    ImpactsConfig,
-    VectorsConfig,
-    encoder_free_config,
-    encoder_free_index,
-    is_encoder_free,
-)
+from irkit.encoder_free.settings import encoder_free_config, encoder_free_index, is_encoder_free
 from irkit.encoder_free.vectors import Impacts, Vectors
 
 __all__ = [
@@ -30,13 +22,9 @@ __all__ = [
     "RM3",
     "STOP_WORDS",
     "Analyzer",
-    "BM25Config",
-    "EncoderFreeConfig",
     "EncoderFreeModel",
     "Impacts",
-    "ImpactsConfig",
     "Vectors",
-    "VectorsConfig",
     "encoder_free_index",
     "encoder_free_model",
     "is_encoder_free",

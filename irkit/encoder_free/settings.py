@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
@@ -62,12 +62,10 @@ class VectorsConfig(Config):
     dim: int | None = Field(None, ge=1)
 
 
-EncoderFreeConfig: TypeAlias = Annotated[
-    BM25Config | ImpactsConfig | VectorsConfig, Field(discriminator="kind")
-]
+EncoderFreeConfig: TypeAlias = BM25Config | ImpactsConfig | VectorsConfig
 """Configuration of a model; its field ``kind`` names the model."""
 
-_KINDS: dict[str, type[BM25Config | ImpactsConfig | VectorsConfig]] = {
+_KINDS: dict[str, type[EncoderFreeConfig]] = {
     "bm25": BM25Config,
     "impacts": ImpactsConfig,
     "vectors": VectorsConfig,

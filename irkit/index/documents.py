@@ -20,7 +20,7 @@ from irkit.index.filters import Seen, check_filter, note_values, parse_filter
 from irkit.index.index_base import live_rows, row_list
 from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
-from irkit.index.store import Store
+from irkit.index.store import Store, check_store
 
 _BLOBS = ("ids.bin", "documents.jsonl", "metadata.jsonl")
 
@@ -41,8 +41,7 @@ class Documents:
     """
 
     def __init__(self, store: Store) -> None:
-        if not isinstance(store, Store):
-            raise BadTypeError(f"Documents: got {brief(store)}; expected a Store")
+        check_store("Documents", store, "Store.open(path)")
         self.store = store
         self._known = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
         self._mask = lru_cache(maxsize=16)(self._scan_metadata)

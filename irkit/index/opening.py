@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from irkit.arguments import brief
 from irkit.core.representation import Representation
-from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
+from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.documents import Documents
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_kinds import INDEX_KINDS, index_config
 from irkit.index.index_settings import AutoConfig, IndexConfig
-from irkit.index.store import Store
+from irkit.index.store import Store, check_store
 from irkit.index.term_ids import Vocabulary
 from irkit.utils.atomic import explained
 from irkit.utils.forking import one_thread_after_fork
@@ -72,10 +71,7 @@ def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "
         raise ConfigError(
             "index 'auto' depends on the documents, which `Retriever.build` counts; name an index here"
         )
-    if not isinstance(store, Store):
-        raise BadTypeError(
-            f"creating an index: got {brief(store)}; expected a Store, such as Store.build(path)"
-        )
+    check_store("creating an index", store, "Store.build(path)")
     one_thread_after_fork()  # a build trains later
     saved = chosen.model_dump(mode="json")
     with store.update():
@@ -95,10 +91,7 @@ def open_index(store: Store) -> Index:
         StorageError: There is none in it.
         ConfigError: Its configuration is of another version of irkit.
     """
-    if not isinstance(store, Store):
-        raise BadTypeError(
-            f"opening an index: got {brief(store)}; expected a Store, such as Store.open(path)"
-        )
+    check_store("opening an index", store, "Store.open(path)")
     if "index" not in store.meta:
         raise StorageError(f"index {store.path}: the directory has no index in it; build one first")
     try:

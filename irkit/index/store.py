@@ -389,6 +389,12 @@ class Store(StoreReader):
             self._own.state, self._own.updating = None, False
 
 
+def check_store(operation: str, store: object, example: str) -> None:
+    """Raise BadTypeError unless ``store`` is a `Store`, such as ``example`` makes."""
+    if not isinstance(store, Store):
+        raise BadTypeError(f"{operation}: got {brief(store)}; expected a Store, such as {example}")
+
+
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
