@@ -14,6 +14,7 @@ from torch import Tensor
 
 from irkit.index.array_files import Array, allocate
 from irkit.index.faiss_package import import_faiss
+from irkit.index.layout import row_blocks
 from irkit.index.limits import Limits
 
 _ROUNDS = 4  # of k-means: more hardly help, as residuals are stored
@@ -246,10 +247,8 @@ def read_lists(stored: Array, count: int) -> Array:
 
 def _pairs(codes: Array, ends: Array, block: int) -> Iterator[tuple[Array, Array]]:
     """Yield centroids and documents of about ``block`` tokens at a time, each pair once, in order of both."""
-    start = 0
-    while start < len(ends):
+    for start, stop in row_blocks(ends, 0, len(ends), block):
         first = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, first + block, "right")))
         part = codes[first : int(ends[stop - 1])]
         order = np.argsort(part, kind="stable")
         centroids = part[order]
@@ -258,4 +257,3 @@ def _pairs(codes: Array, ends: Array, block: int) -> Iterator[tuple[Array, Array
         new = np.ones(len(centroids), np.bool_)
         new[1:] = (centroids[1:] != centroids[:-1]) | (documents[1:] != documents[:-1])
         yield centroids[new], documents[new]
-        start = stop

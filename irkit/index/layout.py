@@ -107,6 +107,28 @@ def row_ends(path: Path, lengths: Array, total: int) -> Array:
     return ends
 
 
+def row_blocks(
+    ends: Array | None, start: int, stop: int, elements: int, rows: int = _MOST
+) -> Iterator[tuple[int, int]]:
+    """Cut rows ``start`` to ``stop`` into blocks; yield the first row of each, and the row after its last.
+
+    Args:
+        ends: Where the elements of each row end; None means one element per row.
+        start: First row.
+        stop: Row after the last.
+        elements: Elements of a block, at most, unless its only row has more.
+        rows: Rows of a block, at most.
+    """
+    while start < stop:
+        end = start + elements
+        if ends is not None:
+            before = int(ends[start - 1]) if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, before + elements, "right")))
+        end = min(end, start + rows, stop)
+        yield start, end
+        start = end
+
+
 def element_positions(ends: Array, lengths: Array) -> Array:
     """Return the positions of the elements of rows, row by row.
 

@@ -104,8 +104,7 @@ class Muvera(Faiss):
     @property
     def _options(self) -> FaissConfig:
         train_size = max(_TRAIN, _TRAIN_NUMBERS // self._width(self.dim))
-        options = {"factory": self.config.factory, "seed": self.config.seed, "train_size": train_size}
-        return FaissConfig.model_validate(options)
+        return FaissConfig(factory=self.config.factory, seed=self.config.seed, train_size=train_size)
 
     def _width(self, dim: int) -> int:
         return self.config.repetitions * (1 << self.config.bits) * self.config.projection

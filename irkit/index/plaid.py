@@ -42,7 +42,7 @@ from irkit.index.array_files import Array, corrupt
 from irkit.index.device import check_device, on_device
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import PlaidConfig
-from irkit.index.layout import element_positions, fitting, row_ends
+from irkit.index.layout import element_positions, fitting, row_blocks, row_ends
 from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, plan_search, select_tokens
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks, to_float16
@@ -295,19 +295,16 @@ class Plaid(StoredRows):
             with store.update():
                 store.recast("codes.bin", np.int32)
         report("compressing", row - covered, n - covered)
-        while row < n:
-            # the next block of whole documents
-            first = int(ends[row - 1]) if row else 0
-            stop = max(row + 1, int(np.searchsorted(ends, first + store.limits.plaid_block, "right")))
+        for start, stop in row_blocks(ends, row, n, store.limits.plaid_block):
+            first = int(ends[start - 1]) if start else 0
             values = store.take("values.bin", np.arange(first, ends[stop - 1]) - stored).astype(np.float32)
-            lengths = np.diff(ends[row:stop], prepend=first)
+            lengths = np.diff(ends[start:stop], prepend=first)
             with fitting(store.path):
                 tokens, means, scales = self._fit(values, lengths, wide)
             with store.update():
                 for name, array in zip(_COMPRESSED, (*tokens, means, scales), strict=True):
                     store.append(name, array)
-            report("compressing", stop - row, n - covered)
-            row = stop
+            report("compressing", stop - start, n - covered)
         with store.update():
             if not self.config.keep_tokens:
                 store.drop("values.bin")

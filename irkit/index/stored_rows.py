@@ -14,7 +14,7 @@ from irkit.errors import BadValueError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import Index, row_list
-from irkit.index.layout import element_positions, row_ends
+from irkit.index.layout import element_positions, row_blocks, row_ends
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits, TopK
 
@@ -152,15 +152,7 @@ class StoredRows(Index):
             width = max(width, len(queries.tokens.values))
         rows = max(1, limits.scan_scores // len(queries))
         elements = max(1, limits.scan_numbers // max(1, width))
-        while start < stop:
-            end = min(stop, start + rows)
-            if ends is None:
-                end = min(end, start + elements)
-            else:
-                before = int(ends[start - 1]) if start else 0
-                end = min(end, max(start + 1, int(np.searchsorted(ends, before + elements, "right"))))
-            yield start, end
-            start = end
+        return row_blocks(ends, start, stop, elements, rows)
 
 
 def search_in_blocks(search: Callable[[Representation], Hits], queries: Representation, size: int) -> Hits:
