@@ -407,6 +407,14 @@ def test_terms_get_more_bytes_when_the_vocabulary_grows(tmp_path: Path) -> None:
     check_exact(index, Sparse(Ragged.from_rows([[70_000], [3]]), torch.ones(2), 70_001), 10)
 
 
+def test_terms_get_more_bytes_although_there_are_none(tmp_path: Path) -> None:
+    empty = Sparse(Ragged.from_rows([[], []], dtype=torch.int32), torch.empty(0), 1)
+    index = build_counts(tmp_path / "index", "inverted", [empty])
+    index.add(Sparse(Ragged.from_rows([[70_000]]), torch.ones(1), 70_001))
+    assert index.store.read("terms.bin").dtype == np.uint32
+    assert index.representations(np.arange(3)).terms.values.tolist() == [70_000]
+
+
 def test_counts_are_whole_numbers(tmp_path: Path) -> None:
     for wrong in (0.5, -1, 70_000):
         with pytest.raises(BadValueError, match="whole number"):

@@ -75,12 +75,11 @@ class Faiss(StoredRows):
                     if not self._train(structure):
                         return
             report("adding", 0, n - covered)
-            if not grows:
-                structure.add(self._vectors(np.arange(n)))
-            for first in range(covered, n, self._block) if grows else ():
-                block = self._vectors(np.arange(first, min(first + self._block, n)))
-                for start in range(0, len(block), limits.faiss_add):
-                    part = block[start : start + limits.faiss_add]
+            size, most = (self._block, limits.faiss_add) if grows else (n, n)
+            for first in range(covered, n, size):
+                block = self._vectors(np.arange(first, min(first + size, n)))
+                for start in range(0, len(block), most):
+                    part = block[start : start + most]
                     structure.add(part)
                     report("adding", len(part), n - covered)
             self.store.replace(_FILE, lambda path: _write(structure, path))
