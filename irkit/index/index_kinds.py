@@ -28,14 +28,15 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 from pydantic import PlainValidator, SerializeAsAny
 from pydantic_core import PydanticKnownError
 
 from irkit.arguments import brief
 from irkit.errors import ConfigError
-from irkit.index import expected_arrays as arrays
+from irkit.index.array_files import Entry
 from irkit.index.index_settings import (
     AutoConfig,
     FaissConfig,
@@ -47,8 +48,9 @@ from irkit.index.index_settings import (
 )
 from irkit.utils.plugins import Registry
 
-if TYPE_CHECKING:
-    from irkit.index.expected_arrays import Entries, Expected
+Entries: TypeAlias = Mapping[str, Entry]
+Expected: TypeAlias = tuple[str, str, tuple[int, ...], int | None]
+"""An array of a stored index: name, possible dtypes in one string, row shape, and rows (None: any number)."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,10 @@ class IndexKind:
         index: Class of the index, or a function that returns one, as ``"module:name"``. It is imported when
             an index is opened, and called with the store and the configuration.
         holds: Kinds of representation that it can hold: ``"dense"``, ``"multi_vector"``, ``"sparse"``.
-        arrays: Arrays that a stored index has, see `irkit.index.expected_arrays`; a manifest is compared with
-            them before anything is read. None compares nothing.
+        arrays: Function that yields the arrays that a stored index has; a manifest is compared with them
+            before anything is read. Its arguments are the arrays of the manifest by name, the values that the
+            manifest has of the index (``rows``, ``dim``, ``representation``, ...), and its configuration.
+            None compares nothing.
         short: Names that stand for the kind with some settings.
     """
 
@@ -72,17 +76,91 @@ class IndexKind:
     short: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+def count_rows(entries: Entries, name: str) -> int:
+    """Return the rows of an array, 0 if there is none of this name."""
+    return entries[name].rows if name in entries else 0
+
+
+def common_arrays(entries: Entries) -> Iterator[Expected]:
+    """Yield the arrays of any index: removed rows, documents, vocabularies."""
+    yield "removed.bin", "<i8", (), None
+    yield "hashes.bin", "<u8", (), None
+    yield "ends.bin", "<i8", (3,), count_rows(entries, "hashes.bin")
+    for name in ("ids.bin", "documents.jsonl", "metadata.jsonl", "vocabulary.txt", "frequencies.bin"):
+        yield name, "|u1", (), None
+
+
+def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) -> Iterator[Expected]:
+    """Yield the representations as `StoredRows` keeps them, or tokens in 8 bits with their scales."""
+    n, dim = about["rows"], about["dim"]
+    if about["representation"] != "dense":
+        yield "lengths.bin", "<i8", (), n
+    if about["representation"] == "sparse":
+        yield "terms.bin", "<i4", (), None
+        yield "weights.bin", "<f4", (), count_rows(entries, "terms.bin")
+    elif config.dtype == "int8":
+        yield "values.bin", "|i1", (dim,), None
+        yield "scales.bin", "<f4", (), count_rows(entries, "values.bin")
+    else:
+        yield "values.bin", "<f4", (dim,), n if about["representation"] == "dense" else None
+
+
+def inverted_arrays(entries: Entries, about: Mapping[str, Any], config: InvertedConfig) -> Iterator[Expected]:
+    """Yield file name, dtype, row shape and row count expected for each array of an inverted index.
+
+    The weights of BM25 are counts.
+    """
+    weights = "<u2" if "bm25" in about else np.dtype(config.dtype).newbyteorder("<").str
+    yield "lengths.bin", "<i8", (), about["rows"]
+    if "bm25" not in about and config.dtype.startswith("uint"):
+        yield "scales.bin", "<f4", (), about["rows"]
+    yield "terms.bin", "<u2 <u4", (), None
+    yield "weights.bin", weights, (), count_rows(entries, "terms.bin")
+
+
+def faiss_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
+    """Yield the vectors, and the structure if it covers rows."""
+    yield "values.bin", "<f4", (about["dim"],), about["rows"]
+    yield from _structure(entries, about)
+
+
+def muvera_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
+    """Yield the tokens in float16, and the structure over encodings if it covers rows."""
+    yield "lengths.bin", "<i8", (), about["rows"]
+    yield "values.bin", "<f2", (about["dim"],), None
+    yield from _structure(entries, about)
+
+
+def _structure(entries: Entries, about: Mapping[str, Any]) -> Iterator[Expected]:
+    rows = count_rows(entries, "faiss.index")
+    yield "faiss.index", "|u1", (), rows or 1 if about.get("covered", 0) else None
+
+
+def plaid_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
+    """Yield what stands for compressed tokens, the tokens that are stored as they are, and the lists."""
+    dim, tokens = about["dim"], count_rows(entries, "codes.bin")
+    residuals, means = entries.get("residuals.bin"), count_rows(entries, "means.bin")
+    yield "lengths.bin", "<i8", (), about["rows"]
+    yield "values.bin", "<f2", (dim,), None
+    yield "centroids.bin", "<f2", (dim,), None
+    yield "codes.bin", "<u2 <i4", (), None
+    yield "coefficients.bin", "<f2", (2,), tokens
+    yield "residuals.bin", "|u1", residuals.shape[:1] if residuals else (0,), tokens
+    yield "means.bin", "|i1", (dim,), None
+    yield "scales.bin", "<f4", (), means
+    yield "list_offsets.bin", "<i8", (), None
+    yield "lists.bin", "|u1", (), None
+
+
 _ALL = ("dense", "multi_vector", "sparse")
 _FACTORIES = {name: {"factory": name} for name in ("hnsw", "ivf", "pq", "ivfpqfs")}
 
 OWN_KINDS = {
-    "flat": IndexKind(FlatConfig, "irkit.index.flat:open_flat", _ALL, arrays.flat_arrays),
-    "inverted": IndexKind(
-        InvertedConfig, "irkit.index.inverted:Inverted", ("sparse",), arrays.inverted_arrays
-    ),
-    "faiss": IndexKind(FaissConfig, "irkit.index.faiss:Faiss", ("dense",), arrays.faiss_arrays, _FACTORIES),
-    "plaid": IndexKind(PlaidConfig, "irkit.index.plaid:Plaid", ("multi_vector",), arrays.plaid_arrays),
-    "muvera": IndexKind(MuveraConfig, "irkit.index.muvera:Muvera", ("multi_vector",), arrays.muvera_arrays),
+    "flat": IndexKind(FlatConfig, "irkit.index.flat:open_flat", _ALL, flat_arrays),
+    "inverted": IndexKind(InvertedConfig, "irkit.index.inverted:Inverted", ("sparse",), inverted_arrays),
+    "faiss": IndexKind(FaissConfig, "irkit.index.faiss:Faiss", ("dense",), faiss_arrays, _FACTORIES),
+    "plaid": IndexKind(PlaidConfig, "irkit.index.plaid:Plaid", ("multi_vector",), plaid_arrays),
+    "muvera": IndexKind(MuveraConfig, "irkit.index.muvera:Muvera", ("multi_vector",), muvera_arrays),
 }
 
 INDEX_KINDS: Registry[IndexKind] = Registry("irkit.indexes", IndexKind, OWN_KINDS)

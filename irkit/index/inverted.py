@@ -40,7 +40,7 @@ from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import InvertedConfig
-from irkit.index.layout import fitting
+from irkit.index.layout import fitting, row_blocks
 from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
@@ -88,8 +88,7 @@ class Inverted(StoredRows):
             if progress is not None:
                 progress("listing", 0, None)
             drop_segments(self.store, count)
-            for begin in range(start, n, limits.inverted_segment):
-                end = min(begin + limits.inverted_segment, n)
+            for begin, end in row_blocks(None, start, n, limits.inverted_segment):
                 add_segment(self.store, begin, end, partial(self._build, begin, end))
 
     @snapshot
@@ -171,8 +170,7 @@ class Inverted(StoredRows):
         made = {_WEIGHTS: allocate(_WEIGHTS, (total,), self.config.dtype)}
         if self.config.dtype in _LARGEST:
             made[_SCALES] = allocate(_SCALES, (stop - start,), np.float32)
-        for begin in range(start, stop, _BLOCK):
-            end = min(begin + _BLOCK, stop)
+        for begin, end in row_blocks(None, start, stop, _BLOCK):
             arrays = self._quantized(slice(begin, end), formula)
             made[_WEIGHTS][position : position + len(arrays["weights"])] = arrays["weights"]
             position += len(arrays["weights"])
@@ -195,8 +193,7 @@ class Inverted(StoredRows):
         segments = [] if self.formula else read_segments(self.store, self._check_segment)
         thresholds = self.store.limits.inverted_kernel or Thresholds()
         with fitting(self.store.path):
-            for start in range(covered, n, self.store.limits.inverted_segment):
-                stop = min(start + self.store.limits.inverted_segment, n)
+            for start, stop in row_blocks(None, covered, n, self.store.limits.inverted_segment):
                 segments.append(Segment(start, stop, self._build(start, stop, _in_memory, self.formula)))
             return [
                 (start, stop, Searcher(arrays, self._rows(start, stop, arrays), thresholds))

@@ -13,8 +13,7 @@ import numpy as np
 
 from irkit.errors import ConfigError, IrkitError
 from irkit.index.array_files import Array, corrupt
-from irkit.index.expected_arrays import Entries, common_arrays, count_rows
-from irkit.index.index_kinds import INDEX_KINDS, index_config
+from irkit.index.index_kinds import INDEX_KINDS, Entries, common_arrays, count_rows, index_config
 
 _COUNTS = ("rows", "dim", "covered", "listed", "trained")
 _MOST = 1 << 32  # rows, dimensions or terms: 32 bits hold them

@@ -11,7 +11,7 @@ from pydantic import Field
 from irkit.core.representation import Representation
 from irkit.index import Hits, IndexConfig, IndexKind, StoredRows
 from irkit.index.array_files import Array
-from irkit.index.expected_arrays import Entries, Expected
+from irkit.index.index_kinds import Entries, Expected
 
 __all__ = ["KIND", "SignConfig", "SignIndex"]
 
