@@ -109,10 +109,8 @@ class Faiss(StoredRows):
         """Return the vectors of ``rows``, ascending."""
         return self.store.take("values.bin", rows)
 
-    def _append(self, representation: Representation) -> None:
-        if not len(self):
-            self._move(self._new(1, representation.dim))  # errors show before the work is done
-        super()._append(representation)
+    def _check_build(self, representation: Representation) -> None:
+        self._move(self._new(1, representation.dim))
 
     # ---- searching ----
 

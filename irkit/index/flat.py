@@ -44,11 +44,6 @@ class Flat(StoredRows):
             with self.store.update():
                 bm25.renew(self.store)
 
-    def _append(self, representation: Representation) -> None:
-        if not len(self):
-            self._check_device(representation)  # errors show before the work is done
-        super()._append(representation)
-
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         on_gpu = self._device_search(queries)
         if on_gpu is None:
@@ -59,7 +54,7 @@ class Flat(StoredRows):
 
     def _device_search(self, queries: Representation) -> DenseSearch | None:
         """Return the search on a GPU, if the configuration wants one and its memory suffices."""
-        self._check_device(queries)
+        self._check_build(queries)
         device = self.config.device
         if device == "cpu" or queries.kind != "dense":
             return None
@@ -75,17 +70,15 @@ class Flat(StoredRows):
 
         return self.store.derived(("search", device), load)
 
-    def _check_device(self, representation: Representation) -> None:
+    def _check_build(self, representation: Representation) -> None:
         """Raise ConfigError if a GPU is chosen, but there is none, or the vectors are not dense."""
-        if self.config.device != "gpu":
-            return
-        if representation.kind != "dense":
+        if self.config.device == "gpu" and representation.kind != "dense":
             other = ", or choose 'plaid'" if representation.kind == "multi_vector" else ""
             raise ConfigError(
                 f"index: 'flat' uses a GPU for dense vectors, got {representation.kind}; "
                 f"set device to 'auto' or 'cpu'{other}"
             )
-        check_device("gpu")
+        check_device(self.config.device)
 
 
 class FlatInt8(Flat):

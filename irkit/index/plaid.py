@@ -191,10 +191,8 @@ class Plaid(StoredRows):
             values[~compressed] = read("values.bin")[positions[~compressed] - first]
         return MultiVector(Ragged(torch.from_numpy(values), torch.from_numpy(lengths)))
 
-    def _append(self, representation: Representation) -> None:
-        if not len(self):
-            check_device(self.config.device)  # errors show before the work is done
-        super()._append(representation)
+    def _check_build(self, representation: Representation) -> None:
+        check_device(self.config.device)
 
     def _encode(self, representation: Representation) -> dict[str, Array]:
         return to_float16(representation)

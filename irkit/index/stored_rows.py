@@ -69,7 +69,12 @@ class StoredRows(Index):
 
     # ---- how rows are stored; a kind of index may override these ----
 
+    def _check_build(self, representation: Representation) -> None:
+        """Raise an error if an index of such rows cannot be built, before the first ones are stored."""
+
     def _append(self, representation: Representation) -> None:
+        if not len(self):
+            self._check_build(representation)
         for name, array in self._encode(representation).items():
             self.store.append(f"{name}.bin", array)
 
