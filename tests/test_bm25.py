@@ -143,6 +143,8 @@ def test_scores_are_inner_products_of_what_is_stored(tmp_path: Path) -> None:
         assert checked.terms.offsets.tolist() == queries.terms.offsets.tolist() == [0, 2, 4, 4]
         assert torch.equal(checked.to_dense(), queries.to_dense())
         assert all(row.tolist() == sorted(set(row.tolist())) for row in queries.terms)
+        assert torch.equal(queries.terms[1:].values, checked.terms[1:].values)
+        assert torch.equal(queries.terms.host().values, checked.terms.values)
         stored = retriever.index.representations(np.arange(len(ANIMALS)))
         given = retriever.model.encode_representation(ANIMALS.values(), "document")
         assert score(queries, stored).tolist() == score(queries, given).tolist()
