@@ -105,7 +105,7 @@ def manifests(directory: Path) -> list[Manifest]:
     return list(filter(None, (peek(directory / name) for name in (MANIFEST, BUILDING))))
 
 
-def clean_directory(directory: Path, building: bool, saved: bytes, entries: Iterable[Entry]) -> None:
+def clean(directory: Path, building: bool, saved: bytes, entries: Iterable[Entry]) -> None:
     """Remove files that no manifest names, and bytes after the committed rows; needs the lock.
 
     Args:

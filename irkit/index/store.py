@@ -38,18 +38,8 @@ import numpy as np
 
 from irkit.arguments import brief, check_flags
 from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.index import directory
 from irkit.index.array_files import DATA_FILE, Array, Entry, checksum, write_at
-from irkit.index.directory import (
-    ASIDE,
-    BUILDING,
-    MANIFEST,
-    busy,
-    check_place,
-    clean_directory,
-    directory_of,
-    lock_index,
-    manifests,
-)
 from irkit.index.state import State, StoreReader, load_state
 from irkit.utils.atomic import explained, make_folder, sync
 from irkit.utils.locks import FileLock
@@ -112,7 +102,7 @@ class Store(StoreReader):
             CorruptError: A file is missing, truncated or altered.
         """
         check_flags("opening an index", verify=verify)
-        store = cls(directory_of(path))
+        store = cls(directory.directory_of(path))
         store._committed = store._load(verify)
         return store
 
@@ -135,14 +125,14 @@ class Store(StoreReader):
             key = json.loads(json.dumps(key))
         except (TypeError, ValueError, RecursionError) as error:
             raise BadTypeError(f"building an index: key is {brief(key)}; expected JSON: {error}") from None
-        store = cls(directory_of(path))
+        store = cls(directory.directory_of(path))
         store.building = True
-        check_place(store.path, overwrite)
+        directory.check_place(store.path, overwrite)
         with explained(f"creating {path}"):
             make_folder(store.path)
-        store._lock = lock_index(store.path)
+        store._lock = directory.lock_index(store.path)
         try:
-            check_place(store.path, overwrite)  # again, now that nobody else can change it
+            directory.check_place(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
                 store._committed = store._load(verify=True)
             if key is None or store.meta.get("build") != key:
@@ -231,10 +221,10 @@ class Store(StoreReader):
                 raise
             return
         if not self._changing.acquire(blocking=False):
-            raise busy(self.path)
+            raise directory.busy(self.path)
         before, changing = own.state, self._changing  # a fork replaces self._changing
         try:
-            with contextlib.nullcontext() if self._lock else lock_index(self.path):
+            with contextlib.nullcontext() if self._lock else directory.lock_index(self.path):
                 if not self._lock:
                     self.refresh()
                     self._clean()
@@ -269,7 +259,7 @@ class Store(StoreReader):
         if not self.building or self._lock is None:
             raise BadValueError(f"index {self.path}: there is no build to publish")
         with explained(f"publishing {self.path}", "run the same build again to finish it"), self._moving:
-            (self.path / BUILDING).replace(self.path / MANIFEST)
+            (self.path / directory.BUILDING).replace(self.path / directory.MANIFEST)
             self.building = False
         with explained(f"publishing {self.path}", _MADE):
             sync(self.path)
@@ -307,7 +297,7 @@ class Store(StoreReader):
 
     @property
     def _manifest(self) -> Path:
-        return self.path / (BUILDING if self.building else MANIFEST)
+        return self.path / (directory.BUILDING if self.building else directory.MANIFEST)
 
     def _load(self, verify: bool = False) -> State:
         return load_state(self.path, self._manifest, next(self._numbers), verify)
@@ -315,7 +305,7 @@ class Store(StoreReader):
     def _begin(self, key: Any) -> None:
         """Commit an empty state of a build, beside the manifest of an index that may be there."""
         with explained(f"reading {self.path}"):
-            generation = max((manifest.generation for manifest in manifests(self.path)), default=0)
+            generation = max((manifest.generation for manifest in directory.manifests(self.path)), default=0)
         number = next(self._numbers)
         self._commit(State(meta={"build": key}, generation=generation, version=number, epoch=number))
 
@@ -328,13 +318,13 @@ class Store(StoreReader):
             for file in self._dirty:  # first the data, then the manifest that names it
                 sync(self.path / file)
             sync(self.path)
-            write_at(self.path / ASIDE, 0, data)
-            sync(self.path / ASIDE)
+            write_at(self.path / directory.ASIDE, 0, data)
+            sync(self.path / directory.ASIDE)
             for name in state.arrays:
                 state.map(name, self.path)
             state.saved, state.version, state.derived = data, next(self._numbers), {}
             with self._moving:
-                (self.path / ASIDE).replace(self._manifest)
+                (self.path / directory.ASIDE).replace(self._manifest)
                 self._committed = state
         with explained(f"writing {self._manifest}", _MADE):
             sync(self.path)
@@ -343,7 +333,7 @@ class Store(StoreReader):
         """Remove files that no manifest names, and bytes after the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}", outcome):
             state = self._committed
-            clean_directory(self.path, self.building, state.saved, state.arrays.values())
+            directory.clean(self.path, self.building, state.saved, state.arrays.values())
 
     def _new_file(self, name: str) -> str:
         state = self._state
