@@ -389,10 +389,10 @@ def test_dtypes_that_cannot_be(tiny_bert):
 
 def test_a_process_a_device(model):
     texts = [f"{word} {number}" for number in range(5) for word in WORDS]
-    chunks = [texts[i : i + 4] for i in range(0, len(texts), 4)]
+    sizes, done = [len(texts[i : i + 4]) for i in range(0, len(texts), 4)], list[int]()
     pipeline = model.pipeline("document", "the ")
-    parts = list(encode_in_processes(pipeline, ["cpu", "cpu"], iter(chunks)))
-    assert [len(part) for part in parts] == [len(chunk) for chunk in chunks]
+    parts = list(encode_in_processes(pipeline, ["cpu", "cpu"], iter(texts), 4, progress=done.append))
+    assert [len(part) for part in parts] == done == sizes
     np.testing.assert_allclose(concat(parts).values.numpy(), model.encode(texts, prompt="the "), atol=1e-6)
     assert multiprocessing.active_children() == []
 
@@ -405,7 +405,7 @@ def test_errors_of_processes_surface(model):
     with pytest.raises(BadTypeError, match="text 1 is int"):
         model.encode(["fine", 1], device=["cpu"])
     with pytest.raises(IrkitError, match="a process died"):
-        list(encode_in_processes(model.pipeline("document"), ["no such device"], [["text"]]))
+        list(encode_in_processes(model.pipeline("document"), ["no such device"], ["text"], 1))
     assert multiprocessing.active_children() == []
 
 
@@ -531,4 +531,15 @@ def test_devices_that_are_none(tiny_bert: Path) -> None:
         model = Model.from_pretrained(tiny_bert)
     with pytest.raises(BadValueError, match="empty list"):
         model.encode(["a"], device=[])
+    for names in ([None], ["cpu", None], [1.5], [["cpu"]], [True], ("cpu", ""), b"cpu"):
+        with pytest.raises(BadValueError, match="device"):
+            model.encode(["a"], device=names)
+        for make in (Model.from_pretrained, Model.multi_vector, Model.sparse):
+            with pytest.raises(BadValueError, match="device"):  # before anything is loaded
+                make("no such model", device=names)
+        with pytest.raises(BadValueError, match="device"):
+            Model.with_head("dense", "no such model", device=names)
+    lexical = Model.sparse(tiny_bert, queries="lexical", device="cpu")
+    with pytest.raises(BadValueError, match="device None"):
+        lexical.encode_query(["a"], device=[None])
     assert model.similarity([], []).shape == (0, 0)

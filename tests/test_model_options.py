@@ -14,7 +14,7 @@ import torch
 
 from irkit import Model, Retriever
 from irkit.errors import BadTypeError, BadValueError, StorageError
-from irkit.model import parallel
+from irkit.model import encoding_model
 
 TEXTS = [f"{word} {number}" for number in range(7) for word in ("search", "the index of text", "")]
 
@@ -134,9 +134,9 @@ def test_documents_are_encoded_on_all_devices(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
-    run = parallel.encode_in_processes
+    run = encoding_model.encode_in_processes
     monkeypatch.setattr(
-        parallel, "encode_in_processes", lambda *given: ran.append(list(given[1])) or run(*given)
+        encoding_model, "encode_in_processes", lambda *given: ran.append(list(given[1])) or run(*given)
     )
     model = load(tiny_bert, ["cpu", "cpu"])
     one = Retriever.build(load(tiny_bert), TEXTS, tmp_path / "one", chunk_size=4)

@@ -174,11 +174,11 @@ def test_the_card_of_a_pooled_model_names_irkit_alone(
 ) -> None:
     cards: list[str] = []
 
-    def send(_: Any, __: Any, library_class: str | None, name: str, *___: Any) -> str:
+    def upload(_: Any, library_class: str | None, name: str, *__: Any) -> str:
         cards.append(_card(name, library_class))
         return ""
 
-    monkeypatch.setattr("irkit.model.hub._send", send)
+    monkeypatch.setattr("irkit.model.model.upload", upload)
     model = Model.multi_vector(tiny_bert, device="cpu")
     model.push_to_hub("me/mine")
     model.add_pooling_layers({"factor": 2}).push_to_hub("me/mine")

@@ -155,12 +155,6 @@ class Head(nn.Module):
         """Return the token ids that the encoder gets, and how many per row it attends to; None is all."""
         return tokens, None
 
-    if TYPE_CHECKING:  # nn.Module's own says Any
-
-        def __call__(  # noqa: D102
-            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
-        ) -> Representation: ...
-
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Representation:
@@ -174,6 +168,9 @@ class Head(nn.Module):
             side: What the texts are.
         """
         raise NotImplementedError
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+        __call__ = forward
 
 
 def width_after(layers: Iterable[nn.Module], width: int, name: str) -> int:

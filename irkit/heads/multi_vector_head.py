@@ -273,12 +273,6 @@ class MultiVectorHead(Head):
         before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.cumsum(0)])
         return before[self.spans(tokens, side).values].diff(dim=1).squeeze(1) > 0
 
-    if TYPE_CHECKING:  # nn.Module's own says Any
-
-        def __call__(  # noqa: D102
-            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
-        ) -> MultiVector: ...
-
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> MultiVector:
@@ -301,6 +295,9 @@ class MultiVectorHead(Head):
         if pooling is not None and side in pooling.sides:
             vectors = _pooled(vectors, pooling)
         return MultiVector(vectors)
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+        __call__ = forward
 
     def token_vectors(self, hidden: Ragged, tokens: Ragged, side: Side) -> Ragged:
         """As `forward`, before token pooling: the vectors of the rows that `has_vector`."""

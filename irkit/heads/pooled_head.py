@@ -126,12 +126,6 @@ class PooledHead(Head):
             return None
         return "its head leaves the tokens of the prompt out, which pooled rows hold together with others"
 
-    if TYPE_CHECKING:  # nn.Module's own says Any
-
-        def __call__(  # noqa: D102
-            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
-        ) -> Dense: ...
-
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Dense:
@@ -156,6 +150,9 @@ class PooledHead(Head):
         for layer in self.layers:
             vectors = layer(vectors)
         return Dense(vectors)
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""

@@ -328,12 +328,6 @@ class SparseHead(Head):
         twin.config = self.config.limited(max_active_dims)
         return twin
 
-    if TYPE_CHECKING:  # nn.Module's own says Any
-
-        def __call__(  # noqa: D102
-            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
-        ) -> Sparse: ...
-
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Sparse:
@@ -358,6 +352,9 @@ class SparseHead(Head):
             *self._inputs(hidden), activation=self.config.activation, pooling=self.config.pooling, top_k=most
         )
         return Sparse(Ragged(terms, lengths), weights, self.dim)
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+        __call__ = forward
 
     def dense(self, hidden: Ragged) -> Tensor:
         """All weights before pruning, ``(n, dim)`` float32: what regularisers of training look at."""

@@ -131,17 +131,14 @@ class StaticHead(Head):
         if not bool(self.weight[dim:].any()):
             self.dim = dim
 
-    if TYPE_CHECKING:  # nn.Module's own says Any
-
-        def __call__(  # noqa: D102
-            self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
-        ) -> Sparse: ...
-
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Sparse:
         """Return `look_up` of the tokens, including the prompt's; ``hidden`` is ignored."""
         return self.look_up(tokens, self.config.max_active_dims(side))
+
+    if TYPE_CHECKING:  # nn.Module's own says Any
+        __call__ = forward
 
     def look_up(self, tokens: Ragged, most: int | None = None) -> Sparse:
         """Return the distinct tokens of each row in ascending order, with their weights.

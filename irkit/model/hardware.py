@@ -51,14 +51,21 @@ _SENTENCES = (
 )
 
 
-def find_device(name: str | torch.device | None) -> torch.device:
-    """Return the device of that name; for None a GPU if there is one, else the CPU.
+def find_devices(names: Device | None) -> list[torch.device]:
+    """Return the devices of one name or several; for None a GPU if there is one, else the CPU.
 
     Raises:
-        BadValueError: There is none of that name.
+        BadValueError: A device does not exist, or the list of names is empty.
     """
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if names is None:
+        return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+    several = [names] if isinstance(names, str) or not isinstance(names, Sequence) else names
+    if not several:
+        raise BadValueError("device: got an empty list, expected at least one device")
+    return [_find_device(name) for name in several]
+
+
+def _find_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
         known = device.type in ("cpu", "cuda")
@@ -69,19 +76,6 @@ def find_device(name: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
     return device
-
-
-def find_devices(names: Device | None) -> list[torch.device]:
-    """Return the devices of one name or several, see `find_device`.
-
-    Raises:
-        BadValueError: A device does not exist, or the list of names is empty.
-    """
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        return [find_device(names)]
-    if not names:
-        raise BadValueError("device: got an empty list, expected at least one device")
-    return [find_device(name) for name in names]
 
 
 def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:

@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from irkit.arguments import brief
 from irkit.errors import BadTypeError, IrkitError, StorageError
 from irkit.utils.atomic import explained
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 _FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
 _PICKLED = "*.bin"  # only where a repository has nothing better
@@ -99,23 +95,11 @@ def upload(
     if not isinstance(repo_id, str):
         raise BadTypeError(f"push_to_hub: got {brief(repo_id)}, expected a name such as 'user/name'")
     api = HfApi(token=token)
-    with _explained(f"push_to_hub: the Hugging Face hub does not take {repo_id!r}"):
-        return _send(api, write, library_class, repo_id, private, revision, commit_message)
-
-
-def _send(
-    api: HfApi,
-    write: Callable[[Path], object],
-    library_class: str | None,
-    repo_id: str,
-    private: bool | None,
-    revision: str | None,
-    commit_message: str,
-) -> str:
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    if revision is not None:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    problem = f"push_to_hub: the Hugging Face hub does not take {repo_id!r}"
+    with _explained(problem), tempfile.TemporaryDirectory() as temporary:
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
         folder = Path(temporary) / "model"
         write(folder)
         if not api.file_exists(repo_id, "README.md", revision=revision):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ import torch.multiprocessing
 
 from irkit.core.representation import Representation, representation_from_arrays
 from irkit.errors import IrkitError
-from irkit.model.batching import chunks
+from irkit.model.batching import behind, chunks
 from irkit.model.pipeline import Pipeline, Progress
 from irkit.tokenizer import strings
 
@@ -26,18 +25,22 @@ _Result = tuple[str, int, dict[str, Any]]  # kind, dim, arrays: numpy travels by
 def encode_in_processes(
     pipeline: Pipeline,
     devices: Sequence[str | torch.device],
-    chunks: Iterable[list[str]],
+    texts: Iterable[str],
+    chunk_size: int,
     batch_size: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Representation]:
-    """Encode chunks of texts on several devices at once.
+    """Encode texts as `Pipeline.stream` does, on several devices at once.
 
     Processes are spawned: a script that calls this needs the usual ``if __name__ == "__main__":``.
 
     Args:
         pipeline: Moved to the CPU while they run; all processes share one copy of its weights there.
         devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
-        chunks: Texts; at most a few chunks per process are held at a time.
+        texts: Read as they are needed; at most a few chunks per process are held at a time.
+        chunk_size: Number of texts that a process gets at a time.
         batch_size: Largest number of texts encoded at once.
+        progress: Called with the number of texts finished since the last call.
 
     Yields:
         The representation of each chunk in order, float32 on the CPU.
@@ -55,15 +58,18 @@ def encode_in_processes(
     for device in devices:
         starts.put((pipeline.to("cpu"), str(device)))
     pool = ProcessPoolExecutor(len(devices), context, _start, (starts, threads))
-    waiting: deque[Future[_Result]] = deque()
+
+    def submit(chunk: list[str]) -> Callable[[], _Result]:
+        with _interrupts_blocked():  # processes start here and inherit it: Ctrl-C is this one's business
+            return pool.submit(_encode, chunk, batch_size).result
+
     try:
-        for chunk in chunks:
-            with _interrupts_blocked():  # processes start here and inherit it: Ctrl-C is this one's business
-                waiting.append(pool.submit(_encode, chunk, batch_size))
-            if len(waiting) >= _IN_FLIGHT * len(devices):
-                yield representation_from_arrays(*waiting.popleft().result())
-        while waiting:
-            yield representation_from_arrays(*waiting.popleft().result())
+        submitted = map(submit, chunks(strings(texts), chunk_size))
+        for result in behind(submitted, by=_IN_FLIGHT * len(devices) - 1):
+            rows = representation_from_arrays(*result)
+            yield rows
+            if progress is not None:
+                progress(len(rows))
     except BrokenProcessPool as error:
         raise IrkitError(
             "encoding on several devices: a process died, see its message above (out of memory? a script "
@@ -76,21 +82,6 @@ def encode_in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
         pipeline.to(home)
-
-
-def stream_in_processes(
-    pipeline: Pipeline,
-    devices: Sequence[str | torch.device],
-    texts: Iterable[str],
-    chunk_size: int,
-    batch_size: int | None = None,
-    progress: Progress | None = None,
-) -> Iterator[Representation]:
-    """Encode texts as `Pipeline.stream` does, with a process per device."""
-    for rows in encode_in_processes(pipeline, devices, chunks(strings(texts), chunk_size), batch_size):
-        yield rows
-        if progress is not None:
-            progress(len(rows))
 
 
 @contextmanager

@@ -1,0 +1,244 @@
+"""Texts in, vectors or representations out; comparing vectors; terms of sparse ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Self, Unpack
+
+import torch
+from torch import Tensor
+
+from irkit.arguments import brief, check_functions
+from irkit.core.representation import MultiVector, Representation, Sparse, concat
+from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.errors import BadValueError
+from irkit.heads import Side
+from irkit.model.encode_options import Embeddings, EncodeOptions, check_options, convert
+from irkit.model.hardware import Device, find_devices
+from irkit.model.model_parts import ModelParts
+from irkit.model.parallel import encode_in_processes
+from irkit.model.pipeline import CHUNK, Pipeline, Progress
+from irkit.model.similarity import Vectors, averaged, compare, compare_pairs
+from irkit.model.terms import as_sparse, decode, sparsity
+from irkit.tokenizer import TokenSpan
+from irkit.utils.progress import progress_bar
+
+
+class EncodingModel(ModelParts):
+    """What `irkit.Model` computes of texts and of vectors."""
+
+    query_model: EncodingModel | None
+
+    def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
+        """Encode queries: `encode` with the prompt named ``"query"`` unless the options give another."""
+        return self._encode(texts, "query", options)
+
+    def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
+        """Encode documents: `encode` with the prompt named ``"document"`` unless the options give another."""
+        return self._encode(texts, "document", options)
+
+    def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
+        """Encode texts to vectors, as sentence-transformers does; a multi-vector model encodes documents.
+
+        Args:
+            texts: Texts, or one text.
+            options: See `EncodeOptions`.
+
+        Returns:
+            float32 ``(n, dim)``, or ``(dim,)`` for one text. Of a multi-vector model an array
+            ``(tokens, dim)`` a text, in a list, or for one text alone. Of a sparse model a sparse tensor
+            (COO) ``(n, dim)``, or ``(dim,)``, on its device.
+
+        Raises:
+            BadTypeError: Something is not a string, or there is no such option.
+            BadValueError: There is no prompt of that name, no such device, or a number is below 1.
+        """
+        return self._encode(texts, None, options)
+
+    def _encode(self, texts: str | Iterable[str], side: Side | None, options: EncodeOptions) -> Embeddings:
+        check_options(options, self.kind)
+        if options.get("max_active_dims") is not None:
+            options = {**options}
+            return self._limited(options.pop("max_active_dims"))._encode(texts, side, options)
+
+        # how texts become tokens
+        prompt, name = options.get("prompt"), options.get("prompt_name")
+        if prompt is None:
+            prompt = self.prompt_named((side or self.default_prompt_name) if name is None else name)
+        pipeline = self.pipeline(side or "document", prompt)
+        if side is None and self.head.lengths:  # those of the sides are not for texts of neither
+            pipeline = replace(pipeline, max_length=self.tokenizer.max_length)
+
+        # encode with a bar, if there is to be one
+        rows = [texts] if isinstance(texts, str) else texts
+        total = len(rows) if isinstance(rows, Sized) else None
+        show = options.get("show_progress_bar")
+        with progress_bar("encoding", "texts", total) if show else nullcontext() as progress:
+            size, device = options.get("batch_size"), options.get("device")
+            made = concat(self._stream(rows, pipeline, device, batch_size=size, progress=progress))
+        width = options.get("truncate_dim")
+        width = self.truncate_dim if width is None else width
+        made = self.postprocess(made, width, options.get("normalize_embeddings", False))
+        return convert(made, options, isinstance(texts, str), self.device)
+
+    def _limited(self, limit: int | None) -> Self:
+        """Return a copy that shares all weights and keeps ``limit`` weights per text."""
+        if type(limit) is not int or limit < 1:
+            raise BadValueError(
+                f"encode: max_active_dims is {brief(limit)}, expected a whole number of 1 or more"
+            )
+        model = copy.copy(self)
+        queries = None if self.query_model is None else self.query_model._limited(limit)
+        model._modules = {**self._modules, "head": self.head.limited(limit), "query_model": queries}
+        return model
+
+    def encode_representation(
+        self, texts: Iterable[str], side: Side, progress: Progress | None = None
+    ) -> Representation:
+        """Encode texts for an index or a search.
+
+        Args:
+            texts: Texts.
+            side: ``"query"`` or ``"document"``; decides the prompt and what else the head does to it.
+            progress: Called with the number of texts finished since its last call.
+
+        Returns:
+            One row per text in order, float32 on the CPU, such that `irkit.score` is the similarity of the
+            model: for cosine, vectors have length 1; for meanmaxsim, those of queries are divided by their
+            number.
+
+        Raises:
+            BadTypeError: Something is not a string.
+            BadValueError: The similarity of the model is not an inner product.
+        """
+        return concat(self.stream_representations(texts, side, progress=progress))
+
+    def stream_representations(
+        self,
+        texts: Iterable[str],
+        side: Side,
+        *,
+        chunk_size: int = CHUNK,
+        progress: Progress | None = None,
+        device: Device | None = None,
+    ) -> Iterator[Representation]:
+        """Encode any number of texts as `encode_representation` does, in chunks.
+
+        A model that was loaded for several devices runs a process on each of them here, unless one chunk
+        holds all texts.
+        """
+        if self.similarity_name not in ("cosine", "dot", "maxsim", "meanmaxsim"):
+            raise BadValueError(
+                f"encode_representation: the similarity of the model is {self.similarity_name}, no inner "
+                "product; use encode and similarity"
+            )
+        if device is None and len(self.devices) > 1:
+            texts = iter(texts)
+            first = list(islice(texts, max(0, chunk_size) + 1))
+            texts, device = chain(first, texts), self.devices if len(first) > chunk_size else None
+        pipeline = self.pipeline(side)
+        for part in self._stream(texts, pipeline, device, chunk_size, progress=progress):
+            yield self._comparable(part, side)
+
+    def encode_with_token_spans(self, text: str, side: Side) -> tuple[MultiVector, list[TokenSpan]]:
+        """Encode one text to token vectors, without token pooling, and say which token each belongs to.
+
+        Where the encoder pools, a vector belongs to a window of tokens, which is one span then.
+
+        Args:
+            text: A text.
+            side: ``"query"`` or ``"document"``.
+
+        Returns:
+            One row, as `encode_representation` gives it; and as many spans as it has vectors.
+
+        Raises:
+            BadTypeError: ``text`` is not a string.
+            BadValueError: The model does not make token vectors.
+        """
+        vectors, spans = self.pipeline(side).encode_with_token_spans(text)
+        row = self._comparable(vectors, side)
+        assert isinstance(row, MultiVector)
+        return row, spans
+
+    def token_spans(self, text: str, side: Side) -> list[TokenSpan]:
+        """Return the tokens of a text of ``side``, including the prompt, and their characters in it."""
+        pipeline = self.pipeline(side)
+        return pipeline.tokenizer.token_spans(text, pipeline.prompt, pipeline.max_length)
+
+    def _comparable(self, rows: Representation, side: Side) -> Representation:
+        """Return rows whose `irkit.score` is the similarity of the model."""
+        rows = self.postprocess(rows, self.truncate_dim, self.similarity_name == "cosine")
+        mean = self.similarity_name == "meanmaxsim" and side == "query"
+        return averaged(rows) if mean and isinstance(rows, MultiVector) else rows
+
+    def _stream(
+        self,
+        texts: Iterable[str],
+        pipeline: Pipeline,
+        device: Device | None,
+        chunk_size: int = CHUNK,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Representation]:
+        """Encode texts in chunks.
+
+        One device: encode in this process, after the model is moved there. Several: one process per device.
+
+        Yields:
+            The rows of each chunk; one part without rows if there are no texts.
+        """
+        check_functions("encode", progress=progress)
+        devices = [] if device is None else find_devices(device)
+        if isinstance(device, str | torch.device):
+            self.to(devices.pop())
+        if not devices or isinstance(pipeline.encoder, InferenceFreeEncoder):
+            parts = pipeline.stream(texts, chunk_size=chunk_size, batch_size=batch_size, progress=progress)
+        else:
+            parts = encode_in_processes(pipeline, devices, texts, chunk_size, batch_size, progress)
+        first = next(parts, None)
+        yield pipeline.encode_tokens(self.tokenizer([])) if first is None else first
+        yield from parts
+
+    def similarity(self, a: Vectors, b: Vectors) -> Tensor:
+        """Compare each vector of ``a (n, dim)`` with each of ``b (m, dim)``: ``(n, m)``, higher is nearer.
+
+        One vector counts as ``n = 1``; distances (euclidean, manhattan) come back negative. Of a
+        multi-vector model ``a`` and ``b`` are lists of arrays ``(tokens, dim)``, or one such array.
+        """
+        return compare(self.similarity_name, a, b)
+
+    def similarity_pairwise(self, a: Vectors, b: Vectors) -> Tensor:
+        """Compare vector ``i`` of ``a`` with vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``."""
+        return compare_pairs(self.similarity_name, a, b)
+
+    def decode(
+        self, vectors: Sparse | Tensor, k: int | None = None
+    ) -> list[list[tuple[str, float]]] | list[tuple[str, float]]:
+        """Terms and weights of sparse vectors, the heaviest first.
+
+        Args:
+            vectors: What `encode` or `encode_representation` of a sparse model returns.
+            k: Maximum number of terms per text; None: all.
+
+        Returns:
+            Pairs of a term and its weight for each text, in a list, or for one vector ``(dim,)`` alone.
+
+        Raises:
+            BadTypeError: ``vectors`` is neither `Sparse` nor a tensor.
+            BadValueError: ``k`` is below 1, the vectors have another width, or the model is not sparse.
+        """
+        decoded = decode(as_sparse("decode", vectors), self.vocabulary, k)
+        return decoded[0] if isinstance(vectors, Tensor) and vectors.dim() == 1 else decoded
+
+    def sparsity(self, vectors: Sparse | Tensor) -> dict[str, float]:
+        """How many terms sparse vectors have, and which share of the vocabulary they leave out, on average.
+
+        Returns:
+            ``{"active_dims": ..., "sparsity_ratio": ...}``, as in sentence-transformers.
+        """
+        return sparsity(as_sparse("sparsity", vectors))
