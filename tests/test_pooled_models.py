@@ -18,7 +18,7 @@ from irkit import Ragged
 from irkit.encoder import Encoder, Pooling
 from irkit.errors import BadValueError, ConfigError
 from irkit.heads import MultiVectorHead, Normalize
-from irkit.heads.windows import windows
+from irkit.heads.multi_vector_head import windows
 from irkit.model import Model
 from irkit.model.hardware import _SENTENCES, _vectors
 from irkit.model.hub import _card

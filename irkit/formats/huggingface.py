@@ -13,7 +13,7 @@ from irkit.encoder import Encoder
 from irkit.errors import ConfigError
 from irkit.formats.parts import Format, LoadEncoder, Parts, static_parts
 from irkit.heads import HEADS, SparseHead, StaticHead
-from irkit.heads.token_weights import read_idf
+from irkit.heads.static_head import read_idf
 from irkit.tokenizer import Tokenizer
 
 

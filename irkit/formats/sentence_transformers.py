@@ -18,29 +18,32 @@ from typing import Any, get_args
 from irkit.config import read_json
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import ConfigError, CorruptError, StorageError
-from irkit.formats import pylate, router
+from irkit.formats import router
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
-from irkit.heads import HEADS, Head, OpenedModel, Side
-from irkit.heads.layer_modules import LACKING, Modules, known_modules, optional, write_json
+from irkit.heads import (
+    HEADS,
+    Head,
+    MultiVectorHead,
+    Normalize,
+    OpenedModel,
+    PooledHead,
+    Side,
+    SparseHead,
+    StaticHead,
+)
+from irkit.heads.layer_modules import LACKING, Modules, known_modules, read_layers, write_json
 from irkit.heads.sparse_head import SPARSE_MODULES
-from irkit.tokenizer import Tokenizer, sentence_settings
+from irkit.tokenizer import Tokenizer, read_optional, sentence_settings
 from irkit.utils.weights import write_weights
 
 _OUTPUTS = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}  # task of a Transformer, output
-_READERS: dict[str, Callable[[OpenedModel], Head]] = {  # by model_type
-    HEADS["dense"].model_type: HEADS["dense"].from_modules,
-    HEADS["multi_vector"].model_type: HEADS["multi_vector"].from_modules,
-    "ColBERT": pylate.read_head,
-    HEADS["sparse"].model_type: HEADS["sparse"].from_modules,
-}
 
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read a directory, see `irkit.formats.read_model`."""
-    settings = optional(folder / "config_sentence_transformers.json")
+    settings = read_optional(folder / "config_sentence_transformers.json")
     sides = router.branches(folder, _modules(folder))
-    types = (settings.get("model_type"), pylate.model_type(settings), _implied_type(sides["document"]))
-    kind = str(next(filter(None, types), "SentenceTransformer"))
+    kind = str(settings.get("model_type") or _implied_type(settings, sides["document"]))
     if kind not in _READERS and kind != Head.model_type:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(_READERS)} here")
     prompts = _prompts(folder, settings)
@@ -143,6 +146,7 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
     first = folder / modules[0][0]
     first.mkdir(exist_ok=True)
     if isinstance(encoder, InferenceFreeEncoder):
+        assert isinstance(head, StaticHead)  # the only one that takes token ids
         head.save(first, tokenizer)
         return modules
     head.save_encoder(encoder, first)
@@ -178,24 +182,25 @@ def _modules(folder: Path) -> Modules:
     return known_modules(folder, entries, "modules.json")
 
 
-def _implied_type(modules: Modules) -> str | None:
-    """Return SparseEncoder for a directory that does not name its type but has its modules."""
-    return HEADS["sparse"].model_type if any(name in SPARSE_MODULES for name, _ in modules) else None
+def _implied_type(settings: dict[str, Any], modules: Modules) -> str:
+    """Return the type of a directory that does not name it, as those of early versions of PyLate."""
+    if "query_prefix" in settings or "do_query_expansion" in settings:
+        return "ColBERT"
+    sparse = any(name in SPARSE_MODULES for name, _ in modules)
+    return SparseHead.model_type if sparse else PooledHead.model_type
 
 
 def _read_side(
     folder: Path, modules: Modules, kind: str, settings: dict[str, Any], load_encoder: LoadEncoder
 ) -> SideParts:
-    static = HEADS["static"]
-    _, _, name = static.transformer_type.rpartition(".")
-    if kind == static.model_type and [module for module, _ in modules] == [name]:
+    if kind == StaticHead.model_type and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         _, home = modules[0]
         tokenizer = Tokenizer.from_pretrained(home)
-        head = static.from_folder(home, tokenizer, settings)
-        head.read_lengths(_lengths(home, sentence_settings(home)))
-        return static_parts(tokenizer, head)
-    sparse = kind == HEADS["sparse"].model_type
-    root = _transformer(folder, modules, "fill-mask" if sparse else "feature-extraction")
+        static = StaticHead.from_folder(home, tokenizer, settings)
+        static.read_lengths(_lengths(home, sentence_settings(home)))
+        return static_parts(tokenizer, static)
+    head_type = SparseHead if kind == SparseHead.model_type else Head
+    root = _transformer(folder, modules, head_type.transformer_task)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
     opened = OpenedModel(folder, modules[1:], encoder, tokenizer, settings, sentence_settings(root))
     head = _READERS.get(kind, _read_added_head)(opened)
@@ -261,6 +266,37 @@ def _check_text_encoder(root: Path, usual: str, tasks: list[str]) -> None:
     if "text" not in modalities or "message" in modalities:
         raise ConfigError(f"loading {root}: takes {', '.join(modalities)}; irkit encodes plain text")
 
+
+def _read_pylate_head(opened: OpenedModel) -> MultiVectorHead:
+    """Read the Dense modules and the settings that PyLate keeps in config_sentence_transformers.json.
+
+    A missing setting has PyLate's default. A marker that is in the vocabulary becomes one token wherever a
+    text holds it, because PyLate inserts it as one token.
+
+    Source: the saving code of PyLate 1.6.
+    """
+    settings = opened.settings
+    for key in ("query_prefix", "document_prefix"):
+        opened.tokenizer.add_marker(settings.get(key) or "", new=False)
+    length = settings.get("query_length") or 32
+    attend = bool(settings.get("attend_to_expansion_tokens"))
+    expands = settings.get("do_query_expansion") is not False
+    words = settings.get("skiplist_words")  # punctuation where there are none
+    config = {
+        "query_length": None if expands else length,  # that of the expansion
+        "document_length": settings.get("document_length") or 180,
+        "query_expansion": {"length": length, "attend": attend} if expands else None,
+        **({} if words is None else {"skiplist_words": words}),
+    }
+    layers = [*read_layers(opened.modules, "token_embeddings"), Normalize()]
+    source = f"loading {opened.folder}"
+    return MultiVectorHead.from_layers(opened.encoder, opened.tokenizer, layers, config, source)
+
+
+_READERS: dict[str, Callable[[OpenedModel], Head]] = {  # by model_type
+    **{head.model_type: head.from_modules for head in (PooledHead, MultiVectorHead, SparseHead)},
+    "ColBERT": _read_pylate_head,
+}
 
 SENTENCE_TRANSFORMERS = Format(
     lambda folder: (folder / "modules.json").is_file(), _read, _write, query_side=True

@@ -17,8 +17,8 @@ from irkit.encoder import Encoder
 from irkit.errors import BadValueError, CorruptError
 from irkit.formats.parts import Format, LoadEncoder, Parts
 from irkit.heads import MultiVectorHead, Normalize, Projection
-from irkit.heads.layer_modules import optional, write_json
-from irkit.tokenizer import Tokenizer
+from irkit.heads.layer_modules import write_json
+from irkit.tokenizer import Tokenizer, read_optional
 from irkit.utils.weights import read_weights, write_weights
 
 _PUNCTUATION = tuple(string.punctuation)
@@ -45,7 +45,7 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         projection.linear.weight.copy_(weight)
     if not (folder / "artifact.metadata").is_file():
         warnings.warn(f"{folder} has no artifact.metadata; taking ColBERT's defaults", stacklevel=4)
-    metadata = optional(folder / "artifact.metadata")
+    metadata = read_optional(folder / "artifact.metadata")
     tokens = {
         "query": str(metadata.get("query_token_id") or "[unused0]"),
         "document": str(metadata.get("doc_token_id") or "[unused1]"),
@@ -62,13 +62,8 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         "skiplist_words": _PUNCTUATION if metadata.get("mask_punctuation", True) else (),
     }
     layers = [projection, Normalize()]
-    head = MultiVectorHead.from_layers(encoder.hidden_size, layers, config, tokenizer, f"loading {folder}")
-    return {
-        "tokenizer": tokenizer,
-        "encoder": encoder,
-        "head": head,
-        "prompts": markers,
-    }
+    head = MultiVectorHead.from_layers(encoder, tokenizer, layers, config, f"loading {folder}")
+    return {"tokenizer": tokenizer, "encoder": encoder, "head": head, "prompts": markers}
 
 
 def _write(parts: Parts, folder: Path) -> None:
@@ -150,7 +145,7 @@ def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
 
 
 def _fits(folder: Path) -> bool:
-    architectures = optional(folder / "config.json").get("architectures")
+    architectures = read_optional(folder / "config.json").get("architectures")
     return isinstance(architectures, list) and "HF_ColBERT" in architectures
 
 

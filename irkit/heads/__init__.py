@@ -6,9 +6,9 @@ from irkit.heads.multi_vector_config import MultiVectorConfig, QueryExpansion, T
 from irkit.heads.multi_vector_head import MultiVectorHead
 from irkit.heads.pooled_head import PooledHead
 from irkit.heads.projection import Normalize, Projection, ProjectionConfig
-from irkit.heads.sparse_config import SparseConfig
 from irkit.heads.sparse_head import SparseHead, as_sparse_head
 from irkit.heads.static_head import StaticHead
+from irkit.heads.term_head import SparseConfig
 from irkit.utils.plugins import Registry
 
 __all__ = [

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from irkit.config import Config, read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Representation
 from irkit.encoder import AnyEncoder
-from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.layer_modules import Module, OpenedModel
 from irkit.heads.projection import Normalize, Projection
@@ -86,22 +86,13 @@ class Head(nn.Module):
                 raise CorruptError(f"loading {folder}: {' '.join(str(error).split())}") from error
         return head
 
-    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+    def to_modules(self, encoder: AnyEncoder) -> list[Module]:
         """Return the modules that follow the Transformer in a directory of sentence-transformers."""
         return [("irkit.Head", self.settings(), self.state_dict())]
 
     def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
         """Write the encoder to a folder; a head that transformers writes with its encoder does so here."""
         encoder.save_pretrained(folder)
-
-    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write a head that needs no encoder, with its tokenizer, as the only module of its side."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_folder(cls, folder: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Self:
-        """Read what `save` wrote; ``settings`` is the content of config_sentence_transformers.json."""
-        raise NotImplementedError
 
     def transformer_settings(self) -> dict[str, Any]:
         """Return what sentence_bert_config.json says about the sides."""
@@ -171,6 +162,13 @@ class Head(nn.Module):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
+
+    def apply_layers(self, values: Tensor) -> Tensor:
+        """Put values through the layers, in float32 (or float64) however low the precision of the encoder."""
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        for layer in self.layers:
+            values = layer(values)
+        return values
 
 
 def width_after(layers: Iterable[nn.Module], width: int, name: str) -> int:

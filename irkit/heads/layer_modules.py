@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from irkit.config import read_json
 from irkit.encoder import AnyEncoder
 from irkit.errors import ConfigError, CorruptError
 from irkit.heads.projection import Normalize, Projection
-from irkit.tokenizer import Tokenizer
+from irkit.tokenizer import Tokenizer, read_optional
 from irkit.utils.weights import read_weights
 
 Modules = list[tuple[str, Path]]  # class name, folder
 Module = tuple[str, dict[str, Any], dict[str, Tensor]]  # type as in modules.json, config.json, weights
 
 _TANH = "torch.nn.modules.activation.Tanh"
+_LAYERS = "Dense", "Projection", "Normalize", "Dropout"  # a Projection is gated, or has another residual
 _OWN = "pylate.models.Dense.Dense", "irkit.Projection", "irkit.SparseHead", "irkit.Head"
 _MODELS = "sentence_transformers.models"
 LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do without
@@ -55,11 +55,6 @@ class OpenedModel:
     settings: dict[str, Any]
     transformer: dict[str, Any]
 
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states."""
-        return self.encoder.hidden_size
-
 
 def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -> Modules:
     """Return class name and folder of each module that ``file`` lists by type and path.
@@ -80,33 +75,32 @@ def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -
     return modules
 
 
-def read_layer(name: str, folder: Path, feature: str) -> nn.Module | None:
-    """Return the layer that a module folder holds; None if it has an effect in training only.
+def read_layers(modules: Modules, feature: str) -> list[nn.Module]:
+    """Return the layers that module folders hold, in order, without those that work in training only.
 
     Args:
-        name: Class of the module.
-        folder: Folder of the module.
-        feature: What the layer must read and write: sentence_embedding or token_embeddings.
+        modules: Class name and folder of each.
+        feature: What the layers must read and write: sentence_embedding or token_embeddings.
 
     Raises:
         ConfigError: There is no such layer, or it reads or writes another feature.
-        CorruptError: The weights of the layer do not fit its settings.
+        CorruptError: The weights of a layer do not fit its settings.
     """
-    if name not in LAYERS:
-        raise ConfigError(
-            f"loading {folder.parent}: module {name} at {folder.name!r}, expected {', '.join(LAYERS)}"
-        )
-    settings = optional(folder / "config.json")
-    for key in ("module_input_name", "module_output_name"):
-        if settings.get(key) not in (None, feature):
-            raise ConfigError(f"loading {folder}: {key} is {settings[key]!r}, expected {feature!r}")
-    return LAYERS[name](folder, settings)
-
-
-def read_layers(modules: Modules, feature: str) -> list[nn.Module]:
-    """Return the layers of module folders in order; arguments and errors as for `read_layer`."""
-    layers = [read_layer(name, folder, feature) for name, folder in modules]
-    return [layer for layer in layers if layer is not None]
+    layers: list[nn.Module] = []
+    for name, folder in modules:
+        if name not in _LAYERS:
+            raise ConfigError(
+                f"loading {folder.parent}: module {name} at {folder.name!r}, expected {', '.join(_LAYERS)}"
+            )
+        settings = read_optional(folder / "config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if settings.get(key) not in (None, feature):
+                raise ConfigError(f"loading {folder}: {key} is {settings[key]!r}, expected {feature!r}")
+        if name == "Normalize":
+            layers.append(Normalize())
+        elif name != "Dropout":
+            layers.append(_projection(folder, settings))
+    return layers
 
 
 def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
@@ -135,11 +129,6 @@ def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
         )
     residual = "none" if not layer.use_residual else "learned" if layer.alpha is None else "identity"
     return "irkit.Projection", settings | {"gated": layer.gated, "residual": residual}, layer.state_dict()
-
-
-def optional(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if the file does not exist."""
-    return read_json(path) if path.is_file() else {}
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -176,11 +165,3 @@ def _activation(name: Any, folder: Path) -> nn.Module:
             if activation(torch.zeros(2, 3)).shape == (2, 3):
                 return activation
     raise ConfigError(f"loading {folder}: activation_function {name!r}, expected an activation of torch.nn")
-
-
-LAYERS: dict[str, Callable[[Path, dict[str, Any]], nn.Module | None]] = {
-    "Dense": _projection,
-    "Projection": _projection,  # irkit's own: gated, or with a residual that sentence-transformers lacks
-    "Normalize": lambda folder, settings: Normalize(),
-    "Dropout": lambda folder, settings: None,
-}

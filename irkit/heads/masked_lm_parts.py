@@ -1,21 +1,23 @@
-"""Encoder and sparse head as a masked language model of transformers: reading and writing its weights."""
+"""The parts of a sparse head: in a masked language model of transformers, or in a folder of their own."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from irkit.config import Config
 from irkit.encoder import AnyEncoder, Encoder
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.families import FAMILIES, masked_lm
+from irkit.encoder.encoder_config import Activation
+from irkit.encoder.families import masked_lm
 from irkit.encoder.family import MaskedLM
-from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import ConfigError, CorruptError
+from irkit.utils.weights import read_weights
 
 ACTIVATIONS: dict[str, nn.Module] = {
     "gelu": nn.GELU(),
@@ -23,7 +25,6 @@ ACTIVATIONS: dict[str, nn.Module] = {
     "relu": nn.ReLU(),
     "silu": nn.SiLU(),
 }
-_RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
 
 
 class HeadParts(NamedTuple):
@@ -34,25 +35,34 @@ class HeadParts(NamedTuple):
     bias: nn.Parameter | None
 
 
-class _Head(Protocol):
-    """The attributes of a sparse head that this module uses."""
+class SavedHead(Config):
+    """What config.json of a SparseHead folder says.
 
-    layers: nn.ModuleList
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-    vocabulary: tuple[str, ...] | None
+    Attributes:
+        pooling: As `SparseConfig` has it.
+        activation: As `SparseConfig` has it.
+        own_weights: Whether weights are beside it. Otherwise the head is that of the masked language model.
+        hidden_activation: Activation between the linear layer and the norm; None where there are no layers.
+        norm_eps: Added to the variance by the norm.
+        vocabulary: The terms; None is the tokens of the tokenizer.
+    """
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    pooling: str
+    activation: str
+    own_weights: bool = True
+    hidden_activation: Activation | None = None
+    norm_eps: float = 1e-12
+    vocabulary: tuple[str, ...] | None = None
 
 
 def describe(
-    encoder: AnyEncoder | InferenceFreeEncoder, head: _Head | None = None
+    encoder: AnyEncoder, parameters: Collection[str] | None = None
 ) -> tuple[MaskedLM, dict[str, Any]] | None:
-    """Describe the masked language model of transformers that encoder and head make.
+    """Describe the masked language model of transformers that an encoder and a head make.
 
     Args:
         encoder: The encoder.
-        head: The head; None is the one in the checkpoint of the encoder.
+        parameters: Names of the parameters of the head; None is the head in the checkpoint of the encoder.
 
     Returns:
         The model's class and weight names, and its config.json; None if transformers has no such model.
@@ -60,38 +70,18 @@ def describe(
     if not isinstance(encoder, Encoder):
         return None
     settings = dict(encoder.settings)
-    if head is not None and encoder.family == "modernbert":
-        settings["decoder_bias"] = head.bias is not None
+    if parameters is not None and encoder.family == "modernbert":
+        settings["decoder_bias"] = "bias" in parameters
     described = masked_lm(settings)
-    if described is None:
-        return None
-    if head is not None and {name for name, _ in head.named_parameters()} != described.names.keys():
+    if described is None or (parameters is not None and {*parameters} != described.names.keys()):
         return None
     return described, settings
 
 
-def is_whole(encoder: AnyEncoder | InferenceFreeEncoder, head: _Head) -> bool:
-    """Return True if encoder and head are a masked language model of transformers."""
-    if head.vocabulary is not None:
-        return False
-    if isinstance(encoder, TransformersEncoder):
-        decoder = encoder.decoder
-        return decoder is not None and decoder.weight is head.weight and decoder.bias is head.bias
-    known = describe(encoder, head)
-    if known is None or not isinstance(encoder, Encoder):
-        return False
-    same_layers = repr(head.layers) == repr(nn.ModuleList(layers_of(known[0], encoder)))
-    return same_layers and head.weight.shape == encoder.word_embeddings.shape
-
-
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with TensorFlow's names of norm parameters (gamma, beta) changed to torch's."""
-    plain = {}
-    for name, tensor in tensors.items():
-        for old, new in _RENAMED:
-            name = name.removesuffix(old) + new if name.endswith(old) else name
-        plain[name] = tensor
-    return plain
+    names = {name: re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)) for name in tensors}
+    return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def has_head(encoder: AnyEncoder) -> bool:
@@ -132,7 +122,7 @@ def load_parts(encoder: AnyEncoder, source: str) -> HeadParts:
     return fill(layers_of(known[0], encoder), weights, encoder, source, tie=tie)
 
 
-def layers_of(described: MaskedLM, encoder: Encoder) -> list[nn.Module]:
+def layers_of(described: MaskedLM, encoder: AnyEncoder) -> list[nn.Module]:
     """Return the modules before the matrix, with random weights."""
     return transform_layers(
         encoder.hidden_size,
@@ -141,6 +131,24 @@ def layers_of(described: MaskedLM, encoder: Encoder) -> list[nn.Module]:
         dense_bias="layers.0.bias" in described.names,
         norm_bias="layers.2.bias" in described.names,
     )
+
+
+def read_parts(encoder: AnyEncoder, saved: SavedHead, folder: Path) -> HeadParts:
+    """Return the head in a SparseHead folder of its own."""
+    if saved.hidden_activation is None and isinstance(encoder, TransformersEncoder):
+        encoder.load_decoder_()  # hidden states are those that its own decoder gets
+    tensors = read_weights(folder)
+    layers: list[nn.Module] = []
+    if saved.hidden_activation is not None:
+        layers = transform_layers(
+            encoder.hidden_size,
+            saved.hidden_activation,
+            width=tensors["weight"].shape[-1] if "weight" in tensors else None,
+            norm_eps=saved.norm_eps,
+            dense_bias="layers.0.bias" in tensors,
+            norm_bias="layers.2.bias" in tensors,
+        )
+    return fill(layers, tensors, encoder, str(folder), vocabulary=saved.vocabulary)
 
 
 def fill(
@@ -181,29 +189,6 @@ def fill(
     except RuntimeError as error:  # weights of other shapes or names
         raise CorruptError(f"loading {source}: {' '.join(str(error).split())}") from error
     return HeadParts(stack, matrix, None if bias is None else nn.Parameter(bias.float()))
-
-
-def write_encoder(encoder: AnyEncoder, head: _Head, folder: Path) -> None:
-    """Write the encoder; as the masked language model of transformers if it is one with the head."""
-    known = describe(encoder, head) if is_whole(encoder, head) else None
-    if known is None or not isinstance(encoder, Encoder):
-        encoder.save_pretrained(folder)
-        return
-    described, settings = known
-    tied = head.weight is encoder.word_embeddings
-    whole = copy.copy(encoder)  # shares the weights
-    whole.prefix = FAMILIES[encoder.family].prefixes[0]
-    whole.head_weights = {
-        theirs: value.detach().clone()  # files hold no tensor twice under two names
-        for name, value in head.named_parameters()
-        for theirs in described.names[name][-1 if tied else 0 :]
-        if name != "weight" or not tied
-    }
-    whole.settings = settings | {
-        "architectures": [described.architecture],
-        "tie_word_embeddings": tied,
-    }
-    whole.save_pretrained(folder)
 
 
 def transform_layers(

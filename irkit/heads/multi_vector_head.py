@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from irkit_kernels.ragged_pool import pooled_lengths
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,24 +15,22 @@ from irkit.config import Config, read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector
 from irkit.encoder import AnyEncoder
-from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError, ConfigError
 from irkit.heads.head import Head, Side, width_after
 from irkit.heads.layer_modules import Module, Modules, OpenedModel, layer_module, read_layers
-from irkit.heads.multi_vector_config import MultiVectorConfig, TokenPooling
+from irkit.heads.multi_vector_config import MultiVectorConfig
 from irkit.heads.projection import Normalize, ProjectionConfig, projection_config, projection_layers
 from irkit.heads.token_pooling import pool_rows
-from irkit.heads.windows import windows
 from irkit.tokenizer import Tokenizer
 
 _FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
 _MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 _POOLING_TYPE = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
-_POOLING = {
-    "pool_factor": 1.0,
-    "num_protected_tokens": 1,
-    "normalize_embeddings": False,
-    "tasks": ["document"],
+_POOLING = {  # keys of `TokenPooling`, those of HierarchicalTokenPooling, and what a missing one stands for
+    "pool_factor": ("pool_factor", 1.0),
+    "protected_tokens": ("num_protected_tokens", 1),
+    "normalize": ("normalize_embeddings", False),
+    "sides": ("tasks", ["document"]),
 }
 
 
@@ -110,20 +109,18 @@ class MultiVectorHead(Head):
         projection: str | Mapping[str, Any] | ProjectionConfig | None = None,
     ) -> Self:
         """Make a head with a projection of random weights; vectors get length 1 in any case."""
-        layers = (
-            []
-            if projection is None
-            else projection_layers(projection_config(projection), encoder.hidden_size)
-        )
-        return cls.from_layers(encoder.hidden_size, [*layers, Normalize()], config, tokenizer)
+        layers: list[nn.Module] = [Normalize()]
+        if projection is not None:
+            layers[:0] = projection_layers(projection_config(projection), encoder.hidden_size)
+        return cls.from_layers(encoder, tokenizer, layers, config)
 
     @classmethod
     def from_layers(
         cls,
-        hidden_size: int,
+        encoder: AnyEncoder,
+        tokenizer: Tokenizer,
         layers: Iterable[nn.Module],
         config: Mapping[str, Any] | Config | None,
-        tokenizer: Tokenizer,
         source: str = "multi-vector model",
     ) -> Self:
         """Make a head of layers, and look up the token of its query expansion in a vocabulary."""
@@ -133,7 +130,7 @@ class MultiVectorHead(Head):
         filler = special.get("mask", special.get("sep"))
         if expansion is not None and expansion.token is not None:
             filler = next(iter(tokenizer.ids([expansion.token])), None)
-        return cls(hidden_size, layers, config, expansion_id=filler)
+        return cls(encoder.hidden_size, layers, config, expansion_id=filler)
 
     @classmethod
     def from_modules(cls, opened: OpenedModel) -> Self:
@@ -149,7 +146,8 @@ class MultiVectorHead(Head):
             if name == "MultiVectorMask":
                 mask = _read_mask(folder)
             elif name == "HierarchicalTokenPooling":
-                pooling = _POOLING | read_json(folder / "config.json")
+                saved = read_json(folder / "config.json")
+                pooling = {ours: saved.get(key, missing) for ours, (key, missing) in _POOLING.items()}
             else:
                 layers.append((name, folder))
         settings = {key: opened.transformer.get(key) for key in ("query_length", "document_length")}
@@ -157,20 +155,13 @@ class MultiVectorHead(Head):
         if expansion is not None and mask is None and not expansion.get("attend"):
             expansion = None  # nobody sees the added tokens, and they give no vectors
         settings |= {"query_expansion": expansion, "skiplist_words": (), **(mask or {})}
+        settings["token_pooling"] = pooling
         if _POOLED_SIDES in opened.settings:
             settings[_POOLED_SIDES] = opened.settings[_POOLED_SIDES]
-        if pooling is not None:
-            settings["token_pooling"] = {
-                "pool_factor": pooling["pool_factor"],
-                "protected_tokens": pooling["num_protected_tokens"],
-                "normalize": pooling["normalize_embeddings"],
-                "sides": pooling["tasks"],
-            }
-        made = read_layers(layers, _FEATURE)
-        source = f"loading {opened.folder}"
-        return cls.from_layers(opened.hidden_size, made, settings, opened.tokenizer, source)
+        made, source = read_layers(layers, _FEATURE), f"loading {opened.folder}"
+        return cls.from_layers(opened.encoder, opened.tokenizer, made, settings, source)
 
-    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+    def to_modules(self, encoder: AnyEncoder) -> list[Module]:
         """Return the layers, MultiVectorMask and, if it pools tokens, HierarchicalTokenPooling."""
         config, pooling = self.config, self.config.token_pooling
         mask = {
@@ -178,16 +169,10 @@ class MultiVectorHead(Head):
             "skiplist_tasks": list(config.skiplist_sides),
             "keep_only_token_ids": None,
         }
-        modules = [layer_module(layer, _FEATURE) for layer in self.layers]
-        modules.append((_MASK_TYPE, mask, {}))
+        modules = [*(layer_module(layer, _FEATURE) for layer in self.layers), (_MASK_TYPE, mask, {})]
         if pooling is not None:
-            settings = {
-                "pool_factor": pooling.pool_factor,
-                "num_protected_tokens": pooling.protected_tokens,
-                "normalize_embeddings": pooling.normalize,
-                "tasks": list(pooling.sides),
-            }
-            modules.append((_POOLING_TYPE, settings, {}))
+            saved = pooling.model_dump(mode="json")
+            modules.append((_POOLING_TYPE, {key: saved[ours] for ours, (key, _) in _POOLING.items()}, {}))
         return modules
 
     def transformer_settings(self) -> dict[str, Any]:
@@ -293,7 +278,9 @@ class MultiVectorHead(Head):
         vectors = self.token_vectors(hidden, tokens, side)
         pooling = self.config.token_pooling
         if pooling is not None and side in pooling.sides:
-            vectors = _pooled(vectors, pooling)
+            vectors = pool_rows(vectors, pooling.pool_factor, pooling.protected_tokens)
+            if pooling.normalize:
+                vectors = vectors.with_values(F.normalize(vectors.values, dim=-1))
         return MultiVector(vectors)
 
     if TYPE_CHECKING:  # nn.Module's own says Any
@@ -309,19 +296,11 @@ class MultiVectorHead(Head):
                 f"tokens; expected {len(mask)}, one of each {kernel} tokens, every {stride}"
             )
         vectors = hidden.where(mask)
-        values = vectors.values.to(torch.promote_types(vectors.values.dtype, torch.float32))
-        for layer in self.layers:
-            values = layer(values)
-        return vectors.with_values(values)
+        return vectors.with_values(self.apply_layers(vectors.values))
 
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""
         return repr(self.config)
-
-
-def _pooled(vectors: Ragged, pooling: TokenPooling) -> Ragged:
-    vectors = pool_rows(vectors, pooling.pool_factor, pooling.protected_tokens)
-    return vectors.with_values(F.normalize(vectors.values, dim=-1)) if pooling.normalize else vectors
 
 
 def _read_mask(folder: Path) -> dict[str, Any]:
@@ -332,3 +311,25 @@ def _read_mask(folder: Path) -> dict[str, Any]:
         "skiplist_words": settings.get("skiplist_words") or (),
         "skiplist_sides": settings.get("skiplist_tasks") or ("document",),
     }
+
+
+def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
+    """Return, for each hidden state left after pooling, the tokens it covers.
+
+    Args:
+        tokens: Ragged ``(total, ...)`` tokens that the encoder gets.
+        kernel: Tokens per window; the last window of a text may be shorter.
+        stride: Tokens from the start of a window to that of the next.
+
+    Returns:
+        Ragged ``(hidden states, 2)`` int64: [start, end) in ``tokens.values``.
+
+    Examples:
+        >>> windows(Ragged.from_rows([[7, 8, 9], [5]]), 2, 2).values.tolist()
+        [[0, 2], [2, 3], [3, 4]]
+    """
+    lengths = pooled_lengths(tokens.lengths, kernel, stride)
+    rows = Ragged(torch.arange(int(lengths.sum()), device=tokens.device), lengths)
+    offsets, text = tokens.offsets.long(), rows.row_ids()
+    starts = offsets[text] + stride * rows.positions()
+    return rows.with_values(torch.stack([starts, torch.minimum(starts + kernel, offsets[text + 1])], dim=1))

@@ -13,13 +13,9 @@ from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Dense
 from irkit.encoder import AnyEncoder
-from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads.head import Head, Side, width_after
 from irkit.heads.layer_modules import Module, OpenedModel, layer_module, read_layers
-
-POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-
 
 _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_cls_token": "cls",
@@ -29,6 +25,7 @@ _LEGACY_POOLING = {  # in the order in which several are put side by side
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+POOLINGS = tuple(_LEGACY_POOLING.values())
 
 
 class PooledHead(Head):
@@ -93,7 +90,7 @@ class PooledHead(Head):
     @classmethod
     def from_modules(cls, opened: OpenedModel) -> Self:
         """Read Pooling, then Dense and Normalize in any order."""
-        modules, hidden_size, folder = opened.modules, opened.hidden_size, opened.folder
+        modules, hidden_size, folder = opened.modules, opened.encoder.hidden_size, opened.folder
         if not modules or modules[0][0] != "Pooling":
             first = modules[0][0] if modules else "nothing"
             name = "config_sentence_transformers.json"
@@ -111,7 +108,7 @@ class PooledHead(Head):
         pooling = settings.get("pooling_mode") or legacy or "mean"
         return cls(hidden_size, pooling, layers, include_prompt=settings.get("include_prompt", True))
 
-    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+    def to_modules(self, encoder: AnyEncoder) -> list[Module]:
         """Return Pooling with the keys of version 2, if it has them, and the layers."""
         pooling: dict[str, Any] = {key: mode in self.pooling for key, mode in _LEGACY_POOLING.items()}
         if [mode for mode in _LEGACY_POOLING.values() if mode in self.pooling] != list(self.pooling):
@@ -146,10 +143,7 @@ class PooledHead(Head):
             lengths = (hidden.lengths - skipped).clamp(min=0)
             positions = hidden.part_positions(hidden.lengths - lengths, lengths)
             hidden = positions.with_values(hidden.values[positions.values])
-        vectors = torch.cat([_pool(mode, hidden, skipped) for mode in self.pooling], dim=1)
-        for layer in self.layers:
-            vectors = layer(vectors)
-        return Dense(vectors)
+        return Dense(self.apply_layers(torch.cat([_pool(mode, hidden, skipped) for mode in self.pooling], 1)))
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import Any, Literal, Self
 
 import torch
@@ -146,21 +146,18 @@ class ProjectionConfig(Config):
 
 
 def _presets() -> dict[str, ProjectionConfig]:
-    ffn, glu = {"glu": False}, {"glu": True}
-    skip = {"residual": "identity"}
-    rows: list[dict[str, Any]] = []
-    for family, canonical in ((ffn, "identity"), (glu, "sigmoid")):  # table 1
-        rows += [{**family, **skip, "activation": canonical, "depth": depth} for depth in (2, 3, 4)]
-    for family, names in ((ffn, list(_ACTIVATIONS)[:4]), (glu, list(_ACTIVATIONS))):  # table 2
-        rows += [{**family, **skip, "activation": name, "depth": 2} for name in names]
-    for family, name in ((ffn, "identity"), (glu, "gelu")):
-        for depth in (2, 3, 4):  # table 3
-            rows += [
-                {**family, **skip, "activation": name, "depth": depth, "scale": scale} for scale in (1, 2)
-            ]
-        for depth in (2, 3):  # table 4, whose rows with residuals are in table 3
-            rows += [{**family, "activation": name, "depth": depth, "scale": scale} for scale in (1, 2)]
-    configs = [ProjectionConfig.parse(row) for row in rows]
+    tables = [  # gates and activations, depths, scales, residual
+        ([(False, "identity"), (True, "sigmoid")], (2, 3, 4), (2,), "identity"),  # table 1
+        ([(False, name) for name in list(_ACTIVATIONS)[:4]], (2,), (2,), "identity"),  # table 2
+        ([(True, name) for name in _ACTIVATIONS], (2,), (2,), "identity"),
+        ([(False, "identity"), (True, "gelu")], (2, 3, 4), (1, 2), "identity"),  # table 3
+        ([(False, "identity"), (True, "gelu")], (2, 3), (1, 2), "none"),  # table 4, the rest is in table 3
+    ]
+    configs = [
+        ProjectionConfig(glu=glu, activation=name, depth=depth, scale=scale, residual=residual)
+        for layers, depths, scales, residual in tables
+        for (glu, name), depth, scale in product(layers, depths, scales)
+    ]
     return {"linear": ProjectionConfig()} | {_preset_name(config): config for config in configs}
 
 

@@ -19,53 +19,29 @@ from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.encoder import AnyEncoder, Encoder
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.encoder_config import Activation
-from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.encoder.families import FAMILIES
+from irkit.encoder.family import MaskedLM
 from irkit.errors import BadValueError, ConfigError, CorruptError
+from irkit.heads import masked_lm_parts
 from irkit.heads.head import Head, Side
 from irkit.heads.layer_modules import Module, OpenedModel
 from irkit.heads.masked_lm_parts import (
     ACTIVATIONS,
     HeadParts,
+    SavedHead,
     describe,
-    fill,
-    has_head,
-    is_whole,
     layers_of,
-    load_parts,
     transform_layers,
-    write_encoder,
 )
-from irkit.heads.sparse_config import SparseConfig, read_limits, write_limits
+from irkit.heads.term_head import SparseConfig, TermHead, read_limits
 from irkit.tokenizer import Tokenizer
-from irkit.utils.weights import read_weights
 
 SPARSE_MODULES = "SpladePooling", "SparseHead"
 _NEVER = -1e4  # a bias with which no logit is positive; half precision holds it
 _ACTIVATIONS = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}  # of SpladePooling: theirs, ours
 
 
-class _Saved(Config):
-    """What config.json of a SparseHead folder says.
-
-    Attributes:
-        pooling: As `SparseConfig` has it.
-        activation: As `SparseConfig` has it.
-        own_weights: Whether weights are beside it. Otherwise the head is that of the masked language model.
-        hidden_activation: Activation between the linear layer and the norm; None where there are no layers.
-        norm_eps: Added to the variance by the norm.
-        vocabulary: The terms; None is the tokens of the tokenizer.
-    """
-
-    pooling: str
-    activation: str
-    own_weights: bool = True
-    hidden_activation: Activation | None = None
-    norm_eps: float = 1e-12
-    vocabulary: tuple[str, ...] | None = None
-
-
-class SparseHead(Head):
+class SparseHead(TermHead):
     """A weight for each term of a vocabulary, most of them zero.
 
     Hidden states go through ``layers``, then through a matrix with a row for each term (often the word
@@ -88,9 +64,6 @@ class SparseHead(Head):
         [[1.0986123085021973, 0.0, 0.0]]
     """
 
-    config: SparseConfig
-    kind: ClassVar[str] = "sparse"
-    model_type: ClassVar[str] = "SparseEncoder"
     transformer_type: ClassVar[str] = "sentence_transformers.sparse_encoder.models.MLMTransformer"
     transformer_task: ClassVar[str] = "fill-mask"
 
@@ -153,13 +126,14 @@ class SparseHead(Head):
         """
         if not isinstance(config, SparseConfig):
             config = SparseConfig.parse({} if config is None else dict(config), "sparse model")
-        if has_head(encoder):
+        if masked_lm_parts.has_head(encoder):
             head = cls.from_checkpoint(encoder, "the masked language model", config)
         else:
             matrix, known = encoder.word_embeddings, describe(encoder)
-            layers = transform_layers(encoder.hidden_size, width=matrix.shape[1])
-            if known is not None and isinstance(encoder, Encoder):
+            if known is not None:
                 layers = layers_of(known[0], encoder)
+            else:
+                layers = transform_layers(encoder.hidden_size, width=matrix.shape[1])
             linear = cast(nn.Linear, layers[0])
             nn.init.eye_(linear.weight)
             if linear.bias is not None:
@@ -191,7 +165,7 @@ class SparseHead(Head):
     @classmethod
     def from_checkpoint(cls, encoder: AnyEncoder, source: str, config: SparseConfig | None = None) -> Self:
         """Make the head whose weights stand beside the encoder in its checkpoint."""
-        return cls._join(load_parts(encoder, source), config, source)
+        return cls._join(masked_lm_parts.load_parts(encoder, source), config, source)
 
     @classmethod
     def _join(
@@ -219,11 +193,12 @@ class SparseHead(Head):
         folder, source = opened.modules[0][1], f"loading {opened.folder}"
         settings, limits = read_json(folder / "config.json"), read_limits(opened.settings)
         if listed == "SparseHead":
-            saved = _Saved.parse(settings, f"loading {folder}")
+            saved = SavedHead.parse(settings, f"loading {folder}")
             shape = {"pooling": saved.pooling, "activation": saved.activation}
             config = SparseConfig.parse(shape | limits, source)
             if saved.own_weights:
-                return cls._from_saved(opened.encoder, saved, config, folder)
+                parts = masked_lm_parts.read_parts(opened.encoder, saved, folder)
+                return cls._join(parts, config, str(folder), saved.vocabulary)
             return cls.from_checkpoint(opened.encoder, str(opened.folder), config)
         name = settings.get("activation_function", "relu")
         shape = {
@@ -237,54 +212,62 @@ class SparseHead(Head):
             raise CorruptError(f"loading {folder}: expects {width} dimensions, the vocabulary has {head.dim}")
         return head
 
-    @classmethod
-    def _from_saved(cls, encoder: AnyEncoder, saved: _Saved, config: SparseConfig, folder: Path) -> Self:
-        """Read the head in a folder of its own."""
-        if saved.hidden_activation is None and isinstance(encoder, TransformersEncoder):
-            encoder.load_decoder_()  # hidden states are those that its own decoder gets
-        tensors = read_weights(folder)
-        layers: list[nn.Module] = []
-        if saved.hidden_activation is not None:
-            biases = {f"{key}_bias": f"layers.{i}.bias" in tensors for i, key in ((0, "dense"), (2, "norm"))}
-            width = tensors["weight"].shape[-1] if "weight" in tensors else None
-            layers = transform_layers(
-                encoder.hidden_size, saved.hidden_activation, width=width, norm_eps=saved.norm_eps, **biases
-            )
-        parts = fill(layers, tensors, encoder, str(folder), vocabulary=saved.vocabulary)
-        return cls._join(parts, config, str(folder), saved.vocabulary)
+    def _masked_lm(self, encoder: AnyEncoder) -> tuple[MaskedLM, dict[str, Any]] | None:
+        """Describe the masked language model of transformers that encoder and head are; None if none."""
+        known = describe(encoder, dict(self.named_parameters()))
+        if known is None or self.vocabulary is not None or self.weight.shape != encoder.word_embeddings.shape:
+            return None
+        return known if repr(self.layers) == repr(nn.ModuleList(layers_of(known[0], encoder))) else None
 
-    def to_modules(self, encoder: AnyEncoder | InferenceFreeEncoder) -> list[Module]:
+    def to_modules(self, encoder: AnyEncoder) -> list[Module]:
         """Return SpladePooling if sentence-transformers computes the same, else irkit's own SparseHead."""
-        config, whole = self.config, is_whole(encoder, self)
-        if whole and config.activation in _ACTIVATIONS.values():
-            names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+        if isinstance(encoder, TransformersEncoder) and (decoder := encoder.decoder) is not None:
+            own = decoder.weight is self.weight and decoder.bias is self.bias
+            is_whole = own and self.vocabulary is None
+        else:
+            is_whole = self._masked_lm(encoder) is not None
+        config = self.config
+        name = next((theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation), None)
+        if is_whole and name is not None:
             pooling = {
                 "pooling_strategy": config.pooling,
-                "activation_function": names[config.activation],
+                "activation_function": name,
                 "word_embedding_dimension": self.dim,
             }
             return [("sentence_transformers.sparse_encoder.models.SpladePooling", pooling, {})]
-        saved = _Saved(pooling=config.pooling, activation=config.activation, own_weights=not whole)
-        if whole:
+        saved = SavedHead(pooling=config.pooling, activation=config.activation, own_weights=not is_whole)
+        if is_whole:
             return [("irkit.SparseHead", saved.model_dump(), {})]
-        norm = self.layers[2] if len(self.layers) else None
         inner = [repr(layer) for layer in self.layers]
+        hidden_activations = (name for name, layer in ACTIVATIONS.items() if repr(layer) in inner)
         settings = saved.model_dump() | {
-            "hidden_activation": next(
-                (name for name, layer in ACTIVATIONS.items() if repr(layer) in inner), None
-            ),
-            "norm_eps": norm.eps if isinstance(norm, nn.LayerNorm) else 0.0,
+            "hidden_activation": next(hidden_activations, None),
+            "norm_eps": next((layer.eps for layer in self.layers if isinstance(layer, nn.LayerNorm)), 0.0),
             "vocabulary": self.vocabulary,
         }
         return [("irkit.SparseHead", settings, self.state_dict())]
 
     def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
         """Write the encoder; as the masked language model of transformers if it is one with the head."""
-        write_encoder(encoder, self, folder)
-
-    def directory_settings(self, queries: Head) -> dict[str, Any]:
-        """Return the limits of both sides."""
-        return write_limits(self.config, queries)
+        known = self._masked_lm(encoder)
+        if known is None or not isinstance(encoder, Encoder):
+            encoder.save_pretrained(folder)
+            return
+        described, settings = known
+        tied = self.weight is encoder.word_embeddings
+        whole = copy.copy(encoder)  # shares the weights
+        whole.prefix = FAMILIES[encoder.family].prefixes[0]
+        whole.head_weights = {
+            theirs: value.detach().clone()  # files hold no tensor twice under two names
+            for name, value in self.named_parameters()
+            for theirs in described.names[name][-1 if tied else 0 :]
+            if name != "weight" or not tied
+        }
+        whole.settings = settings | {
+            "architectures": [described.architecture],
+            "tie_word_embeddings": tied,
+        }
+        whole.save_pretrained(folder)
 
     def exclude_(self, ids: Iterable[int]) -> None:
         """Let these terms never have a weight: their bias becomes -10000, which every format saves.
@@ -321,12 +304,6 @@ class SparseHead(Head):
     def pooling_problem(self) -> str | None:
         """Return why the head cannot work on an encoder that pools."""
         return "weights of terms need a row for each token"
-
-    def limited(self, max_active_dims: int) -> Self:
-        """Return a copy that shares all weights and keeps that many weights per text."""
-        twin = copy.copy(self)
-        twin.config = self.config.limited(max_active_dims)
-        return twin
 
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
@@ -374,13 +351,9 @@ class SparseHead(Head):
 
     def _inputs(self, hidden: Ragged) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the kernels' inputs: hidden states in the dtype of the matrix, offsets, matrix, bias."""
-        values = hidden.values.to(torch.promote_types(hidden.values.dtype, torch.float32))
-        for layer in self.layers:
-            values = layer(values)
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
+        values, weight, bias = self.apply_layers(hidden.values), self.weight, self.bias
         if weight.dtype == torch.float64:  # which kernels do not know
-            weight, bias = weight.float(), None if bias is None else bias.float()
+            return values.float(), hidden.offsets, weight.float(), None if bias is None else bias.float()
         return values.to(weight.dtype), hidden.offsets, weight, bias
 
     def extra_repr(self) -> str:

@@ -1,8 +1,11 @@
-"""Queries without an encoder: each token has one weight, whatever stands around it."""
+"""Queries without an encoder: each token has one weight, whatever stands around it.
+
+Source: for idf.json the model directories of opensearch-project.
+"""
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -11,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.errors import BadValueError, ConfigError, CorruptError
-from irkit.heads.head import Head, Side
-from irkit.heads.layer_modules import optional, write_json
-from irkit.heads.sparse_config import SparseConfig, read_limits, write_limits
-from irkit.heads.token_weights import read_idf
-from irkit.tokenizer import Tokenizer
+from irkit.heads.head import Side
+from irkit.heads.layer_modules import write_json
+from irkit.heads.term_head import SparseConfig, TermHead, read_limits
+from irkit.tokenizer import Tokenizer, read_optional
 from irkit.utils.weights import read_weights, write_weights
 
 
-class StaticHead(Head):
+class StaticHead(TermHead):
     """A text becomes its distinct tokens with a weight each: what inference-free sparse queries are.
 
     With a weight of 1 for each token these are lexical (binary) queries; with those of
@@ -44,9 +47,6 @@ class StaticHead(Head):
     Source: SparseStaticEmbedding of sentence-transformers 6.2; Geng et al. 2024 (arXiv 2411.04403).
     """
 
-    config: SparseConfig
-    kind: ClassVar[str] = "sparse"
-    model_type: ClassVar[str] = "SparseEncoder"
     transformer_type: ClassVar[str] = "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding"
 
     def __init__(
@@ -88,7 +88,7 @@ class StaticHead(Head):
             CorruptError: The weights are not one finite number for each token.
         """
         config = SparseConfig.parse(read_limits(settings), f"loading {folder.parent}")
-        static = optional(folder / "config.json")
+        static = read_optional(folder / "config.json")
         frozen, path = static.get("frozen", False), static.get("path")
         if not isinstance(frozen, bool) or not isinstance(path, str | None):
             raise ConfigError(
@@ -115,16 +115,6 @@ class StaticHead(Head):
         tokenizer.save_as_it_is(folder)
         if self.lengths:
             write_json(folder / "sentence_bert_config.json", self.transformer_settings())
-
-    def directory_settings(self, queries: Head) -> dict[str, Any]:
-        """Return the limits of both sides."""
-        return write_limits(self.config, queries)
-
-    def limited(self, max_active_dims: int) -> Self:
-        """Return a copy that shares all weights and keeps that many weights per text."""
-        twin = copy.copy(self)
-        twin.config = self.config.limited(max_active_dims)
-        return twin
 
     def match_width(self, dim: int) -> None:
         """Take the width of document vectors if no token beyond it has a weight."""
@@ -159,7 +149,11 @@ class StaticHead(Head):
         weights = self.weight[torch.from_numpy(terms).to(self.weight.device)]
         if most is not None or not weights.requires_grad:
             amounts = weights.detach().abs().cpu().numpy()
-            positions = _largest(amounts, rows, most, keep_zeros=weights.requires_grad)
+            positions = np.arange(len(rows)) if weights.requires_grad else np.flatnonzero(amounts)
+            if most is not None:
+                best = positions[np.lexsort((positions, -amounts[positions], rows[positions]))]
+                ranks = np.arange(len(best)) - np.searchsorted(rows[best], rows[best])
+                positions = np.sort(best[ranks < most])
             rows, terms = rows[positions], terms[positions]
             weights = weights[torch.from_numpy(positions).to(weights.device)]
         lengths = torch.from_numpy(np.bincount(rows, minlength=len(tokens)))
@@ -170,13 +164,42 @@ class StaticHead(Head):
         return f"{len(self.weight)} weights, dim={self.dim}, {self.config!r}"
 
 
-def _largest(
-    amounts: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], most: int | None, keep_zeros: bool
-) -> np.ndarray[Any, Any]:
-    """Places, ascending, of the ``most`` largest amounts of each of the ascending ``rows``."""
-    positions = np.arange(len(rows)) if keep_zeros else np.flatnonzero(amounts)
-    if most is None:
-        return positions
-    best = positions[np.lexsort((positions, -amounts[positions], rows[positions]))]
-    ranks = np.arange(len(best)) - np.searchsorted(rows[best], rows[best])
-    return np.sort(best[ranks < most])
+def token_weights(weights: Mapping[str, Any], tokenizer: Tokenizer, source: str) -> Tensor:
+    """Return weights by token id; a token that is not given weighs 0.
+
+    Args:
+        weights: Token -> weight, each at least 0.
+        tokenizer: Tokenizer whose vocabulary has the tokens.
+        source: Where the weights come from, for the message.
+
+    Returns:
+        ``(tokens of the tokenizer,)`` float32.
+
+    Raises:
+        ConfigError: There are no weights, the tokenizer lacks a token, or a weight is not a finite number of
+            at least 0.
+    """
+    if not weights:
+        raise ConfigError(f"{source}: there are no weights, expected one for each token that counts")
+    result = torch.zeros(tokenizer.vocab_size, device="cpu")
+    unknown = []
+    for token, weight in weights.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight < 0:
+            raise ConfigError(f"{source}: token {token!r} has weight {weight!r:.60}, expected a number >= 0")
+        token_id = tokenizer.backend.token_to_id(token)
+        if token_id is None:
+            unknown.append(token)
+        else:
+            result[token_id] = weight
+    if unknown:
+        raise ConfigError(
+            f"{source}: {len(unknown)} of {len(weights)} tokens are not in the vocabulary of the tokenizer, "
+            f"such as {', '.join(map(repr, unknown[:3]))}; expected weights for the tokens of {tokenizer!r}"
+        )
+    return result
+
+
+def read_idf(file: Path, tokenizer: Tokenizer) -> Tensor:
+    """Return weights by token id from a JSON object ``{token: weight}``, see `token_weights`."""
+    return token_weights(read_json(file), tokenizer, f"reading {file}")

@@ -16,7 +16,7 @@ from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
 from irkit.formats import LoadEncoder, SideParts, read_model, static_parts
 from irkit.heads import Head, StaticHead
-from irkit.heads.token_weights import read_idf, token_weights
+from irkit.heads.static_head import read_idf, token_weights
 from irkit.model.batching import chunks
 from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer, strings

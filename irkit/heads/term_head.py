@@ -1,10 +1,11 @@
-"""How logits of tokens become weights of a text."""
+"""What heads of weights over a vocabulary have in common: their configuration and its limits."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt
 
@@ -37,11 +38,6 @@ class SparseConfig(Config):
         """Return how many weights of a text of ``side`` are kept; None is all."""
         return self.query_max_active_dims if side == "query" else self.document_max_active_dims
 
-    def limited(self, max_active_dims: int) -> SparseConfig:
-        """Return a copy that keeps that many weights per text of either side."""
-        limits = {f"{side}_max_active_dims": max_active_dims for side in get_args(Side)}
-        return self.model_copy(update=limits)
-
 
 def read_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits of either side that config_sentence_transformers.json says, by their names here."""
@@ -49,17 +45,29 @@ def read_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings.get(name, both) for name in _LIMITS}
 
 
-def write_limits(documents: SparseConfig, queries: Head) -> dict[str, Any]:
-    """Return what config_sentence_transformers.json says about the limits of either side."""
-    config = getattr(queries, "config", None)
-    if not isinstance(config, SparseConfig):
-        return {}
-    limits = [config.query_max_active_dims, documents.document_max_active_dims]
-    if limits[0] == limits[1]:
-        return {} if limits[0] is None else {"max_active_dims": limits[0]}
-    warnings.warn(
-        f"saving a model: queries keep {limits[0] or 'all'} weights and documents {limits[1] or 'all'}; "
-        "sentence-transformers has one limit for both and keeps all of this model",
-        stacklevel=6,  # whoever called save_pretrained
-    )
-    return dict(zip(_LIMITS, limits, strict=True))
+class TermHead(Head):
+    """Weights over a vocabulary, of which either side keeps so many of the largest."""
+
+    config: SparseConfig
+    kind: ClassVar[str] = "sparse"
+    model_type: ClassVar[str] = "SparseEncoder"
+
+    def directory_settings(self, queries: Head) -> dict[str, Any]:
+        """Return the limits of both sides."""
+        if not isinstance(queries.config, SparseConfig):
+            return {}
+        limits = [queries.config.query_max_active_dims, self.config.document_max_active_dims]
+        if limits[0] == limits[1]:
+            return {} if limits[0] is None else {"max_active_dims": limits[0]}
+        warnings.warn(
+            f"saving a model: queries keep {limits[0] or 'all'} weights and documents {limits[1] or 'all'}; "
+            "sentence-transformers has one limit for both and keeps all of this model",
+            stacklevel=5,  # whoever called save_pretrained
+        )
+        return dict(zip(_LIMITS, limits, strict=True))
+
+    def limited(self, max_active_dims: int) -> Self:
+        """Return a copy that shares all weights and keeps that many weights per text."""
+        twin = copy.copy(self)
+        twin.config = self.config.model_copy(update=dict.fromkeys(_LIMITS, max_active_dims))
+        return twin
