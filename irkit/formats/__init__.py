@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -69,13 +69,14 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     """
     folder = Path(directory)
     _refuse_adapter(folder)
-    read = _find_reader(folder)
-    if read is not None:
+    formats = (FORMATS[name] for name in FORMATS if FORMATS[name] is not HUGGINGFACE)
+    # a bare Hugging Face encoder is what no other format takes
+    readers = (entry.read for entry in chain(formats, [HUGGINGFACE]) if entry.read and entry.fits(folder))
+    if (read := next(readers, None)) is not None:
         # on the CPU whatever the default of torch is
         with torch.device("cpu"), reraise_as(CorruptError, f"loading {folder}", _ADVICE):
             parts = read(folder, load_encoder)
-            sides: list[SideParts] = [parts, *([parts["query"]] if "query" in parts else [])]
-            for side in sides:
+            for side in (parts, parts.get("query", parts)):
                 _check_ids(side["tokenizer"], side["encoder"], folder)
             return parts
     if next(folder.glob("*.dnn"), None) is not None:
@@ -86,15 +87,6 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
     raise StorageError(
         f"loading {folder}: not a model directory, it holds neither modules.json nor config.json"
     )
-
-
-def _find_reader(folder: Path) -> Callable[[Path, LoadEncoder], Parts] | None:
-    """Return the reader of a directory; a bare Hugging Face encoder is what no other format takes."""
-    for name in FORMATS:
-        entry = FORMATS[name]
-        if entry is not HUGGINGFACE and entry.read is not None and entry.fits(folder):
-            return entry.read
-    return HUGGINGFACE.read if HUGGINGFACE.fits(folder) else None
 
 
 def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Tokenizer, AnyEncoder]:
@@ -182,14 +174,10 @@ def _check_replaceable(target: Path) -> None:
     entries = list(target.iterdir()) if target.exists() else []
     if entries and not any(FORMATS[name].fits(target) for name in FORMATS):
         raise StorageError(f"saving a model to {target}: the directory is neither empty nor a model's")
-    foreign = sorted(entry.name for entry in entries if not _is_part(entry))
+    known = {entry.name: _FOLDERS if entry.is_dir() else _FILES for entry in entries}
+    foreign = sorted(name for name, names in known.items() if not names.fullmatch(name))
     if foreign:
         raise StorageError(
             f"saving a model to {target}: replacing the model there would delete {', '.join(foreign[:5])}; "
             "move that away or save elsewhere"
         )
-
-
-def _is_part(entry: Path) -> bool:
-    """Return True if a file or folder can belong to a model directory."""
-    return (_FOLDERS if entry.is_dir() else _FILES).fullmatch(entry.name) is not None

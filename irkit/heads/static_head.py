@@ -109,10 +109,9 @@ class StaticHead(TermHead):
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write the folder of a SparseStaticEmbedding, with its tokenizer as it is in memory."""
-        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder)
         write_json(folder / "config.json", {"frozen": self.frozen})
         write_weights(folder, {"weight": self.weight})
-        tokenizer.save_as_it_is(folder)
         if self.lengths:
             write_json(folder / "sentence_bert_config.json", self.transformer_settings())
 

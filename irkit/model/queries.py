@@ -59,9 +59,7 @@ class EncodedQueries(Config):
 
 QueryConfig = LexicalQueries | StaticQueries | EncodedQueries
 _CLASSES: dict[str, type[QueryConfig]] = {
-    "lexical": LexicalQueries,
-    "static": StaticQueries,
-    "encoder": EncodedQueries,
+    kind.model_fields["kind"].default: kind for kind in (LexicalQueries, StaticQueries, EncodedQueries)
 }
 
 

@@ -43,14 +43,12 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
     Raises:
         BadValueError: The widths differ.
     """
-    if name in SIMILARITIES["multi_vector"]:
-        queries, documents = _texts(a), _texts(b)
-        if not len(queries) or not len(documents):
-            return torch.zeros(len(queries), len(documents), device="cpu")
-        return score(averaged(queries) if name == "meanmaxsim" else queries, documents)
-    if name in _INNER and (_is_sparse(a) or _is_sparse(b)):
-        return score(_sparse(a, name == "cosine"), _sparse(b, name == "cosine"))
-    return _MATRIX[name](*_tensors(a, b))
+    left, right = _comparable(name, a, b)
+    if isinstance(left, Tensor):
+        return _MATRIX[name](left, right)
+    if isinstance(left, MultiVector) and not (len(left) and len(right)):
+        return torch.zeros(len(left), len(right), device="cpu")
+    return score(left, right)
 
 
 def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
@@ -59,17 +57,28 @@ def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
     Raises:
         BadValueError: The shapes differ.
     """
-    if name in SIMILARITIES["multi_vector"]:
-        queries, documents = _texts(a), _texts(b)
-        return score_pairs(averaged(queries) if name == "meanmaxsim" else queries, documents)
-    if name in _INNER and (_is_sparse(a) or _is_sparse(b)):
-        return score_pairs(_sparse(a, name == "cosine"), _sparse(b, name == "cosine"))
-    left, right = _tensors(a, b)
+    left, right = _comparable(name, a, b)
+    if not isinstance(left, Tensor):
+        return score_pairs(left, right)
     if len(left) != len(right):
         raise BadValueError(
             f"similarity_pairwise: got {len(left)} and {len(right)} vectors, expected as many"
         )
     return _PAIRS[name](left, right)
+
+
+def _comparable(name: str, a: Vectors, b: Vectors) -> tuple[Any, Any]:
+    """Return both sides as token vectors, sparse rows or tensors ``(n, dim)``, whatever ``name`` compares."""
+    if name in SIMILARITIES["multi_vector"]:
+        queries, documents = _texts(a), _texts(b)
+        return averaged(queries) if name == "meanmaxsim" else queries, documents
+    a, b = (_stacked(vectors) for vectors in (a, b))
+    if name in _INNER and (_is_sparse(a) or _is_sparse(b)):
+        return _sparse(a, name == "cosine"), _sparse(b, name == "cosine")
+    left, right = _rows(a), _rows(b)
+    if left.shape[1] != right.shape[1]:
+        raise BadValueError(f"similarity: vectors have widths {left.shape[1]} and {right.shape[1]}")
+    return left, right
 
 
 def averaged(queries: MultiVector) -> MultiVector:
@@ -86,15 +95,18 @@ def unit_length(rows: Sparse) -> Sparse:
     return Sparse(rows.terms, rows.weights / norms[rows.terms.row_ids()], rows.dim)
 
 
+def _stacked(vectors: Vectors) -> Vectors:
+    """Return a list of tensors as one tensor, and anything else as it is."""
+    if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
+        return torch.stack(list(vectors))
+    return vectors
+
+
 def _is_sparse(vectors: Vectors) -> bool:
-    if isinstance(vectors, Sequence) and len(vectors):
-        vectors = vectors[0]
     return isinstance(vectors, Sparse) or (isinstance(vectors, Tensor) and vectors.is_sparse)
 
 
 def _sparse(vectors: Vectors, unit: bool) -> Sparse:
-    if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
-        vectors = torch.stack(list(vectors))
     is_tensor = isinstance(vectors, Sparse | Tensor)
     rows = as_sparse("similarity", vectors) if is_tensor else Sparse.from_dense(_rows(vectors))
     return unit_length(rows) if unit else rows
@@ -122,19 +134,10 @@ def _texts(vectors: Vectors) -> MultiVector:
     return MultiVector(rows.with_values(rows.values.float()))
 
 
-def _tensors(a: Vectors, b: Vectors) -> tuple[Tensor, Tensor]:
-    left, right = (_rows(vectors) for vectors in (a, b))
-    if left.shape[1] != right.shape[1]:
-        raise BadValueError(f"similarity: vectors have widths {left.shape[1]} and {right.shape[1]}")
-    return left, right
-
-
 def _rows(vectors: Vectors) -> Tensor:
     """Convert vectors to a dense float32 tensor ``(n, dim)``; one vector becomes a row."""
     if isinstance(vectors, Sparse):
         return vectors.to_dense().float()
-    if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
-        vectors = torch.stack(list(vectors))
     if isinstance(vectors, Tensor) and vectors.is_sparse:
         vectors = vectors.to_dense()
     try:

@@ -74,9 +74,8 @@ class Tokenizer:
         for role, usual in _USUAL.items():
             token = settings.get(f"{role}_token")
             token = token.get("content") if isinstance(token, dict) else token
-            ids = map(backend.token_to_id, [token] if token else usual)
-            if (number := next((number for number in ids if number is not None), None)) is not None:
-                self.special_ids[role] = number
+            if ids := self.ids([token] if token else usual):
+                self.special_ids[role] = ids[0]
         self._side = settings.get("truncation_side", "right")
         self._cut: dict[int, tokenizers.Tokenizer] = {}  # copies of the backend for other lengths
         self._has_markers = False
@@ -234,9 +233,9 @@ class Tokenizer:
             self._has_markers = True
 
     def without_special_tokens(self) -> Tokenizer:
-        """Return a copy that adds no special tokens, so that more of a text fits."""
+        """Return a copy that adds no special tokens, so that more of a text fits; no files describe it."""
         twin = copy.copy(self)
-        twin.backend, twin._cut = copy.deepcopy(self.backend), {}
+        twin.backend, twin._cut, twin._is_moved = copy.deepcopy(self.backend), {}, True
         twin.backend.post_processor = None
         return twin
 
@@ -276,21 +275,13 @@ class Tokenizer:
             shutil.copyfile(file, folder / file.name)
         if self._is_moved:
             names = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
-            (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+            limit = _NO_LIMIT if self.max_length is None else self.max_length
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": limit, **names}
+            text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+            (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
         if self._has_markers or not (folder / "tokenizer.json").exists():
             state = json.loads(self.backend.to_str()) | {"truncation": None}
             (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-
-    def save_as_it_is(self, folder: Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json from memory, without its source files."""
-        state = json.loads(self.backend.to_str()) | {"truncation": None}
-        (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-        roles = {f"{role}_token": self.backend.id_to_token(id) for role, id in self.special_ids.items()}
-        limit = _NO_LIMIT if self.max_length is None else self.max_length
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": limit, **roles}
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
     def _backend(self, max_length: int | None) -> tokenizers.Tokenizer:
         """Return a backend that cuts at ``max_length``.
