@@ -538,3 +538,23 @@ def test_hub_out_of_reach():
         hub.local_directory("/nowhere/model@v1")
     with pytest.raises(StorageError, match="someone/model: no such directory here, and the Hugging Face hub"):
         hub.local_directory("someone/model")
+
+
+@pytest.mark.filterwarnings("ignore:.*taking the mean:UserWarning")
+def test_an_encoder_that_was_saved_without_its_decoder(tiny_bert: Path, tmp_path: Path) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    shutil.copytree(tiny_bert, tmp_path / "t5")
+    config = T5Config(vocab_size=200, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    theirs = T5EncoderModel(config).eval()
+    theirs.save_pretrained(tmp_path / "t5")
+    model = Model.from_pretrained(tmp_path / "t5", device="cpu")
+    with torch.inference_mode():
+        rows = [theirs(input_ids=row[None]).last_hidden_state[0].mean(0) for row in model.tokenizer(TEXTS)]
+    assert difference(model.encode(TEXTS), torch.stack(rows)) <= 1e-5
+    model.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved/config.json").read_text().count("T5EncoderModel") == 1
+    again = Model.from_pretrained(tmp_path / "saved", device="cpu")
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+    assert len(Model.multi_vector(tmp_path / "t5", device="cpu").encode(TEXTS)) == len(TEXTS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.encoder.adapter_loading import load_transformers
 from irkit.encoder.attention import attend, leading, pick_backend
@@ -61,11 +62,17 @@ class TransformersEncoder(nn.Module):
     ) -> TransformersEncoder:
         """Load a directory through ``transformers.AutoModel``; code inside the directory is never run.
 
+        An encoder that was saved without the decoder of its architecture, such as a ``T5EncoderModel``, is
+        loaded through ``AutoModelForTextEncoding``.
+
         Raises:
             ConfigError: transformers does not know the architecture, or cannot run it.
             CorruptError: Weights are missing, left over, of another shape, or no numbers.
         """
-        return cls(load_transformers("AutoModel", directory, dtype), attention=attention)
+        architectures = read_json(Path(directory) / "config.json").get("architectures") or ()
+        is_half = any(str(name).endswith("EncoderModel") for name in architectures)
+        kind = "AutoModelForTextEncoding" if is_half else "AutoModel"
+        return cls(load_transformers(kind, directory, dtype), attention=attention)
 
     def load_decoder_(self) -> nn.Linear:
         """Load the checkpoint as a masked language model; hidden states are then the input of its decoder.
