@@ -34,7 +34,7 @@ def measure_encoder(name: str, device: Device | None = None) -> Iterator[Row]:
     from transformers import AutoModel
 
     from irkit import Encoder, Ragged
-    from irkit.model.batching import plan_steps
+    from irkit.model.pipeline import plan_steps
 
     device = device or find_device()
     large = device.name == "cuda"

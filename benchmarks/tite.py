@@ -117,7 +117,7 @@ def batches(kind: str, device: str, name: str) -> list[Ragged]:
     import torch
 
     from irkit import Ragged
-    from irkit.model.batching import plan_steps
+    from irkit.model.pipeline import plan_steps
 
     known = torch.tensor([int(number) for number in QUANTILES[kind].split()])
     if name == "mixed":

@@ -148,7 +148,7 @@ def _complete(tokens: Array, offsets: Array, token_ids: Array, queries: list[Arr
 
 def _hidden(model: Any, tokens: Any) -> Array:
     """``(total, dim)`` float32 of length 1: hidden states of ragged token ids, in steps of 1024 tokens."""
-    from irkit.model.batching import plan_steps
+    from irkit.model.pipeline import plan_steps
 
     hidden = torch.empty(len(tokens.values), model.encoder.config.hidden_size)
     starts = tokens.offsets[:-1].long()

@@ -15,7 +15,7 @@ from irkit.errors import BadValueError
 from irkit.formats import write_model
 from irkit.heads import MultiVectorHead, PooledHead, Projection
 from irkit.model import Model
-from irkit.model.batching import hidden_states
+from irkit.model.pipeline import hidden_states
 from irkit.training.pretraining.distillation_objectives import Distillation
 from irkit.training.pretraining.objectives import MaskedLanguageModeling
 from irkit.training.pretraining.pretrain_recipe import PretrainingConfig

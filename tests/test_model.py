@@ -24,7 +24,7 @@ from irkit.core.representation import Dense, concat
 from irkit.core.scoring import score
 from irkit.errors import BadTypeError, BadValueError, IrkitError, StorageError
 from irkit.heads import Normalize, PooledHead, Projection
-from irkit.model import Model, batching, hardware
+from irkit.model import Model, hardware, pipeline
 from irkit.model.parallel import encode_in_processes
 
 WORDS = ["search", "the index", "a model of text", "", "vector " * 30, "neural?", "on the token"]
@@ -101,7 +101,7 @@ def test_heads_that_cannot_be():
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 64))
 def test_steps_hold_every_row_once_within_the_budget(sizes, budget):
     rows = torch.tensor(sizes, dtype=torch.int64)
-    steps = batching.plan_steps(rows, budget)
+    steps = pipeline.plan_steps(rows, budget)
     assert sorted(torch.cat(steps).tolist()) == list(range(len(sizes)))
     for step in steps:
         assert len(step) == 1 or int(rows[step].sum()) <= budget
@@ -119,12 +119,12 @@ def test_ahead_keeps_order_and_stays_one_ahead():
             log.append(f"read {number}")
             yield number
 
-    results = batching.ahead(lambda number: number * number, items())
+    results = pipeline.ahead(lambda number: number * number, items())
     assert next(results) == 0
     assert log == ["read 0", "read 1"]
     assert list(results) == [1, 4, 9, 16]
     with pytest.raises(ZeroDivisionError):
-        list(batching.ahead(lambda number: 1 // number, [1, 0, 2]))
+        list(pipeline.ahead(lambda number: 1 // number, [1, 0, 2]))
 
 
 @settings(max_examples=25, deadline=None)

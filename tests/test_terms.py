@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from irkit import Model, Ragged, Retriever, Sparse, score
 from irkit.errors import BadTypeError, BadValueError
-from irkit.model.terms import as_sparse, decode, sparsity
+from irkit.model.embeddings import as_sparse, decode, sparsity
 from irkit.retrieval.explanation import TermWeights, explain, match_terms
 from irkit.tokenizer import TokenSpan
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -144,7 +143,15 @@ class MultiVectorHead(Head):
                     f"loading {opened.folder}: module {name} follows token pooling, expected none"
                 )
             if name == "MultiVectorMask":
-                mask = _read_mask(folder)
+                saved = read_json(folder / "config.json")
+                if saved.get("keep_only_token_ids"):
+                    raise ConfigError(
+                        f"loading {folder}: keep_only_token_ids is for images; irkit encodes plain text"
+                    )
+                mask = {
+                    "skiplist_words": saved.get("skiplist_words") or (),
+                    "skiplist_sides": saved.get("skiplist_tasks") or ("document",),
+                }
             elif name == "HierarchicalTokenPooling":
                 saved = read_json(folder / "config.json")
                 pooling = {ours: saved.get(key, missing) for ours, (key, missing) in _POOLING.items()}
@@ -301,16 +308,6 @@ class MultiVectorHead(Head):
     def extra_repr(self) -> str:
         """Return what a printed head says beside its layers."""
         return repr(self.config)
-
-
-def _read_mask(folder: Path) -> dict[str, Any]:
-    settings = read_json(folder / "config.json")
-    if settings.get("keep_only_token_ids"):
-        raise ConfigError(f"loading {folder}: keep_only_token_ids is for images; irkit encodes plain text")
-    return {
-        "skiplist_words": settings.get("skiplist_words") or (),
-        "skiplist_sides": settings.get("skiplist_tasks") or ("document",),
-    }
 
 
 def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:

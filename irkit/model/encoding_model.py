@@ -17,13 +17,22 @@ from irkit.core.representation import MultiVector, Representation, Sparse, conca
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
 from irkit.heads import Side
-from irkit.model.encode_options import Embeddings, EncodeOptions, check_options, convert
+from irkit.model.embeddings import (
+    Embeddings,
+    Vectors,
+    as_sparse,
+    averaged,
+    compare,
+    compare_pairs,
+    convert,
+    decode,
+    sparsity,
+)
+from irkit.model.encode_options import EncodeOptions, check_options
 from irkit.model.hardware import Device, find_devices
 from irkit.model.model_parts import ModelParts
 from irkit.model.parallel import encode_in_processes
 from irkit.model.pipeline import CHUNK, Pipeline, Progress
-from irkit.model.similarity import Vectors, averaged, compare, compare_pairs
-from irkit.model.terms import as_sparse, decode, sparsity
 from irkit.tokenizer import TokenSpan
 from irkit.utils.progress import progress_bar
 

@@ -294,12 +294,7 @@ class Model(EncodingModel):
         Returns:
             Address of the commit.
         """
-        classes = {
-            "dense": "SentenceTransformer",
-            "multi_vector": "MultiVectorEncoder",
-            "sparse": "SparseEncoder",
-        }
-        encoder, opens = self.encoder, classes.get(self.kind)
+        encoder, opens = self.encoder, None if self.head.model_type == "irkit" else self.head.model_type
         if isinstance(encoder, Encoder) and (encoder.family == "tite" or any(encoder.config.schedule)):
             opens = None
         twin = copy.copy(self)  # which gets the name of the folder that is uploaded

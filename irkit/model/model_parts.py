@@ -19,10 +19,9 @@ from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts
 from irkit.heads import Head, Side
 from irkit.heads.projection import merge_runs
-from irkit.model.batching import hidden_states
-from irkit.model.encode_options import check_dim, postprocess
+from irkit.model.embeddings import check_dim, postprocess
 from irkit.model.hardware import keep_few_shapes
-from irkit.model.pipeline import Pipeline
+from irkit.model.pipeline import Pipeline, hidden_states
 from irkit.model.pooling import PoolingChoice, check_pooling, set_pooling
 from irkit.model.queries import QueryConfig, check_terms, query_config, query_parts
 from irkit.tokenizer import Tokenizer

@@ -14,8 +14,7 @@ import torch.multiprocessing
 
 from irkit.core.representation import Representation, representation_from_arrays
 from irkit.errors import IrkitError
-from irkit.model.batching import behind, chunks
-from irkit.model.pipeline import Pipeline, Progress
+from irkit.model.pipeline import Pipeline, Progress, behind, chunks
 from irkit.tokenizer import strings
 
 _IN_FLIGHT = 3  # chunks a process: one at work, the others on their way, so that none waits

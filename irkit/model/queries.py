@@ -17,8 +17,8 @@ from irkit.errors import BadValueError, ConfigError
 from irkit.formats import LoadEncoder, SideParts, read_model, static_parts
 from irkit.heads import Head, StaticHead
 from irkit.heads.static_head import read_idf, token_weights
-from irkit.model.batching import chunks
 from irkit.model.hub import local_directory
+from irkit.model.pipeline import chunks
 from irkit.tokenizer import Tokenizer, strings
 
 _CHUNK = 2048  # texts counted together

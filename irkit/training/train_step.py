@@ -18,7 +18,7 @@ from irkit.core.scoring import score, score_rows
 from irkit.errors import BadValueError
 from irkit.heads import Side, SparseHead
 from irkit.model import Model
-from irkit.model.similarity import averaged, compare
+from irkit.model.embeddings import averaged, compare
 from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
