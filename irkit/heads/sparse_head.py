@@ -190,25 +190,25 @@ class SparseHead(TermHead):
                 f"loading {opened.folder}: a SparseEncoder with {listed} after its Transformer, expected "
                 "SpladePooling"
             )
-        folder, source = opened.modules[0][1], f"loading {opened.folder}"
-        settings, limits = read_json(folder / "config.json"), read_limits(opened.settings)
-        if listed == "SparseHead":
-            saved = SavedHead.parse(settings, f"loading {folder}")
-            shape = {"pooling": saved.pooling, "activation": saved.activation}
-            config = SparseConfig.parse(shape | limits, source)
-            if saved.own_weights:
-                parts = masked_lm_parts.read_parts(opened.encoder, saved, folder)
-                return cls._join(parts, config, str(folder), saved.vocabulary)
-            return cls.from_checkpoint(opened.encoder, str(opened.folder), config)
-        name = settings.get("activation_function", "relu")
-        shape = {
-            "pooling": settings.get("pooling_strategy", "max"),
-            "activation": _ACTIVATIONS.get(name, name),
-        }
-        config = SparseConfig.parse(shape | limits, source)
-        head = cls.from_checkpoint(opened.encoder, str(opened.folder), config)
-        width = settings.get("embedding_dimension") or settings.get("word_embedding_dimension") or head.dim
-        if width != head.dim:
+        folder, width = opened.modules[0][1], None
+        settings = read_json(folder / "config.json")
+        if listed == "SpladePooling":  # whose head is that of the masked language model
+            width = settings.get("embedding_dimension") or settings.get("word_embedding_dimension")
+            name = settings.get("activation_function", "relu")
+            settings = {
+                "pooling": settings.get("pooling_strategy", "max"),
+                "activation": _ACTIVATIONS.get(name, name),
+                "own_weights": False,
+            }
+        saved = SavedHead.parse(settings, f"loading {folder}")
+        shape = {"pooling": saved.pooling, "activation": saved.activation}
+        config = SparseConfig.parse(shape | read_limits(opened.settings), f"loading {opened.folder}")
+        if saved.own_weights:
+            parts = masked_lm_parts.read_parts(opened.encoder, saved, folder)
+        else:
+            parts = masked_lm_parts.load_parts(opened.encoder, str(opened.folder))
+        head = cls._join(parts, config, str(folder), saved.vocabulary)
+        if width and width != head.dim:
             raise CorruptError(f"loading {folder}: expects {width} dimensions, the vocabulary has {head.dim}")
         return head
 

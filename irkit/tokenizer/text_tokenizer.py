@@ -101,28 +101,21 @@ class Tokenizer:
         """
         folder = Path(directory)
         with reraise_as(CorruptError, f"loading the tokenizer of {folder}", _ADVICE):
-            return cls._load(folder)
-
-    @classmethod
-    def _load(cls, folder: Path) -> Tokenizer:
-        settings = read_optional(folder / "special_tokens_map.json") | read_optional(
-            folder / "tokenizer_config.json"
-        )
-        own = sentence_settings(folder)
-        tokenizer = cls(read_backend(folder, settings), folder, settings)
-        if own.get("do_lower_case"):
-            tokenizer.do_lower_case = True
-            parts = [normalizers.Lowercase(), tokenizer.backend.normalizer]
-            tokenizer.backend.normalizer = normalizers.Sequence([part for part in parts if part is not None])
-        limits = [own.get("max_seq_length")]
-        if limits == [None]:
-            limits = [
-                settings.get("model_max_length"),
-                read_optional(folder / "config.json").get("max_position_embeddings"),
-            ]
-        known = [int(limit) for limit in limits if limit is not None and 0 < limit < _LENGTH_UNKNOWN]
-        tokenizer.max_length = min(known, default=None)
-        return tokenizer
+            roles, config = (folder / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
+            settings, own = read_optional(roles) | read_optional(config), sentence_settings(folder)
+            tokenizer = cls(read_backend(folder, settings), folder, settings)
+            if own.get("do_lower_case"):
+                tokenizer.do_lower_case = True
+                normalizer = tokenizer.backend.normalizer
+                parts = [normalizers.Lowercase(), *([] if normalizer is None else [normalizer])]
+                tokenizer.backend.normalizer = normalizers.Sequence(parts)
+            limits = [own.get("max_seq_length")]
+            if limits == [None]:
+                positions = read_optional(folder / "config.json").get("max_position_embeddings")
+                limits = [settings.get("model_max_length"), positions]
+            known = [int(limit) for limit in limits if limit is not None and 0 < limit < _LENGTH_UNKNOWN]
+            tokenizer.max_length = min(known, default=None)
+            return tokenizer
 
     @property
     def max_length(self) -> int | None:

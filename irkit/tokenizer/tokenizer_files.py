@@ -27,20 +27,20 @@ def sentence_settings(directory: Path) -> dict[str, Any]:
 
 def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build the backend from whichever files are there; ``settings`` are those of tokenizer_config.json."""
+    words, backend = folder / "vocab.txt", None
     try:
         if (folder / "tokenizer.json").is_file():
             _check_normalizer(folder / "tokenizer.json")
             backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            if isinstance(backend.normalizer, normalizers.BertNormalizer):
-                backend.normalizer = _bert_normalizer(backend.normalizer, settings)
-            return backend
-        if _has_line(folder / "vocab.txt", "[CLS]"):
-            return _wordpiece(folder, settings)
-        if (folder / "merges.txt").is_file() and "<s>" in read_optional(folder / "vocab.json"):
-            return _byte_level(folder, settings)
+        elif words.is_file() and "[CLS]" in words.read_text(encoding="utf-8").split("\n"):
+            backend = BertWordPieceTokenizer(str(words))._tokenizer
+        elif (folder / "merges.txt").is_file() and "<s>" in read_optional(folder / "vocab.json"):
+            backend = _byte_level(folder, settings)
+        if backend is not None and isinstance(backend.normalizer, normalizers.BertNormalizer):
+            backend.normalizer = _bert_normalizer(backend.normalizer, settings)
     except Exception as error:  # the library raises plain Exception for what it cannot parse
         raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
-    return _from_transformers(folder)
+    return _from_transformers(folder) if backend is None else backend
 
 
 def _check_normalizer(file: Path) -> None:
@@ -64,13 +64,6 @@ def _check_normalizer(file: Path) -> None:
             raise CorruptError(f"reading {file}: precompiled_charsmap is cut; download or save it again")
     if growth > _GROWTH:
         raise CorruptError(f"reading {file}: its normalizer makes texts {growth:,} times as long")
-
-
-def _wordpiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    wrapper = BertWordPieceTokenizer(str(folder / "vocab.txt"))
-    backend: tokenizers.Tokenizer = wrapper._tokenizer
-    backend.normalizer = _bert_normalizer(backend.normalizer, settings)
-    return backend
 
 
 def _bert_normalizer(
@@ -121,7 +114,3 @@ def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
 def read_optional(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if there is no such file."""
     return read_json(path) if path.is_file() else {}
-
-
-def _has_line(path: Path, line: str) -> bool:
-    return path.is_file() and line in path.read_text(encoding="utf-8").split("\n")
