@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from irkit.core.scoring import score, score_pairs
 from irkit.errors import BadTypeError, BadValueError
 from irkit.formats import SIMILARITIES
 from irkit.heads import Head
-from irkit.model.encode_options import EncodeOptions
 
 Embeddings = np.ndarray[Any, Any] | Tensor | list[Tensor] | list[np.ndarray[Any, Any]]
 Vectors = Tensor | np.ndarray[Any, Any] | Sequence[Any] | MultiVector | Sparse
@@ -194,7 +193,9 @@ def check_dim(operation: str, dim: int | None, width: int) -> None:
         )
 
 
-def convert(rows: Representation, options: EncodeOptions, single: bool, device: torch.device) -> Embeddings:
+def convert(
+    rows: Representation, options: Mapping[str, object], single: bool, device: torch.device
+) -> Embeddings:
     """Return rows as the types that `Model.encode` documents.
 
     Args:

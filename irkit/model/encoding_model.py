@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Self, Unpack
+from typing import Self, TypedDict, Unpack, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from irkit.arguments import brief, check_functions
+from irkit.arguments import brief, check_flags, check_functions, is_count
 from irkit.core.representation import MultiVector, Representation, Sparse, concat
 from irkit.encoder.inference_free import InferenceFreeEncoder
-from irkit.errors import BadValueError
+from irkit.errors import BadTypeError, BadValueError
 from irkit.heads import Side
 from irkit.model.embeddings import (
     Embeddings,
@@ -28,13 +29,49 @@ from irkit.model.embeddings import (
     decode,
     sparsity,
 )
-from irkit.model.encode_options import EncodeOptions, check_options
 from irkit.model.hardware import Device, find_devices
 from irkit.model.model_parts import ModelParts
 from irkit.model.parallel import encode_in_processes
 from irkit.model.pipeline import CHUNK, Pipeline, Progress
 from irkit.tokenizer import TokenSpan
 from irkit.utils.progress import progress_bar
+
+_NOT_SPARSE = ("convert_to_numpy", "normalize_embeddings", "truncate_dim")
+_ONLY_SPARSE = ("max_active_dims", "convert_to_sparse_tensor")
+
+
+class EncodeOptions(TypedDict, total=False):
+    """The options of `Model.encode`, with the names of sentence-transformers.
+
+    Attributes:
+        prompt_name: Name of the prompt of the model that is written before each text.
+        prompt: Text written before each text; goes before ``prompt_name``.
+        batch_size: Most texts encoded at once; by default only their tokens count (``tokens_per_step``).
+        show_progress_bar: Show a bar on a terminal or in a notebook.
+        convert_to_numpy: False, without ``convert_to_tensor``, returns a list of tensors.
+        convert_to_tensor: Return a tensor on the device of the model instead of an array.
+        normalize_embeddings: Scale vectors to length 1.
+        truncate_dim: Keep this many leading dimensions.
+        max_active_dims: Sparse models only: keep this many weights per text, whatever the model says.
+        convert_to_sparse_tensor: Sparse models only: False returns dense tensors.
+        device: Move the model there first; or several, each of which gets a process of its own.
+    """
+
+    prompt_name: str | None
+    prompt: str | None
+    batch_size: int | None
+    show_progress_bar: bool | None
+    convert_to_numpy: bool
+    convert_to_tensor: bool
+    normalize_embeddings: bool
+    truncate_dim: int | None
+    max_active_dims: int | None
+    convert_to_sparse_tensor: bool
+    device: Device | None
+
+
+_KINDS = get_type_hints(EncodeOptions)
+_FLAGS = [name for name, kind in _KINDS.items() if bool in (kind, *get_args(kind))]
 
 
 class EncodingModel(ModelParts):
@@ -69,7 +106,7 @@ class EncodingModel(ModelParts):
         return self._encode(texts, None, options)
 
     def _encode(self, texts: str | Iterable[str], side: Side | None, options: EncodeOptions) -> Embeddings:
-        check_options(options, self.kind)
+        _check_options(options, self.kind)
         if options.get("max_active_dims") is not None:
             options = {**options}
             return self._limited(options.pop("max_active_dims"))._encode(texts, side, options)
@@ -78,7 +115,7 @@ class EncodingModel(ModelParts):
         prompt, name = options.get("prompt"), options.get("prompt_name")
         if prompt is None:
             prompt = self.prompt_named((side or self.default_prompt_name) if name is None else name)
-        pipeline = self.pipeline(side or "document", prompt)
+        pipeline = replace(self.pipeline(side or "document", prompt), batch_size=options.get("batch_size"))
         if side is None and self.head.lengths:  # those of the sides are not for texts of neither
             pipeline = replace(pipeline, max_length=self.tokenizer.max_length)
 
@@ -87,8 +124,7 @@ class EncodingModel(ModelParts):
         total = len(rows) if isinstance(rows, Sized) else None
         show = options.get("show_progress_bar")
         with progress_bar("encoding", "texts", total) if show else nullcontext() as progress:
-            size, device = options.get("batch_size"), options.get("device")
-            made = concat(self._stream(rows, pipeline, device, batch_size=size, progress=progress))
+            made = concat(self._stream(rows, pipeline, options.get("device"), progress=progress))
         width = options.get("truncate_dim")
         width = self.truncate_dim if width is None else width
         made = self.postprocess(made, width, options.get("normalize_embeddings", False))
@@ -191,7 +227,6 @@ class EncodingModel(ModelParts):
         pipeline: Pipeline,
         device: Device | None,
         chunk_size: int = CHUNK,
-        batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Representation]:
         """Encode texts in chunks.
@@ -206,9 +241,9 @@ class EncodingModel(ModelParts):
         if isinstance(device, str | torch.device):
             self.to(devices.pop())
         if not devices or isinstance(pipeline.encoder, InferenceFreeEncoder):
-            parts = pipeline.stream(texts, chunk_size=chunk_size, batch_size=batch_size, progress=progress)
+            parts = pipeline.stream(texts, chunk_size, progress)
         else:
-            parts = encode_in_processes(pipeline, devices, texts, chunk_size, batch_size, progress)
+            parts = encode_in_processes(pipeline, devices, texts, chunk_size, progress)
         first = next(parts, None)
         yield pipeline.encode_tokens(self.tokenizer([])) if first is None else first
         yield from parts
@@ -251,3 +286,25 @@ class EncodingModel(ModelParts):
             ``{"active_dims": ..., "sparsity_ratio": ...}``, as in sentence-transformers.
         """
         return sparsity(as_sparse("sparsity", vectors))
+
+
+def _check_options(options: EncodeOptions, kind: str) -> None:
+    """Check whether a model of a kind can encode with these options.
+
+    Raises:
+        BadTypeError: There is no such option, or a prompt is not a string.
+        BadValueError: An option does nothing for this kind of model, or a batch would have no text.
+    """
+    for name in options.keys() - _KINDS.keys():
+        near = difflib.get_close_matches(name, _KINDS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KINDS)}"
+        raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
+    check_flags("encode", **{name: options.get(name) for name in _FLAGS if options.get(name) is not None})
+    for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
+        if options.get(name) is not None and options.get(name) is not False:
+            raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
+    size = options.get("batch_size")
+    if size is not None and not is_count(size):
+        raise BadValueError(f"encode: batch_size is {brief(size)}, expected a whole number of 1 or more")
+    if not isinstance(options.get("prompt"), str | None):
+        raise BadTypeError(f"encode: prompt is {brief(options.get('prompt'))}, expected a string")

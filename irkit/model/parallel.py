@@ -26,7 +26,6 @@ def encode_in_processes(
     devices: Sequence[str | torch.device],
     texts: Iterable[str],
     chunk_size: int,
-    batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Representation]:
     """Encode texts as `Pipeline.stream` does, on several devices at once.
@@ -38,7 +37,6 @@ def encode_in_processes(
         devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
         texts: Read as they are needed; at most a few chunks per process are held at a time.
         chunk_size: Number of texts that a process gets at a time.
-        batch_size: Largest number of texts encoded at once.
         progress: Called with the number of texts finished since the last call.
 
     Yields:
@@ -60,7 +58,7 @@ def encode_in_processes(
 
     def submit(chunk: list[str]) -> Callable[[], _Result]:
         with _interrupts_blocked():  # processes start here and inherit it: Ctrl-C is this one's business
-            return pool.submit(_encode, chunk, batch_size).result
+            return pool.submit(_encode, chunk).result
 
     try:
         submitted = map(submit, chunks(strings(texts), chunk_size))
@@ -105,7 +103,7 @@ def _start(starts: Any, threads: int) -> None:
     _pipelines.append(pipeline.to(device))
 
 
-def _encode(texts: list[str], batch_size: int | None) -> _Result:
+def _encode(texts: list[str]) -> _Result:
     pipeline = _pipelines[0]
-    rows = pipeline.encode_tokens(pipeline.tokenize(texts), batch_size=batch_size)
+    rows = pipeline.encode_tokens(pipeline.tokenize(texts))
     return rows.kind, rows.dim, rows.arrays()

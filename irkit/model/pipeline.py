@@ -48,6 +48,7 @@ class Pipeline:
         prompt: Written before each text.
         max_length: Number of tokens at which texts are cut; None leaves it to the tokenizer.
         tokens_per_step: Largest number of tokens encoded at once; None is a default for the device.
+        batch_size: Largest number of texts encoded at once; None is any number.
     """
 
     tokenizer: Tokenizer
@@ -57,6 +58,7 @@ class Pipeline:
     prompt: str = ""
     max_length: int | None = None
     tokens_per_step: int | None = None
+    batch_size: int | None = None
 
     @cached_property
     def prompt_length(self) -> int:
@@ -78,43 +80,32 @@ class Pipeline:
         """Return the token ids of texts with the prompt, Ragged int64 on the CPU."""
         return self.tokenizer(texts, self.prompt, self.max_length)
 
-    def encode_tokens(
-        self, tokens: Ragged, *, batch_size: int | None = None, progress: Progress | None = None
-    ) -> Representation:
-        """Encode rows of token ids; arguments, order and errors as in `begin`."""
-        return self.begin(tokens, batch_size, progress)()
+    def encode_tokens(self, tokens: Ragged) -> Representation:
+        """Encode rows of token ids; order and errors as in `begin`."""
+        return self.begin(tokens)()
 
     def stream(
-        self,
-        texts: Iterable[str],
-        *,
-        chunk_size: int = CHUNK,
-        batch_size: int | None = None,
-        progress: Progress | None = None,
+        self, texts: Iterable[str], chunk_size: int = CHUNK, progress: Progress | None = None
     ) -> Iterator[Representation]:
         """Encode any number of texts; the next chunk is tokenized while one is encoded.
 
         Args:
             texts: Read as they are needed.
             chunk_size: Number of texts that are read, tokenized and sorted by length together.
-            batch_size: Largest number of texts encoded at once.
             progress: Called with the number of texts finished since the last call.
 
         Yields:
             The rows of each chunk, float32 on the CPU; nothing if there are no texts.
         """
         tokenized = ahead(self.tokenize, chunks(strings(texts), chunk_size))
-        copies = (self.begin(tokens, batch_size, progress) for tokens in tokenized)
+        copies = (self.begin(tokens, progress) for tokens in tokenized)
         yield from behind(copies, by=self.device.type == "cuda")
 
-    def begin(
-        self, tokens: Ragged, batch_size: int | None = None, progress: Progress | None = None
-    ) -> Callable[[], Representation]:
+    def begin(self, tokens: Ragged, progress: Progress | None = None) -> Callable[[], Representation]:
         """Start to encode rows of token ids, without waiting for a GPU that does it.
 
         Args:
             tokens: Ragged int64 ids on the CPU, as `tokenize` returns them.
-            batch_size: Largest number of rows encoded at once.
             progress: Called with the number of rows finished since the last call.
 
         Returns:
@@ -134,7 +125,7 @@ class Pipeline:
         self.encoder.eval()
         self.head.eval()
         tokens, attended = self.head.expand(tokens, self.side)
-        steps = plan_steps(tokens.lengths, self._step_size(), batch_size)
+        steps = plan_steps(tokens.lengths, self._step_size(), self.batch_size)
         inputs = [(tokens[step], None if attended is None else attended[step]) for step in steps]
         parts: list[Representation] = []
         for step, part in zip(steps, run_steps(self._run_step, inputs, self.device), strict=True):
