@@ -18,7 +18,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from irkit.config import Config, read_json
 from irkit.encoder.inference_free import InferenceFreeEncoder
@@ -70,18 +70,14 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
         raise ConfigError(
             f"loading {folder}: similarity_fn_name {similarity!r}, expected one of {', '.join(known)}"
         )
-    parts: Parts = {
-        "tokenizer": documents["tokenizer"],
-        "encoder": documents["encoder"],
-        "head": documents["head"],
+    of_both = {
         "prompts": prompts,
         "default_prompt_name": default,
         "similarity_name": similarity,
         "truncate_dim": settings.get("truncate_dim"),
+        **({"query": read_side["query"]} if "query" in read_side else {}),
     }
-    if "query" in read_side:
-        parts["query"] = read_side["query"]
-    return parts
+    return cast(Parts, {**documents, **of_both})
 
 
 def text_encoder(folder: Path) -> Path:

@@ -121,14 +121,13 @@ def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
         "activation_function": f"{activation.__module__}.{activation.__name__}",
         **names,
     }
+    more: dict[str, Any]
     if layer.is_dense:
-        return (
-            f"{_MODELS}.Dense",
-            settings | ({"use_residual": True} if layer.use_residual else {}),
-            layer.state_dict(),
-        )
-    residual = "none" if not layer.use_residual else "learned" if layer.alpha is None else "identity"
-    return "irkit.Projection", settings | {"gated": layer.gated, "residual": residual}, layer.state_dict()
+        kind, more = f"{_MODELS}.Dense", {"use_residual": True} if layer.use_residual else {}
+    else:
+        residual = "none" if not layer.use_residual else "learned" if layer.alpha is None else "identity"
+        kind, more = "irkit.Projection", {"gated": layer.gated, "residual": residual}
+    return kind, settings | more, layer.state_dict()
 
 
 def write_json(path: Path, data: Any) -> None:

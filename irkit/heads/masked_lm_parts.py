@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, nn.Module] = {
     "relu": nn.ReLU(),
     "silu": nn.SiLU(),
 }
+_BIASES = ("layers.0.bias", "layers.2.bias")
 
 
 class HeadParts(NamedTuple):
@@ -124,13 +125,8 @@ def load_parts(encoder: AnyEncoder, source: str) -> HeadParts:
 
 def layers_of(described: MaskedLM, encoder: AnyEncoder) -> list[nn.Module]:
     """Return the modules before the matrix, with random weights."""
-    return transform_layers(
-        encoder.hidden_size,
-        described.activation,
-        norm_eps=described.norm_eps,
-        dense_bias="layers.0.bias" in described.names,
-        norm_bias="layers.2.bias" in described.names,
-    )
+    hidden_size, eps = encoder.hidden_size, described.norm_eps
+    return transform_layers(hidden_size, described.activation, eps, parameters=described.names)
 
 
 def read_parts(encoder: AnyEncoder, saved: SavedHead, folder: Path) -> HeadParts:
@@ -140,14 +136,9 @@ def read_parts(encoder: AnyEncoder, saved: SavedHead, folder: Path) -> HeadParts
     tensors = read_weights(folder)
     layers: list[nn.Module] = []
     if saved.hidden_activation is not None:
-        layers = transform_layers(
-            encoder.hidden_size,
-            saved.hidden_activation,
-            width=tensors["weight"].shape[-1] if "weight" in tensors else None,
-            norm_eps=saved.norm_eps,
-            dense_bias="layers.0.bias" in tensors,
-            norm_bias="layers.2.bias" in tensors,
-        )
+        width = tensors["weight"].shape[-1] if "weight" in tensors else None
+        shape = (encoder.hidden_size, saved.hidden_activation, saved.norm_eps, width)
+        layers = transform_layers(*shape, parameters=tensors)
     return fill(layers, tensors, encoder, str(folder), vocabulary=saved.vocabulary)
 
 
@@ -194,25 +185,22 @@ def fill(
 def transform_layers(
     hidden_size: int,
     activation: str = "gelu",
-    *,
-    width: int | None = None,
     norm_eps: float = 1e-12,
-    dense_bias: bool = True,
-    norm_bias: bool = True,
+    width: int | None = None,
+    parameters: Container[str] = _BIASES,
 ) -> list[nn.Module]:
     """Return the modules of a masked language model before its matrix: linear layer, activation, norm.
 
     Args:
         hidden_size: Width of the hidden states.
         activation: One of `ACTIVATIONS`.
-        width: Width of the matrix; None is ``hidden_size``.
         norm_eps: Added to the variance.
-        dense_bias: Whether the linear layer has a bias.
-        norm_bias: Whether the norm has a bias.
+        width: Width of the matrix; None is ``hidden_size``.
+        parameters: Names of the parameters; linear layer and norm have the biases that are named there.
     """
     width = hidden_size if width is None else width
     return [
-        nn.Linear(hidden_size, width, bias=dense_bias),
+        nn.Linear(hidden_size, width, bias=_BIASES[0] in parameters),
         ACTIVATIONS[activation],
-        nn.LayerNorm(width, eps=norm_eps, bias=norm_bias),
+        nn.LayerNorm(width, eps=norm_eps, bias=_BIASES[1] in parameters),
     ]

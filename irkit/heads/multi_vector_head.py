@@ -23,6 +23,7 @@ from irkit.heads.token_pooling import pool_rows
 from irkit.tokenizer import Tokenizer
 
 _FEATURE, _POOLED_SIDES = "token_embeddings", "pooled_sides"
+_LENGTHS = ("query_length", "document_length", "query_expansion")  # as in sentence_bert_config.json
 _MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 _POOLING_TYPE = "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
 _POOLING = {  # keys of `TokenPooling`, those of HierarchicalTokenPooling, and what a missing one stands for
@@ -157,12 +158,11 @@ class MultiVectorHead(Head):
                 pooling = {ours: saved.get(key, missing) for ours, (key, missing) in _POOLING.items()}
             else:
                 layers.append((name, folder))
-        settings = {key: opened.transformer.get(key) for key in ("query_length", "document_length")}
-        expansion = opened.transformer.get("query_expansion")
+        settings = {key: opened.transformer.get(key) for key in _LENGTHS}
+        expansion = settings["query_expansion"]
         if expansion is not None and mask is None and not expansion.get("attend"):
-            expansion = None  # nobody sees the added tokens, and they give no vectors
-        settings |= {"query_expansion": expansion, "skiplist_words": (), **(mask or {})}
-        settings["token_pooling"] = pooling
+            settings["query_expansion"] = None  # nobody sees the added tokens, and they give no vectors
+        settings |= {"token_pooling": pooling, "skiplist_words": (), **(mask or {})}
         if _POOLED_SIDES in opened.settings:
             settings[_POOLED_SIDES] = opened.settings[_POOLED_SIDES]
         made, source = read_layers(layers, _FEATURE), f"loading {opened.folder}"
@@ -184,16 +184,12 @@ class MultiVectorHead(Head):
 
     def transformer_settings(self) -> dict[str, Any]:
         """Return what sentence_bert_config.json says about the sides."""
-        config = self.config
+        settings = self.config.model_dump()
         return {
             "transformer_task": self.transformer_task,
             "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
             "module_output_name": _FEATURE,
-            "query_length": config.query_length,
-            "document_length": config.document_length,
-            "query_expansion": None
-            if config.query_expansion is None
-            else config.query_expansion.model_dump(),
+            **{key: settings[key] for key in _LENGTHS},
         }
 
     def read_lengths(self, lengths: Mapping[Side, int]) -> None:

@@ -27,6 +27,7 @@ from irkit.model.embeddings import (
     compare_pairs,
     convert,
     decode,
+    postprocess,
     sparsity,
 )
 from irkit.model.hardware import Device, find_devices
@@ -127,7 +128,7 @@ class EncodingModel(ModelParts):
             made = concat(self._stream(rows, pipeline, options.get("device"), progress=progress))
         width = options.get("truncate_dim")
         width = self.truncate_dim if width is None else width
-        made = self.postprocess(made, width, options.get("normalize_embeddings", False))
+        made = postprocess(self.head, made, width, options.get("normalize_embeddings", False))
         return convert(made, options, isinstance(texts, str), self.device)
 
     def _limited(self, limit: int | None) -> Self:
@@ -217,7 +218,7 @@ class EncodingModel(ModelParts):
 
     def _comparable(self, rows: Representation, side: Side) -> Representation:
         """Return rows whose `irkit.score` is the similarity of the model."""
-        rows = self.postprocess(rows, self.truncate_dim, self.similarity_name == "cosine")
+        rows = postprocess(self.head, rows, self.truncate_dim, self.similarity_name == "cosine")
         mean = self.similarity_name == "meanmaxsim" and side == "query"
         return averaged(rows) if mean and isinstance(rows, MultiVector) else rows
 

@@ -19,7 +19,7 @@ from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts
 from irkit.heads import Head, Side
 from irkit.heads.projection import merge_runs
-from irkit.model.embeddings import check_dim, postprocess
+from irkit.model.embeddings import check_dim
 from irkit.model.hardware import keep_few_shapes
 from irkit.model.pipeline import Pipeline, hidden_states
 from irkit.model.pooling import PoolingChoice, check_pooling, set_pooling
@@ -289,10 +289,6 @@ class ModelParts(nn.Module):
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
-
-    def postprocess(self, rows: Representation, dim: int | None, unit: bool) -> Representation:
-        """Truncate and normalise what the head made, see `irkit.model.postprocess.postprocess`."""
-        return postprocess(self.head, rows, dim, unit)
 
     def set_queries(self, choice: str | Mapping[str, Any] | QueryConfig | None) -> Self:
         """Give queries of a sparse model a side of their own, in place; documents stay what they are.

@@ -18,7 +18,7 @@ from irkit.core.scoring import score, score_rows
 from irkit.errors import BadValueError
 from irkit.heads import Side, SparseHead
 from irkit.model import Model
-from irkit.model.embeddings import averaged, compare
+from irkit.model.embeddings import averaged, compare, postprocess
 from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
@@ -181,7 +181,7 @@ class TrainStep(ModelStep):
     def _cut(self, rows: Representation, width: int | None, side: Side = "document") -> Representation:
         """Truncate and normalise rows like `irkit.Model.encode_representation`."""
         rows = rows.to(dtype=torch.float32)
-        rows = self.model.postprocess(rows, width, self.model.similarity_name == "cosine")
+        rows = postprocess(self.model.head, rows, width, self.model.similarity_name == "cosine")
         if isinstance(rows, MultiVector) and self.model.similarity_name == "meanmaxsim" and side == "query":
             return averaged(rows)
         return rows
