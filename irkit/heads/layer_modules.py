@@ -122,7 +122,7 @@ def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
         **names,
     }
     more: dict[str, Any]
-    if layer.is_dense:
+    if not layer.gated and layer.alpha is None:  # which sentence-transformers computes alike
         kind, more = f"{_MODELS}.Dense", {"use_residual": True} if layer.use_residual else {}
     else:
         residual = "none" if not layer.use_residual else "learned" if layer.alpha is None else "identity"

@@ -84,11 +84,6 @@ class Projection(nn.Module):
         self.gated, self.use_residual = gated, residual != "none"
         self.register_parameter("alpha", nn.Parameter(torch.ones(())) if residual == "identity" else None)
 
-    @property
-    def is_dense(self) -> bool:
-        """Return True if the Dense module of sentence-transformers computes the same."""
-        return not self.gated and self.alpha is None
-
     def forward(self, vectors: Tensor) -> Tensor:
         """``(n, in_features)`` to ``(n, out_features)``."""
         projected: Tensor = self.linear(vectors)

@@ -62,20 +62,18 @@ def find_devices(names: Device | None) -> list[torch.device]:
     several = [names] if isinstance(names, str) or not isinstance(names, Sequence) else names
     if not several:
         raise BadValueError("device: got an empty list, expected at least one device")
-    return [_find_device(name) for name in several]
-
-
-def _find_device(name: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(name)
-        known = device.type in ("cpu", "cuda")
-    except (RuntimeError, TypeError, ValueError):
-        known = False
-    if not known:
-        raise BadValueError(f"device {brief(name)}: expected cpu, cuda or cuda:0, cuda:1 and so on")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
-    return device
+    devices = []
+    for name in several:
+        try:
+            device = torch.device(name)
+        except (RuntimeError, TypeError, ValueError):
+            device = torch.device("meta")  # no device to run on, like all but those below
+        if device.type not in ("cpu", "cuda"):
+            raise BadValueError(f"device {brief(name)}: expected cpu, cuda or cuda:0, cuda:1 and so on")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise BadValueError(f"device {device}: this machine has {torch.cuda.device_count()} GPUs")
+        devices.append(device)
+    return devices
 
 
 def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:

@@ -272,7 +272,7 @@ class Tokenizer:
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": limit, **names}
             text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
             (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-        if self._has_markers or not (folder / "tokenizer.json").exists():
+        if self._is_moved or self._has_markers or not (folder / "tokenizer.json").exists():
             state = json.loads(self.backend.to_str()) | {"truncation": None}
             (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
 

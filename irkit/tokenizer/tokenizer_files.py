@@ -37,7 +37,13 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
         elif (folder / "merges.txt").is_file() and "<s>" in read_optional(folder / "vocab.json"):
             backend = _byte_level(folder, settings)
         if backend is not None and isinstance(backend.normalizer, normalizers.BertNormalizer):
-            backend.normalizer = _bert_normalizer(backend.normalizer, settings)
+            own = backend.normalizer
+            backend.normalizer = normalizers.BertNormalizer(  # with tokenizer_config.json, as in transformers
+                clean_text=own.clean_text,
+                handle_chinese_chars=settings.get("tokenize_chinese_chars", own.handle_chinese_chars),
+                strip_accents=settings.get("strip_accents", own.strip_accents),
+                lowercase=settings.get("do_lower_case", own.lowercase),
+            )
     except Exception as error:  # the library raises plain Exception for what it cannot parse
         raise CorruptError(f"loading the tokenizer of {folder}: {error}") from error
     return _from_transformers(folder) if backend is None else backend
@@ -64,18 +70,6 @@ def _check_normalizer(file: Path) -> None:
             raise CorruptError(f"reading {file}: precompiled_charsmap is cut; download or save it again")
     if growth > _GROWTH:
         raise CorruptError(f"reading {file}: its normalizer makes texts {growth:,} times as long")
-
-
-def _bert_normalizer(
-    normalizer: normalizers.BertNormalizer, settings: Mapping[str, Any]
-) -> normalizers.BertNormalizer:
-    """Apply tokenizer_config.json to a normalizer, as transformers does."""
-    return normalizers.BertNormalizer(
-        clean_text=normalizer.clean_text,
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", normalizer.handle_chinese_chars),
-        strip_accents=settings.get("strip_accents", normalizer.strip_accents),
-        lowercase=settings.get("do_lower_case", normalizer.lowercase),
-    )
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
