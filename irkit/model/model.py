@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self, TypedDict, Unpack
 
 import torch
@@ -200,7 +199,7 @@ class Model(EncodingModel):
         check_names("Model.with_head", head=head)
         if head not in HEADS:
             raise ConfigError(f"Model.with_head: head {brief(head)}, expected one of {', '.join(HEADS)}")
-        return cls._make("Model.with_head", name_or_path, head, config, **options)
+        return cls._make("Model.with_head", name_or_path, head, config, {}, **options)
 
     @classmethod
     def _make(
@@ -209,7 +208,7 @@ class Model(EncodingModel):
         name_or_path: str | Path,
         head: str,
         config: Mapping[str, Any] | Config | None,
-        settings: Mapping[str, Any] = MappingProxyType({}),
+        settings: Mapping[str, Any],
         markers: Sequence[str] = (),
         queries: str | Mapping[str, Any] | QueryConfig | None = None,
         *,
