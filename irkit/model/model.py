@@ -14,7 +14,7 @@ from irkit.arguments import brief, check_names, check_path
 from irkit.config import Config
 from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
-from irkit.errors import BadTypeError, BadValueError, ConfigError
+from irkit.errors import BadTypeError, ConfigError
 from irkit.formats import Parts, SideParts, read_encoder, read_model, write_model
 from irkit.heads import HEADS, ProjectionConfig
 from irkit.model.encoding_model import EncodingModel
@@ -263,8 +263,7 @@ class Model(EncodingModel):
             StorageError: Something that is not part of a model is in the way, or writing failed.
             BadValueError: The model is in int8, which has no file format, or ColBERT cannot express it.
         """
-        if any(part and part._int8_fingerprint for part in (self, self.query_model)):
-            raise BadValueError("save_pretrained: the weights are int8; load the model in float32 to save it")
+        self._refuse_int8("save_pretrained", "load the model in float32 to save it")
         if not isinstance(path, str | Path):
             raise BadTypeError(f"save_pretrained: got {brief(path)}, expected the path of a directory")
         check_path("save_pretrained", path)

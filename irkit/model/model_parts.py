@@ -354,10 +354,7 @@ class ModelParts(nn.Module):
             >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
             >>> model.add_pooling_layers({"layers": [1, 2]}).save_pretrained("pooled")  # doctest: +SKIP
         """
-        if self._int8_fingerprint is not None:
-            raise BadValueError(
-                "add_pooling_layers: the weights are int8; pool the model in float32, save and load it"
-            )
+        self._refuse_int8("add_pooling_layers", "pool the model in float32, save and load it")
         set_pooling(self.encoder, self.head, choice, self.tokenizer.max_length)
         self._follow_pooling()
         return self
@@ -371,9 +368,13 @@ class ModelParts(nn.Module):
         Raises:
             BadValueError: A layer is gated or has an activation, or the model is in int8; nothing is changed.
         """
-        if self._int8_fingerprint is not None:
-            raise BadValueError("merge_projections: the weights are int8; merge in float32, save and load it")
+        self._refuse_int8("merge_projections", "merge in float32, save and load it")
         heads = [part.head for part in (self, self.query_model) if part is not None]
         for head, layers in zip(heads, [merge_runs(head.layers) for head in heads], strict=True):
             head.layers = nn.ModuleList(layers)
         return self
+
+    def _refuse_int8(self, operation: str, remedy: str) -> None:
+        """Raise BadValueError if weights of the model, or of its query model, are int8."""
+        if any(part and part._int8_fingerprint for part in (self, self.query_model)):
+            raise BadValueError(f"{operation}: the weights are int8; {remedy}")
