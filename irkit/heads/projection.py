@@ -5,6 +5,7 @@ Source: Clavié et al. 2026, "Simple Projection Variants Improve ColBERT Perform
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise, product
@@ -232,7 +233,7 @@ def merge_runs(layers: Iterable[nn.Module]) -> list[nn.Module]:
 def merge_projections(layers: Iterable[nn.Module]) -> Projection:
     """Merge linear layers, with and without residuals, into one linear layer with the same output.
 
-    The matrices are multiplied in float64, so that outputs agree to the rounding of float32.
+    The layers are applied in float64, so that outputs agree to the rounding of float32.
 
     Args:
         layers: `Projection` layers in turn, at least one.
@@ -248,21 +249,22 @@ def merge_projections(layers: Iterable[nn.Module]) -> Projection:
         >>> merge_projections(layers).linear
         Linear(in_features=384, out_features=128, bias=False)
 
-    Source: sections 4.1 and 4.2: matrices multiply, and ``x R + alpha x W`` is ``x (R + alpha W)``.
+    Source: sections 4.1 and 4.2: such layers together are ``x M + b``, so that zeros give ``b``, and unit
+    vectors the rows of ``M + b``.
     """
     parts = [_linear(layer, number) for number, layer in enumerate(layers)]
     if not parts:
         raise BadValueError("merge_projections: got no layers, expected at least one")
-    matrix, offset = _affine(parts[0])
-    for layer in parts[1:]:
-        after, added = _affine(layer)
-        matrix, offset = after @ matrix, after @ offset + added
+    first, last = parts[0].linear, parts[-1].linear
     bias = any(layer.linear.bias is not None for layer in parts)
-    folded = Projection(matrix.shape[1], matrix.shape[0], bias=bias).to(parts[0].linear.weight)
+    folded = Projection(first.in_features, last.out_features, bias=bias).to(first.weight)
+    exact = copy.deepcopy(nn.Sequential(*parts)).double()
     with torch.no_grad():
-        folded.linear.weight.copy_(matrix)
+        units = torch.eye(first.in_features, dtype=torch.float64, device=first.weight.device)
+        offset = exact(torch.zeros_like(units[:1]))
+        folded.linear.weight.copy_((exact(units) - offset).T)
         if bias:
-            folded.linear.bias.copy_(offset)
+            folded.linear.bias.copy_(offset[0])
     return folded
 
 
@@ -277,16 +279,3 @@ def _linear(layer: nn.Module, number: int) -> Projection:
     raise BadValueError(
         f"merge_projections: layer {number} {reason}, so it is no matrix; keep the head as it is"
     )
-
-
-def _affine(layer: Projection) -> tuple[Tensor, Tensor]:
-    """Return matrix ``(out, in)`` and bias ``(out,)`` of a linear layer with its residual, in float64."""
-    with torch.no_grad():
-        scale = 1.0 if layer.alpha is None else layer.alpha.double()
-        matrix = layer.linear.weight.double() * scale
-        bias = matrix.new_zeros(len(matrix)) if layer.linear.bias is None else layer.linear.bias.double()
-        if layer.use_residual and hasattr(layer, "residual"):
-            matrix = matrix + layer.residual.weight.double()
-        elif layer.use_residual:
-            matrix = matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-        return matrix, bias * scale
