@@ -10,47 +10,19 @@ from typing import TYPE_CHECKING
 from irkit.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from irkit.core.ragged import Ragged
-    from irkit.core.representation import Dense, MultiVector, Sparse
-    from irkit.core.scoring import score
-    from irkit.encoder import Encoder
-    from irkit.evaluation.fusion import fuse
-    from irkit.evaluation.measures import evaluate
-    from irkit.evaluation.run import Run
-    from irkit.model import Model
-    from irkit.retrieval.hybrid import Hybrid
-    from irkit.retrieval.retriever import Retriever
+    from irkit.core.ragged import Ragged as Ragged
+    from irkit.core.representation import Dense as Dense
+    from irkit.core.representation import MultiVector as MultiVector
+    from irkit.core.representation import Sparse as Sparse
+    from irkit.core.scoring import score as score
+    from irkit.encoder import Encoder as Encoder
+    from irkit.evaluation.fusion import fuse as fuse
+    from irkit.evaluation.measures import evaluate as evaluate
+    from irkit.evaluation.run import Run as Run
+    from irkit.model import Model as Model
+    from irkit.retrieval.hybrid import Hybrid as Hybrid
+    from irkit.retrieval.retriever import Retriever as Retriever
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Dense",
-    "Encoder",
-    "Hybrid",
-    "Model",
-    "MultiVector",
-    "Ragged",
-    "Retriever",
-    "Run",
-    "Sparse",
-    "evaluate",
-    "fuse",
-    "score",
-]
-
-_HOME = {
-    "Dense": "core.representation",
-    "Encoder": "encoder",
-    "Hybrid": "retrieval.hybrid",
-    "Model": "model",
-    "MultiVector": "core.representation",
-    "Ragged": "core.ragged",
-    "Retriever": "retrieval.retriever",
-    "Run": "evaluation.run",
-    "Sparse": "core.representation",
-    "evaluate": "evaluation.measures",
-    "fuse": "evaluation.fusion",
-    "score": "core.scoring",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -22,40 +22,15 @@ from typing import TYPE_CHECKING
 from irkit.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from irkit.training.example import Batch, Example
-    from irkit.training.labels import label
-    from irkit.training.negatives import mine
-    from irkit.training.scores import Scores
-    from irkit.training.train_recipe import TrainRecipe
-    from irkit.training.train_run import train
-    from irkit.training.train_step import TrainStep
-    from irkit.training.trainer import Trainer
-    from irkit.training.training_arguments import TrainingArguments
+    from irkit.training.example import Batch as Batch
+    from irkit.training.example import Example as Example
+    from irkit.training.labels import label as label
+    from irkit.training.negatives import mine as mine
+    from irkit.training.scores import Scores as Scores
+    from irkit.training.train_recipe import TrainRecipe as TrainRecipe
+    from irkit.training.train_run import train as train
+    from irkit.training.train_step import TrainStep as TrainStep
+    from irkit.training.trainer import Trainer as Trainer
+    from irkit.training.training_arguments import TrainingArguments as TrainingArguments
 
-__all__ = [
-    "Batch",
-    "Example",
-    "Scores",
-    "TrainRecipe",
-    "TrainStep",
-    "Trainer",
-    "TrainingArguments",
-    "label",
-    "mine",
-    "train",
-]
-
-_HOME = {
-    "Batch": "example",
-    "Example": "example",
-    "Scores": "scores",
-    "TrainRecipe": "train_recipe",
-    "TrainStep": "train_step",
-    "Trainer": "trainer",
-    "TrainingArguments": "training_arguments",
-    "label": "labels",
-    "mine": "negatives",
-    "train": "train_run",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

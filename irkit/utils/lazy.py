@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package.
+def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package.
+
+    The names are those that the package imports in its block ``if TYPE_CHECKING:``, each as itself
+    (``from irkit.model import Model as Model``), which marks it as public for type checkers. A module must
+    not have the name of something that it exports, or the module would hide it.
 
     Args:
-        package: Name of the package.
-        home: Public names, and the module of the package that has each. A module must not have the name of
-            something that it exports, or the module would hide it.
+        package: ``__name__`` of the package.
+        file: ``__file__`` of the package, which is read for the block.
     """
+    blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    home = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def load(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{home[name]}"), name)
+        value = getattr(importlib.import_module(home[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *home})
+    return sorted(home), load, lambda: sorted({*vars(sys.modules[package]), *home})

@@ -19,54 +19,22 @@ from typing import TYPE_CHECKING
 from irkit.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from irkit.vocabulary.adaptation import AdaptationConfig, adapt
-    from irkit.vocabulary.alignment import Alignment, align
-    from irkit.vocabulary.calibration import Activations, Calibration, CalibrationConfig, calibrate, probe
-    from irkit.vocabulary.initialization import TransferConfig
-    from irkit.vocabulary.new_head import head_only
-    from irkit.vocabulary.simplex import sparsemax
-    from irkit.vocabulary.transfer import Transfer, read_new_tokens, transfer_vocabulary
-    from irkit.vocabulary.transfer_recipe import VocabularyRecipe
-    from irkit.vocabulary.transfer_report import write_report
+    from irkit.vocabulary.adaptation import AdaptationConfig as AdaptationConfig
+    from irkit.vocabulary.adaptation import adapt as adapt
+    from irkit.vocabulary.alignment import Alignment as Alignment
+    from irkit.vocabulary.alignment import align as align
+    from irkit.vocabulary.calibration import Activations as Activations
+    from irkit.vocabulary.calibration import Calibration as Calibration
+    from irkit.vocabulary.calibration import CalibrationConfig as CalibrationConfig
+    from irkit.vocabulary.calibration import calibrate as calibrate
+    from irkit.vocabulary.calibration import probe as probe
+    from irkit.vocabulary.initialization import TransferConfig as TransferConfig
+    from irkit.vocabulary.new_head import head_only as head_only
+    from irkit.vocabulary.simplex import sparsemax as sparsemax
+    from irkit.vocabulary.transfer import Transfer as Transfer
+    from irkit.vocabulary.transfer import read_new_tokens as read_new_tokens
+    from irkit.vocabulary.transfer import transfer_vocabulary as transfer_vocabulary
+    from irkit.vocabulary.transfer_recipe import VocabularyRecipe as VocabularyRecipe
+    from irkit.vocabulary.transfer_report import write_report as write_report
 
-__all__ = [
-    "Activations",
-    "AdaptationConfig",
-    "Alignment",
-    "Calibration",
-    "CalibrationConfig",
-    "Transfer",
-    "TransferConfig",
-    "VocabularyRecipe",
-    "adapt",
-    "align",
-    "calibrate",
-    "head_only",
-    "probe",
-    "read_new_tokens",
-    "sparsemax",
-    "transfer_vocabulary",
-    "write_report",
-]
-
-_HOME = {
-    "Activations": "calibration",
-    "AdaptationConfig": "adaptation",
-    "Alignment": "alignment",
-    "Calibration": "calibration",
-    "CalibrationConfig": "calibration",
-    "Transfer": "transfer",
-    "TransferConfig": "initialization",
-    "VocabularyRecipe": "transfer_recipe",
-    "adapt": "adaptation",
-    "align": "alignment",
-    "calibrate": "calibration",
-    "head_only": "new_head",
-    "probe": "calibration",
-    "read_new_tokens": "transfer",
-    "sparsemax": "simplex",
-    "transfer_vocabulary": "transfer",
-    "write_report": "transfer_report",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
