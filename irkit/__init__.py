@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from irkit.model import Model as Model
     from irkit.retrieval.hybrid import Hybrid as Hybrid
     from irkit.retrieval.retriever import Retriever as Retriever
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __version__ = "0.1.0"
-
-__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

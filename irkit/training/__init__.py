@@ -32,5 +32,5 @@ if TYPE_CHECKING:
     from irkit.training.train_step import TrainStep as TrainStep
     from irkit.training.trainer import Trainer as Trainer
     from irkit.training.training_arguments import TrainingArguments as TrainingArguments
-
-__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

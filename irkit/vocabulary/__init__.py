@@ -36,5 +36,5 @@ if TYPE_CHECKING:
     from irkit.vocabulary.transfer import transfer_vocabulary as transfer_vocabulary
     from irkit.vocabulary.transfer_recipe import VocabularyRecipe as VocabularyRecipe
     from irkit.vocabulary.transfer_report import write_report as write_report
-
-__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
