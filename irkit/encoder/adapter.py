@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.encoder.adapter_loading import load_transformers
-from irkit.encoder.attention import attend, leading, pick_backend
-from irkit.errors import BadValueError, ConfigError
+from irkit.encoder.attention import attend, check_lengths, leading, pick_backend
+from irkit.errors import ConfigError
 
 _BACKEND = "irkit_packed"
 _CHECKED = (3, 40, 9, 1, 17)  # lengths of the rows that are checked at loading
@@ -117,6 +117,14 @@ class TransformersEncoder(nn.Module):
             with torch.no_grad():
                 weight[old:] = weight[:old].mean(0)
 
+    def set_embeddings_(self, rows: Tensor, special_ids: Mapping[str, int]) -> None:
+        """Replace the word embeddings, see `Encoder.set_embeddings_`."""
+        self.word_embeddings.data = rows
+        self.settings.update({**special_ids, "vocab_size": len(rows)})
+        self.whole.get_input_embeddings().num_embeddings = len(rows)
+        if self.decoder is not None:
+            self.decoder.out_features = len(rows)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.packed:  # in another process: transformers does not know our attention there yet
@@ -148,11 +156,7 @@ class TransformersEncoder(nn.Module):
         Raises:
             BadValueError: A row is longer than the position embeddings.
         """
-        if self.max_positions is not None and tokens.max_length > self.max_positions:
-            raise BadValueError(
-                f"Encoder: a row of {tokens.max_length} tokens exceeds the {self.max_positions} positions "
-                "of the model; truncate it in the tokenizer"
-            )
+        check_lengths(tokens, self.max_positions)
         if not len(tokens.values):
             return tokens.with_values(torch.zeros(0, self.hidden_size, device=tokens.device))
         run = self._run_packed if self.packed else self._run_alone if self.alone else self._run_padded
@@ -252,22 +256,17 @@ def _narrowed(model: Any) -> Iterator[bool]:
 
     With windows of their own width the check would take seconds. Yields False if a window cannot be narrowed.
     """
-    modules = list(model.modules())
-    configs = {id(part.config): part.config for part in modules if hasattr(part, "config")}.values()
-    before, is_narrow = [], True
-    for part in modules:  # its window is that of the configuration, or the next number
+    parts = [(part, getattr(part, "config", None)) for part in model.modules()]
+    parts += [(config, config) for config in {id(config): config for _, config in parts}.values()]
+    before = []
+    for part, config in parts:
         window = getattr(part, "sliding_window", None)
         if isinstance(window, int) and window > _WINDOW:
-            more = window - (getattr(getattr(part, "config", None), "sliding_window", None) or 0)
-            is_narrow = is_narrow and more in (0, 1)
-            before.append((part, window, _WINDOW + more))
-    for part in configs:
-        window = getattr(part, "sliding_window", None)
-        if isinstance(window, int) and window > _WINDOW:
-            before.append((part, window, _WINDOW))
+            before.append((part, window, window - (getattr(config, "sliding_window", None) or 0)))
+    is_narrow = all(more in (0, 1) for _, _, more in before)  # the window of its configuration, or the next
     try:
-        for part, _, window in before if is_narrow else ():
-            part.sliding_window = window
+        for part, _, more in before if is_narrow else ():
+            part.sliding_window = _WINDOW + more
         yield is_narrow
     finally:
         for part, window, _ in before:

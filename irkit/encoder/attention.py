@@ -73,6 +73,15 @@ def attend(
     return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
 
 
+def check_lengths(tokens: Ragged, most: int | None) -> None:
+    """Raise BadValueError about a row that is longer than the position embeddings; None is any length."""
+    if most is not None and tokens.max_length > most:
+        raise BadValueError(
+            f"Encoder: a row of {tokens.max_length} tokens exceeds the {most} positions of the model; "
+            "truncate it in the tokenizer"
+        )
+
+
 def leading(tokens: Ragged, lengths: Tensor) -> Ragged:
     """Return the positions in ``tokens.values`` of the first ``lengths (n,)`` tokens of each row."""
     most = torch.minimum(lengths.cpu(), tokens.lengths)
@@ -233,33 +242,11 @@ def _flash_attn() -> Callable[..., Tensor] | None:
     return flash_attn_varlen_func  # type: ignore[no-any-return]
 
 
-def _torch_flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_offsets: Tensor,
-    key_offsets: Tensor,
-    longest_query: int,
-    longest_key: int,
-    *,
-    dropout_p: float,
-    window_size: tuple[int, int],
-) -> Tensor:
+def _torch_flash(*rows: Tensor | int, dropout_p: float, window_size: tuple[int, int]) -> Tensor:
     """Call the kernel of `torch.nn.attention.varlen.varlen_attn`, here with dropout; it has a gradient."""
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
-        query_offsets,
-        key_offsets,
-        longest_query,
-        longest_key,
-        dropout_p,
-        is_causal=False,
-        return_debug_mask=False,
-        window_size_left=window_size[0],
-        window_size_right=window_size[1],
-    )[0]
+    left, right = window_size
+    options = {"return_debug_mask": False, "window_size_left": left, "window_size_right": right}
+    out: Tensor = torch.ops.aten._flash_attention_forward(*rows, dropout_p, is_causal=False, **options)[0]
     return out
 
 

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
-from irkit.encoder.attention import pick_backend
+from irkit.encoder.adapter import TransformersEncoder
+from irkit.encoder.attention import check_lengths, pick_backend
 from irkit.encoder.checkpoint_weights import Undrawn, export_weights, find_prefix, import_weights
 from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
-from irkit.errors import BadTypeError, BadValueError, ConfigError
+from irkit.errors import BadTypeError, ConfigError
 from irkit.utils.weights import read_weights, write_weights
-
-if TYPE_CHECKING:
-    from irkit.encoder.adapter import TransformersEncoder
 
 _POOLED = "pooled_"  # before the model_type of a family that pools in irkit only
 
@@ -110,15 +108,10 @@ class Encoder(nn.Module):
         if not isinstance(directory, str | Path):
             raise BadTypeError(f"Encoder.from_pretrained: got {directory!r:.60}, expected a directory")
         settings = read_json(Path(directory) / "config.json")
-        try:
-            with (
-                torch.device("meta"),
-                Undrawn(),
-            ):  # no memory is taken for sizes that are not those of the weights
+        try:  # on "meta" no memory is taken for sizes that are not those of the weights
+            with torch.device("meta"), Undrawn():
                 encoder = cls(settings, attention=attention)
         except ConfigError as reason:
-            from irkit.encoder.adapter import TransformersEncoder
-
             try:
                 return TransformersEncoder.from_pretrained(directory, dtype=dtype, attention=attention)
             except ConfigError as error:
@@ -155,20 +148,26 @@ class Encoder(nn.Module):
             cast(Layer, layer).quantize_()
 
     def grow_(self, vocab_size: int) -> None:
-        """Make room for tokens that were added to the vocabulary; they start as the mean of all others.
+        """Make room for tokens that were added to the vocabulary; they start as the mean of all others."""
+        old = self.word_embeddings.detach()
+        if vocab_size > len(old):
+            self.set_embeddings_(torch.cat([old, old.mean(0).expand(vocab_size - len(old), -1)]), {})
+
+    def set_embeddings_(self, rows: Tensor, special_ids: Mapping[str, int]) -> None:
+        """Replace the word embeddings; a decoder that shares them keeps sharing them.
 
         Weights of task heads over the old vocabulary are dropped.
+
+        Args:
+            rows: ``(vocab_size, width)``.
+            special_ids: New values of keys of ``config.json``, such as ``pad_token_id``.
         """
-        old = self.embeddings.word.weight.detach()
-        if vocab_size <= len(old):
-            return
-        mean = old.mean(0).expand(vocab_size - len(old), -1)
-        self.embeddings.word.weight.data = torch.cat([old, mean])  # a decoder may share the parameter
-        self.embeddings.word.num_embeddings = vocab_size
+        old = self.word_embeddings.shape[:1]  # first dimension of those task heads
         heads = self.head_weights.items()
-        self.head_weights = {name: weight for name, weight in heads if weight.shape[:1] != old.shape[:1]}
-        self.settings["vocab_size"] = vocab_size
-        self.config = encoder_config(self.settings)
+        self.head_weights = {name: weight for name, weight in heads if weight.shape[:1] != old}
+        self.word_embeddings.data, self.embeddings.word.num_embeddings = rows, len(rows)
+        self.settings |= {**special_ids, "vocab_size": len(rows)}
+        self.config = self.embeddings.config = encoder_config(self.settings)
 
     def set_pooling_(self, schedule: Sequence[Pooling | None]) -> None:
         """Set which layers pool, in place; weights are unchanged and the schedule is saved with them.
@@ -239,12 +238,7 @@ class Encoder(nn.Module):
             BadValueError: A row is longer than the position embeddings.
             IndexError: An id is outside the vocabulary.
         """
-        limit = self.max_positions
-        if limit is not None and tokens.max_length > limit:
-            raise BadValueError(
-                f"Encoder: a row of {tokens.max_length} tokens exceeds the {limit} positions of the model; "
-                f"truncate it in the tokenizer"
-            )
+        check_lengths(tokens, self.max_positions)
         x = self.embeddings(tokens).values
         backend = pick_backend(self.attention, x.device, x.dtype)
         context = Context(tokens, backend, attended, pooled)

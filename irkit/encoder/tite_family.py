@@ -39,24 +39,18 @@ def _tite_config(settings: Settings) -> EncoderConfig:
         "location": settings.get("pooling_location", "intra"),
         "positions": settings.get(_POSITIONS, "kernel"),  # theirs; irkit says which its own models have
     }
-    windows = zip(per_layer("kernel_sizes"), per_layer("strides"), strict=True)
-    shapes = zip(
-        sizes,
-        per_layer("num_attention_heads", 12),
-        per_layer("intermediate_sizes", 3072),
-        windows,
-        strict=True,
-    )
+    heads, inner = per_layer("num_attention_heads", 12), per_layer("intermediate_sizes", 3072)
+    shapes = zip(sizes, heads, inner, per_layer("kernel_sizes"), per_layer("strides"), strict=True)
     layers = tuple(
         LayerConfig(
             hidden_size=size,
-            num_heads=heads,
-            intermediate_size=inner,
+            num_heads=number,
+            intermediate_size=width,
             attention_norm=location != "pre" or i > 0,
             rotary_base=10_000.0 if relative else None,
-            pooling=_tite_pooling(*window, how),
+            pooling=_tite_pooling(kernel, stride, how),
         )
-        for i, (size, heads, inner, window) in enumerate(shapes)
+        for i, (size, number, width, kernel, stride) in enumerate(shapes)
     )
     gated = settings.get("hidden_act") == "swiglu"
     return EncoderConfig(

@@ -4,7 +4,7 @@ Read in this order::
 
     alignment.py        which tokens two vocabularies share
     initialization.py   embeddings of the new tokens; simplex.py: sparsemax, which weighs their neighbours
-    transfer.py         both applied to a model; embedding_swap.py: the change inside its encoder
+    transfer.py         both applied to a model
     adaptation.py       masked language modelling afterwards
     calibration.py      how many terms get a weight
     new_head.py         an alternative: only a new output matrix

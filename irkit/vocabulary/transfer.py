@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
+from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError, ConfigError
 from irkit.formats import AnyEncoder
@@ -27,7 +28,6 @@ from irkit.model.hub import local_directory
 from irkit.tokenizer import Tokenizer
 from irkit.utils.atomic import write_text
 from irkit.vocabulary.alignment import Alignment, align
-from irkit.vocabulary.embedding_swap import set_vocabulary
 from irkit.vocabulary.initialization import (
     TransferConfig,
     align_prior,
@@ -41,6 +41,7 @@ from irkit.vocabulary.transfer_report import describe
 
 FACTS = "vocabulary_transfer.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
+_ROLES = {"bos": "cls", "eos": "sep"}  # names in the config.json of some families, and the roles of tokens
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def transfer_vocabulary(
         known = replace(alignment, source_ids=torch.full_like(alignment.source_ids, -1))
     carry = partial(carry_over, alignment=known, mixture=mixture, random=random)
     tied = head.weight is encoder.word_embeddings
-    set_vocabulary(encoder, carry(before), theirs.tokenizer.special_ids)
+    _set_vocabulary(encoder, carry(before), theirs.tokenizer.special_ids)
     if not tied:
         head.weight.data = carry(head.weight)
     if head.bias is None:
@@ -294,3 +295,43 @@ def _spread(bias: Tensor) -> dict[str, float]:
 def _empty(rows: int, size: int) -> Sparse:
     """Return rows without terms."""
     return Sparse(Ragged(torch.zeros(0).long(), torch.zeros(rows)), torch.zeros(0), size)
+
+
+def _set_vocabulary(encoder: AnyEncoder, rows: Tensor, special_ids: Mapping[str, int]) -> None:
+    """Replace the word embeddings by ``rows (V', width)``, in place, and what else depends on the vocabulary.
+
+    Args:
+        encoder: Encoder.
+        rows: ``(V', width)``.
+        special_ids: Ids of special tokens by role, see `irkit.tokenizer.Tokenizer`; they replace those that
+            config.json names.
+
+    Raises:
+        ConfigError: transformers runs the encoder, and its padding token would get another id.
+    """
+    settings = encoder.settings if isinstance(encoder, Encoder) else encoder.settings.to_dict()
+    roles = {role: role for role in special_ids}
+    roles |= {name: role for name, role in _ROLES.items() if role in special_ids}
+    keys = {f"{name}_token_id": special_ids[role] for name, role in roles.items()}
+    changes = {key: number for key, number in keys.items() if settings.get(key) is not None}
+    old, new = settings.get("pad_token_id"), changes.get("pad_token_id")
+    if isinstance(encoder, Encoder):
+        if encoder.config.position_offset and new is not None:
+            _move_positions(encoder, new + 1 - encoder.config.position_offset)
+    elif new not in (None, old):
+        raise ConfigError(
+            f"vocabulary transfer: the padding token of a {encoder.family} has the id {old}, in the target "
+            f"{new}; expected the same, because its positions may be counted by it"
+        )
+    encoder.set_embeddings_(rows, changes)
+
+
+def _move_positions(encoder: Encoder, by: int) -> None:
+    """Move the table of positions: RoBERTa counts positions from the id of its padding token plus 1."""
+    table = encoder.embeddings.position
+    if table is None:
+        return
+    old = table.weight.detach()
+    table.weight.data = torch.cat([old[:1].expand(by, -1), old]) if by > 0 else old[-by:].clone()
+    table.num_embeddings = len(table.weight)
+    encoder.settings["max_position_embeddings"] = len(table.weight)
