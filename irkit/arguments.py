@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral
 from typing import Any
 
@@ -23,6 +24,17 @@ def brief(value: object, width: int = 60) -> str:
         return repr(value)[:width]
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def suggest(name: str, known: Collection[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """Return a hint about an unknown name: the nearest known one, else ``otherwise`` or all known ones.
+
+    Examples:
+        >>> suggest("lenght", ["length", "kind"]), suggest("x", ["length", "kind"])
+        ("did you mean 'length'?", 'known: length, kind')
+    """
+    near = difflib.get_close_matches(name, known, 1, cutoff)
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(known)}"
 
 
 def is_count(value: object, least: int = 1) -> bool:

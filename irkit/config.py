@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from irkit.arguments import brief
+from irkit.arguments import brief, suggest
 from irkit.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -125,6 +125,11 @@ _Loader.add_implicit_resolver(
 )
 
 
+_parse_yaml = partial(yaml.load, Loader=_Loader)
+# raised by !!int x, !!bool x, numbers with thousands of digits, and a thousand levels of nesting, too
+_NOT_PARSED = (yaml.YAMLError, ValueError, LookupError, RecursionError)
+
+
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML or JSON file whose top level has keys.
 
@@ -132,30 +137,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         StorageError: The file cannot be read.
         ConfigError: It is not YAML, or has no keys.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"reading {path}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        data = _parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected keys and values at the top level, got {type(data).__name__}")
-    return data
-
-
-def _parse_yaml(text: str) -> Any:
-    """Parse YAML; every error is a ``yaml.YAMLError``."""
-    try:
-        return yaml.load(text, _Loader)
-    except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deeply") from error
-    except (
-        ValueError,
-        LookupError,
-    ) as error:  # raised by !!int x, !!bool x and numbers with thousands of digits
-        raise yaml.YAMLError(str(error)) from error
+    return _read_object(path, "YAML", _parse_yaml, "keys and values at the top level")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -165,14 +147,19 @@ def read_json(path: str | Path) -> dict[str, Any]:
         StorageError: The file cannot be read.
         ConfigError: It does not hold a JSON object.
     """
+    return _read_object(path, "JSON", json.loads, "a JSON object")
+
+
+def _read_object(path: str | Path, kind: str, parse: Callable[[str], Any], expected: str) -> dict[str, Any]:
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = parse(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    except _NOT_PARSED as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{path}: not valid {kind}: {reason}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        raise ConfigError(f"{path}: expected {expected}, got {type(data).__name__}")
     return data
 
 
@@ -211,7 +198,7 @@ def with_overrides(data: Mapping[str, Any], overrides: str | Iterable[str]) -> d
         key = _find_key(node, last, override)
         try:
             node[key] = _parse_yaml(value)
-        except yaml.YAMLError as error:
+        except _NOT_PARSED as error:
             raise ConfigError(f"override {override!r}: {value!r} is not a YAML value") from error
     return dict(result)
 
@@ -235,19 +222,16 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     named = [part for part in path[:-1] if part in known or isinstance(part, int)] + path[-1:]
     key = ".".join(map(str, named)) or "(top level)"
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), sorted(known), 1)
         here = model.model_fields.keys() if len(path) == 1 else known - model.model_fields.keys()
-        hint = f"did you mean {near[0]!r}?" if near else "known keys: " + ", ".join(sorted(here))
+        hint = suggest(str(path[-1]), sorted(known), f"known keys: {', '.join(sorted(here))}")
         if path[-1] in known:
             hint = "it belongs to another part or another kind"
         return f"unknown key {key!r}; {hint}"
     if problem["type"] == "missing":
         return f"missing key {key!r}"
     if problem["type"] == "union_tag_invalid":
-        known = set(re.findall(r"'([^']*)'", problem["ctx"]["expected_tags"]))
-        near = difflib.get_close_matches(str(problem["ctx"]["tag"]), sorted(known), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-        return f"{key}: unknown kind {problem['ctx']['tag']!r}; {hint}"
+        kind, kinds = problem["ctx"]["tag"], re.findall(r"'([^']*)'", problem["ctx"]["expected_tags"])
+        return f"{key}: unknown kind {kind!r}; {suggest(str(kind), sorted(set(kinds)))}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
         message = f"expected keys and values{_such_as(problem, model)}"

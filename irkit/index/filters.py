@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from irkit.arguments import brief
+from irkit.arguments import brief, suggest
 from irkit.data.document import JSON
 from irkit.errors import BadValueError
 
@@ -70,9 +69,8 @@ def check_filter(where: Mapping[str, Any], seen: Seen, known: Callable[[], Itera
     for key, sign, wanted in _conditions(where):
         if not seen[key]:
             keys = sorted(known())
-            near = difflib.get_close_matches(key, keys, 1, 0.5)
             hint = f"there are {', '.join(map(repr, keys[:20]))}" if keys else "none has metadata"
-            hint = f"did you mean {near[0]!r}?" if near else hint
+            hint = suggest(key, keys, hint, cutoff=0.5)
             raise BadValueError(f"filter: no document has the key {key!r:.60}; {hint}")
         kinds = {kind: example for kind, example in seen[key].items() if kind}
         for value in _elements(wanted):

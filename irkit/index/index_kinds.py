@@ -24,7 +24,6 @@ imported, and a name that is in use, are a ConfigError.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ import numpy as np
 from pydantic import PlainValidator, SerializeAsAny
 from pydantic_core import PydanticKnownError
 
-from irkit.arguments import brief
+from irkit.arguments import brief, suggest
 from irkit.errors import ConfigError
 from irkit.index.array_files import Entry
 from irkit.index.index_settings import (
@@ -235,8 +234,7 @@ def _config_class(kind: Any) -> type[IndexConfig] | None:
 
 def _unknown(name: object) -> str:
     known = index_names()
-    near = difflib.get_close_matches(brief(name).strip("'"), known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}, or a FAISS factory string"
+    hint = suggest(brief(name).strip("'"), known, f"known: {', '.join(known)}, or a FAISS factory string")
     return f"index: unknown kind {brief(name)}; {hint}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import re
@@ -14,6 +13,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, model_validator
 
+from irkit.arguments import suggest
 from irkit.config import Config, read_mapping, with_overrides
 from irkit.errors import ConfigError
 
@@ -72,7 +72,7 @@ class StudyConfig(Config):
             if twice := [part for part in count if count[part] > 1]:
                 raise ValueError(f"{what} {twice[0]!r} is there twice; expected different ones")
         if self.baseline not in names:
-            raise ValueError(f"baseline: no variant {self.baseline!r}; {_hint(self.baseline, names)}")
+            raise ValueError(f"baseline: no variant {self.baseline!r}; {suggest(self.baseline, names)}")
         return self
 
     @classmethod
@@ -144,11 +144,11 @@ class StudyConfig(Config):
         labels = set()
         for axis, value in combination.items():
             if axis not in self.grid:
-                raise ValueError(f"exclude: the grid has no axis {axis!r}; {_hint(axis, list(self.grid))}")
+                raise ValueError(f"exclude: the grid has no axis {axis!r}; {suggest(axis, list(self.grid))}")
             values = self.grid[axis]
             known = values if isinstance(values, list) else list(values)
             if (choice := value if isinstance(values, list) else str(value)) not in known:
-                near = _hint(str(value), list(map(str, known)))
+                near = suggest(str(value), list(map(str, known)))
                 raise ValueError(f"exclude: axis {axis!r} has no {value!r}; {near}")
             labels.add((axis, _label(axis, choice) if isinstance(values, list) else choice))
         return labels
@@ -166,8 +166,3 @@ def _quoted(value: Any) -> str:
 
 def _label(axis: str, value: Any) -> str:
     return f"{axis.rpartition('.')[2]}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _hint(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ import torch
 import transformers
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from irkit.arguments import suggest
 from irkit.errors import ConfigError, MissingDependencyError, require
 
 _EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
@@ -142,8 +142,7 @@ class TrainingArguments(transformers.TrainingArguments):
         hints, values = get_type_hints(cls), {}
         for name, value in settings.items():
             if name not in known:
-                near = difflib.get_close_matches(str(name), sorted(known), 1)
-                hint = f"did you mean {near[0]!r}?" if near else "docs/training.md has the names"
+                hint = suggest(str(name), sorted(known), "docs/training.md has the names")
                 if name in existing:
                     hint = "it does nothing in irkit, or irkit decides; leave it out"
                 raise ConfigError(f"{source}: unknown key {name!r}; {hint}")
