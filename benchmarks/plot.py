@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, read_results
-from irkit.study.plot import draw_study
 from irkit.study.results import Cell
+from irkit.study.study_report import draw_study
 from irkit.utils.figures import draw_svg
 
 __all__ = ["draw_bars", "draw_curves"]

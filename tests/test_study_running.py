@@ -18,8 +18,8 @@ import yaml
 from irkit import Model, evaluate
 from irkit.errors import BadValueError, ConfigError, IrkitError, LockedError, StorageError
 from irkit.study import StudyConfig, check_study, run_study
-from irkit.study import preflight as parts
 from irkit.study import study_run as module
+from irkit.study.study_run import check_parts
 from irkit.training import model_recipe
 from irkit.training.model_recipe import make_model
 
@@ -328,7 +328,7 @@ PRETRAINING = {"texts": "beir", "objectives": {"kind": "bag_of_words"}, "train":
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_all_runs_lack_is_said_before_the_first(monkeypatch, tiny_bert, changes, message):
-    monkeypatch.setattr(module, "check_parts", parts.check_parts)
+    monkeypatch.setattr(module, "check_parts", check_parts)
     write_collection()
     recipe = {**RECIPE, "model": {"name": "MODEL", "kind": "multi_vector"}, **changes}
     recipe = json.loads(json.dumps(recipe).replace("MODEL", str(tiny_bert)))
@@ -338,7 +338,7 @@ def test_what_all_runs_lack_is_said_before_the_first(monkeypatch, tiny_bert, cha
 
 
 def test_a_variant_that_cannot_be_trained_is_named_and_the_others_run(monkeypatch, tiny_bert):
-    monkeypatch.setattr(module, "check_parts", parts.check_parts)
+    monkeypatch.setattr(module, "check_parts", check_parts)
     write_collection()
     opened = []
     monkeypatch.setattr(model_recipe, "make_model", lambda model: opened.append(model) or make_model(model))
@@ -355,7 +355,7 @@ def test_a_variant_that_cannot_be_trained_is_named_and_the_others_run(monkeypatc
 
 
 def test_a_model_whose_vocabulary_is_trained_first_is_not_made(monkeypatch):
-    monkeypatch.setattr(module, "check_parts", parts.check_parts)
+    monkeypatch.setattr(module, "check_parts", check_parts)
     write_collection()
     sizes = {"layers": 2, "hidden_size": 8, "heads": 2, "max_length": 4}
     model = {"kind": "new", "preset": "2-late", "tokenizer": {"size": 50}, "sizes": sizes}

@@ -6,14 +6,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from irkit.study.plot import draw_study
 from irkit.study.results import AVERAGE, Cell, tabulate
 from irkit.study.study_config import StudyConfig
 from irkit.study.trial import Trial, trials
 from irkit.training.result_files import Results, read_results
 from irkit.utils.atomic import write_text
+from irkit.utils.figures import draw_svg
 
+_COLORS = {"better": "#0072b2", "worse": "#d55e00", "no significant difference": "#999999"}
+_COLUMNS = 3  # of panels
 _METHOD = """\
 A cell is the mean over the seeds ± their standard deviation, and how many there are where some are missing.
 † marks p < 0.05 against the baseline: a two-sided paired t-test over the queries, of means over the
@@ -74,16 +77,14 @@ def _report_lines(
         table = {(cell.variant, cell.dataset): cell for cell in cells if cell.measure == measure}
         datasets = list(dict.fromkeys(dataset for _, dataset in table))
         yield f"\n## {measure}\n"
-        yield from _row(["variant", *datasets])
-        yield from _row(["---", *["---:"] * len(datasets)])
+        yield from _header("variant", *datasets)
         best = {name: max(cell.mean for (_, d), cell in table.items() if d == name) for name in datasets}
         for variant in variants:
             row = [table.get((variant, dataset)) for dataset in datasets]
             yield from _row([_name(variant, study), *(_value(cell, best, study) for cell in row)])
         yield f"\n![{measure} of every run]({plot})\n"
         yield "Difference to the baseline, and corrected p:\n"
-        yield from _row(["variant", *datasets])
-        yield from _row(["---", *["---:"] * len(datasets)])
+        yield from _header("variant", *datasets)
         for variant in variants:
             if variant != study.baseline:
                 row = [table.get((variant, dataset)) for dataset in datasets]
@@ -102,6 +103,11 @@ def _report_lines(
     if failed := [trial for trial in runs if trial.failure]:
         yield "\n## Failed\n"
         yield from (f"* {trial.variant}, seed {trial.seed}: {trial.failure}" for trial in failed)
+
+
+def _header(first: str, *numbers: str) -> Iterator[str]:
+    yield from _row([first, *numbers])
+    yield from _row(["---", *["---:"] * len(numbers)])
 
 
 def _row(cells: Sequence[str]) -> Iterator[str]:
@@ -126,3 +132,54 @@ def _difference(cell: Cell | None) -> str:
         return "-"
     p = f"{cell.corrected_p:.2g}" if cell.corrected_p >= 1e-4 else "<0.0001"
     return f"{cell.difference:+.4f} ({p})"
+
+
+def draw_study(cells: Sequence[Cell], baseline: str) -> str:
+    """Draw one panel per dataset with one row per variant: a ring per seed, and a disc at their mean.
+
+    A dashed line marks the mean of the baseline. Discs are blue if the variant is significantly better than
+    the baseline, orange if it is worse, and grey otherwise.
+
+    Args:
+        cells: Cells of one measure.
+        baseline: Name of the baseline.
+
+    Returns:
+        The text of an SVG file.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    variants = list(dict.fromkeys(cell.variant for cell in cells))
+    datasets = list(dict.fromkeys(cell.dataset for cell in cells))
+    columns = min(len(datasets), _COLUMNS)
+    rows = -(-len(datasets) // columns)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat[len(datasets) :]:
+            axis.set_visible(False)
+        for axis, dataset in zip(axes.flat, datasets, strict=False):
+            panel = [cell for cell in cells if cell.dataset == dataset]
+            for cell in panel:
+                _draw_cell(axis, cell, variants.index(cell.variant))
+                if cell.variant == baseline:
+                    axis.axvline(cell.mean, color="#808080", linestyle="--", linewidth=1, zorder=1)
+            axis.set(title=dataset, xlabel=panel[0].measure, ylim=(len(variants) - 0.5, -0.5))
+            axis.margins(x=0.05)
+            axis.locator_params(axis="x", nbins=4)
+            axis.grid(axis="y", visible=False)
+            axis.set_yticks(range(len(variants)), variants if axis in axes[:, 0] else [""] * len(variants))
+            for label in axis.get_yticklabels():
+                label.set_fontweight("bold" if label.get_text() == baseline else "normal")
+        handles = [axes[0, 0].scatter([], [], color=color, label=name) for name, color in _COLORS.items()]
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(_COLORS), handletextpad=0)
+
+    return draw_svg(draw, max(4.4, 1.2 + 2.4 * columns), 0.4 + rows * (0.7 + 0.22 * len(variants)))
+
+
+def _draw_cell(axis: Any, cell: Cell, row: int) -> None:
+    better, worse, same = _COLORS.values()
+    color = same if not cell.significant() else better if (cell.difference or 0) > 0 else worse
+    axis.scatter(list(cell.seeds.values()), [row] * len(cell.seeds), 20, facecolors="none", edgecolors=color)
+    axis.scatter([cell.mean], [row], 45, color=color)

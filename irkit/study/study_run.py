@@ -7,14 +7,11 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
 from irkit.errors import BadValueError, ConfigError, IrkitError, LockedError, require
-from irkit.study.preflight import check_parts
 from irkit.study.study_config import StudyConfig
 from irkit.study.study_report import write_report
 from irkit.study.trial import Trial, trials
@@ -106,8 +103,7 @@ def run_study(
     _check_parts_of(waiting)
     with explained(f"study: making {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    settings = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    write_text(out / "study.yaml", settings)
+    write_text(out / "study.yaml", study.to_yaml())
     # a run per free slot; the report is written again after each
     running: list[_Process] = []
     try:
@@ -152,6 +148,62 @@ def _check_parts_of(waiting: Iterable[Trial]) -> None:
         )
     for variant, error in failures.items():
         warnings.warn(f"study: variant {variant!r} cannot be trained: {error}", stacklevel=3)
+
+
+def check_parts(recipes: Mapping[str, TrainRecipe]) -> dict[str, IrkitError]:
+    """Open the models, data, texts and collections of recipes; a part of several recipes is opened once.
+
+    Args:
+        recipes: Recipes by variant.
+
+    Returns:
+        The first error of each variant that cannot be trained.
+    """
+    errors: dict[str, IrkitError | None] = {}
+    failures: dict[str, IrkitError] = {}
+    for variant, recipe in recipes.items():
+        for kind, setting, open_part in _parts(recipe):
+            key = f"{kind} {setting!r}"
+            if key not in errors:
+                errors[key] = None
+                try:
+                    open_part(setting)
+                except IrkitError as error:
+                    errors[key] = error
+            if (failure := errors[key]) is not None:
+                failures.setdefault(variant, failure)
+    return failures
+
+
+def _parts(recipe: TrainRecipe) -> Iterator[tuple[str, Any, Callable[[Any], object]]]:
+    """Yield the kind of each part, its setting in the recipe, and a function that opens it."""
+    from irkit.model.hub import local_directory
+    from irkit.tokenizer import Tokenizer
+    from irkit.training.model_recipe import make_model
+    from irkit.training.pretraining.corpus import first_texts, read_corpora
+    from irkit.training.pretraining.pretrain_recipe import PretrainRecipe
+    from irkit.training.training_data import check, open_data
+    from irkit.training.validation import open_collections
+    from irkit.vocabulary.transfer_recipe import VocabularyRecipe
+
+    corpora: list[str | None] = []
+    if isinstance(recipe, PretrainRecipe) and recipe.pretraining is not None:
+        corpora = [*recipe.pretraining.texts, recipe.pretraining.validation]
+    if isinstance(recipe, VocabularyRecipe) and (plan := recipe.vocabulary) is not None:
+        corpora = list(plan.texts)
+        if plan.adaptation is not None:
+            corpora += [*plan.adaptation.texts, plan.adaptation.validation]
+        if isinstance(plan.target, str):
+            yield "tokenizer", plan.target, lambda name: Tokenizer.from_pretrained(local_directory(name))
+    # a model whose vocabulary must be trained first cannot be made yet
+    if not (isinstance(recipe, PretrainRecipe) and recipe.trained_vocabulary is not None):
+        yield "model", recipe.model, make_model
+    for corpus in filter(None, corpora):
+        yield "texts", corpus, lambda source: first_texts(read_corpora([source]), 1)
+    for data in recipe.data:
+        yield "data", data, lambda config: check(open_data([config]))
+    for collection in recipe.evaluation:
+        yield "evaluation", collection, lambda config: open_collections([config])
 
 
 def _slots(jobs: int | None) -> list[dict[str, str]]:
