@@ -53,6 +53,11 @@ class Config(BaseModel, metaclass=_Meta):
             raise _refusal(source, error, cls) from error
 
     @classmethod
+    def of(cls, config: Any, source: str) -> Self:
+        """Return a configuration as it is, or `parse` its keys and values; None has none."""
+        return config if isinstance(config, cls) else cls.parse({} if config is None else config, source)
+
+    @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
         """Read a YAML or JSON file, with ``overrides`` such as ``"index.ef_search=200"``."""
         return cls.parse(with_overrides(read_mapping(path), overrides), str(path))

@@ -107,7 +107,7 @@ def adapt(
         >>> new = transfer.alignment.is_new  # doctest: +SKIP
         >>> adapt(transfer.model, {"texts": "wikipedia.jsonl"}, "adapted", is_new=new)  # doctest: +SKIP
     """
-    config = config if isinstance(config, AdaptationConfig) else AdaptationConfig.parse(config, "adaptation")
+    config = AdaptationConfig.of(config, "adaptation")
     directory, step = Path(out), MaskedLMStep(model)
     check_directory(directory, config)
     # trainer

@@ -8,7 +8,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple
 
 import tokenizers
 import torch
@@ -178,7 +179,7 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
     ours, theirs = source.backend.get_vocab(True), target.backend.get_vocab(True)
     own, added = _added(source), _added(source) | _added(target)
     ours_spelled, theirs_spelled = Spelling(source.backend), Spelling(target.backend)
-    plain = {token: number for token, number in sorted(ours.items(), key=_number) if token not in own}
+    plain = {token: number for token, number in sorted(ours.items(), key=itemgetter(1)) if token not in own}
     forms = {ours_spelled.form(token): number for token, number in plain.items()}
     same = plain if ours_spelled.alike(theirs_spelled) else {}
     folded = _normalized(forms, target) if normalize else {}
@@ -213,15 +214,11 @@ def _normalized(forms: Mapping[Form, int], target: Tokenizer) -> dict[Form, int]
     """Return the forms after the normaliser of the target, with the lowest id of each."""
     normalizer = target.backend.normalizer
     normalized: dict[Form, int] = {}
-    for form, number in sorted(forms.items(), key=_number):
+    for form, number in sorted(forms.items(), key=itemgetter(1)):
         text = form.text.decode(errors="replace")
         text = text if normalizer is None else normalizer.normalize_str(text)
         normalized.setdefault(Form(text.strip().removeprefix(_SPACE).encode(), form.starts), number)
     return normalized
-
-
-def _number(item: tuple[Any, int]) -> int:
-    return item[1]
 
 
 def _first(known: Mapping[Form, int], forms: Iterable[Form]) -> int | None:

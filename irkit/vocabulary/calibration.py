@@ -126,7 +126,7 @@ def calibrate(
         >>> calibrate(model, texts, {"rate": 0.3}).after.rate  # doctest: +SKIP
         0.3000128
     """
-    config = _parse(config)
+    config = CalibrationConfig.of(config, "calibration")
     head = as_sparse_head(model.head, "calibrate")
     highest = _highest_logits(model, texts, config)
     # the shift lies halfway between the two highest logits around the quantile
@@ -169,13 +169,8 @@ def probe(
         BadValueError: The model is not sparse, or has logits that are no numbers; or there are no texts.
     """
     head = as_sparse_head(model.head, "calibrate")
-    return _activations(_highest_logits(model, texts, _parse(config)), head.config)
-
-
-def _parse(config: CalibrationConfig | Mapping[str, Any] | None) -> CalibrationConfig:
-    if isinstance(config, CalibrationConfig):
-        return config
-    return CalibrationConfig.parse(config or {}, "calibration")
+    config = CalibrationConfig.of(config, "calibration")
+    return _activations(_highest_logits(model, texts, config), head.config)
 
 
 @torch.no_grad()

@@ -125,9 +125,7 @@ def subtoken_mixture(
         ids = [] if token is None or alignment.special[number] else _split(source, ours, theirs.form(token))
         rows.append(list(dict.fromkeys(ids)))
         weights += [ids.count(subtoken) / len(ids) for subtoken in rows[-1]]
-    terms = (
-        Ragged.from_rows(rows, dtype=torch.int64) if rows else Ragged(torch.zeros(0).long(), torch.zeros(0))
-    )
+    terms = Ragged.from_rows(rows, dtype=torch.int64)
     return Sparse(terms, torch.tensor(weights, dtype=torch.float32), alignment.source_size)
 
 

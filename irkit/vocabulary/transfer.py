@@ -40,7 +40,6 @@ from irkit.vocabulary.initialization import (
 from irkit.vocabulary.transfer_report import describe
 
 FACTS = "vocabulary_transfer.json"
-_WEIGHTS = ("*.safetensors", "*.bin")
 _ROLES = {"bos": "cls", "eos": "sep"}  # names in the config.json of some families, and the roles of tokens
 
 
@@ -125,8 +124,7 @@ def transfer_vocabulary(
     """
     # alignment and mixtures
     start = time.monotonic()
-    if not isinstance(config, TransferConfig):
-        config = TransferConfig.parse(config or {}, "vocabulary transfer")
+    config = TransferConfig.of(config, "vocabulary transfer")
     model = _open_source(source, device)
     ours, theirs = model.tokenizer, _open_target(target, model)
     alignment = align(ours, theirs.tokenizer, normalize=config.normalize)
@@ -134,7 +132,7 @@ def transfer_vocabulary(
     # embeddings and output; random ones do not use the mixture
     head, encoder = as_sparse_head(model.head, "transfer_vocabulary"), cast(AnyEncoder, model.encoder)
     old_bias = torch.zeros(head.dim) if head.bias is None else head.bias.detach()
-    bias, about_bias = _output_bias(old_bias, alignment, mixture, theirs, (config, ours, texts))
+    bias, about_bias = _output_bias(old_bias, alignment, mixture, theirs, config, ours, texts)
     before = encoder.word_embeddings.detach()
     if alignment.source_size > len(before):
         raise ConfigError(
@@ -206,9 +204,8 @@ def _open_target(target: str | Path, source: Model) -> _Target:
     if not isinstance(target, str | Path):
         raise BadTypeError(f"transfer_vocabulary: target {target!r:.60}, expected a name or directory")
     folder = local_directory(target)
-    has_weights = (folder / "config.json").is_file() and any(
-        next(folder.glob(pattern), None) for pattern in _WEIGHTS
-    )
+    weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    has_weights = (folder / "config.json").is_file() and weights
     if not has_weights and not (folder / "modules.json").is_file():
         return _Target(Tokenizer.from_pretrained(folder))
     model = Model.sparse(folder, device="cpu")
@@ -222,10 +219,9 @@ def _mixture(
     config: TransferConfig, alignment: Alignment, source: Tokenizer, target: _Target, name: str
 ) -> tuple[TransferConfig, Sparse]:
     """Return the configuration with "auto" resolved, and the mixtures of the new tokens."""
-    has_embeddings = target.embeddings is not None
     kind = config.initialization
     if kind == "auto":
-        kind = "semantic" if has_embeddings else "subtoken"
+        kind = "subtoken" if target.embeddings is None else "semantic"
         config = config.model_copy(update={"initialization": kind})
     if kind == "semantic":
         if target.embeddings is None:
@@ -249,24 +245,22 @@ def _output_bias(
     alignment: Alignment,
     mixture: Sparse,
     target: _Target,
-    more: tuple[TransferConfig, Tokenizer, Iterable[str] | None],
+    config: TransferConfig,
+    tokenizer: Tokenizer,
+    texts: Iterable[str] | None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the output bias ``(V',)`` on the CPU, and facts about its origin."""
-    config, tokenizer, texts = more
     ours = source_bias.float().cpu()
     theirs = torch.zeros(len(alignment.tokens))
     if target.bias is not None:
         theirs = target.bias.float()[: len(theirs)]
-    origin = {
-        "source": "model" if _varies(ours) else "none",
-        "target": "model" if _varies(theirs) else "none",
-    }
+    sides = {"source": ours, "target": theirs}
+    origin = {side: "model" if _varies(bias) else "none" for side, bias in sides.items()}
     if config.bias == "copied":
         bias = carry_over(ours[:, None], alignment, mixture)[:, 0]
     else:
         if texts is not None and "none" in origin.values():
-            sides = [(tokenizer, len(ours)), (target.tokenizer, len(theirs))]
-            counted = count_tokens(texts, sides)
+            counted = count_tokens(texts, [(tokenizer, len(ours)), (target.tokenizer, len(theirs))])
             if origin["source"] == "none":  # counts give differences of biases, but not their mean
                 allowed = is_allowed(ours)
                 shift = ours[allowed].mean() - counted[0][allowed].mean()
@@ -274,11 +268,7 @@ def _output_bias(
             if origin["target"] == "none":
                 theirs, origin["target"] = counted[1].masked_fill(alignment.special, -torch.inf), "texts"
         bias = align_prior(ours, theirs)
-    return bias, {
-        "method": config.bias,
-        **origin,
-        **{k: _spread(v) for k, v in (("before", ours), ("after", bias))},
-    }
+    return bias, {"method": config.bias, **origin, "before": _spread(ours), "after": _spread(bias)}
 
 
 def _varies(bias: Tensor) -> bool:
