@@ -16,7 +16,7 @@ from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.encoder.adapter_loading import load_transformers
 from irkit.encoder.attention import attend, check_lengths, leading, pick_backend
-from irkit.errors import ConfigError
+from irkit.errors import ConfigError, reraise_as
 
 _BACKEND = "irkit_packed"
 _CHECKED = (3, 40, 9, 1, 17)  # lengths of the rows that are checked at loading
@@ -195,18 +195,16 @@ class TransformersEncoder(nn.Module):
         Raises:
             ConfigError: The model cannot run, or its results differ from run to run.
         """
+        what = f"loading a {self.family}: transformers does not run it on token ids alone, as irkit does"
         training = self.model.training
         self.model.eval()
         try:
-            with torch.no_grad(), _narrowed(self.model) as is_narrow:
+            with (
+                reraise_as(ConfigError, what, "take another one"),
+                torch.no_grad(),
+                _narrowed(self.model) as is_narrow,
+            ):
                 return self._compare(is_narrow)
-        except ConfigError:
-            raise
-        except Exception as error:  # whatever goes wrong inside transformers
-            raise ConfigError(
-                f"loading a {self.family}: transformers does not run it on token ids alone, as irkit does: "
-                f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-            ) from error
         finally:
             self.model.train(training)
 

@@ -79,9 +79,6 @@ def schedule_settings(family: str, schedule: Sequence[Pooling | None]) -> dict[s
         raise ConfigError(
             f"a pooling schedule has a Pooling or None for each layer, got {[*schedule]!r:.100}"
         )
-    own = FAMILIES[family].schedule
-    return (
-        {"pooling": [pooling and pooling.model_dump() for pooling in schedule]}
-        if own is None
-        else own(schedule)
-    )
+    if (own := FAMILIES[family].schedule) is not None:
+        return own(schedule)
+    return {"pooling": [pooling and pooling.model_dump() for pooling in schedule]}

@@ -50,13 +50,11 @@ def hold_lock(path: Path, *, create: bool = False, required: bool = False) -> It
     descriptor = os.open(path, flags, 0o666)
     try:
         try:
-            locked = try_lock(descriptor)
+            if not try_lock(descriptor):
+                raise BlockingIOError(f"{path} is in use")
         except OSError:
             if required:
                 raise
-        else:
-            if required and not locked:
-                raise BlockingIOError(f"{path} is in use")
         yield
     finally:
         os.close(descriptor)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from irkit.config import read_json
@@ -78,8 +78,7 @@ def _shards(folder: Path, name: str) -> list[Path]:
 
 def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(file, framework="pt") as tensors:
-            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
+        return load_file(file)
     except (SafetensorError, OSError) as error:
         raise CorruptError(f"reading {file}: {error}; download or save it again") from error
 

@@ -10,7 +10,6 @@ Source: "Bridging Vocabulary Gaps", section 4.2.3.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -47,7 +46,7 @@ class CalibrationConfig(Config):
     Source: "Bridging Vocabulary Gaps", sections 4.2.3, 5.3 and table 5.
     """
 
-    shift: float | None = None
+    shift: float | None = Field(default=None, ge=-1e30, le=1e30)  # weights stay finite
     rate: float = Field(default=0.4, gt=0, lt=1)
     texts: PositiveInt = 256
     max_length: PositiveInt = 128
@@ -218,11 +217,10 @@ def _activations(highest: Tensor, config: Any) -> Activations:
     values = weights.numpy()
     largest = float(values.max(initial=0.0))
     counts, edges = np.histogram(values, bins=_BINS, range=(0.0, largest or 1.0))
-    mean = float(values.mean()) if len(values) else 0.0
     return Activations(
         rate=float(positive.double().mean()),
         dead=float((~positive.any(0)).double().mean()),
-        mean=mean if math.isfinite(mean) else 0.0,
+        mean=float(values.mean()) if len(values) else 0.0,
         largest=largest,
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
