@@ -158,3 +158,14 @@ def test_imports_are_light(code: str) -> None:
     check = f"import sys; {code}; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_wheel_holds_all_files_of_irkit_and_no_tests_of_kernels() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    packed = {file.distribution_path for file in wheel.recurse_included_files()}
+    files = [file for file in (ROOT / "irkit").rglob("*") if file.is_file() and file.suffix != ".pyc"]
+    assert {file.suffix for file in files} > {".py", ".jinja", ".typed"}
+    assert {str(file.relative_to(ROOT)) for file in files} <= packed
+    kernels = {path for path in packed if path.startswith("irkit_kernels/")}
+    assert kernels | {str(file.relative_to(ROOT)) for file in files} == packed
+    assert not [path for path in kernels if re.search(r"/(test|bench)_|/_emitted", path)]
