@@ -91,24 +91,20 @@ def _check_size(kind: str, directory: str | Path, advice: str) -> None:
 
 def _check_weights(model: Any, report: Any, directory: str | Path, advice: str) -> None:
     misshapen = sorted(report["mismatched_keys"])
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    left = sorted(name for name in report["unexpected_keys"] if _is_of_encoder(name, model))
+    problem = ""
     if misshapen:
         name, shape, expected = misshapen[0]
-        raise CorruptError(
-            f"loading {directory}: {len(misshapen)} weights have other shapes than config.json says, such as "
-            f"{name} with {tuple(shape)}, expected {tuple(expected)}; {advice}"
-        )
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise CorruptError(
-            f"loading {directory}: {len(missing)} weights are missing, such as {missing[0]}; {advice}"
-        )
-    left = sorted(name for name in report["unexpected_keys"] if _is_of_encoder(name, model))
-    if left:
-        raise CorruptError(
-            f"loading {directory}: the {model.config.model_type} of transformers has no place for "
-            f"{listed_names(left)}, without which it gives other vectors; config.json and weights are not of "
-            "one model"
-        )
+        problem = f"{len(misshapen)} weights have other shapes than config.json says, such as {name} with "
+        problem += f"{tuple(shape)}, expected {tuple(expected)}"
+    elif missing:
+        problem = f"{len(missing)} weights are missing, such as {missing[0]}"
+    elif left:
+        problem = f"the {model.config.model_type} of transformers has no place for {listed_names(left)}, "
+        problem += "without which it gives other vectors"
+    if problem:
+        raise CorruptError(f"loading {directory}: {problem}; {advice}")
     check_finite(model.named_parameters(), directory)
 
 

@@ -49,9 +49,7 @@ def import_weights(
     plain_tensors: dict[str, Tensor] = {}
     heads: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        plain = name.removeprefix(prefix)
-        for old, new in _RENAMED:
-            plain = plain.removesuffix(old) + new if plain.endswith(old) else plain
+        plain = todays_name(name.removeprefix(prefix))
         if f".{plain}".endswith(BUFFERS):
             continue
         if plain.startswith(family.heads):
@@ -84,6 +82,13 @@ def import_weights(
             sources = [plain_tensors[part] for part in names[name]]
             parameter.copy_(torch.cat(sources) if len(sources) > 1 else sources[0])
     return {name: tensor.clone() for name, tensor in heads.items()}  # else all of the file stays
+
+
+def todays_name(name: str) -> str:
+    """Return the name of a weight with TensorFlow's name of a norm parameter changed to torch's."""
+    for old, new in _RENAMED:
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
 
 
 def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Trial:
         begun = (self.folder / "recipe.yaml").exists()
         if not begun or not self.beside(".yaml").exists():
             return
-        old, new = _flatten(read_mapping(self.beside(".yaml"))), _flatten(self.recipe)
+        old, new = dict(_flatten(read_mapping(self.beside(".yaml")))), dict(_flatten(self.recipe))
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
                 raise ConfigError(
@@ -100,12 +100,10 @@ def trials(study: StudyConfig, out: Path) -> list[Trial]:
     ]
 
 
-def _flatten(node: Any, path: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings by keys with dots."""
-    if not isinstance(node, Mapping) or not node:
-        return {path: node}
-    return {
-        below: value
-        for key, part in node.items()
-        for below, value in _flatten(part, f"{path}.{key}" if path else str(key)).items()
-    }
+def _flatten(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their keys, joined by dots."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
