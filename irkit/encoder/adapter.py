@@ -40,6 +40,7 @@ class TransformersEncoder(nn.Module):
         packed: Whether rows are packed.
         alone: Whether each row runs by itself.
         family: ``model_type`` of its configuration.
+        max_positions: Longest row that the position embeddings allow; None is any length.
         decoder: The last layer of a masked language model, if `load_decoder_` loaded it; the hidden states
             are then the inputs of this layer.
     """
@@ -53,7 +54,7 @@ class TransformersEncoder(nn.Module):
         self.attention = attention
         self.head_weights: dict[str, Tensor] = {}
         self.decoder: nn.Linear | None = None
-        self._longest = _longest(self.model)
+        self.max_positions = _longest(self.model)
         self.packed, self.alone = self._choose()
 
     @classmethod
@@ -140,11 +141,6 @@ class TransformersEncoder(nn.Module):
         """``(vocab_size, width)``: a row for each token."""
         weight: nn.Parameter = self.whole.get_input_embeddings().weight
         return weight
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest row that the position embeddings allow; None is any length."""
-        return self._longest
 
     if TYPE_CHECKING:  # nn.Module's own says Any
 

@@ -217,15 +217,10 @@ def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropou
     if width % 8 or width > _WIDEST:
         _tell(f"attention: flash attention has no heads of width {width}; padded attention runs instead")
         return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
-    return kernel(
-        *(x.values.to(_cast(x.values.dtype)) for x in (query, key, value)),
-        query.offsets,
-        key.offsets,
-        query.max_length,
-        key.max_length,
-        dropout_p=dropout,
-        window_size=(-1, -1) if window is None else (window, window),
-    )
+    packed = (x.values.to(_cast(x.values.dtype)) for x in (query, key, value))
+    lengths = query.offsets, key.offsets, query.max_length, key.max_length
+    reach = -1 if window is None else window
+    return kernel(*packed, *lengths, dropout_p=dropout, window_size=(reach, reach))
 
 
 def _flash_kernel() -> Callable[..., Tensor] | None:

@@ -239,11 +239,9 @@ class Layer(nn.Module):
         if isinstance(self.qkv, nn.ModuleList):
             split = tuple(part(x) for part in self.qkv[first:last])
         elif last - first < 3 and is_plain(self.qkv):
-            weight, bias = (
-                None if part is None else part[first * size : last * size]
-                for part in (self.qkv.weight, self.qkv.bias)
-            )
-            split = torch.split(linear(x, weight, bias), size, dim=-1)
+            rows = slice(first * size, last * size)
+            bias = None if self.qkv.bias is None else self.qkv.bias[rows]
+            split = torch.split(linear(x, self.qkv.weight[rows], bias), size, dim=-1)
         else:
             split = torch.split(apply_linear(self.qkv, x), size, dim=-1)[first:last]
         return tuple(map(self.attention_norm, split)) if self.config.norm_location == "qkv" else split

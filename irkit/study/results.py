@@ -69,18 +69,15 @@ def tabulate(
     first = next(iter(next(iter(finished.values())).values()))
     measures = list(dict.fromkeys(measure for measure, _ in first))
     names = list(datasets or dict.fromkeys(dataset for _, dataset in first))
-    values = {
-        (measure, name): {
-            variant: _aligned(variant, seeds, (measure, name), first) for variant, seeds in finished.items()
-        }
-        for measure in measures
-        for name in names
-    }  # arrays (seeds, queries) by variant
     cells: list[Cell] = []
     for measure in measures:
-        for name in [*names, AVERAGE] if len(names) > 1 else names:
-            strata = [values[measure, dataset] for dataset in (names if name == AVERAGE else [name])]
-            cells += _test_variants(measure, name, finished, strata, baseline)
+        strata = []  # of each dataset, arrays (seeds, queries) by variant
+        for name in names:
+            key = measure, name
+            strata.append({variant: _aligned(variant, runs[variant], key, first) for variant in finished})
+            cells += _test_variants(measure, name, finished, strata[-1:], baseline)
+        if len(names) > 1:
+            cells += _test_variants(measure, AVERAGE, finished, strata, baseline)
     return cells
 
 

@@ -60,10 +60,7 @@ class KindOf:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
         kind = value["kind"]
         if not isinstance(kind, str) or kind not in self.table:
-            context = {
-                "discriminator": "'kind'",
-                "tag": str(kind),
-                "expected_tags": ", ".join(map(repr, self.table)),
-            }
+            known = ", ".join(map(repr, self.table))
+            context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
         return self.table[kind].model_validate(value)

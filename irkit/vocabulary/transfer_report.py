@@ -66,13 +66,13 @@ def describe(
     }
 
 
-def histogram(values: Tensor, bins: int = _BINS) -> dict[str, Any]:
+def histogram(values: Tensor) -> dict[str, Any]:
     """Return mean and deviation of ``values (n,)``, and the ``counts`` between each two ``edges``."""
     if not len(values):
         return {"mean": 0.0, "deviation": 0.0, "edges": [], "counts": []}
     values = values.detach().double().cpu()
     low, high = float(values.min()), float(values.max())
-    counts, edges = torch.histogram(values, bins, range=(low, high if high > low else low + 1.0))
+    counts, edges = torch.histogram(values, _BINS, range=(low, high if high > low else low + 1.0))
     return {
         "mean": float(values.mean()),
         "deviation": float(values.std(correction=0)),

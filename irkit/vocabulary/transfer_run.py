@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from irkit.config import read_json
+from irkit.config import as_list, read_json
 from irkit.data import Source
 from irkit.errors import ConfigError
 from irkit.model import Model
@@ -69,10 +69,7 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
             make_model(recipe.model)
         if plan is not None and (adaptation := plan.adaptation) is not None:
             adaptation.arguments(Path(scratch) / "adapted", {})
-            corpora += [
-                adaptation.texts,
-                [adaptation.validation] if adaptation.validation is not None else [],
-            ]
+            corpora += [adaptation.texts, as_list(adaptation.validation)]
     for sources in filter(None, corpora):
         first_texts(read_corpora(sources), 1)
     if plan is not None and isinstance(plan.target, str):
