@@ -37,8 +37,7 @@ from irkit.training.losses import (
 from irkit.training.losses.loss import normalize
 from irkit.training.regularizers import REGULARIZERS
 from irkit.training.scores import Scores
-from irkit.utils.kinds import KindOf
-from irkit.utils.plugins import Registry
+from irkit.utils.plugins import KindOf, Registry
 
 DIM = 6
 LOSSES: dict[str, BaseLoss] = {

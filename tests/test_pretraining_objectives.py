@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from irkit import Model
 from irkit.encoder import Encoder
-from irkit.encoder.linear import ACTIVATIONS
+from irkit.encoder.layers import ACTIVATIONS
 from irkit.encoder.presets import tite_settings
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer

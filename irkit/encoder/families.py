@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from irkit.encoder.bert_families import BERT, DISTILBERT, ROBERTA
+from irkit.encoder.bert_families import BERT, DISTILBERT, MODERNBERT, ROBERTA
 from irkit.encoder.encoder_config import EncoderConfig, Pooling
 from irkit.encoder.family import Family, MaskedLM, Settings
-from irkit.encoder.modernbert_family import MODERNBERT
 from irkit.encoder.tite_family import TITE
 from irkit.errors import ConfigError
 from irkit.utils.plugins import Registry

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from irkit.config import Config
-from irkit.utils.kinds import KindOf, own_kinds
-from irkit.utils.plugins import Registry
+from irkit.utils.plugins import KindOf, Registry, own_kinds
 
 Schedule: TypeAlias = Literal["constant", "linear", "quadratic"]
 

@@ -27,8 +27,7 @@ from irkit.training.losses.distillation import (
 from irkit.training.losses.loss import BaseLoss
 from irkit.training.losses.matryoshka import Matryoshka
 from irkit.training.losses.ranking import ApproxNDCG, LambdaRank, ListwiseSoftmax, RankNet
-from irkit.utils.kinds import KindOf, own_kinds
-from irkit.utils.plugins import Registry
+from irkit.utils.plugins import KindOf, Registry, own_kinds
 
 __all__ = [
     "LOSSES",

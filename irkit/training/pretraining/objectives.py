@@ -28,8 +28,7 @@ from irkit.training.pretraining.objective import (
     Value,
     own_encoder,
 )
-from irkit.utils.kinds import KindOf, own_kinds
-from irkit.utils.plugins import Registry
+from irkit.utils.plugins import KindOf, Registry, own_kinds
 
 
 class MaskedAutoEncoding(BaseObjective):
