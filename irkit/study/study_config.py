@@ -89,12 +89,10 @@ class StudyConfig(Config):
             ConfigError: A key or a value is unknown, or missing.
             StorageError: A file cannot be read.
         """
-        if isinstance(study, StudyConfig):
-            data, source, folder = study.model_dump(mode="json"), "study", Path()
-        elif isinstance(study, Mapping):
-            data, source, folder = dict(study), "study", Path()
-        else:
-            data, source, folder = read_mapping(study), str(study), Path(study).parent
+        source, folder = "study", Path()
+        if isinstance(study, str | Path):
+            source, folder, study = str(study), Path(study).parent, read_mapping(study)
+        data = study.model_dump(mode="json") if isinstance(study, StudyConfig) else dict(study)
         if isinstance(data.get("recipe"), str):
             data["recipe"] = read_mapping(folder / data["recipe"])
         if isinstance(data.get("recipe"), Mapping):

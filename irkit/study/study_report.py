@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from irkit.config import as_list
 from irkit.study.results import AVERAGE, Cell, tabulate
 from irkit.study.study_config import StudyConfig
 from irkit.study.trial import Trial, trials
@@ -60,8 +61,7 @@ def write_report(out: str | Path) -> list[Cell]:
 
 def _tested_datasets(study: StudyConfig) -> list[str]:
     """Return the datasets that only finished models are measured on, from the recipe without changes."""
-    evaluation = study.recipe.get("evaluation") or []
-    parts = [evaluation] if isinstance(evaluation, dict) else evaluation
+    parts = as_list(study.recipe.get("evaluation") or [])
     return [part.get("name") or Path(part["source"]).name for part in parts if part.get("at_end")]
 
 
@@ -81,7 +81,8 @@ def _report_lines(
         best = {name: max(cell.mean for (_, d), cell in table.items() if d == name) for name in datasets}
         for variant in variants:
             row = [table.get((variant, dataset)) for dataset in datasets]
-            yield from _row([_name(variant, study), *(_value(cell, best, study) for cell in row)])
+            name = f"{variant} (baseline)" if variant == study.baseline else variant
+            yield from _row([name, *(_value(cell, best, study) for cell in row)])
         yield f"\n![{measure} of every run]({plot})\n"
         yield "Difference to the baseline, and corrected p:\n"
         yield from _header("variant", *datasets)
@@ -112,10 +113,6 @@ def _header(first: str, *numbers: str) -> Iterator[str]:
 
 def _row(cells: Sequence[str]) -> Iterator[str]:
     yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _name(variant: str, study: StudyConfig) -> str:
-    return f"{variant} (baseline)" if variant == study.baseline else variant
 
 
 def _value(cell: Cell | None, best: dict[str, float], study: StudyConfig) -> str:

@@ -141,14 +141,9 @@ def mix(mixture: Sparse, rows: Tensor) -> Tensor:
 
     Source: "Bridging Vocabulary Gaps", equation 9.
     """
-    mixed = F.embedding_bag(
-        mixture.terms.values.to(rows.device),
-        rows.detach().float(),
-        mixture.terms.offsets.long().to(rows.device),
-        mode="sum",
-        per_sample_weights=mixture.weights.to(rows.device),
-        include_last_offset=True,
-    )
+    moved = mixture.to(rows.device)
+    bags = moved.terms.values, rows.detach().float(), moved.terms.offsets.long()
+    mixed = F.embedding_bag(*bags, mode="sum", per_sample_weights=moved.weights, include_last_offset=True)
     return mixed.to(rows.dtype)
 
 
