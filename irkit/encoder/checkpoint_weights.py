@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from irkit.encoder.family import Family, NameMap
 from irkit.errors import CorruptError
 
 BUFFERS = (".position_ids", ".token_type_ids", "rotary_emb.inv_freq")  # how they end in old checkpoints
-_RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))  # norms of checkpoints converted from TensorFlow
 
 
 class Undrawn(TorchFunctionMode):
@@ -86,9 +86,7 @@ def import_weights(
 
 def todays_name(name: str) -> str:
     """Return the name of a weight with TensorFlow's name of a norm parameter changed to torch's."""
-    for old, new in _RENAMED:
-        name = name.removesuffix(old) + new if name.endswith(old) else name
-    return name
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
 def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
