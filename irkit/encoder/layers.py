@@ -54,9 +54,7 @@ class Dropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Zero some of the numbers in training; the others grow by ``1 / (1 - p)``."""
-        if not self.training or not 0 < self.p < 1 or input.device.type != "cpu":
-            return super().forward(input)
-        if torch.compiler.is_compiling():
+        if not self.training or not 0 < self.p < 1 or not input.is_cpu or torch.compiler.is_compiling():
             return super().forward(input)
         return _Dropped.apply(input, self.p)  # type: ignore[no-any-return, no-untyped-call]
 
