@@ -37,7 +37,8 @@ from irkit.training.losses import (
 from irkit.training.losses.loss import normalize
 from irkit.training.regularizers import REGULARIZERS
 from irkit.training.scores import Scores
-from irkit.utils.plugins import KindOf, Registry
+from irkit.utils.kinds import KindOf
+from irkit.utils.plugins import Registry
 
 DIM = 6
 LOSSES: dict[str, BaseLoss] = {

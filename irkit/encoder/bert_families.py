@@ -59,17 +59,14 @@ def _bert_config(settings: Settings) -> EncoderConfig:
 
 def _bert_masked_lm(settings: Settings) -> MaskedLM:
     head = "cls.predictions"
-    names = masked_lm_names(
-        f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.decoder", f"{head}.decoder", head
-    )
+    inner = f"{head}.transform"
+    names = masked_lm_names(f"{inner}.dense", f"{inner}.LayerNorm", f"{head}.decoder", head)
     act = activation(settings.get("hidden_act", "gelu"))
     return MaskedLM("BertForMaskedLM", names, act, float(settings.get("layer_norm_eps", 1e-12)))
 
 
 def _roberta_masked_lm(settings: Settings) -> MaskedLM:
-    names = masked_lm_names(
-        "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.decoder", "lm_head"
-    )
+    names = masked_lm_names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head")
     architecture = _ROBERTAS[settings["model_type"]]
     return MaskedLM(architecture, names, "gelu", float(settings.get("layer_norm_eps", 1e-12)))
 

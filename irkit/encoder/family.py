@@ -71,15 +71,15 @@ class Family(NamedTuple):
         return tuple(f"{name.format(layer[1] if layer else '')}.{suffix}" for name in names)
 
 
-def masked_lm_names(dense: str, norm: str, decoder: str, *biases: str) -> NameMap:
-    """Return the names of a head by its modules: linear layer, norm, matrix, and where the bias may be."""
+def masked_lm_names(dense: str, norm: str, decoder: str, *biased: str) -> NameMap:
+    """Return the names of a head by its modules: linear layer, norm, matrix, and what else has its bias."""
     return {
         "layers.0.weight": (f"{dense}.weight",),
         "layers.0.bias": (f"{dense}.bias",),
         "layers.2.weight": (f"{norm}.weight",),
         "layers.2.bias": (f"{norm}.bias",),
         "weight": (f"{decoder}.weight",),
-        "bias": tuple(f"{name}.bias" for name in biases or (decoder,)),
+        "bias": tuple(f"{name}.bias" for name in (decoder, *biased)),
     }
 
 

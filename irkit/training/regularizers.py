@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from irkit.config import Config
-from irkit.utils.plugins import KindOf, Registry, own_kinds
+from irkit.utils.kinds import KindOf, own_kinds
+from irkit.utils.plugins import Registry
 
 Schedule: TypeAlias = Literal["constant", "linear", "quadratic"]
 

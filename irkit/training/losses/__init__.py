@@ -27,7 +27,8 @@ from irkit.training.losses.distillation import (
 from irkit.training.losses.loss import BaseLoss
 from irkit.training.losses.matryoshka import Matryoshka
 from irkit.training.losses.ranking import ApproxNDCG, LambdaRank, ListwiseSoftmax, RankNet
-from irkit.utils.plugins import KindOf, Registry, own_kinds
+from irkit.utils.kinds import KindOf, own_kinds
+from irkit.utils.plugins import Registry
 
 __all__ = [
     "LOSSES",

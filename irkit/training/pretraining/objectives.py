@@ -28,7 +28,8 @@ from irkit.training.pretraining.objective import (
     Value,
     own_encoder,
 )
-from irkit.utils.plugins import KindOf, Registry, own_kinds
+from irkit.utils.kinds import KindOf, own_kinds
+from irkit.utils.plugins import Registry
 
 
 class MaskedAutoEncoding(BaseObjective):
