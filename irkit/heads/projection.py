@@ -6,7 +6,6 @@ Source: Clavié et al. 2026, "Simple Projection Variants Improve ColBERT Perform
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise, product
 from typing import Any, Literal, Self
@@ -16,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from irkit.arguments import brief
+from irkit.arguments import brief, suggest
 from irkit.config import Config
 from irkit.errors import BadValueError, ConfigError
 
@@ -186,8 +185,7 @@ def projection_config(choice: str | Mapping[str, Any] | ProjectionConfig) -> Pro
         return ProjectionConfig.parse(choice, "projection")
     if isinstance(choice, str) and choice in PRESETS:
         return PRESETS[choice]
-    near = difflib.get_close_matches(brief(choice).strip("'"), PRESETS, 1, 0.3)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PRESETS)}"
+    hint = suggest(brief(choice).strip("'"), PRESETS, cutoff=0.3)
     raise ConfigError(f"projection: no preset is named {brief(choice, 100)}; {hint}")
 
 

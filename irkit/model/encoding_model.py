@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Self, TypedDict, Unpack, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from irkit.arguments import brief, check_flags, check_functions, is_count
+from irkit.arguments import brief, check_flags, check_functions, is_count, suggest
 from irkit.core.representation import MultiVector, Representation, Sparse, concat
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError
@@ -297,8 +296,7 @@ def _check_options(options: EncodeOptions, kind: str) -> None:
         BadValueError: An option does nothing for this kind of model, or a batch would have no text.
     """
     for name in options.keys() - _KINDS.keys():
-        near = difflib.get_close_matches(name, _KINDS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KINDS)}"
+        hint = suggest(name, _KINDS, f"there are {', '.join(_KINDS)}")
         raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
     check_flags("encode", **{name: options.get(name) for name in _FLAGS if options.get(name) is not None})
     for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
