@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from irkit.tokenizer import Tokenizer
 from irkit.training import logit_losses, model_step
 from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.masking import MaskedBatch, Masking, MaskingConfig, masking_rates
-from irkit.training.pretraining.corpus import read_texts, text_loader
+from irkit.training.pretraining.corpus import TextDataset, open_corpora, read_in_turn, read_texts
+from irkit.training.training_data import Batches, Mixture
+from irkit.training.training_data.row_sequences import Stream
 
 TEXTS = ["search the index of a vector model", "neural text", "in the token model on an index", "search"]
 
@@ -267,27 +270,31 @@ def test_texts_of_every_kind_of_source(tmp_path: Path) -> None:
         read_texts(tmp_path / "missing.txt")
 
 
+def load(sources: list[Any], count: int, **options: Any) -> list[list[tuple[int, str]]]:
+    data = Mixture([TextDataset(Stream("texts", partial(read_in_turn, sources)))])
+    batches = islice(Batches(data, **options), count)
+    return [[data[key] for key in batch] for batch in batches]  # type: ignore[misc]
+
+
 def test_processes_share_the_batches_of_one() -> None:
     texts = [f"text {number}" for number in range(37)]
 
     def batches(size: int, rank: int = 0, world: int = 1) -> list[list[tuple[int, str]]]:
-        loader = text_loader([texts], list, batch_size=size, seed=1, share=(rank, world))
-        return list(islice(loader, 6))
+        return load([texts], 6, batch_size=size, seed=1, rank=rank, world_size=world)
 
     whole, parts = batches(8), [batches(4, rank, 2) for rank in (0, 1)]
     assert whole == [one + other for one, other in zip(*parts, strict=True)]
     numbers = [number for batch in whole for number, _ in batch]
     assert len(set(numbers)) == len(numbers)
     assert all(text == texts[number % 37] for batch in whole for number, text in batch)
-    assert whole != list(islice(text_loader([texts], list, batch_size=8, seed=2), 6))
+    assert whole != load([texts], 6, batch_size=8, seed=2)
 
 
 def test_sources_are_read_in_turn_and_blank_texts_left_out() -> None:
-    loader = text_loader([["a", " ", "b"], ["x"]], list, batch_size=10_000)
-    batch = sorted(next(iter(loader)))
+    batch = sorted(load([["a", " ", "b"], ["x"]], 1, batch_size=10_000)[0])
     assert [text for _, text in batch[:6]] == ["a", "x", "b", "a", "x", "b"]
     assert [number for number, _ in batch] == list(range(10_000))
     with pytest.raises(StorageError, match=r"texts: it ended after 2 examples .* fewer steps"):
-        next(iter(text_loader([iter(["a", "b"])], list, batch_size=2)))
-    with pytest.raises(BadValueError, match="can be read only once, and each of 2 workers reads it"):
-        text_loader([iter(["a", "b"])], list, batch_size=2, workers=2)
+        load([iter(["a", "b"])], 1, batch_size=2)
+    with pytest.raises(BadValueError, match=r"-: a training reads its texts more than once, .* only once"):
+        open_corpora(["-"])

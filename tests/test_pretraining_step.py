@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, islice, tee
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from irkit import Model
 from irkit.encoder import Encoder
@@ -26,7 +29,7 @@ from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
 from irkit.training.checkpoints import load_weights
 from irkit.training.masking import MaskingConfig
-from irkit.training.pretraining.corpus import TextDataset, text_loader
+from irkit.training.pretraining.corpus import TextDataset
 from irkit.training.pretraining.objective import BaseObjective
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
 from irkit.training.pretraining.pretrain_step import PretrainStep
@@ -115,8 +118,16 @@ def test_texts_without_tokens_have_no_loss(tokenizer: Tokenizer, preset: str, nu
     assert bool(words.isfinite())
 
 
+def load(collate: PretrainCollator, tokens: int, rank: int = 0, world: int = 1) -> DataLoader[Any]:
+    texts = TextDataset(Stream("texts", lambda: iter(TEXTS)), collate.max_length)
+    texts.measure(SimpleNamespace(tokenizer=collate.tokenizer))  # type: ignore[arg-type]
+    data = Mixture([texts])
+    batches = Batches(data, tokens_per_batch=tokens, seed=1, rank=rank, world_size=world)
+    return DataLoader(data, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+
+
 def passed(tokens: int, rank: int = 0, world: int = 1, count: int = 12, **given: Any) -> list[list[int]]:
-    loader = text_loader([TEXTS], given["collate"], tokens_per_batch=tokens, seed=1, share=(rank, world))
+    loader = load(given["collate"], tokens, rank, world)
     return [batch.numbers.tolist() for batch in islice(loader, count)]
 
 
@@ -146,7 +157,9 @@ def test_budgets_hold_and_no_process_has_much_more_than_another(
             return sizes[position % len(sizes)]
 
     costs, stream = Costs(), Stream("texts", lambda: iter(TEXTS), block=50)
-    data = Mixture([TextDataset(stream, costs)])
+    texts = TextDataset(stream)
+    texts.sizes = costs
+    data = Mixture([texts])
     batches = [
         Batches(data, tokens_per_batch=budget, seed=3, rank=rank, world_size=world) for rank in range(world)
     ]
@@ -169,7 +182,7 @@ def test_what_is_passed_over_is_not_tokenized(tokenizer: Tokenizer) -> None:
     collate = PretrainCollator(tokenizer)
     whole = passed(60, collate=collate)
     seen: list[int] = []
-    loader = text_loader([TEXTS], collate, tokens_per_batch=60, seed=1)
+    loader = load(collate, 60)
     collator = loader.collate_fn
 
     def counting(texts: Sequence[tuple[int, str]]) -> Any:
@@ -185,9 +198,9 @@ def test_what_is_passed_over_is_not_tokenized(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"batch_size": 2, "tokens_per_batch": 9}, {"tokens_per_batch": 0}])
-def test_sizes_of_batches_that_make_no_sense_are_refused(tokenizer: Tokenizer, sizes: dict[str, int]) -> None:
-    with pytest.raises(BadValueError, match=r"texts: got batch_size=.*; expected one of them, at least 1"):
-        text_loader([TEXTS], PretrainCollator(tokenizer), **sizes)
+def test_sizes_of_batches_that_make_no_sense_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(BadValueError, match=r"batches: got batch_size=.*; expected one of them, a whole"):
+        Batches(Mixture([TextDataset(Stream("texts", lambda: iter(TEXTS)))]), **sizes)
 
 
 # models
@@ -277,14 +290,10 @@ def trainer(base: Path, out: Path, dropout: float = 0.1, **values: Any) -> Train
     step = PretrainStep(make(tokenizer, dropout=dropout), [MaskedAutoEncoding(), BagOfWords()], seed=2)
     given = {"max_steps": STEPS, "save_steps": 2, "logging_steps": 1, "learning_rate": 1e-2, "use_cpu": True}
     args = TrainingArguments.parse(given | values, out)
-    loader = text_loader(
-        [TEXTS],
-        PretrainCollator(tokenizer, MaskingConfig(rate=0.3, masked=1.0, random=0.0), seed=2),
-        tokens_per_batch=80 // args.world_size,
-        share=(args.process_index, args.world_size),
-        workers=args.dataloader_num_workers,
-    )
-    return Trainer(step, args, loader)
+    args.tokens_per_batch = 80 // args.world_size
+    collate = PretrainCollator(tokenizer, MaskingConfig(rate=0.3, masked=1.0, random=0.0), seed=2)
+    texts = TextDataset(Stream("texts", partial(iter, TEXTS)))
+    return Trainer(step, args, Mixture([texts]), data_collator=collate)
 
 
 def test_texts_are_read_as_far_ahead_as_was_asked_for(tiny_bert: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -10,15 +10,24 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from irkit.config import Config, as_list
-from irkit.training.masking import MaskingConfig
+from irkit.training.masking import Masking, MaskingConfig
 from irkit.training.model_step import TextStep
-from irkit.training.pretraining.corpus import first_texts, open_corpora, read_corpora, text_loader
+from irkit.training.pretraining.corpus import (
+    TextDataset,
+    first_texts,
+    open_corpora,
+    read_corpora,
+    read_in_turn,
+)
+from irkit.training.pretraining.text_batches import PretrainCollator
 from irkit.training.runner import TrainingLog
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments, check_text_arguments
+from irkit.training.training_data import Mixture
+from irkit.training.training_data.row_sequences import Stream
 
 _VALIDATED = 32  # texts per batch
-Collate = Callable[[Sequence[tuple[int, str]]], Any]
+Collate = Masking | PretrainCollator
 
 
 class TextTrainingConfig(Config):
@@ -78,16 +87,8 @@ def text_trainer(
         evaluation = methodcaller(
             "validate", [collate_validation(texts[start : start + _VALIDATED]) for start in starts]
         )
-    loader = text_loader(
-        open_corpora(config.texts),
-        collate,
-        batch_size=None if arguments.tokens_per_batch else arguments.per_device_train_batch_size,
-        tokens_per_batch=arguments.tokens_per_batch,
-        seed=arguments.seed,
-        share=(arguments.process_index, arguments.world_size),
-        workers=arguments.dataloader_num_workers,
-    )
-    if arguments.dataloader_prefetch_factor is not None:
-        loader.prefetch_factor = arguments.dataloader_prefetch_factor
-    log = Path(str(arguments.output_dir)).parent / "log.jsonl"
-    return Trainer(step, arguments, loader, evaluation=evaluation, callbacks=[TrainingLog(log)])
+    corpora = open_corpora(config.texts)
+    stream = Stream[str](", ".join(config.texts), partial(read_in_turn, corpora))
+    data = Mixture([TextDataset(stream, collate.max_length)])
+    log = TrainingLog(Path(str(arguments.output_dir)).parent / "log.jsonl")
+    return Trainer(step, arguments, data, evaluation=evaluation, callbacks=[log], data_collator=collate)

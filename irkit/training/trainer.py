@@ -81,6 +81,7 @@ class Trainer(transformers.Trainer):
         regularizers: Sequence[Regularizer] = (),
         evaluation: Evaluation | None = None,
         callbacks: Sequence[transformers.TrainerCallback] = (),
+        data_collator: Callable[[Any], Any] | None = None,
     ) -> None:
         """Prepare the training.
 
@@ -95,6 +96,7 @@ class Trainer(transformers.Trainer):
             regularizers: Regularisers of a sparse model.
             evaluation: Returns values of the current model by name, such as ``{"nDCG@10": 0.7}``.
             callbacks: Callbacks of transformers.
+            data_collator: Makes a batch of examples for a module; a `TrainStep` has its own.
 
         Raises:
             ConfigError: A pattern of ``learning_rates`` fits no parameter, everything is frozen, LoRA cannot
@@ -112,7 +114,7 @@ class Trainer(transformers.Trainer):
                 f"Trainer: got a {type(model).__name__} and losses; expected a Model with losses, or a "
                 "module that returns its loss"
             )
-        self.step, self.evaluation = model, evaluation
+        self.step, self.evaluation, self._collate = model, evaluation, data_collator
         self.rates, self.folder = args.learning_rates, Path(str(args.output_dir))
         if args.lora is not None:
             if not isinstance(model, ModelStep):
@@ -166,7 +168,7 @@ class Trainer(transformers.Trainer):
             return data
         from irkit.training.training_data import Batches, Collator
 
-        if not isinstance(self.step, TrainStep):
+        if self._collate is None and not isinstance(self.step, TrainStep):
             raise BadTypeError("Trainer: a module of its own takes its batches from a DataLoader")
         args, model = self.args, self.step.model
         if args.tokens_per_batch is not None:
@@ -184,7 +186,7 @@ class Trainer(transformers.Trainer):
         return _Loader(
             data,
             batch_sampler=batches,
-            collate_fn=Collator(model, texts="guide" in self.step.needs),
+            collate_fn=self._collate or Collator(model, texts="guide" in self.step.needs),
             num_workers=workers,
             prefetch_factor=args.dataloader_prefetch_factor if workers else None,
             persistent_workers=args.dataloader_persistent_workers and workers > 0,

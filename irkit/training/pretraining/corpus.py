@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch.utils.data import DataLoader
 
 from irkit.data import Source, read_documents
 from irkit.data.collection_files import source_name
 from irkit.data.source import DOCUMENT_FIELDS, file_source, load_hf
 from irkit.errors import BadValueError
-from irkit.training.training_data import Batches, DataConfig, Dataset, Mixture
+from irkit.model import Model
+from irkit.training.training_data import DataConfig, Dataset
 from irkit.training.training_data.row_sequences import Stream, endless_order
 from irkit.training.training_data.token_estimate import SAMPLE_SIZE, TokenEstimate
 
@@ -94,67 +91,8 @@ def first_texts(texts: Source[str], count: int) -> list[str]:
     return first
 
 
-def text_loader(
-    sources: Sequence[Iterable[str]],
-    collate: Callable[[Sequence[tuple[int, str]]], Any],
-    *,
-    batch_size: int | None = None,
-    tokens_per_batch: int | None = None,
-    seed: int = 0,
-    share: tuple[int, int] = (0, 1),
-    workers: int = 0,
-) -> DataLoader[Any]:
-    """Return endless batches of texts for `irkit.training.Trainer`, which then needs ``max_steps``.
-
-    Step ``k`` of all processes together has the texts of step ``k`` of one process with as many times the
-    batch. A training that resumes passes over the texts it has had without tokenizing them.
-
-    Args:
-        sources: Iterables of texts that can be iterated again. They are read in turn, one text of each,
-            without those that have ended; when all have ended, all start again. Blocks of 10,000 texts are
-            shuffled.
-        collate: Makes a batch of texts and their numbers, which are never the same twice.
-        batch_size: Texts in a batch of one process.
-        tokens_per_batch: Tokens in a batch of one process, about, instead of ``batch_size``; they are
-            estimated from bytes, for which ``collate`` needs a ``tokenizer`` and a ``max_length``.
-        seed: Seed of the order.
-        share: Number of this process, and the number of processes.
-        workers: Processes beside this one that read and tokenize ahead; the batches are the same.
-
-    Raises:
-        BadValueError: Both sizes are given or none, or a size is impossible; or workers are asked for and a
-            source can be read only once.
-    """
-    size = batch_size if tokens_per_batch is None else tokens_per_batch
-    if (batch_size is None) == (tokens_per_batch is None) or size is None or size < 1:
-        raise BadValueError(
-            f"texts: got batch_size={batch_size!r} and tokens_per_batch={tokens_per_batch!r}; expected one "
-            "of them, at least 1"
-        )
-    name = ", ".join(str(getattr(source, "name", "texts")) for source in sources)
-    once = any(getattr(source, "once", False) or iter(source) is source for source in sources)
-    if once and workers:
-        raise BadValueError(f"texts: {name} can be read only once, and each of {workers} workers reads it")
-    stream = Stream[str](name, partial(_in_turn, sources), once)
-    data = Mixture([TextDataset(stream, None if tokens_per_batch is None else _Costs(stream, collate))])
-    return DataLoader(
-        data,  # type: ignore[arg-type]
-        batch_sampler=Batches(
-            data,
-            batch_size=batch_size,
-            tokens_per_batch=tokens_per_batch,
-            seed=seed,
-            rank=share[0],
-            world_size=share[1],
-        ),
-        collate_fn=collate,
-        generator=torch.Generator(),  # or iterating would draw from the generator of the dropout
-        num_workers=workers,
-    )
-
-
-def _in_turn(sources: Sequence[Iterable[str]]) -> Iterator[str]:
-    """Yield one text of each source in turn, without blank ones."""
+def read_in_turn(sources: Sequence[Iterable[str]]) -> Iterator[str]:
+    """Yield one text of each source in turn, without blank ones and without sources that have ended."""
     remaining = [iter(source) for source in sources]
     while remaining:
         texts = [next(source, None) for source in remaining]
@@ -174,30 +112,39 @@ def _text(record: dict[str, Any]) -> str:
 
 
 class TextDataset(Dataset):
-    """A stream of texts as a dataset for `Batches`: an example is a text with its position."""
+    """Endless texts for `irkit.training.Trainer`, which needs ``max_steps``; an example is a numbered text.
 
-    def __init__(self, stream: Stream[str], costs: Any = None) -> None:
+    Blocks of 10,000 texts are shuffled. No number comes twice, also when the texts are read again.
+
+    Args:
+        stream: Texts.
+        max_length: Number of tokens to which texts are cut; None cuts them where the tokenizer does.
+    """
+
+    def __init__(self, stream: Stream[str], max_length: int | None = None) -> None:
         super().__init__(stream, DataConfig(source=stream.name, streaming=True))  # type: ignore[arg-type]
-        self.sizes = costs
+        self.stream, self.max_length = stream, max_length
 
     def order(self, seed: int, number: int, cycle: int) -> Iterator[int]:  # noqa: D102
-        return endless_order(self.rows.block, seed)  # type: ignore[union-attr]
+        return endless_order(self.stream.block, seed)
 
     def example(self, index: int, seed: Sequence[int] = (0,)) -> Any:  # noqa: D102
-        return index, self.rows[index]
+        return index, self.stream[index]
+
+    def measure(self, model: Model) -> None:
+        """Prepare to estimate the tokens of texts from bytes; the first texts are the sample for it."""
+        texts = [self.stream[position] for position in range(SAMPLE_SIZE)]
+        max_length = self.max_length or model.tokenizer.max_length
+        self.sizes = _Costs(self.stream, TokenEstimate.from_sample(texts, model.tokenizer, max_length))
 
 
+@dataclass(frozen=True)
 class _Costs:
-    """Estimate the tokens of the text at a position; the first texts are the sample for the estimate."""
+    """Estimated tokens of the text at a position."""
 
-    def __init__(self, stream: Stream[str], collate: Any) -> None:
-        self._stream, self._collate = stream, collate
-        self._estimate: TokenEstimate | None = None
+    stream: Stream[str]
+    estimate: TokenEstimate
 
     def __getitem__(self, position: int) -> int:
-        if self._estimate is None:
-            tokenizer, texts = self._collate.tokenizer, [self._stream[i] for i in range(SAMPLE_SIZE)]
-            max_length = self._collate.max_length or tokenizer.max_length
-            self._estimate = TokenEstimate.from_sample(texts, tokenizer, max_length)
-        n_bytes = len(self._stream[position].encode(errors="replace"))
-        return math.ceil(float(self._estimate(n_bytes)))
+        n_bytes = len(self.stream[position].encode(errors="replace"))
+        return math.ceil(float(self.estimate(n_bytes)))

@@ -124,8 +124,10 @@ class Dataset:
         """Estimate the tokens of each example, its query and documents, from bytes; reads all rows once.
 
         If documents are drawn, their number times the mean of all documents of the row counts. ``sizes``
-        becomes ``(n,)`` int64.
+        becomes ``(n,)`` int64. Streamed examples are not measured.
         """
+        if self.streaming:
+            return
         sample = self.sample(SAMPLE_SIZE)
         queries, documents = (
             TokenEstimate.from_sample(
@@ -257,8 +259,7 @@ class Mixture:
     def measure(self, model: Model) -> None:
         """Estimate the tokens of each example, see `Dataset.measure`."""
         for dataset in self.datasets:
-            if not dataset.streaming:
-                dataset.measure(model)
+            dataset.measure(model)
 
     def __len__(self) -> int:
         return sum(map(len, self.datasets))
