@@ -24,9 +24,9 @@ from irkit.training.training_data import (
     to_line,
     write_examples,
 )
-from irkit.training.training_data.pickles import read_pickle
 from irkit.training.training_data.row_formats import ROWS, detect, parse
 from irkit.training.training_data.row_sequences import open_rows
+from irkit.training.training_data.row_sources import read_pickle
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,6 @@ from irkit.core.representation import Dense, MultiVector, Representation
 from irkit.training.losses import CrossEntropy, InfoNCE, Loss, PairwiseCrossEntropy
 from irkit.training.scores import Scores
 
-__all__ = ["ALIKE", "CHANCE", "CollapseWatch", "chance", "is_sign", "likeness"]
-
 ALIKE, CHANCE = "alike", "_chance"
 """Signs of a step: the name of `likeness`, and the suffix of a loss for its `chance`."""
 
@@ -27,9 +25,8 @@ Symptom = tuple[str, bool, str]
 _CONTRASTIVE = (InfoNCE, CrossEntropy, PairwiseCrossEntropy)
 _STEPS = 20  # after fewer steps nothing is judged
 _SETTLED = 0.3  # share of the steps after which something should have been learned
-_REGULARIZED = (
-    0.5  # share of the steps after which regularizers, whose factors rise slowly, should have an effect
-)
+# share of the steps after which regularizers, whose factors rise slowly, should have an effect
+_REGULARIZED = 0.5
 _LASTING = 10  # steps that a symptom must last
 _AT_CHANCE = (0.98, 1.05)  # range of the loss relative to chance; a higher loss is still falling, or diverges
 _BELOW_CHANCE = 0.9

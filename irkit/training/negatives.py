@@ -157,9 +157,8 @@ def _mine(
         positives = fetch_lists(documents, [find(item.relevant) for item in known])
 
         # candidates: the ranks of the range, without relevant documents and copies of them
-        n_excluded = (
-            max(len(item.excluded) for item in known) + 1
-        )  # and the document with the id of the query
+        # one more for the document with the id of the query
+        n_excluded = max(len(item.excluded) for item in known) + 1
         run = retriever.run(batch, config.range_max + n_excluded)
         ranked = [
             [doc_id for doc_id in run.columns(query.id)[0] if doc_id not in {*item.excluded, query.id}]

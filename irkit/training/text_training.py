@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from irkit.config import Config, as_list
+from irkit.errors import ConfigError
 from irkit.training.masking import Masking, MaskingConfig
 from irkit.training.model_step import TextStep
 from irkit.training.pretraining.corpus import (
@@ -22,7 +23,7 @@ from irkit.training.pretraining.corpus import (
 from irkit.training.pretraining.text_batches import PretrainCollator
 from irkit.training.runner import TrainingLog
 from irkit.training.trainer import Trainer
-from irkit.training.training_arguments import TrainingArguments, check_text_arguments
+from irkit.training.training_arguments import TrainingArguments, first_evaluating
 from irkit.training.training_data import Mixture
 from irkit.training.training_data.row_sequences import Stream
 
@@ -51,7 +52,16 @@ class TextTrainingConfig(Config):
 
     @model_validator(mode="after")
     def _check_train(self) -> Self:
-        check_text_arguments(self.train, self.validation)
+        values = TrainingArguments.check(self.train)
+        if self.validation is None and (name := first_evaluating(values)):
+            raise ConfigError(f"train.{name} needs texts to evaluate on; give `validation`")
+        if values.get("gradient_cache_size") is not None:
+            raise ConfigError(
+                "train.gradient_cache_size does nothing for texts without queries; leave it out"
+            )
+        for name in ("dataloader_drop_last", "dataloader_persistent_workers"):
+            if values.get(name):
+                raise ConfigError(f"train.{name} does nothing for texts, which have no end; leave it out")
         return self
 
     def evaluation_defaults(self) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,10 @@ from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
 from irkit.training.lora import merged
+from irkit.training.losses import Loss, Matryoshka
 from irkit.training.model_step import ModelStep
+from irkit.training.regularizers import Regularizer
 from irkit.training.scores import Scores
-
-if TYPE_CHECKING:
-    from irkit.training.losses import Loss, Matryoshka
-    from irkit.training.regularizers import Regularizer
 
 Interaction = Callable[[MultiVector, MultiVector], Tensor]
 
@@ -85,11 +83,23 @@ class TrainStep(ModelStep):
         self.matryoshka, self.interaction = matryoshka, interaction
         self.gradient_cache_size = gradient_cache_size
         self.needs = frozenset[str]().union(*map(_needs, losses))
-        names = dict.fromkeys(str(getattr(loss, "guide", "")) for loss in losses if "guide" in loss.needs)
-        self._guides = {
-            name: _load_guide(name) for name in names
-        }  # a dict, not submodules: they are not trained
-        _check_guides(losses, self._guides, {model.dim} if matryoshka is None else {*matryoshka.dims})
+        widths = {model.dim} if matryoshka is None else {*matryoshka.dims}
+        self._guides: dict[str, Model] = {}  # a dict, not submodules: they are not trained
+        for loss in losses:
+            if "guide" not in loss.needs:
+                continue
+            name = str(getattr(loss, "guide", ""))
+            guide = self._guides[name] = self._guides.get(name) or Model.from_pretrained(name)
+            if guide.kind != "dense":
+                raise BadValueError(
+                    f"TrainStep: the guide {name} makes {guide.kind} vectors, expected a model of one vector "
+                    "a text"
+                )
+            if "vectors" in loss.needs and widths != {guide.dim}:
+                raise BadValueError(
+                    f"TrainStep: the loss {loss.kind} compares vectors of {sorted(widths)} dimensions with "
+                    f"those of its guide, {guide.dim}; choose a guide as wide as the model, and no matryoshka"
+                )
 
     def forward(self, batch: Batch, progress: float = 0.0) -> Tensor:
         """Return the loss of a batch.
@@ -109,7 +119,9 @@ class TrainStep(ModelStep):
                 every_document=bool(self.regularizers) or "in_batch" in self.needs,
                 every_query="queries" in self.needs,
             )
-            guides = {name: _guided(guide, batch, joint) for name, guide in self._guides.items()}
+            guides = {
+                name: cache(partial(_guided, guide, batch, joint)) for name, guide in self._guides.items()
+            }
             widths: list[tuple[int | None, float]] = [(self.model.truncate_dim, 1.0)]
             if self.matryoshka is not None:
                 widths = list(zip(self.matryoshka.dims, self.matryoshka.weights, strict=True))
@@ -139,13 +151,12 @@ class TrainStep(ModelStep):
         if size is None or len(tokens) <= size or not torch.is_grad_enabled():
             return self._encode(tokens, side)
         chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
-        # torch restores random states by the devices of tensor arguments, and sees no tensor inside a Ragged
-        return concat(
-            checkpoint(self._encode_again, chunk.values, chunk, side, use_reentrant=False) for chunk in chunks
-        )
 
-    def _encode_again(self, _: Tensor, tokens: Ragged, side: Side) -> Representation:
-        return self._encode(tokens, side)
+        # torch restores random states by the devices of tensor arguments, and sees no tensor inside a Ragged
+        def encode_again(_: Tensor, chunk: Ragged) -> Representation:
+            return self._encode(chunk, side)
+
+        return concat(checkpoint(encode_again, chunk.values, chunk, use_reentrant=False) for chunk in chunks)
 
     def _encode(self, tokens: Ragged, side: Side) -> Representation:
         part = self.model.side_model(side)
@@ -229,45 +240,20 @@ class TrainStep(ModelStep):
             interaction.save_pretrained(path)
 
 
-def _guided(guide: Model, batch: Batch, joint: Joint) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
-    """Return a function that computes scores and vectors of a guide for a batch, once."""
-
-    @cache
-    def scores() -> tuple[Tensor, Tensor, Tensor]:
-        if batch.texts is None:
-            raise BadValueError("TrainStep: a loss has a guide, but the batch no texts; see Collator")
-        device = batch.own.device
-        queries = joint.of_queries(guide.encode_representation(batch.texts[0], "query").to(device))
-        documents = joint.of_documents(guide.encode_representation(batch.texts[1], "document").to(device))
-        assert isinstance(queries, Dense) and isinstance(documents, Dense)  # noqa: PT018 (checked when loaded)
-        return score(queries, documents), queries.values, documents.values
-
-    return scores
+def _guided(guide: Model, batch: Batch, joint: Joint) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scores and the vectors of a guide for a batch."""
+    if batch.texts is None:
+        raise BadValueError("TrainStep: a loss has a guide, but the batch no texts; see Collator")
+    device = batch.own.device
+    queries = joint.of_queries(guide.encode_representation(batch.texts[0], "query").to(device))
+    documents = joint.of_documents(guide.encode_representation(batch.texts[1], "document").to(device))
+    assert isinstance(queries, Dense) and isinstance(documents, Dense)  # noqa: PT018 (checked when loaded)
+    return score(queries, documents), queries.values, documents.values
 
 
 def _needs(loss: Loss) -> frozenset[str]:
     """Return what a loss needs; a ``scored_only`` loss needs targets in some batches, not in all."""
     return loss.needs ^ {"targets", "some_targets"} if loss.scored_only else loss.needs
-
-
-def _load_guide(name: str) -> Model:
-    guide = Model.from_pretrained(name)
-    if guide.kind != "dense":
-        raise BadValueError(
-            f"TrainStep: the guide {name} makes {guide.kind} vectors, expected a model of one vector a text"
-        )
-    return guide
-
-
-def _check_guides(losses: Sequence[Loss], guides: Mapping[str, Model], widths: set[int]) -> None:
-    """Raise BadValueError if a loss compares vectors whose ``widths`` differ from the width of its guide."""
-    for loss in losses:
-        guide = guides[str(getattr(loss, "guide", ""))] if "guide" in loss.needs else None
-        if guide is not None and "vectors" in loss.needs and widths != {guide.dim}:
-            raise BadValueError(
-                f"TrainStep: the loss {loss.kind} compares vectors of {sorted(widths)} dimensions with those "
-                f"of its guide, {guide.dim}; choose a guide as wide as the model, and no matryoshka"
-            )
 
 
 def _check(

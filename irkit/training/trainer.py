@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,16 +32,14 @@ from irkit.training.checkpoints import (
 from irkit.training.collapse import CollapseWatch, is_sign
 from irkit.training.learning_rates import freeze_parameters, plain_name, split_groups
 from irkit.training.lora import add_lora
+from irkit.training.losses import Loss
 from irkit.training.model_step import ModelStep
+from irkit.training.regularizers import Regularizer
 from irkit.training.train_step import TrainStep
 from irkit.training.training_arguments import TrainingArguments
+from irkit.training.training_data import Batches, Collator, Mixture
 from irkit.utils.atomic import publish_folder
 from irkit.utils.progress import stage_progress_bar
-
-if TYPE_CHECKING:
-    from irkit.training.losses import Loss
-    from irkit.training.regularizers import Regularizer
-    from irkit.training.training_data import Mixture
 
 Evaluation = Callable[[Model], Mapping[str, float]]
 _Stateful = transformers.trainer_callback.ExportableState
@@ -166,8 +164,6 @@ class Trainer(transformers.Trainer):
         data: Any = self.train_dataset
         if isinstance(data, DataLoader):
             return data
-        from irkit.training.training_data import Batches, Collator
-
         if self._collate is None and not isinstance(self.step, TrainStep):
             raise BadTypeError("Trainer: a module of its own takes its batches from a DataLoader")
         args, model = self.args, self.step.model
@@ -250,15 +246,12 @@ class Trainer(transformers.Trainer):
             means = {name: float(value) / self._steps for name, value in self._sums.items()}
             self._sums, self._steps = {}, 0.0
             parts = {name: value for name, value in means.items() if not is_sign(name)}
-            logs = logs | ({} if is_end else parts) | self._warn_of_collapse(means, is_end)
+            messages = self._watch(means, self.state.global_step, self.state.max_steps, last=is_end)
+            for message in messages if self.args.process_index == 0 else ():
+                warnings.warn(message, stacklevel=2)
+            warning: dict[str, Any] = {"warning": "; ".join(messages)} if messages else {}
+            logs = logs | ({} if is_end else parts) | warning
         super().log(logs, start_time)
-
-    def _warn_of_collapse(self, means: Mapping[str, float], last: bool) -> dict[str, Any]:
-        """Warn of a collapse, and return the warnings as a log entry."""
-        messages = self._watch(means, self.state.global_step, self.state.max_steps, last=last)
-        for message in messages if self.args.process_index == 0 else ():
-            warnings.warn(message, stacklevel=2)
-        return {"warning": "; ".join(messages)} if messages else {}
 
     # evaluation
 

@@ -17,10 +17,6 @@ from irkit.arguments import suggest
 from irkit.errors import ConfigError, MissingDependencyError, require
 
 _EVALUATING = ("eval_steps", "load_best_model_at_end", "early_stopping_patience", "eval_on_start")
-_OWN = (
-    "tokens_per_batch gradient_cache_size learning_rates lora early_stopping_patience "
-    "early_stopping_threshold"
-)
 _OF_TRANSFORMERS = (
     "per_device_train_batch_size num_train_epochs max_steps gradient_accumulation_steps learning_rate "
     "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2 "
@@ -33,13 +29,13 @@ _OF_TRANSFORMERS = (
     "dataloader_persistent_workers dataloader_prefetch_factor ddp_find_unused_parameters ddp_bucket_cap_mb "
     "ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config log_level"
 )
-_AT_LEAST = {
-    1: "per_device_train_batch_size gradient_accumulation_steps tokens_per_batch gradient_cache_size "
-    "early_stopping_patience save_total_limit dataloader_prefetch_factor",
-    0: "learning_rate warmup_steps weight_decay max_grad_norm early_stopping_threshold seed "
+_RANGES = {
+    (1, "1 or more"): "per_device_train_batch_size gradient_accumulation_steps tokens_per_batch "
+    "gradient_cache_size early_stopping_patience save_total_limit dataloader_prefetch_factor",
+    (0, "0 or more"): "learning_rate warmup_steps weight_decay max_grad_norm early_stopping_threshold seed "
     "dataloader_num_workers",
+    (math.ulp(0.0), "more than 0"): "num_train_epochs save_steps eval_steps logging_steps",
 }
-_MORE_THAN_NOTHING = "num_train_epochs save_steps eval_steps logging_steps"
 
 
 @dataclass
@@ -120,12 +116,7 @@ class TrainingArguments(transformers.TrainingArguments):
             _try(arguments)
         except MissingDependencyError:
             raise
-        except (
-            ImportError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:  # raised by transformers and torch
+        except (ImportError, RuntimeError, TypeError, ValueError) as error:  # of transformers and torch
             raise ConfigError(f"{source}: {error}") from error
         return arguments
 
@@ -138,7 +129,8 @@ class TrainingArguments(transformers.TrainingArguments):
                 impossible value.
         """
         existing = {argument.name for argument in fields(cls)}
-        known = existing & {*_OWN.split(), *_OF_TRANSFORMERS.split()}
+        theirs = {argument.name for argument in fields(transformers.TrainingArguments)}
+        known = existing - theirs | existing & {*_OF_TRANSFORMERS.split()}
         hints, values = get_type_hints(cls), {}
         for name, value in settings.items():
             if name not in known:
@@ -156,24 +148,6 @@ class TrainingArguments(transformers.TrainingArguments):
         return values
 
 
-def check_text_arguments(settings: Mapping[str, Any], validation: str | None) -> dict[str, Any]:
-    """Check the arguments of a training on texts alone by `TrainingArguments.check`.
-
-    Raises:
-        ConfigError: `TrainingArguments.check` refuses an argument, or an argument needs a validation or does
-            nothing for texts.
-    """
-    values = TrainingArguments.check(settings)
-    if validation is None and (name := first_evaluating(values)):
-        raise ConfigError(f"train.{name} needs texts to evaluate on; give `validation`")
-    if values.get("gradient_cache_size") is not None:
-        raise ConfigError("train.gradient_cache_size does nothing for texts without queries; leave it out")
-    for name in ("dataloader_drop_last", "dataloader_persistent_workers"):
-        if values.get(name):
-            raise ConfigError(f"train.{name} does nothing for texts, which have no end; leave it out")
-    return values
-
-
 def first_evaluating(values: Mapping[str, Any]) -> str | None:
     """Return the first argument that needs something to evaluate on."""
     if values.get("eval_strategy", "no") != "no":
@@ -185,10 +159,10 @@ def first_evaluating(values: Mapping[str, Any]) -> str | None:
 
 def _check_values(values: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError if a number is out of its range, or a pattern of ``learning_rates`` malformed."""
-    for least, names in _AT_LEAST.items():
+    for (least, expected), names in _RANGES.items():
         for name in names.split():
             if (number := values.get(name)) is not None and not least <= number < math.inf:
-                raise ConfigError(f"{source}.{name}: expected {least} or more, got {number!r}")
+                raise ConfigError(f"{source}.{name}: expected {expected}, got {number!r}")
     if values.get("learning_rate") == 0 and not any(values.get("learning_rates", {}).values()):
         raise ConfigError(f"{source}.learning_rate: expected more than 0, got 0, by which nothing is trained")
     alpha = (values.get("lora") or {}).get("lora_alpha")
@@ -197,9 +171,6 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
     steps = values.get("max_steps", -1)
     if steps < 1 and steps != -1:
         raise ConfigError(f"{source}.max_steps: expected 1 or more, or -1 for none, got {steps!r}")
-    for name in _MORE_THAN_NOTHING.split():
-        if (number := values.get(name)) is not None and not 0 < number < math.inf:
-            raise ConfigError(f"{source}.{name}: expected more than 0, got {number!r}")
     _check_rates(values.get("learning_rates", {}), source)
 
 

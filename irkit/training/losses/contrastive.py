@@ -58,10 +58,8 @@ class InfoNCE(BaseLoss):
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
         own, everything = scores.own / self.temperature, required(scores.all, self, "all") / self.temperature
-        relevant, columns = (
-            required(scores.relevant, self, "relevant"),
-            required(scores.columns, self, "columns"),
-        )
+        relevant = required(scores.relevant, self, "relevant")
+        columns = required(scores.columns, self, "columns")
         positive, negative = self._roles(scores)
         # own documents may be neither positive nor negative; others are negatives unless known to be relevant
         allowed = _placed(negative, columns, scores.mask, relevant.shape[1]) & ~relevant
@@ -140,6 +138,5 @@ class PairwiseCrossEntropy(_PositiveLoss):
 def _placed(values: Tensor, columns: Tensor, mask: Tensor, width: int) -> Tensor:
     """Scatter ``values (b, n)`` to ``columns`` where ``mask`` is set: ``(b, width)``, True elsewhere."""
     placed = torch.ones(len(values), width + 1, dtype=torch.bool, device=values.device)
-    return placed.scatter(1, columns.masked_fill(~mask, width), values)[
-        :, :width
-    ]  # the last column collects the masked values
+    placed.scatter_(1, columns.masked_fill(~mask, width), values)
+    return placed[:, :width]  # the last column collects the masked values

@@ -155,10 +155,8 @@ class EmbeddingDistillation(BaseLoss):
                 f"loss {self.kind!r}: vectors of {self.guide} have {theirs[0].shape[1]} dimensions, ours "
                 f"{ours[0].shape[1]}; choose a guide as wide as the model, and no matryoshka"
             )
-        if self.distance == "mse":
-            means = [F.mse_loss(*pair) for pair in zip(ours, theirs, strict=True)]
-        else:
-            means = [
-                (1 - F.cosine_similarity(*pair, dim=-1)).mean() for pair in zip(ours, theirs, strict=True)
-            ]
+        means = [
+            F.mse_loss(*pair) if self.distance == "mse" else (1 - F.cosine_similarity(*pair, dim=-1)).mean()
+            for pair in zip(ours, theirs, strict=True)
+        ]
         return (means[0] + means[1]) / 2

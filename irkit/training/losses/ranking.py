@@ -110,8 +110,7 @@ class ApproxNDCG(TargetLoss):
         others = scores.mask[:, None, :] & ~torch.eye(own.shape[1], dtype=torch.bool, device=own.device)
         ranks = 1 + before.masked_fill(~others, 0).sum(2)
         gains = _gains(self.targets(scores), scores.mask, None)
-        ndcg = (gains / (ranks + 1).log2()).sum(1)
-        return (1 - ndcg).mean()
+        return (1 - (gains / (ranks + 1).log2()).sum(1)).mean()
 
 
 def _ordered(targets: Tensor, mask: Tensor) -> Tensor:
@@ -123,10 +122,7 @@ def _gains(targets: Tensor, mask: Tensor, k: int | None) -> Tensor:
     """Return the gains ``2^target - 1`` over the DCG of the ideal ranking; 0 where no target is above 0."""
     targets = targets.clamp(min=0).masked_fill(~mask, 0)
     highest = targets.amax(1, keepdim=True)
-    gains = (targets - highest).exp2() - (
-        -highest
-    ).exp2()  # scaled by 2^-highest, since 2^highest may overflow
-    ideal, _ = gains.sort(1, descending=True)
-    ideal = ideal[:, :k]
+    gains = (targets - highest).exp2() - (-highest).exp2()  # over 2^highest, which may overflow
+    ideal = gains.sort(1, descending=True).values[:, :k]
     discounts = 1 / torch.arange(2, ideal.shape[1] + 2, dtype=gains.dtype, device=gains.device).log2()
     return gains / (ideal * discounts).sum(1, keepdim=True).clamp(min=1e-12)

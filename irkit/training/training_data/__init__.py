@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 from irkit.training.training_data.batches import Batches
-from irkit.training.training_data.checks import check
 from irkit.training.training_data.collate import Collator
 from irkit.training.training_data.data_config import DataConfig
-from irkit.training.training_data.dataset import Dataset, Mixture, open_data
+from irkit.training.training_data.dataset import Dataset, Mixture, check, open_data
+from irkit.training.training_data.row_formats import TrainingRow, to_line, write_examples
 from irkit.training.training_data.row_sources import read_training_rows
 from irkit.training.training_data.text_store import Texts, TextStore
-from irkit.training.training_data.training_row import TrainingRow, to_line, write_examples
 
 __all__ = [
     "Batches",

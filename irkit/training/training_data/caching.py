@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from irkit.errors import StorageError
-from irkit.utils.atomic import scratch
+from irkit.utils.atomic import explained, scratch
 
-_VERSION = 2  # of the format of everything in the cache
+_VERSION = 3  # of the format of everything in the cache
 
 
 def hash_of(name: str) -> int:
@@ -23,10 +22,8 @@ def hash_of(name: str) -> int:
 
 def file_key(path: str) -> tuple[Any, ...]:
     """Return a key that changes when the file does: its path, size and time of modification."""
-    try:
+    with explained(f"reading {path}"):
         state = Path(path).stat()
-    except OSError as error:
-        raise StorageError(f"reading {path}: {error.strerror}") from error
     return str(Path(path).resolve()), state.st_size, state.st_mtime_ns
 
 
@@ -49,18 +46,13 @@ def cached(key: object, build: Callable[[Path], None]) -> Path:
     folder = root / digest
     if folder.is_dir():
         return folder
-    try:
+    with explained(f"writing to {root}", "set IRKIT_CACHE to a folder that can be written"):
         root.mkdir(parents=True, exist_ok=True)
         with scratch(folder) as aside:
             build(aside)
-            if not folder.is_dir():
+            try:
                 aside.replace(folder)
-    except StorageError:
-        raise
-    except OSError as error:
-        if folder.is_dir():  # another process was first
-            return folder
-        raise StorageError(
-            f"writing to {root}: {error.strerror or error}; set IRKIT_CACHE to a folder that can be written"
-        ) from error
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was first
+                    raise
     return folder

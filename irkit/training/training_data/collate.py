@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from irkit.core.ragged import Ragged
 from irkit.errors import BadValueError
+from irkit.model import Model
 from irkit.training.example import Batch, Example
 from irkit.training.training_data.caching import hash_of
-
-if TYPE_CHECKING:
-    from irkit.model import Model
-
-    pass
 
 
 class Collator:

@@ -1,18 +1,23 @@
-"""Datasets: training rows, the texts of their ids, and which of their documents an example has."""
+"""Datasets: training rows, the texts of their ids, and which of their documents an example has.
+
+`check` finds what is wrong with them before the first step of a training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from irkit.data import Qrels
 from irkit.errors import BadValueError, ConfigError
+from irkit.model import Model
 from irkit.training.example import Example
 from irkit.training.training_data.data_config import DataConfig
+from irkit.training.training_data.row_formats import TrainingRow
 from irkit.training.training_data.row_sequences import (
     Stream,
     TrainingRows,
@@ -23,13 +28,11 @@ from irkit.training.training_data.row_sequences import (
 from irkit.training.training_data.row_sources import read_judgments
 from irkit.training.training_data.text_store import Texts, TextStore
 from irkit.training.training_data.token_estimate import SAMPLE_SIZE, TokenEstimate, count_bytes
-from irkit.training.training_data.training_row import TrainingRow
-
-if TYPE_CHECKING:
-    from irkit.model import Model
 
 Array = np.ndarray[Any, Any]
 Side = Literal["query", "document"]
+_SAMPLE = 10_000  # rows of a dataset that are checked before training
+
 Key = tuple[int, int, int]
 """An example of a batch: number of the dataset, position in it, and the cycle that its draws depend on."""
 
@@ -196,35 +199,25 @@ def choose(
     others = [i for i, name in enumerate(names) if i >= row.positives and name not in known]
     if config.documents is None:
         return relevant + others, len(relevant)
-    pick = _picker(config.sampling, scores, seed)
+    if config.sampling == "top" and scores is None:
+        raise ConfigError("sampling 'top' needs scores; expected 'first' or 'random' without")
+    generator: np.random.Generator | None = None
+
+    def pick(positions: list[int], count: int) -> list[int]:
+        nonlocal generator
+        if config.sampling == "top":
+            positions = sorted(positions, key=lambda i: -scores[i])  # type: ignore[index]
+        if config.sampling != "random" or len(positions) <= count:
+            return positions[:count]
+        generator = generator or np.random.default_rng(list(seed))  # making one takes longer than drawing
+        return [positions[i] for i in generator.choice(len(positions), count, replace=False).tolist()]
+
     first = pick(relevant, 1)
     pool = others if scores is None else sorted({*relevant, *others} - {*first})
     chosen = sorted({*first, *pick(pool, config.documents - len(first))})
     marked = set(relevant)
     positives = [i for i in chosen if i in marked]
     return positives + [i for i in chosen if i not in marked], len(positives)
-
-
-def _picker(
-    sampling: str, scores: tuple[float, ...] | None, seed: Sequence[int]
-) -> Callable[[list[int], int], list[int]]:
-    """Return a function that picks a number of positions from a list."""
-    if sampling == "first":
-        return lambda positions, count: positions[:count]
-    if sampling == "top":
-        if scores is None:
-            raise ConfigError("sampling 'top' needs scores; expected 'first' or 'random' without")
-        return lambda positions, count: sorted(positions, key=lambda i: -scores[i])[:count]
-    generator: list[np.random.Generator] = []
-
-    def draw(positions: list[int], count: int) -> list[int]:
-        if len(positions) <= count:
-            return positions
-        if not generator:  # making one takes longer than drawing
-            generator.append(np.random.default_rng(list(seed)))
-        return [positions[i] for i in generator[0].choice(len(positions), count, replace=False).tolist()]
-
-    return draw
 
 
 class Mixture:
@@ -291,3 +284,80 @@ def _open(config: DataConfig) -> Dataset:
         TextStore(corpus) if corpus else None,
         read_judgments(config),
     )
+
+
+def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
+    """Look for what would stop or spoil training, in up to 10,000 examples of each dataset.
+
+    Args:
+        data: The data to train on.
+        needs: What losses need: with ``"targets"`` every document needs a score, with ``"some_targets"`` the
+            documents of at least one dataset, with ``"positives"`` some example needs a relevant document.
+
+    Returns:
+        The numbers of ``datasets`` and ``examples`` (streams are not counted), and the most ``documents`` of
+        an example.
+
+    Raises:
+        BadValueError: Texts or scores are missing.
+        ConfigError: ``sampling`` needs scores, and there are none.
+    """
+    needs, most, scored = set(needs), 0, False
+    for dataset in data.datasets:
+        rows = dataset.sample(_SAMPLE)
+        _check_texts(dataset, rows)
+        scored |= _check_scores(dataset, rows, needs)
+        relevant = (row for row in rows if row.positives or dataset.known(row))
+        if "positives" in needs and rows and next(relevant, None) is None:
+            raise BadValueError(
+                f"{dataset.config.source}: no example has a document that is known to be relevant, which a "
+                "loss needs; name judgments (qrels, or split of a BEIR folder), or train on targets"
+            )
+        widest = max(map(len, rows), default=1)
+        most = max(most, min(dataset.config.documents or widest, widest))
+    if "some_targets" in needs and not scored:
+        raise BadValueError("data: a loss is for examples with the scores of a teacher, and none has any")
+    examples = sum(len(dataset) for dataset in data.datasets if not dataset.streaming)
+    return {"datasets": len(data.datasets), "examples": examples, "documents": most}
+
+
+def _check_texts(dataset: Dataset, rows: list[TrainingRow]) -> None:
+    """Refuse ids without a text, and texts that are ids."""
+    queries = {row.query_id for row in rows if row.query is None}
+    documents = {name for row in rows if row.documents is None for name in row.document_ids}
+    for key, names, texts in (("queries", queries, dataset.queries), ("corpus", documents, dataset.corpus)):
+        missing = sorted(name for name in names if name not in texts)
+        if missing:
+            source = getattr(texts, "source", None)
+            remedy = f"not in {key}: {source}" if source else f"give {key}: where the texts are"
+            raise BadValueError(
+                f"{dataset.config.source}: no text of {len(missing)} of {len(names)} ids looked for, "
+                f"among them {missing[0]!r}; {remedy}"
+            )
+    written = [text for row in rows for text in row.documents or ()]
+    if written and all(text.isdigit() for text in written):
+        raise BadValueError(
+            f"{dataset.config.source}: the texts are numbers, such as {written[0]!r}; if they are ids, give "
+            "corpus (and queries): where the texts are"
+        )
+
+
+def _check_scores(dataset: Dataset, rows: list[TrainingRow], needs: set[str]) -> bool:
+    """Return whether there are scores; raise an error if needed ones are missing."""
+    config = dataset.config
+    without = sum(row.scores is None for row in rows) if config.scores else len(rows)
+    if 0 < without < len(rows):
+        raise BadValueError(
+            f"{config.source}: {without} of {len(rows)} examples looked at have no scores; expected all "
+            "or none. Label the others, or set scores: false"
+        )
+    if without and config.sampling == "top" and config.documents is not None:
+        raise ConfigError(
+            f"{config.source}: sampling: top needs scores, and it has none; take first or random"
+        )
+    if without and "targets" in needs:
+        why = "scores: false keeps them out" if not config.scores else "irkit label adds them"
+        raise BadValueError(
+            f"{config.source}: a loss needs the scores of a teacher, and these examples have none; {why}"
+        )
+    return not without

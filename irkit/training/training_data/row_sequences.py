@@ -17,7 +17,7 @@ from irkit.data.source import load_hf
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.training.training_data.data_config import DataConfig
-from irkit.training.training_data.row_formats import detect
+from irkit.training.training_data.row_formats import TrainingRow, detect
 from irkit.training.training_data.row_sources import (
     READERS,
     LineParser,
@@ -26,7 +26,6 @@ from irkit.training.training_data.row_sources import (
     parse_at,
     reader_of,
 )
-from irkit.training.training_data.training_row import TrainingRow
 from irkit.utils.progress import progress_bar
 
 Array = np.ndarray[Any, Any]
@@ -76,9 +75,11 @@ def open_rows(config: DataConfig) -> TrainingRows | Stream[TrainingRow]:
         rows = Lines(config)
     else:
         rows = list(READERS[kind](config))
+        if config.sample is not None:
+            rows = [rows[position] for position in draw_positions(len(rows), config.sample)]
     if not len(rows):
         raise BadValueError(f"{name}: it has no examples")
-    return rows if config.sample is None else Subset(rows, draw_positions(len(rows), config.sample))
+    return rows
 
 
 # Why the library datasets holds only its own tables here (`hf:`), and neither files nor streams. Observed
@@ -150,12 +151,15 @@ def endless_order(block: int, *seed: int) -> Iterator[int]:
 
 
 class Table:
-    """Training rows of a table of the library datasets, which maps it into memory."""
+    """Training rows of a table of the library datasets, which maps it into memory; or a sample of them."""
 
     def __init__(self, config: DataConfig) -> None:
         self._name, self._rows, self._ids = config.source, load_hf(config.source), config.corpus is not None
         if not len(self._rows):
             raise BadValueError(f"{self._name}: it has no rows")
+        if config.sample is not None:
+            chosen = draw_positions(len(self._rows), config.sample)
+            self._rows = self._rows.select(chosen, keep_in_memory=True)
         self._format = detect(self._rows[0]) if config.format == "auto" else config.format
 
     def __len__(self) -> int:
@@ -173,7 +177,9 @@ class Table:
 
 
 class Lines:
-    """Training rows of the lines of a file, which is mapped into memory and not copied unless compressed.
+    """Training rows of the lines of a file, or a sample of them.
+
+    The file is mapped into memory, and not copied unless it is compressed.
 
     The first use parses all lines, so that errors come before training, and notes in the cache where each
     line begins and a hash of its query.
@@ -192,6 +198,9 @@ class Lines:
         path = folder / "lines" if name.endswith(".gz") else Path(name)
         self._starts = np.load(folder / "starts.npy", mmap_mode="r")
         self._keys: Array = np.load(folder / "keys.npy", mmap_mode="r")
+        if config.sample is not None:
+            chosen = draw_positions(len(self._keys), config.sample)
+            self._starts, self._keys = self._starts[chosen], self._keys[chosen]
         with path.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -199,12 +208,14 @@ class Lines:
         return Lines, (self._config,)  # a worker process maps the file itself
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self._keys)
 
     def __getitem__(self, index: int) -> TrainingRow:
         index = range(len(self))[index]  # counts from the end if negative; an error if there is no such row
-        line = self._map[int(self._starts[index]) : int(self._starts[index + 1])]
-        return self._parser(line.split(b"\n")[0], f"{self._config.source}: example {index + 1}")
+        start = int(self._starts[index])
+        end = self._map.find(b"\n", start)
+        line = self._map[start : end if end >= 0 else len(self._map)]
+        return self._parser(line, f"{self._config.source}: example {index + 1}")
 
     def query_keys(self) -> Array:
         """See `query_keys`."""
@@ -229,36 +240,13 @@ class Lines:
                     starts.append(position)
                     keys.append(_query_key(self._parser(line, f"{name}:{number}")))
                 position += len(line)
-        np.save(aside / "starts.npy", np.asarray([*starts, position], np.int64))
+        np.save(aside / "starts.npy", np.asarray(starts, np.int64))
         np.save(aside / "keys.npy", np.asarray(keys, np.int64))
-
-
-class Subset:
-    """Some rows of a source, in their order.
-
-    Args:
-        rows: All rows.
-        positions: Positions of those to take, ``(n,)`` int64.
-    """
-
-    def __init__(self, rows: TrainingRows, positions: Array) -> None:
-        self.rows, self.positions = rows, positions
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __getitem__(self, index: int) -> TrainingRow:
-        return self.rows[int(self.positions[index])]
-
-    def query_keys(self) -> Array:
-        """See `query_keys`."""
-        keys: Array = query_keys(self.rows)[self.positions]
-        return keys
 
 
 def query_keys(rows: TrainingRows) -> Array:
     """Return ``(n,)`` int64 hashes of the queries: equal where the queries of two rows are equal."""
-    return rows.query_keys() if isinstance(rows, Lines | Subset | Table) else _read_keys(rows)
+    return rows.query_keys() if isinstance(rows, Lines | Table) else _read_keys(rows)
 
 
 def _read_keys(rows: TrainingRows) -> Array:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from irkit.config import read_json
 from irkit.data import Qrels, read_qrels
@@ -20,9 +24,7 @@ from irkit.data.source import load_hf
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.evaluation.run import Run
 from irkit.training.training_data.data_config import DataConfig
-from irkit.training.training_data.pickles import read_pickle
-from irkit.training.training_data.row_formats import Row, detect, parse
-from irkit.training.training_data.training_row import TrainingRow
+from irkit.training.training_data.row_formats import Row, TrainingRow, detect, parse
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[DataConfig], Iterator[TrainingRow]]
@@ -49,11 +51,10 @@ def reader_of(config: DataConfig) -> Callable[[], Iterator[TrainingRow]]:
 
     A sample is drawn here, once: that takes a pass over the source to count its rows.
     """
-    read = READERS[detect_source(config)]
-    if config.sample is None:
-        return partial(_read_first, read, config)
-    count = sum(1 for _ in read(config))
-    return partial(_read_at, read, config, draw_positions(count, config.sample))
+    read, positions = READERS[detect_source(config)], None
+    if config.sample is not None:
+        positions = draw_positions(sum(1 for _ in read(config)), config.sample)
+    return partial(_read_some, read, config, positions)
 
 
 def detect_source(config: DataConfig) -> str:
@@ -166,15 +167,14 @@ def _split(line: bytes, is_json: bool, where: str) -> Row:
     return row
 
 
-def _read_first(read: Reader, config: DataConfig) -> Iterator[TrainingRow]:
-    return islice(read(config), config.limit)
-
-
-def _read_at(read: Reader, config: DataConfig, positions: Array) -> Iterator[TrainingRow]:
-    """Read the rows at ascending positions."""
+def _read_some(read: Reader, config: DataConfig, positions: Array | None) -> Iterator[TrainingRow]:
+    """Read the first rows, up to the limit, or those at ascending positions."""
     rows = read(config)
-    for skipped in (np.diff(positions, prepend=-1) - 1).tolist():
-        yield from islice(rows, skipped, skipped + 1)
+    if positions is None:
+        yield from islice(rows, config.limit)
+    else:
+        for skipped in (np.diff(positions, prepend=-1) - 1).tolist():
+            yield from islice(rows, skipped, skipped + 1)
 
 
 def _is_run(name: str) -> bool:
@@ -231,6 +231,42 @@ def _read_scored(config: DataConfig) -> Iterator[TrainingRow]:
             names = sorted(scored, key=lambda name: (name not in relevant, -scored[name]))
             scores = tuple(scored[name] for name in names)
             yield TrainingRow(query, None, tuple(names), None, scores, len(relevant))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickle numbers, strings and containers; refuse every name of a class or a function."""
+
+    def find_class(self, module: str, name: str) -> Never:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only numbers and strings are read")
+
+    def persistent_load(self, pid: Any) -> Never:
+        raise pickle.UnpicklingError("it refers to objects outside of the file")
+
+
+def read_pickle(path: str | Path) -> dict[str, dict[str, float]]:
+    """Read ``{query id: {document id: score}}``, the form of SPLADE's hard negatives, also with ``.gz``.
+
+    Pickle files can hold programs. A file that holds anything but dicts, strings and numbers is an error
+    before any of it is made.
+
+    Raises:
+        StorageError: The file cannot be read.
+        BadValueError: The file holds something else.
+    """
+    name = str(path)
+    try:
+        with gzip.open(name) if name.endswith(".gz") else Path(name).open("rb") as stream:
+            content = _SCORES.validate_python(_PlainUnpickler(stream).load())
+    except (OSError, EOFError, zlib.error) as error:
+        raise StorageError(f"reading {name}: {getattr(error, 'strerror', None) or error}") from error
+    except Exception as error:  # pickle raises nearly anything when the bytes make no sense
+        raise BadValueError(
+            f"reading {name}: expected a pickle of {{query id: {{document id: score}}}} only; {error}"
+        ) from error
+    return {str(query): {str(name): score for name, score in row.items()} for query, row in content.items()}
+
+
+_SCORES = TypeAdapter(dict[int | str, dict[int | str, float]], config=ConfigDict(strict=True))
 
 
 READERS: dict[str, Reader] = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from irkit.tokenizer import Tokenizer
+from irkit.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 
