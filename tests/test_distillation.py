@@ -16,11 +16,11 @@ from irkit.formats import write_model
 from irkit.heads import MultiVectorHead, PooledHead, Projection
 from irkit.model import Model
 from irkit.model.pipeline import hidden_states
+from irkit.training.masking import PretrainCollator
 from irkit.training.pretraining.distillation_objectives import Distillation
 from irkit.training.pretraining.objectives import MaskedLanguageModeling
 from irkit.training.pretraining.pretrain_recipe import PretrainingConfig
 from irkit.training.pretraining.pretrain_step import PretrainStep
-from irkit.training.pretraining.text_batches import PretrainCollator
 
 TEXTS = ["the index of a search model", "a token, in the text!", "model", "on the neural vector " * 9]
 
@@ -57,7 +57,7 @@ def vectors(model: Model) -> Tensor:
 
 
 def parts_of(step: PretrainStep, batch: Any) -> tuple[float, float]:
-    [(_, value)] = step.values(batch)
+    [(_, value)] = step.values(step.encode(batch))
     assert value.count == len(TEXTS)
     return float(value.parts["cosine"]) / value.count, float(value.parts["mse"]) / value.count
 

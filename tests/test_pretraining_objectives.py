@@ -17,13 +17,12 @@ from irkit.encoder.layers import ACTIVATIONS
 from irkit.encoder.presets import tite_settings
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
-from irkit.training.masking import MaskingConfig
+from irkit.training.masking import MaskingConfig, PretrainCollator
 from irkit.training.pretraining import decoder as decoding
 from irkit.training.pretraining.decoder import visible_tokens
 from irkit.training.pretraining.objective import BaseObjective
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
 from irkit.training.pretraining.pretrain_step import PretrainStep
-from irkit.training.pretraining.text_batches import PretrainCollator
 
 WORDS = ["search", "the index", "of", "a vector model", "neural text", "in the token", "on an index", "zebra"]
 SMALL = {"layers": 3, "hidden_size": 24, "heads": 3, "intermediate_size": 48, "max_length": 8}

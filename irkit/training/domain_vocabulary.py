@@ -10,9 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 from pydantic import Field
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import BertWordPieceTokenizer, normalizers, pre_tokenizers
 
 from irkit.config import Config
 from irkit.errors import BadValueError
@@ -79,9 +78,9 @@ def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig
             f"expected some, and fewer than the size of {config.size}: give other texts, a larger size or a "
             "smaller alphabet"
         )
-    backend = tokenizers.Tokenizer(models.WordPiece({}, unk_token="[UNK]"))
-    backend.normalizer, backend.pre_tokenizer = _normalizer, _splitter
-    trainer = trainers.WordPieceTrainer(
+    backend = BertWordPieceTokenizer()
+    backend.train_from_iterator(
+        iter(texts),
         vocab_size=config.size,
         min_frequency=config.min_frequency,
         special_tokens=[*_SPECIAL, *inner_tokens],  # their numbers are those of this list
@@ -89,7 +88,6 @@ def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
     _save(backend.get_vocab(), Path(out))
     return Tokenizer.from_pretrained(out)
 
@@ -132,17 +130,8 @@ def _characters(texts: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
 
 def _save(vocabulary: dict[str, int], folder: Path) -> None:
     """Write the files of a BERT tokenizer."""
-    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer, backend.pre_tokenizer = _normalizer, _splitter
-    backend.decoder = decoders.WordPiece(prefix=_INNER)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    backend.add_special_tokens(list(_SPECIAL))
     folder.mkdir(parents=True, exist_ok=True)
-    backend.save(str(folder / "tokenizer.json"))
+    BertWordPieceTokenizer(vocabulary).save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in _SPECIAL}
     settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")

@@ -53,7 +53,11 @@ class _NamedModel(Config):
     prompts: dict[str, str] = Field(default_factory=dict)
 
 
-class PretrainedModel(Lengths, _NamedModel):
+class _CutModel(Lengths, _NamedModel):
+    max_length: PositiveInt | None = None
+
+
+class PretrainedModel(_CutModel):
     """An existing model. A bare encoder makes dense vectors by mean pooling.
 
     Attributes:
@@ -66,7 +70,6 @@ class PretrainedModel(Lengths, _NamedModel):
     """
 
     kind: Literal["pretrained"] = "pretrained"
-    max_length: PositiveInt | None = None
     queries: Queries = None
     pooling: Pooling = None
 
@@ -86,7 +89,7 @@ class MultiVectorModel(_NamedModel):
     pooling: Pooling = None
 
 
-class SparseModel(Lengths, _NamedModel):
+class SparseModel(_CutModel):
     """A new learned sparse model on the encoder of another, see `Model.sparse`.
 
     Attributes:
@@ -100,11 +103,10 @@ class SparseModel(Lengths, _NamedModel):
     kind: Literal["sparse"] = "sparse"
     config: SparseConfig = SparseConfig()
     vocabulary: list[str] | str | None = None
-    max_length: PositiveInt | None = None
     queries: Queries = None
 
 
-class HeadModel(Lengths, _NamedModel):
+class HeadModel(_CutModel):
     """A new model with any head of `irkit.heads.HEADS` on the encoder of another, see `Model.with_head`.
 
     The name of the head may stand as ``kind``: ``kind: my_head`` is ``kind: head, head: my_head``.
@@ -121,7 +123,6 @@ class HeadModel(Lengths, _NamedModel):
     kind: Literal["head"] = "head"
     head: str
     config: dict[str, Any] = Field(default_factory=dict)
-    max_length: PositiveInt | None = None
     pooling: Pooling = None
 
 
@@ -167,7 +168,7 @@ def make_model(recipe: ModelRecipe) -> Model:
                     f"expected {' or '.join(SIMILARITIES[model.kind])}"
                 )
             model.similarity_name = recipe.similarity
-    if not isinstance(recipe, MultiVectorModel):  # its configuration has the lengths
+    if isinstance(recipe, Lengths):  # the configuration of a multi-vector model has them
         _set_lengths(model, recipe)
     if isinstance(recipe, PretrainedModel | MultiVectorModel | HeadModel) and recipe.pooling is not None:
         model.add_pooling_layers(recipe.pooling)
@@ -181,8 +182,8 @@ def trained_model(recipe: ModelRecipe, folder: Path) -> PretrainedModel:
     return PretrainedModel(name=str(folder), **{name: getattr(recipe, name) for name in settings})
 
 
-def _set_lengths(model: Model, recipe: PretrainedModel | SparseModel | HeadModel | NewModel) -> None:
-    if not isinstance(recipe, NewModel) and recipe.max_length is not None:
+def _set_lengths(model: Model, recipe: Lengths) -> None:
+    if isinstance(recipe, _CutModel) and recipe.max_length is not None:
         for side in (model, model.query_model):
             if side is not None:
                 limits = [recipe.max_length, side.tokenizer.max_length]

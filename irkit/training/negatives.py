@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -119,8 +119,13 @@ def mine(
         (('b', 'a', 'c'), 1)
     """
     config = config or MiningConfig()
-    judgments = {query_id: _judgments(grades, config.relevant_grade) for query_id, grades in qrels.items()}
-    judgments = {query_id: item for query_id, item in judgments.items() if item.relevant}
+    judgments = {}
+    for query_id, grades in qrels.items():
+        relevant = [doc_id for doc_id, grade in grades.items() if grade >= config.relevant_grade]
+        relevant.sort(key=grades.__getitem__, reverse=True)
+        if relevant:
+            excluded = {doc_id for doc_id, grade in grades.items() if grade > 0}
+            judgments[query_id] = _Judgments(relevant, excluded)
     if not judgments:
         raise BadValueError(
             f"mining negatives: no query has a document judged {config.relevant_grade} or more; expected "
@@ -135,12 +140,6 @@ def mine(
         )
     items = (query for query in parse_queries(queries) if query.id in judgments)
     return _mine(retriever, islice(items, start, None), judgments, config, teacher)
-
-
-def _judgments(grades: Mapping[str, int], relevant_grade: int) -> _Judgments:
-    relevant = [doc_id for doc_id, grade in grades.items() if grade >= relevant_grade]
-    relevant.sort(key=lambda doc_id: -grades[doc_id])
-    return _Judgments(relevant, {doc_id for doc_id, grade in grades.items() if grade > 0})
 
 
 def _mine(

@@ -45,7 +45,8 @@ def check_directory(directory: Path, recipe: Config, overwrite: bool = False) ->
             cannot be written to.
     """
     check_folder(directory, f"training into {directory}")
-    if not _holds_files(directory):
+    # a trainer leaves folders, and a kill unfinished files, before the recipe is written
+    if not any(path.is_file() and path.suffix != ".part" for path in directory.rglob("*")):
         return
     if not (directory / _RECIPE).is_file():
         names = ", ".join(sorted(path.name for path in directory.iterdir())[:3])
@@ -137,11 +138,6 @@ def run_stage(folder: Path, make: Callable[[Path], object], *, resumes: bool = F
         make(aside)
         publish_folder(aside, folder)
     return folder
-
-
-def _holds_files(directory: Path) -> bool:
-    """Return True if there is more than a trainer, or a kill, leaves before the recipe is written."""
-    return any(path.is_file() and path.suffix != ".part" for path in directory.rglob("*"))
 
 
 def _is_begun(directory: Path, recipe: Config) -> bool:

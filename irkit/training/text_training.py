@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from irkit.config import Config, as_list
 from irkit.errors import ConfigError
-from irkit.training.masking import Masking, MaskingConfig
+from irkit.training.masking import Masking, MaskingConfig, PretrainCollator
 from irkit.training.model_step import TextStep
 from irkit.training.pretraining.corpus import (
     TextDataset,
@@ -20,7 +20,6 @@ from irkit.training.pretraining.corpus import (
     read_corpora,
     read_in_turn,
 )
-from irkit.training.pretraining.text_batches import PretrainCollator
 from irkit.training.runner import TrainingLog
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments, first_evaluating

@@ -37,14 +37,12 @@ class Prepared:
 
     Attributes:
         recipe: The recipe.
-        step: Model and losses.
-        trainer: Trains the step.
+        trainer: Trains the model by the losses.
         counts: Counts of the data by name, see `irkit.training.training_data.check`.
         collections: Collections that the model is measured on.
     """
 
     recipe: TrainRecipe
-    step: TrainStep
     trainer: Trainer
     counts: Mapping[str, int]
     collections: list[JudgedCollection]
@@ -96,7 +94,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     for created in (directory / "checkpoints", directory):  # by the trainer; nothing is written yet
         with suppress(OSError):
             created.rmdir()
-    return Prepared(recipe, step, trainer, counts, collections)
+    return Prepared(recipe, trainer, counts, collections)
 
 
 def train(
@@ -137,7 +135,7 @@ def run_recipe(prepared: Prepared, out: str | Path, *, overwrite: bool = False) 
 
     def measure(model: Model) -> None:
         if prepared.collections:
-            results = _measure(model, prepared.step, prepared.collections)
+            results = _measure(model, prepared.trainer.step, prepared.collections)
             write_results(results, directory / "evaluation.jsonl")
 
     return run_trainer(prepared.trainer, prepared.recipe, directory, overwrite=overwrite, measure=measure)

@@ -101,11 +101,13 @@ class _Teacher:
         return self.encoder(tokens)
 
 
-class _OneVector(ObjectiveModule):
+class _Distilling(ObjectiveModule):
     def __init__(self, teacher: _Teacher, weights: Distillation) -> None:
         super().__init__()
         self._teacher, self._weights = teacher, weights
 
+
+class _OneVector(_Distilling):
     def forward(self, encoded: Encoded) -> Value:
         batch, teacher = encoded.batch, self._teacher
         vectors = encoded.model.head(encoded.hidden, batch.tokens).values  # type: ignore[union-attr]
@@ -117,11 +119,7 @@ class _OneVector(ObjectiveModule):
         return _weighted_value(self._weights, encoded, cosine, squares, hidden)
 
 
-class _ManyVectors(ObjectiveModule):
-    def __init__(self, teacher: _Teacher, weights: Distillation) -> None:
-        super().__init__()
-        self._teacher, self._weights = teacher, weights
-
+class _ManyVectors(_Distilling):
     def forward(self, encoded: Encoded) -> Value:
         batch, head, encoder = encoded.batch, encoded.model.head, encoded.model.encoder
         teacher = self._teacher

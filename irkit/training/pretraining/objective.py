@@ -15,7 +15,7 @@ from irkit.encoder.layers import make_norm
 from irkit.errors import BadValueError
 from irkit.heads.masked_lm_parts import ACTIVATIONS
 from irkit.model import Model
-from irkit.training.pretraining.text_batches import PretrainBatch
+from irkit.training.masking import PretrainBatch
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import transformers
 
 from irkit.model import Model
 from irkit.training.domain_vocabulary import train_vocabulary
+from irkit.training.masking import PretrainCollator
 from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.pretraining.corpus import first_texts, read_corpora
 from irkit.training.pretraining.pretrain_recipe import PretrainingConfig, PretrainRecipe
 from irkit.training.pretraining.pretrain_step import PretrainStep
-from irkit.training.pretraining.text_batches import PretrainCollator
 from irkit.training.run_directory import (
     check_directory,
     finish_directory,

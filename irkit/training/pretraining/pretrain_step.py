@@ -12,9 +12,9 @@ from irkit.errors import BadValueError
 from irkit.heads import PooledHead
 from irkit.model import Model
 from irkit.training.collapse import ALIKE, likeness
+from irkit.training.masking import PretrainBatch
 from irkit.training.model_step import TextStep
 from irkit.training.pretraining.objective import BaseObjective, Encoded, ObjectiveModule, Value
-from irkit.training.pretraining.text_batches import PretrainBatch
 
 
 class PretrainStep(TextStep):
@@ -62,10 +62,10 @@ class PretrainStep(TextStep):
             progress: Not used.
         """
         total, self.parts, self.signs = torch.zeros((), device=batch.tokens.device), {}, {}
-        encoded = self._encode(batch)
+        encoded = self.encode(batch)
         if encoded.vectors is not None and (alike := likeness(Dense(encoded.vectors))) is not None:
             self.signs[ALIKE] = alike
-        for objective, value in self._values(encoded):
+        for objective, value in self.values(encoded):
             loss = value.total / self.divisor(value.count)
             total = total + objective.weight * loss
             self.parts[objective.kind] = loss.detach()
@@ -75,22 +75,22 @@ class PretrainStep(TextStep):
 
     def loss_sums(self, batch: PretrainBatch) -> dict[str, tuple[Tensor, int]]:
         """Sum the loss of each objective over its texts or tokens."""
-        return {objective.kind: (value.total, value.count) for objective, value in self.values(batch)}
+        return {
+            objective.kind: (value.total, value.count) for objective, value in self.values(self.encode(batch))
+        }
 
     def validate(self, batches: Iterable[PretrainBatch]) -> dict[str, float]:
         """Return the mean loss of each objective, and as ``loss`` their weighted sum."""
         means = super().validate(batches)
         return {"loss": sum(part.weight * means.get(part.kind, 0.0) for part in self.objectives), **means}
 
-    def values(self, batch: PretrainBatch) -> list[tuple[BaseObjective, Value]]:
-        """Return the value of each objective for a batch."""
-        return self._values(self._encode(batch))
-
-    def _encode(self, batch: PretrainBatch) -> Encoded:
+    def encode(self, batch: PretrainBatch) -> Encoded:
+        """Return the output of the model for a batch."""
         hidden = self.model.encoder(batch.tokens)
         vectors = None if self._pool is None else self._pool(hidden, batch.tokens).values
         return Encoded(self.model, batch, hidden, vectors)
 
-    def _values(self, encoded: Encoded) -> list[tuple[BaseObjective, Value]]:
+    def values(self, encoded: Encoded) -> list[tuple[BaseObjective, Value]]:
+        """Return the value of each objective for a batch."""
         modules: dict[str, ObjectiveModule] = dict(self.modules_of.items())  # type: ignore[arg-type]
         return [(objective, modules[objective.kind](encoded)) for objective in self.objectives]
