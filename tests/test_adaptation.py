@@ -20,7 +20,7 @@ from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.heads import SparseConfig
 from irkit.training import TrainingArguments
 from irkit.training.masked_lm_step import MaskedLMStep
-from irkit.training.runner import TrainingLog
+from irkit.training.train_run import TrainingLog
 from irkit.vocabulary import AdaptationConfig, adapt, calibrate, head_only, probe
 
 TEXTS = ["search the index of a vector model", "neural text", "in the token model on an index", "a search"]

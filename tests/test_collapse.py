@@ -21,8 +21,8 @@ from irkit.core.representation import Dense, MultiVector
 from irkit.training.collapse import CollapseWatch, chance, likeness
 from irkit.training.losses import CrossEntropy, InfoNCE, KLDivergence, PairwiseCrossEntropy
 from irkit.training.regularizers import AntiZero, Flops
-from irkit.training.runner import TrainingLog
 from irkit.training.scores import Scores
+from irkit.training.train_run import TrainingLog
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments
 from irkit.training.training_data import DataConfig, TrainingRow, open_data, write_examples

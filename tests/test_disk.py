@@ -32,7 +32,7 @@ from irkit.index import (
     use_limits,
 )
 from irkit.training.checkpoints import saving
-from irkit.training.runner import TrainingLog
+from irkit.training.train_run import TrainingLog
 from irkit.utils.atomic import check_folder, replacing, scratch, write_text
 
 CONFIG = {"kind": "inverted", "dtype": "uint8", "mode": "approximate"}

@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 
-import irkit.training.runner
 import irkit.training.train_run
 from irkit import Model, Retriever, evaluate
 from irkit.cli import main
@@ -129,20 +128,20 @@ def test_interrupted_training_goes_on(
     settings = recipe(tiny_bert, collection, "multi_vector")
     settings["train"] |= {"max_steps": 4, "save_steps": 2}
     whole = train(settings, "whole")
-    log = irkit.training.runner.TrainingLog.on_log
+    log = irkit.training.train_run.TrainingLog.on_log
 
     def stopping(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
         log(self, args, state, control, **given)
         if state.global_step == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(irkit.training.runner.TrainingLog, "on_log", stopping)
+    monkeypatch.setattr(irkit.training.train_run.TrainingLog, "on_log", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(settings, "halves")
     assert not Path("halves/modules.json").exists()
     with pytest.raises(StorageError, match=r"has another recipe, halves/recipe.yaml"):
         train(settings, "halves", overrides=["train.seed=3"])
-    monkeypatch.setattr(irkit.training.runner.TrainingLog, "on_log", log)
+    monkeypatch.setattr(irkit.training.train_run.TrainingLog, "on_log", log)
     with Path("halves/log.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # as a kill may leave it
     for left in (

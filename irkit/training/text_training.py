@@ -20,7 +20,7 @@ from irkit.training.pretraining.corpus import (
     read_corpora,
     read_in_turn,
 )
-from irkit.training.runner import TrainingLog
+from irkit.training.train_run import TrainingLog
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments, first_evaluating
 from irkit.training.training_data import Mixture

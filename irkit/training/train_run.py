@@ -1,11 +1,14 @@
 """Run a training recipe: check everything, then train, measure and save in one directory.
 
+`run_trainer` and `TrainingLog` serve all runs that train.
 What the directory holds, and how it resumes, is in `irkit.training.run_directory`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +16,21 @@ from typing import Any
 
 import transformers
 
+from irkit.config import Config
 from irkit.core.scoring import score
 from irkit.errors import ConfigError
 from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.model import Model
 from irkit.training.interaction import make_interaction
 from irkit.training.model_recipe import make_model
-from irkit.training.result_files import write_results
-from irkit.training.run_directory import check_directory
-from irkit.training.runner import TrainingLog, run_trainer
+from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, write_results
 from irkit.training.train_recipe import TrainRecipe
 from irkit.training.train_step import TrainStep
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments
 from irkit.training.training_data import check, open_data
 from irkit.training.validation import JudgedCollection, evaluate_model, open_collections, summarize
+from irkit.utils.atomic import explained, write_text
 from irkit.utils.progress import progress_bar
 
 
@@ -141,6 +144,49 @@ def run_recipe(prepared: Prepared, out: str | Path, *, overwrite: bool = False) 
     return run_trainer(prepared.trainer, prepared.recipe, directory, overwrite=overwrite, measure=measure)
 
 
+def run_trainer(
+    trainer: Trainer,
+    recipe: Config,
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    measure: Callable[[Model], object] | None = None,
+) -> Model:
+    """Train to the end and save the model; an interrupted run resumes from its last checkpoint.
+
+    Args:
+        trainer: Its checkpoints are in ``directory / "checkpoints"``.
+        recipe: Written to ``recipe.yaml``.
+        directory: Becomes a model directory, see `irkit.training.run_directory`.
+        overwrite: Replace what another recipe, or a finished run, left there.
+        measure: Called with the trained model, in the first process, before the model is saved.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        StorageError: Writing failed.
+        TrainingError: A loss or a gradient became NaN or infinite.
+    """
+    is_main = trainer.args.process_index == 0
+    if is_main:
+        prepare_directory(directory, recipe, overwrite)
+    trainer.accelerator.wait_for_everyone()
+    trainer.train(resume_from_checkpoint=True)
+    model = trainer.finished_model()
+    if is_main:
+        if measure is not None:
+            measure(model)
+        unfinished = directory / "model.part"
+        with explained(f"saving the model to {directory}"):
+            for leftover in (unfinished, *directory.glob(f".{unfinished.name}-*")):  # of a killed process
+                shutil.rmtree(leftover, ignore_errors=True)
+            trainer.step.save_pretrained(unfinished)
+        finish_directory(directory, unfinished, move=True)
+        model.name = str(directory)
+    return model
+
+
 def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection]) -> dict[str, Evaluation]:
     """Measure a model on each collection, by title, with the scores that are trained."""
     results: dict[str, Evaluation] = {}
@@ -177,3 +223,31 @@ def _check_metric(arguments: TrainingArguments, collections: list[JudgedCollecti
             f"train.metric_for_best_model: {metric} is not measured; expected "
             + (", ".join(measured) or "nothing, or `evaluation` beside it")
         )
+
+
+class TrainingLog(transformers.TrainerCallback):
+    """Append the trainer's log entries to a file.
+
+    After a resume, entries of repeated steps replace the old ones.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: D102
+        if state.is_world_process_zero and self.path.is_file():
+            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
+            write_text(self.path, "".join(f"{line}\n" for line in lines) if state.global_step else "")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: D102
+        if state.is_world_process_zero:
+            with explained(f"writing {self.path}"), self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def _step(line: str) -> float:
+    """Return the step of a log entry; infinity for a line that a kill cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except ValueError:
+        return float("inf")

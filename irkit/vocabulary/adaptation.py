@@ -16,8 +16,8 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.masking import Masking, MaskingConfig
 from irkit.training.run_directory import check_directory
-from irkit.training.runner import run_trainer
 from irkit.training.text_training import TextTrainingConfig, text_trainer
+from irkit.training.train_run import run_trainer
 from irkit.training.training_arguments import TrainingArguments
 
 _BATCH = 2048  # texts per step, in all processes

@@ -1,9 +1,11 @@
 """Losses: each is a configuration that is called with `Scores` and returns a scalar.
 
-contrastive.py   contrast with negatives of the batch or of the query: InfoNCE, n-way and pairwise
-cross-entropy distillation.py  follow a teacher: KL divergence, margins, scores, vectors
-ranking.py       learn graded targets: RankNet, softmax, LambdaRank, ApproxNDCG
-matryoshka.py    train vectors that are cut to several widths by any of them
+Read in this order::
+
+    contrastive.py   contrast with negatives of the batch or of the query: InfoNCE, n-way and pairwise
+    distillation.py  follow a teacher: KL divergence, margins, scores, vectors
+    ranking.py       learn graded targets: RankNet, softmax, LambdaRank, ApproxNDCG
+    loss.py          what all share; Matryoshka trains vectors that are cut to several widths by any of them
 
 The table `LOSSES` decides which losses a recipe can name. Another package adds a loss by an entry point in
 its ``pyproject.toml``; its name is the ``kind`` of the loss::
@@ -24,8 +26,7 @@ from irkit.training.losses.distillation import (
     MarginMSE,
     ScoreMSE,
 )
-from irkit.training.losses.loss import BaseLoss
-from irkit.training.losses.matryoshka import Matryoshka
+from irkit.training.losses.loss import BaseLoss, Matryoshka
 from irkit.training.losses.ranking import ApproxNDCG, LambdaRank, ListwiseSoftmax, RankNet
 from irkit.utils.kinds import KindOf, own_kinds
 from irkit.utils.plugins import Registry

@@ -30,9 +30,8 @@ from irkit.training.run_directory import (
     prepare_directory,
     run_stage,
 )
-from irkit.training.runner import run_trainer
 from irkit.training.text_training import text_trainer
-from irkit.training.train_run import prepare, train
+from irkit.training.train_run import prepare, run_trainer, train
 from irkit.training.trainer import Trainer
 from irkit.utils.atomic import explained
 

@@ -2,13 +2,12 @@
 
 `row_sources` and `row_sequences` open a source, and `row_formats` makes a `TrainingRow` of each of its rows.
 `text_store` looks up the texts of ids. `dataset` chooses the documents of an
-`irkit.training.example.Example`. `batches` decides which examples come when, and `collate` tokenizes them.
+`irkit.training.example.Example`. `batches` decides which examples come when, and tokenizes them.
 """
 
 from __future__ import annotations
 
-from irkit.training.training_data.batches import Batches
-from irkit.training.training_data.collate import Collator
+from irkit.training.training_data.batches import Batches, Collator
 from irkit.training.training_data.data_config import DataConfig
 from irkit.training.training_data.dataset import Dataset, Mixture, check, open_data
 from irkit.training.training_data.row_formats import TrainingRow, to_line, write_examples
