@@ -14,7 +14,7 @@ import yaml
 from irkit import Model, Retriever
 from irkit.errors import BadTypeError, ConfigError, StorageError
 from irkit.training.model_recipe import make_model
-from irkit.training.run_directory import write_results
+from irkit.training.result_files import write_results
 from irkit.training.train_recipe import TrainRecipe
 from irkit.training.validation import (
     EvaluationConfig,

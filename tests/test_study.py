@@ -21,7 +21,7 @@ from irkit.study import StudyConfig, check_study, write_report
 from irkit.study.results import paired_p, tabulate
 from irkit.study.study_config import folder_name
 from irkit.study.trial import trials
-from irkit.training.run_directory import read_results
+from irkit.training.result_files import read_results
 
 RECIPE = {"model": {"name": "m", "kind": "multi_vector"}, "evaluation": {"source": "beir"}}
 STUDY = {

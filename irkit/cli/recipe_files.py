@@ -61,7 +61,7 @@ def hint_resume(ending: str = " to go on") -> Iterator[None]:
 
 def show_means(out: Path) -> None:
     """Print the measures of a trained model, if it was evaluated."""
-    from irkit.training.run_directory import read_means
+    from irkit.training.result_files import read_means
 
     if (out / "evaluation.jsonl").is_file():
         show_table(["collection", "measure", "value"], read_means(out / "evaluation.jsonl"))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from irkit.errors import BadValueError
 from irkit.evaluation.significance import correct_p
-from irkit.training.run_directory import Results
+from irkit.training.result_files import Results
 
 AVERAGE = "average"
 """Name of the average of all datasets in the results."""

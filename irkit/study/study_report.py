@@ -12,7 +12,7 @@ from irkit.config import as_list
 from irkit.study.results import AVERAGE, Cell, tabulate
 from irkit.study.study_config import StudyConfig
 from irkit.study.trial import Trial, trials
-from irkit.training.run_directory import Results, read_results
+from irkit.training.result_files import Results, read_results
 from irkit.utils.atomic import write_text
 from irkit.utils.figures import draw_svg
 

@@ -4,12 +4,12 @@ Read in this order::
 
     train_recipe.py      a training as one YAML file; its parts: model_recipe.py, training_arguments.py, ...
     train_run.py         run a recipe: check everything, train, measure, save
-    run_directory.py     the directory of a run, its files, and how every run resumes
+    run_directory.py     the directory of a run, and how every run resumes
     training_data/       sources of examples, and batches of them; example.py: an example, a batch
     train_step.py        a batch in, the loss out; scores.py: what losses see; gather.py: several processes
     losses/, regularizers.py, interaction.py
     trainer.py           the training loop; checkpoints.py, learning_rates.py, lora.py, collapse.py
-    validation.py        measure the current model
+    validation.py        measure the current model; result_files.py: evaluation.jsonl
     text_training.py     training on texts without labels: masking.py, masked_lm_step.py, logit_losses.py
     pretraining/         objectives on texts, and recipes that start from random weights: new_model.py
     negatives.py, labels.py, teachers.py    examples from searches and from other models

@@ -71,7 +71,7 @@ class MiningConfig(Config):
 
 
 class _Judgments(NamedTuple):
-    """Documents to train on, by descending grade, and all documents that must not become negatives."""
+    """Documents to train on, by descending grade, and all that must not become negatives: ids of documents, and of the query."""
 
     relevant: list[str]
     excluded: set[str]
@@ -124,7 +124,7 @@ def mine(
         relevant = [doc_id for doc_id, grade in grades.items() if grade >= config.relevant_grade]
         relevant.sort(key=grades.__getitem__, reverse=True)
         if relevant:
-            excluded = {doc_id for doc_id, grade in grades.items() if grade > 0}
+            excluded = {query_id, *(doc_id for doc_id, grade in grades.items() if grade > 0)}
             judgments[query_id] = _Judgments(relevant, excluded)
     if not judgments:
         raise BadValueError(
@@ -156,11 +156,9 @@ def _mine(
         positives = fetch_lists(documents, [find(item.relevant) for item in known])
 
         # candidates: the ranks of the range, without relevant documents and copies of them
-        # one more for the document with the id of the query
-        n_excluded = max(len(item.excluded) for item in known) + 1
-        run = retriever.run(batch, config.range_max + n_excluded)
+        run = retriever.run(batch, config.range_max + max(len(item.excluded) for item in known))
         ranked = [
-            [doc_id for doc_id in run.columns(query.id)[0] if doc_id not in {*item.excluded, query.id}]
+            [doc_id for doc_id in run.columns(query.id)[0] if doc_id not in item.excluded]
             for query, item in zip(batch, known, strict=True)
         ]
         candidates = fetch_lists(

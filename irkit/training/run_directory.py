@@ -17,23 +17,18 @@ the end.
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
 from irkit.config import Config, read_mapping
-from irkit.errors import CorruptError, StorageError
-from irkit.evaluation.measures import Evaluation
+from irkit.errors import StorageError
 from irkit.utils.atomic import check_folder, explained, publish_entries, publish_folder, write_text
 
 DONE = "modules.json"
 """The file that is written last; a directory that has it is a model."""
-Results = dict[tuple[str, str], dict[str, float]]
-"""Values by query, by measure and dataset."""
-
 _RECIPE, _REPLACED = "recipe.yaml", "replaced"
 
 
@@ -143,46 +138,6 @@ def run_stage(folder: Path, make: Callable[[Path], object], *, resumes: bool = F
         make(aside)
         publish_folder(aside, folder)
     return folder
-
-
-def write_results(evaluations: Mapping[str, Evaluation], path: Path) -> None:
-    """Write one JSON object per collection, measure and query: dataset, measure, query_id, value.
-
-    Raises:
-        StorageError: Writing failed.
-    """
-    lines = (
-        json.dumps({"dataset": name, "measure": measure, "query_id": query, "value": value})
-        for name, evaluation in evaluations.items()
-        for measure, values in evaluation.per_query.items()
-        for query, value in values.items()
-    )
-    write_text(path, "".join(f"{line}\n" for line in lines))
-
-
-def read_results(path: Path) -> Results:
-    """Read a file that `write_results` wrote.
-
-    Raises:
-        StorageError: The file cannot be read.
-        CorruptError: The file has other content.
-    """
-    results: Results = {}
-    try:
-        with explained(f"reading {path}"):
-            text = path.read_text(encoding="utf-8")
-        for line in text.splitlines():
-            row = json.loads(line)
-            results.setdefault((row["measure"], row["dataset"]), {})[row["query_id"]] = float(row["value"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"reading {path}: {error!r}; remove its folder to train again") from error
-    return results
-
-
-def read_means(path: Path) -> list[tuple[str, str, float]]:
-    """Read dataset, measure and mean over the queries of each result; raises what `read_results` raises."""
-    results = read_results(path).items()
-    return [(dataset, measure, sum(row.values()) / len(row)) for (measure, dataset), row in results]
 
 
 def _is_begun(directory: Path, recipe: Config) -> bool:

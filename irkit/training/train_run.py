@@ -23,7 +23,8 @@ from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.model import Model
 from irkit.training.interaction import make_interaction
 from irkit.training.model_recipe import make_model
-from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, write_results
+from irkit.training.result_files import write_results
+from irkit.training.run_directory import check_directory, finish_directory, prepare_directory
 from irkit.training.train_recipe import TrainRecipe
 from irkit.training.train_step import TrainStep
 from irkit.training.trainer import Trainer
@@ -40,12 +41,14 @@ class Prepared:
 
     Attributes:
         recipe: The recipe.
-        trainer: Trains the model by the losses.
+        step: Model and losses.
+        trainer: Trains the step.
         counts: Counts of the data by name, see `irkit.training.training_data.check`.
         collections: Collections that the model is measured on.
     """
 
     recipe: TrainRecipe
+    step: TrainStep
     trainer: Trainer
     counts: Mapping[str, int]
     collections: list[JudgedCollection]
@@ -97,7 +100,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     for created in (directory / "checkpoints", directory):  # by the trainer; nothing is written yet
         with suppress(OSError):
             created.rmdir()
-    return Prepared(recipe, trainer, counts, collections)
+    return Prepared(recipe, step, trainer, counts, collections)
 
 
 def train(
@@ -138,7 +141,7 @@ def run_recipe(prepared: Prepared, out: str | Path, *, overwrite: bool = False) 
 
     def measure(model: Model) -> None:
         if prepared.collections:
-            results = _measure(model, prepared.trainer.step, prepared.collections)
+            results = _measure(model, prepared.step, prepared.collections)
             write_results(results, directory / "evaluation.jsonl")
 
     return run_trainer(prepared.trainer, prepared.recipe, directory, overwrite=overwrite, measure=measure)
