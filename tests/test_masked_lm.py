@@ -26,7 +26,7 @@ from irkit.tokenizer import Tokenizer
 from irkit.training import logit_losses, model_step
 from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.masking import MaskedBatch, Masking, MaskingConfig, masking_rates
-from irkit.training.pretraining.corpus import TextDataset, open_corpora, read_in_turn, read_texts
+from irkit.training.pretraining.corpus import TextDataset, check_corpora, read_in_turn, read_texts
 from irkit.training.training_data import Batches, Mixture
 from irkit.training.training_data.row_sequences import Stream
 
@@ -270,31 +270,35 @@ def test_texts_of_every_kind_of_source(tmp_path: Path) -> None:
         read_texts(tmp_path / "missing.txt")
 
 
-def load(sources: list[Any], count: int, **options: Any) -> list[list[tuple[int, str]]]:
-    data = Mixture([TextDataset(Stream("texts", partial(read_in_turn, sources)))])
+def load(folder: Path, sources: list[list[str]], count: int, **options: Any) -> list[list[tuple[int, str]]]:
+    files = [folder / f"{number}.txt" for number in range(len(sources))]
+    for file, texts in zip(files, sources, strict=True):
+        file.write_text("".join(f"{text}\n" for text in texts))
+    data = Mixture([TextDataset(Stream("texts", partial(read_in_turn, list(map(str, files)))))])
     batches = islice(Batches(data, **options), count)
     return [[data[key] for key in batch] for batch in batches]  # type: ignore[misc]
 
 
-def test_processes_share_the_batches_of_one() -> None:
+def test_processes_share_the_batches_of_one(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(37)]
 
     def batches(size: int, rank: int = 0, world: int = 1) -> list[list[tuple[int, str]]]:
-        return load([texts], 6, batch_size=size, seed=1, rank=rank, world_size=world)
+        return load(tmp_path, [texts], 6, batch_size=size, seed=1, rank=rank, world_size=world)
 
     whole, parts = batches(8), [batches(4, rank, 2) for rank in (0, 1)]
     assert whole == [one + other for one, other in zip(*parts, strict=True)]
     numbers = [number for batch in whole for number, _ in batch]
     assert len(set(numbers)) == len(numbers)
     assert all(text == texts[number % 37] for batch in whole for number, text in batch)
-    assert whole != load([texts], 6, batch_size=8, seed=2)
+    assert whole != load(tmp_path, [texts], 6, batch_size=8, seed=2)
 
 
-def test_sources_are_read_in_turn_and_blank_texts_left_out() -> None:
-    batch = sorted(load([["a", " ", "b"], ["x"]], 1, batch_size=10_000)[0])
+def test_sources_are_read_in_turn_and_blank_texts_left_out(tmp_path: Path) -> None:
+    batch = sorted(load(tmp_path, [["a", " ", "b"], ["x"]], 1, batch_size=10_000)[0])
     assert [text for _, text in batch[:6]] == ["a", "x", "b", "a", "x", "b"]
     assert [number for number, _ in batch] == list(range(10_000))
+    stream = Stream("texts", partial(next, iter([iter(["a", "b"])])), once=True)
     with pytest.raises(StorageError, match=r"texts: it ended after 2 examples .* fewer steps"):
-        load([iter(["a", "b"])], 1, batch_size=2)
+        next(iter(Batches(Mixture([TextDataset(stream)]), batch_size=2)))
     with pytest.raises(BadValueError, match=r"-: a training reads its texts more than once, .* only once"):
-        open_corpora(["-"])
+        check_corpora(["-"])

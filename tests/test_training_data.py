@@ -31,7 +31,6 @@ from irkit.training.training_data import (
     DataConfig,
     Dataset,
     Mixture,
-    TextStore,
     TrainingRow,
     check,
     open_data,
@@ -40,6 +39,7 @@ from irkit.training.training_data import (
 )
 from irkit.training.training_data.dataset import choose
 from irkit.training.training_data.row_sequences import Stream
+from irkit.training.training_data.text_store import TextStore
 
 
 @pytest.fixture(autouse=True)

@@ -116,10 +116,17 @@ class CollapseWatch:
                 yield from self._check_terms(side, f"{texts} have", terms, step, share)
         for name in logs:
             if name.endswith(CHANCE):
-                loss = name.removesuffix(CHANCE)
-                yield from self._check_loss(loss, logs[loss], logs[name], step, share)
-        if ALIKE in logs:
-            yield from self._check_vectors(logs[ALIKE], step, share)
+                yield from self._check_loss(name.removesuffix(CHANCE), logs, step, share)
+        alike = logs.get(ALIKE, 0.0)
+        if ALIKE in logs and alike < _UNLIKE:
+            self._was_good.add(ALIKE)
+        if alike >= _ALL_ALIKE:
+            yield (
+                ALIKE,
+                self._judged(ALIKE, step, share),
+                f"two vectors of a batch have a cosine of {alike:.3f} on average at step {step}: all texts "
+                f"look alike to the model; {self._slower}, and train by a loss with negatives, as infonce",
+            )
 
     def _check_terms(self, side: str, have: str, terms: float, step: int, share: float) -> Iterator[Symptom]:
         most = self._vocabulary or 0
@@ -140,7 +147,8 @@ class CollapseWatch:
                 f"set {side}_max_active_dims of the model",
             )
 
-    def _check_loss(self, name: str, loss: float, most: float, step: int, share: float) -> Iterator[Symptom]:
+    def _check_loss(self, name: str, logs: Mapping[str, float], step: int, share: float) -> Iterator[Symptom]:
+        loss, most = logs[name], logs[name + CHANCE]
         if loss < _BELOW_CHANCE * most:
             self._was_good.add(name)
         low, high = _AT_CHANCE
@@ -151,17 +159,6 @@ class CollapseWatch:
                 f"{name} is {loss:.3g} at step {step}, as if all documents scored the same ({most:.3g}): the "
                 f"model does not tell relevant documents from others; {self._slower}, and "
                 "see whether the temperature fits the scores and the examples are right",
-            )
-
-    def _check_vectors(self, alike: float, step: int, share: float) -> Iterator[Symptom]:
-        if alike < _UNLIKE:
-            self._was_good.add(ALIKE)
-        if alike >= _ALL_ALIKE:
-            yield (
-                ALIKE,
-                self._judged(ALIKE, step, share),
-                f"two vectors of a batch have a cosine of {alike:.3f} on average at step {step}: all texts "
-                f"look alike to the model; {self._slower}, and train by a loss with negatives, as infonce",
             )
 
     def _judged(self, name: str, step: int, share: float) -> bool:

@@ -71,7 +71,7 @@ class MiningConfig(Config):
 
 
 class _Judgments(NamedTuple):
-    """Documents to train on, by descending grade, and all that must not become negatives: ids of documents, and of the query."""
+    """Documents to train on, by descending grade; the query and all documents that no negative may be."""
 
     relevant: list[str]
     excluded: set[str]

@@ -15,8 +15,8 @@ from irkit.training.masking import Masking, MaskingConfig, PretrainCollator
 from irkit.training.model_step import TextStep
 from irkit.training.pretraining.corpus import (
     TextDataset,
+    check_corpora,
     first_texts,
-    open_corpora,
     read_corpora,
     read_in_turn,
 )
@@ -96,8 +96,8 @@ def text_trainer(
         evaluation = methodcaller(
             "validate", [collate_validation(texts[start : start + _VALIDATED]) for start in starts]
         )
-    corpora = open_corpora(config.texts)
-    stream = Stream[str](", ".join(config.texts), partial(read_in_turn, corpora))
+    check_corpora(config.texts)
+    stream = Stream[str](", ".join(config.texts), partial(read_in_turn, config.texts))
     data = Mixture([TextDataset(stream, collate.max_length)])
     log = TrainingLog(Path(str(arguments.output_dir)).parent / "log.jsonl")
     return Trainer(step, arguments, data, evaluation=evaluation, callbacks=[log], data_collator=collate)

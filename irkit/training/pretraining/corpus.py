@@ -43,40 +43,25 @@ def read_texts(source: str | Path) -> Source[str]:
     return file_source(name, DOCUMENT_FIELDS, _text)
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Texts that are read more than once: for a check, in each process, and again at their end.
-
-    Attributes:
-        name: See `read_texts`.
-    """
-
-    name: str
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(read_texts(self.name))
-
-
-def open_corpora(sources: Iterable[str]) -> list[Corpus]:
-    """Open corpora that can be read more than once.
+def check_corpora(names: Iterable[str]) -> None:
+    """Check that corpora can be read more than once: for a check, in each process, and again at their end.
 
     Raises:
         StorageError: A corpus is missing.
         BadValueError: A corpus can be read only once, such as standard input.
     """
-    for name in sources:
+    for name in names:
         if read_texts(name).once:
             raise BadValueError(
                 f"reading {name}: a training reads its texts more than once, and this can be read only "
                 "once; save it to a file"
             )
-    return [Corpus(name) for name in sources]
 
 
-def read_corpora(sources: Sequence[str]) -> Source[str]:
-    """Read the texts of corpora, one after the other, as often as needed; errors as in `open_corpora`."""
-    corpora = open_corpora(sources)
-    return Source(", ".join(sources), lambda: enumerate(chain.from_iterable(corpora), 1))
+def read_corpora(names: Sequence[str]) -> Source[str]:
+    """Read the texts of corpora, one after the other, as often as needed; errors as in `check_corpora`."""
+    check_corpora(names)
+    return Source(", ".join(names), lambda: enumerate(chain.from_iterable(map(read_texts, names)), 1))
 
 
 def first_texts(texts: Source[str], count: int) -> list[str]:
@@ -91,9 +76,9 @@ def first_texts(texts: Source[str], count: int) -> list[str]:
     return first
 
 
-def read_in_turn(sources: Sequence[Iterable[str]]) -> Iterator[str]:
-    """Yield one text of each source in turn, without blank ones and without sources that have ended."""
-    remaining = [iter(source) for source in sources]
+def read_in_turn(names: Sequence[str]) -> Iterator[str]:
+    """Read one text of each corpus in turn, without blank ones and without corpora that have ended."""
+    remaining = [iter(read_texts(name)) for name in names]
     while remaining:
         texts = [next(source, None) for source in remaining]
         remaining = [source for source, text in zip(remaining, texts, strict=True) if text is not None]

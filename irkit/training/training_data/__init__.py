@@ -12,7 +12,6 @@ from irkit.training.training_data.data_config import DataConfig
 from irkit.training.training_data.dataset import Dataset, Mixture, check, open_data
 from irkit.training.training_data.row_formats import TrainingRow, to_line, write_examples
 from irkit.training.training_data.row_sources import read_training_rows
-from irkit.training.training_data.text_store import Texts, TextStore
 
 __all__ = [
     "Batches",
@@ -20,8 +19,6 @@ __all__ = [
     "DataConfig",
     "Dataset",
     "Mixture",
-    "TextStore",
-    "Texts",
     "TrainingRow",
     "check",
     "open_data",
