@@ -20,9 +20,8 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.masking import MaskingConfig, PretrainCollator
 from irkit.training.pretraining import decoder as decoding
 from irkit.training.pretraining.decoder import visible_tokens
-from irkit.training.pretraining.objective import BaseObjective
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
-from irkit.training.pretraining.pretrain_step import PretrainStep
+from irkit.training.pretraining.pretrain_step import BaseObjective, PretrainStep
 
 WORDS = ["search", "the index", "of", "a vector model", "neural text", "in the token", "on an index", "zebra"]
 SMALL = {"layers": 3, "hidden_size": 24, "heads": 3, "intermediate_size": 48, "max_length": 8}

@@ -30,9 +30,8 @@ from irkit.tokenizer import Tokenizer
 from irkit.training.checkpoints import load_weights
 from irkit.training.masking import MaskingConfig, PretrainCollator
 from irkit.training.pretraining.corpus import TextDataset
-from irkit.training.pretraining.objective import BaseObjective
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
-from irkit.training.pretraining.pretrain_step import PretrainStep
+from irkit.training.pretraining.pretrain_step import BaseObjective, PretrainStep
 from irkit.training.text_training import TextTrainingConfig, text_trainer
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments

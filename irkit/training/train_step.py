@@ -22,9 +22,8 @@ from irkit.model.embeddings import averaged, compare, postprocess
 from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
-from irkit.training.lora import merged
 from irkit.training.losses import Loss, Matryoshka
-from irkit.training.model_step import ModelStep
+from irkit.training.model_step import ModelStep, merged
 from irkit.training.regularizers import Regularizer
 from irkit.training.scores import Scores
 

@@ -31,9 +31,8 @@ from irkit.training.checkpoints import (
 )
 from irkit.training.collapse import CollapseWatch, is_sign
 from irkit.training.learning_rates import freeze_parameters, plain_name, split_groups
-from irkit.training.lora import add_lora
 from irkit.training.losses import Loss
-from irkit.training.model_step import ModelStep
+from irkit.training.model_step import ModelStep, add_lora
 from irkit.training.regularizers import Regularizer
 from irkit.training.train_step import TrainStep
 from irkit.training.training_arguments import TrainingArguments

@@ -2,10 +2,10 @@
 
 Read in this order::
 
-    objectives.py         what an encoder is trained by; objective.py: what objectives share
+    objectives.py         what an encoder is trained by
     decoder.py            the decoder of masked auto-encoding
     distillation_objectives.py  learn from another model
-    pretrain_step.py      a batch of texts in, the loss out; masking.py beside this package makes the batches
+    pretrain_step.py      a batch of texts in, the loss out; what objectives share
     corpus.py             texts, shuffled and read again and again
     pretrain_recipe.py    what is trained on what: one YAML file; pretrain_run.py: its stages
 """

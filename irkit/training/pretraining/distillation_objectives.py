@@ -22,7 +22,7 @@ from irkit.errors import BadValueError
 from irkit.heads import MultiVectorHead, Side
 from irkit.model import Model
 from irkit.model.pipeline import hidden_states
-from irkit.training.pretraining.objective import BaseObjective, Encoded, ObjectiveModule, Value
+from irkit.training.pretraining.pretrain_step import BaseObjective, Encoded, ObjectiveModule, Value
 
 _QUERY = 32  # leading tokens of a text that serve as a query, unless the model cuts queries earlier
 

@@ -20,7 +20,7 @@ from irkit.model import Model
 from irkit.training.logit_losses import bag_loss, token_loss
 from irkit.training.pretraining.decoder import Decoder
 from irkit.training.pretraining.distillation_objectives import Distillation
-from irkit.training.pretraining.objective import (
+from irkit.training.pretraining.pretrain_step import (
     BaseObjective,
     Encoded,
     ObjectiveModule,
