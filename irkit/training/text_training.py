@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -13,18 +12,10 @@ from irkit.config import Config, as_list
 from irkit.errors import ConfigError
 from irkit.training.masking import Masking, MaskingConfig, PretrainCollator
 from irkit.training.model_step import TextStep
-from irkit.training.pretraining.corpus import (
-    TextDataset,
-    check_corpora,
-    first_texts,
-    read_corpora,
-    read_in_turn,
-)
+from irkit.training.pretraining.corpus import first_texts, open_texts, read_corpora
 from irkit.training.train_run import TrainingLog
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments, first_evaluating
-from irkit.training.training_data import Mixture
-from irkit.training.training_data.row_sequences import Stream
 
 _VALIDATED = 32  # texts per batch
 Collate = Masking | PretrainCollator
@@ -96,8 +87,6 @@ def text_trainer(
         evaluation = methodcaller(
             "validate", [collate_validation(texts[start : start + _VALIDATED]) for start in starts]
         )
-    check_corpora(config.texts)
-    stream = Stream[str](", ".join(config.texts), partial(read_in_turn, config.texts))
-    data = Mixture([TextDataset(stream, collate.max_length)])
+    data = open_texts(config.texts, collate.max_length)
     log = TrainingLog(Path(str(arguments.output_dir)).parent / "log.jsonl")
     return Trainer(step, arguments, data, evaluation=evaluation, callbacks=[log], data_collator=collate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from irkit.data.collection_files import source_name
 from irkit.data.source import DOCUMENT_FIELDS, file_source, load_hf
 from irkit.errors import BadValueError
 from irkit.model import Model
-from irkit.training.training_data import DataConfig, Dataset
+from irkit.training.training_data import DataConfig, Dataset, Mixture
 from irkit.training.training_data.row_sequences import Stream, endless_order
 from irkit.training.training_data.token_estimate import SAMPLE_SIZE, TokenEstimate
 
@@ -94,6 +95,13 @@ def _text(record: dict[str, Any]) -> str:
             f"{', '.join(record)}"
         )
     return f"{title} {text}".strip()
+
+
+def open_texts(names: Sequence[str], max_length: int | None) -> Mixture:
+    """Open corpora as a `TextDataset`, which reads them in turn; errors as in `check_corpora`."""
+    check_corpora(names)
+    stream = Stream[str](", ".join(names), partial(read_in_turn, names))
+    return Mixture([TextDataset(stream, max_length)])
 
 
 class TextDataset(Dataset):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import transformers
@@ -23,13 +24,7 @@ from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.pretraining.corpus import first_texts, read_corpora
 from irkit.training.pretraining.pretrain_recipe import PretrainingConfig, PretrainRecipe
 from irkit.training.pretraining.pretrain_step import PretrainStep
-from irkit.training.run_directory import (
-    check_directory,
-    finish_directory,
-    is_complete,
-    prepare_directory,
-    run_stage,
-)
+from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
 from irkit.training.text_training import text_trainer
 from irkit.training.train_run import prepare, run_trainer, train
 from irkit.training.trainer import Trainer
@@ -105,17 +100,17 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
             prepare_directory(directory, recipe, overwrite)
         if plan is not None and recipe.trained_vocabulary is not None:
             texts, config = read_corpora(plan.texts), recipe.trained_vocabulary
-            tokenizer = run_stage(
-                stages / "tokenizer", lambda folder: train_vocabulary(texts, folder, config)
-            )
+            tokenizer = run_stage(stages / "tokenizer", partial(train_vocabulary, texts, config=config))
             model = _with_tokenizer(model, tokenizer)
     # pre-training
     last = None
     if plan is not None:
-        last = stages / "pretrained"
-        if not is_complete(last):
+
+        def pretrain_model(folder: Path) -> None:
             transformers.set_seed(arguments.seed)  # it decides all new weights
-            pretrain(make_model(model), plan, last)
+            pretrain(make_model(model), plan, folder)
+
+        last = run_stage(stages / "pretrained", pretrain_model, resumes=True)
     # fine-tuning
     if recipe.data:
         tuning = recipe.fine_tuning(model, last)
