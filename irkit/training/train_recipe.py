@@ -68,14 +68,11 @@ class TrainRecipe(Config):
             ConfigError: A key or a value is unknown, or missing.
             StorageError: The file cannot be read.
         """
-        source = str(recipe) if isinstance(recipe, str | Path) else "recipe"
+        source = "recipe"
+        data: Any = recipe.model_dump(mode="json") if isinstance(recipe, Config) else recipe
         if isinstance(recipe, str | Path):
-            data: Mapping[str, Any] = read_mapping(recipe)
-        elif isinstance(recipe, Config):
-            data = recipe.model_dump(mode="json")
-        elif isinstance(recipe, Mapping):
-            data = recipe
-        else:
+            source, data = str(recipe), read_mapping(recipe)
+        elif not isinstance(data, Mapping):
             raise BadTypeError(f"recipe: got {recipe!r:.60}, expected a file or keys and values")
         if isinstance(data.get("model"), str | Path):
             data = {**data, "model": {"name": str(data["model"])}}

@@ -133,13 +133,12 @@ class TrainStep(ModelStep):
                     guide = guides.get(getattr(loss, "guide", None) or "")
                     guided = scores if guide is None else replace(scores, guide=guide)
                     value = joint.share * loss(guided)
-                    self._note(loss.kind, value, width if self.matryoshka else None)
+                    name = f"{loss.kind}_{width}" if self.matryoshka else loss.kind
+                    self._note(name, value)
                     total = total + weight * loss.weight * value
                     if width == widths[0][0] and (at_chance := chance(loss, guided)) is not None:
-                        name = f"{loss.kind}_{width}" if self.matryoshka else loss.kind
-                        self.signs[name + CHANCE] = (
-                            self.signs.get(name + CHANCE, 0.0) + joint.share * at_chance
-                        )
+                        sign = name + CHANCE
+                        self.signs[sign] = self.signs.get(sign, 0.0) + joint.share * at_chance
             if (alike := likeness(documents)) is not None:
                 self.signs[ALIKE] = alike
             return total + self._penalties(queries, joint, progress)
@@ -225,8 +224,7 @@ class TrainStep(ModelStep):
             total = total + value
         return total
 
-    def _note(self, name: str, value: Tensor, width: int | None = None) -> None:
-        name = name if width is None else f"{name}_{width}"
+    def _note(self, name: str, value: Tensor) -> None:
         self.parts[name] = self.parts.get(name, 0.0) + value.detach()
 
     def save_pretrained(self, path: str | Path) -> None:

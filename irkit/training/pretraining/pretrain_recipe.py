@@ -45,13 +45,9 @@ class PretrainingConfig(TextTrainingConfig):
     train: dict[str, Any]
 
     @model_validator(mode="after")
-    def _check_steps(self) -> Self:
+    def _check_pretraining(self) -> Self:
         if TrainingArguments.check(self.train).get("max_steps", -1) == -1:
             raise ValueError("train.max_steps: texts have no end, they are read again; say how many to take")
-        return self
-
-    @model_validator(mode="after")
-    def _check_objectives(self) -> Self:
         kinds = [objective.kind for objective in self.objectives]
         if twice := [kind for kind in kinds if kinds.count(kind) > 1]:
             raise ValueError(f"objective {twice[0]!r} is there twice; expected different ones")
