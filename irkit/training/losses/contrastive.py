@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit.training.losses.loss import BaseLoss, contrast, known_positives, mean_of_pairs, required
+from irkit.training.losses.loss import TemperedLoss, contrast, known_positives, mean_of_pairs, required
 from irkit.training.scores import Scores
 
 
-class InfoNCE(BaseLoss):
+class InfoNCE(TemperedLoss):
     """Contrast each positive with the other documents of its query and the documents of all other queries.
 
     A document that is known to be relevant to a query is never its negative.
@@ -33,7 +33,6 @@ class InfoNCE(BaseLoss):
     """
 
     kind: Literal["infonce"] = "infonce"
-    temperature: float = Field(1.0, gt=0)
     threshold: float | None = Field(None, ge=0)
     symmetric: bool = False
     guide: str | None = None
@@ -91,9 +90,7 @@ class InfoNCE(BaseLoss):
         return guided > anchor - margin
 
 
-class _PositiveLoss(BaseLoss):
-    temperature: float = Field(1.0, gt=0)
-
+class _PositiveLoss(TemperedLoss):
     @property
     def needs(self) -> frozenset[str]:
         """See `BaseLoss.needs`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from irkit.errors import BadValueError
-from irkit.training.losses.loss import BaseLoss, Normalization, TargetLoss, normalize, required
+from irkit.training.losses.loss import BaseLoss, Normalization, TargetLoss, TemperedLoss, normalize, required
 from irkit.training.scores import Scores
 
 
@@ -22,7 +22,7 @@ class _Distillation(TargetLoss):
         return normalize(scores.own, scores.mask, self.normalize_scores)
 
 
-class KLDivergence(_Distillation):
+class KLDivergence(_Distillation, TemperedLoss):
     """KL divergence of the model's distribution over a query's documents from the teacher's.
 
     Attributes:
@@ -38,7 +38,6 @@ class KLDivergence(_Distillation):
     """
 
     kind: Literal["kl"] = "kl"
-    temperature: float = Field(1.0, gt=0)
     teacher_temperature: float | None = Field(None, gt=0)
 
     def __call__(self, scores: Scores) -> Tensor:

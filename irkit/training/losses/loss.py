@@ -58,6 +58,16 @@ class BaseLoss(Config):
         raise NotImplementedError
 
 
+class TemperedLoss(BaseLoss):
+    """A loss on scores that are divided by a temperature.
+
+    Attributes:
+        temperature: Divisor of the scores.
+    """
+
+    temperature: float = Field(1.0, gt=0)
+
+
 class TargetLoss(BaseLoss):
     """A loss that compares scores with a teacher's scores, or with labels.
 

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from irkit.training.losses.loss import BaseLoss, TargetLoss, logistic, mean_of_pairs, required
+from irkit.training.losses.loss import TargetLoss, TemperedLoss, logistic, mean_of_pairs, required
 from irkit.training.scores import Scores
 
 
-class RankNet(BaseLoss):
+class RankNet(TemperedLoss):
     """Logistic loss of the pairs of documents that the teacher scores differently.
 
     Attributes:
@@ -22,7 +22,6 @@ class RankNet(BaseLoss):
     """
 
     kind: Literal["ranknet"] = "ranknet"
-    temperature: float = Field(1.0, gt=0)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -35,7 +34,7 @@ class RankNet(BaseLoss):
         return mean_of_pairs(scores.own / self.temperature, pairs).mean()
 
 
-class ListwiseSoftmax(TargetLoss):
+class ListwiseSoftmax(TargetLoss, TemperedLoss):
     """Cross-entropy of the model's distribution over the documents of a query, weighted by the targets.
 
     Attributes:
@@ -46,7 +45,6 @@ class ListwiseSoftmax(TargetLoss):
     """
 
     kind: Literal["softmax"] = "softmax"
-    temperature: float = Field(1.0, gt=0)
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""
@@ -55,7 +53,7 @@ class ListwiseSoftmax(TargetLoss):
         return -(self.targets(scores).clamp(min=0) * student.masked_fill(~scores.mask, 0)).sum(1).mean()
 
 
-class LambdaRank(TargetLoss):
+class LambdaRank(TargetLoss, TemperedLoss):
     """RankNet, summed, with each pair weighted by the change of nDCG if the two traded places.
 
     Attributes:
@@ -69,7 +67,6 @@ class LambdaRank(TargetLoss):
     """
 
     kind: Literal["lambdarank"] = "lambdarank"
-    temperature: float = Field(1.0, gt=0)
     k: int | None = Field(None, ge=1)
 
     def __call__(self, scores: Scores) -> Tensor:
@@ -90,7 +87,7 @@ class LambdaRank(TargetLoss):
         return (weights * logistic(own, pairs)).sum((1, 2)).mean()
 
 
-class ApproxNDCG(TargetLoss):
+class ApproxNDCG(TargetLoss, TemperedLoss):
     """1 - nDCG, with ranks approximated by sums of sigmoids of score differences.
 
     Attributes:
@@ -101,7 +98,6 @@ class ApproxNDCG(TargetLoss):
     """
 
     kind: Literal["approx_ndcg"] = "approx_ndcg"
-    temperature: float = Field(1.0, gt=0)
 
     def __call__(self, scores: Scores) -> Tensor:
         """See `BaseLoss`."""

@@ -106,6 +106,18 @@ class _Distilling(ObjectiveModule):
         super().__init__()
         self._teacher, self._weights = teacher, weights
 
+    def value(self, encoded: Encoded, cosine: Tensor, squares: Tensor, hidden: Ragged) -> Value:
+        """Return the weighted sum and its parts; ``hidden`` is the output of the teacher's encoder."""
+        count = len(encoded.batch)
+        total = self._weights.cosine * cosine + self._weights.mse * squares
+        parts = {"cosine": cosine, "mse": squares}
+        if self._weights.states:
+            window = encoded.encoder.config.window
+            means = hidden.values if window == (1, 1) else ragged_pool(hidden.values, hidden.offsets, *window)
+            parts["states"] = _distance(encoded.hidden.values, means)
+            total = total + self._weights.states * parts["states"]
+        return Value(count * total, count, {name: count * part.detach() for name, part in parts.items()})
+
 
 class _OneVector(_Distilling):
     def forward(self, encoded: Encoded) -> Value:
@@ -116,7 +128,7 @@ class _OneVector(_Distilling):
             targets = teacher.head(hidden, batch.original).values  # type: ignore[union-attr]
         cosine = (1 - F.cosine_similarity(vectors, targets)).mean()
         squares = ((vectors - targets).square().sum(1) / targets.square().sum(1).clamp(min=1e-12)).mean()
-        return _weighted_value(self._weights, encoded, cosine, squares, hidden)
+        return self.value(encoded, cosine, squares, hidden)
 
 
 class _ManyVectors(_Distilling):
@@ -141,7 +153,7 @@ class _ManyVectors(_Distilling):
         of_queries = _distance(queries.values, target_queries.values)
         of_documents = _distance(documents.values, target_documents.values)
         squares = (_similarities(queries, documents) - target_similarities).square().mean()
-        return _weighted_value(self._weights, encoded, (of_queries + of_documents) / 2, squares, hidden)
+        return self.value(encoded, (of_queries + of_documents) / 2, squares, hidden)
 
     def _means(self, head: MultiVectorHead, tokens: Ragged, side: Side, vectors: Ragged) -> Ragged:
         """Average the teacher's vectors over the windows of the rows of ``head``."""
@@ -164,21 +176,6 @@ def _similarities(queries: Ragged, documents: Ragged) -> Tensor:
     """Return ``(query tokens, documents)``: the largest product of a query token and a document."""
     single = Ragged(queries.values, torch.ones(len(queries.values), dtype=torch.int64))
     return score(MultiVector(single), MultiVector(documents))
-
-
-def _weighted_value(
-    weights: Distillation, encoded: Encoded, cosine: Tensor, squares: Tensor, hidden: Ragged
-) -> Value:
-    """Return the weighted sum and its parts; ``hidden`` is the output of the teacher's encoder."""
-    count = len(encoded.batch)
-    total = weights.cosine * cosine + weights.mse * squares
-    parts = {"cosine": cosine, "mse": squares}
-    if weights.states:
-        window = encoded.encoder.config.window
-        means = hidden.values if window == (1, 1) else ragged_pool(hidden.values, hidden.offsets, *window)
-        parts["states"] = _distance(encoded.hidden.values, means)
-        total = total + weights.states * parts["states"]
-    return Value(count * total, count, {name: count * part.detach() for name, part in parts.items()})
 
 
 def _load_teacher(name: str, model: Model) -> Model:
