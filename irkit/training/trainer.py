@@ -88,7 +88,7 @@ class Trainer(transformers.Trainer):
                 `TrainStep`.
             args: Names and defaults are in `TrainingArguments`.
             train_dataset: Result of `irkit.training.training_data.open_data`; or a DataLoader of batches for
-                the module.
+                a module.
             losses: Losses whose weighted sum is minimised.
             regularizers: Regularisers of a sparse model.
             evaluation: Returns values of the current model by name, such as ``{"nDCG@10": 0.7}``.
@@ -165,9 +165,9 @@ class Trainer(transformers.Trainer):
             return data
         if self._collate is None and not isinstance(self.step, TrainStep):
             raise BadTypeError("Trainer: a module of its own takes its batches from a DataLoader")
-        args, model = self.args, self.step.model
+        args = self.args
         if args.tokens_per_batch is not None:
-            data.measure(model)
+            data.measure(self.step.model)
         batches = Batches(
             data,
             batch_size=None if args.tokens_per_batch else args.per_device_train_batch_size,
@@ -181,7 +181,7 @@ class Trainer(transformers.Trainer):
         return _Loader(
             data,
             batch_sampler=batches,
-            collate_fn=self._collate or Collator(model, texts="guide" in self.step.needs),
+            collate_fn=self._collate or Collator(self.step.model, texts="guide" in self.step.needs),
             num_workers=workers,
             prefetch_factor=args.dataloader_prefetch_factor if workers else None,
             persistent_workers=args.dataloader_persistent_workers and workers > 0,
