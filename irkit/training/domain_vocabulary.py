@@ -88,7 +88,13 @@ def train_vocabulary(texts: Iterable[str], out: str | Path, config: DomainConfig
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    _save(backend.get_vocab(), Path(out))
+    # the files of a BERT tokenizer
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    BertWordPieceTokenizer(backend.get_vocab()).save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in _SPECIAL}
+    settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
     return Tokenizer.from_pretrained(out)
 
 
@@ -126,12 +132,3 @@ def _characters(texts: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
             first[word[0]] += 1
             inner.update(word[1:])
     return first, inner
-
-
-def _save(vocabulary: dict[str, int], folder: Path) -> None:
-    """Write the files of a BERT tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    BertWordPieceTokenizer(vocabulary).save(str(folder / "tokenizer.json"))
-    settings: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in _SPECIAL}
-    settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")

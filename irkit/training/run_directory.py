@@ -21,8 +21,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 from irkit.config import Config, read_mapping
 from irkit.errors import StorageError
 from irkit.utils.atomic import check_folder, explained, publish_entries, publish_folder, write_text
@@ -144,8 +142,7 @@ def _is_begun(directory: Path, recipe: Config) -> bool:
     """Return True if the directory holds an unfinished run of the same recipe."""
     if not (directory / _RECIPE).is_file() or is_complete(directory):
         return False
-    begun: object = read_mapping(directory / _RECIPE)
-    return bool(begun == yaml.safe_load(recipe.to_yaml()))
+    return read_mapping(directory / _RECIPE) == recipe.model_dump(mode="json")
 
 
 def _clear(directory: Path) -> None:

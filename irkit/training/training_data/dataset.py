@@ -307,8 +307,7 @@ def check(data: Mixture, needs: Iterable[str] = ()) -> dict[str, int]:
         rows = dataset.sample(_SAMPLE)
         _check_texts(dataset, rows)
         scored |= _check_scores(dataset, rows, needs)
-        relevant = (row for row in rows if row.positives or dataset.known(row))
-        if "positives" in needs and rows and next(relevant, None) is None:
+        if "positives" in needs and rows and not any(row.positives or dataset.known(row) for row in rows):
             raise BadValueError(
                 f"{dataset.config.source}: no example has a document that is known to be relevant, which a "
                 "loss needs; name judgments (qrels, or split of a BEIR folder), or train on targets"
