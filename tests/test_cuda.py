@@ -15,7 +15,7 @@ from irkit import Model
 from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder, attention
 from irkit.encoder.attention import attend, pick_backend
-from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, PooledHead, token_pooling
+from irkit.heads import MultiVectorConfig, MultiVectorHead, Normalize, PooledHead
 from irkit.heads.token_pooling import pool_rows
 from irkit.model import Pipeline
 
@@ -227,16 +227,17 @@ def pooled(rows: Ragged, device: Any, *arguments: Any) -> tuple[Ragged, torch.Te
 @pytest.mark.parametrize("protected", [0, 1, 4])
 @pytest.mark.parametrize("doubled", [False, True])
 def test_token_pooling_finds_the_clusters_of_scipy(
-    factor: float, protected: int, doubled: bool, record_dispatch: Any, monkeypatch: pytest.MonkeyPatch
+    factor: float, protected: int, doubled: bool, record_dispatch: Any
 ) -> None:
     generator = torch.Generator().manual_seed(int(10 * factor) + protected)
     lengths = torch.tensor([0, 1, 2, 5, 33, 40, 7, 3, 0, 21])
     values = F.normalize(torch.randn(int(lengths.sum()), 8, generator=generator), dim=1)
     if doubled:  # vectors at no distance at all, most of them several times
         values = values[torch.randint(len(values) // 2, (len(values),), generator=generator)]
-    monkeypatch.setattr(token_pooling, "_DISTANCES", 3 * 40**2)  # rows go in four parts
     expected, upstream = pooled(Ragged(values, lengths), "cpu", factor, protected)
-    found, gradient = pooled(Ragged(values, lengths), record_dispatch.device, factor, protected)
+    found, gradient = pooled(
+        Ragged(values, lengths), record_dispatch.device, factor, protected, 3 * 40**2
+    )  # in four parts
     assert torch.equal(found.lengths, expected.lengths)
     for row, wanted in zip(found, expected, strict=True):
         assert torch.equal(row[:protected], wanted[:protected])

@@ -398,9 +398,9 @@ def test_gradients_under_autocast_on_cuda(name: str, attention: str, heads: int,
         assert errors[1] <= 2 * errors[0]
 
 
+@pytest.mark.filterwarnings("ignore:attention. flash attention has no heads:UserWarning")
 @pytest.mark.parametrize("width", [12, 264])
 def test_heads_that_flash_attention_does_not_know(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("irkit.encoder.attention._tell", lambda message: None)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     rows = batch([3, 0, 5]).with_values(torch.randn(8, 2, width))
     expected = attend(rows, rows, rows, backend="eager")
@@ -409,7 +409,6 @@ def test_heads_that_flash_attention_does_not_know(width: int, monkeypatch: pytes
 
 def test_backends_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
-    monkeypatch.setattr("irkit.encoder.attention._tell", lambda message: None)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert pick_backend("auto", gpu, torch.bfloat16) == "flash"

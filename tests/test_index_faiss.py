@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import irkit.index.faiss
 from irkit import Dense, score
 from irkit.config import Config
 from irkit.errors import ConfigError, CorruptError, MissingDependencyError, StorageError
@@ -214,10 +213,9 @@ def test_a_failed_write_of_the_structure_leaves_the_index(
     index = build(tmp_path / "index", factory, data[:20])
     index.add(data[20:40])
     before = {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()}
-    write = irkit.index.faiss._write
-
+    full, opened = Path("/dev/full"), Path.open
     with monkeypatch.context() as context, pytest.raises(StorageError, match=r"No space left.*unchanged"):
-        context.setattr("irkit.index.faiss._write", lambda structure, _: write(structure, Path("/dev/full")))
+        context.setattr(Path, "open", lambda file, mode="r": opened(full if mode == "wb" else file, mode))
         index.finish()
     assert {file.name: file.read_bytes() for file in (tmp_path / "index").iterdir()} == before
     index.finish()

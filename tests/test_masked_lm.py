@@ -16,14 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
-from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from irkit import Model
 from irkit.core.ragged import Ragged
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.tokenizer import Tokenizer
-from irkit.training import logit_losses, model_step
+from irkit.training import model_step
 from irkit.training.masked_lm_step import MaskedLMStep
 from irkit.training.masking import MaskedBatch, Masking, MaskingConfig, masking_rates
 from irkit.training.pretraining.corpus import TextDataset, check_corpora, read_in_turn, read_texts
@@ -187,30 +186,6 @@ def test_the_loss_is_that_of_transformers(checkpoint: Path) -> None:
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     right = (output.logits[asked >= 0].argmax(1) == asked[asked >= 0]).float().mean()
     assert float(step.parts["accuracy"]) == pytest.approx(float(right))
-
-
-def test_logits_in_pieces_give_the_same(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model.sparse(tiny_bert, device="cpu")
-    step = MaskedLMStep(model).eval()
-    batch = Masking(model.tokenizer)(numbered(12))
-    wanted = torch.autograd.grad(step(batch), list(model.parameters()), allow_unused=True)
-    rows: list[int] = []
-    linear, weight = nn.functional.linear, model.head.weight
-
-    def counting(values: torch.Tensor, *given: Any) -> torch.Tensor:
-        rows.extend([len(values)] if given[0] is weight else [])
-        return linear(values, *given)
-
-    monkeypatch.setattr(logit_losses, "_CELLS", 4 * model.dim)
-    monkeypatch.setattr(nn.functional, "linear", counting)
-    loss = step(batch)
-    assert max(rows) == 4
-    assert len(batch.labels) > 12
-    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    for one, other in zip(wanted, found, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 
 def test_the_mean_over_processes_is_that_over_their_tokens(

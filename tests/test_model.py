@@ -357,9 +357,9 @@ def test_auto_takes_bfloat16_only_where_it_exists_and_is_harmless(tiny_bert, mon
 
     monkeypatch.setattr(hardware, "has_bfloat16", lambda _: True)
     assert chosen() == torch.bfloat16
-    monkeypatch.setattr(hardware, "_LEAST_COSINE", 1.0)
-    assert chosen() == torch.float32
-    monkeypatch.setattr(hardware, "_LEAST_COSINE", 0.999)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "cosine_similarity", lambda *_: torch.tensor([1, 0.9989]))
+        assert chosen() == torch.float32
     monkeypatch.setattr(hardware, "has_bfloat16", lambda _: False)
     assert chosen() == torch.float32
     with pytest.warns(UserWarning, match="bfloat16 on cpu: it has no such instructions"):

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from irkit.core.ragged import Ragged
-from irkit.training import logit_losses
-from irkit.training.logit_losses import bag_loss, token_loss
+from irkit.training.logit_losses import CELLS, bag_loss, token_loss
 
 
 class Parts:
@@ -53,10 +52,10 @@ class Parts:
         return loss, list(torch.autograd.grad(loss, [each for each in (h, w, b) if each is not None]))
 
 
-def found(parts: Parts, kind: str) -> Tensor:
+def found(parts: Parts, kind: str, cells: int = CELLS) -> Tensor:
     if kind == "token":
-        return token_loss(*parts.inputs(), parts.labels)[0]
-    return bag_loss(*parts.inputs(), parts.terms)
+        return token_loss(*parts.inputs(), parts.labels, cells)[0]
+    return bag_loss(*parts.inputs(), parts.terms, cells)
 
 
 @pytest.mark.parametrize("kind", ["token", "bag"])
@@ -66,9 +65,7 @@ def test_values_and_gradients_are_those_of_the_formula(
     kind: str, rows: int, words: int, width: int, cells: int, bias: bool
 ) -> None:
     parts = Parts(rows, words, width, rows + 10 * words, torch.float64, bias)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logit_losses, "_CELLS", cells)
-        loss = 3 * found(parts, kind)
+    loss = 3 * found(parts, kind, cells)
     wanted, gradients = parts.wanted(kind)
     torch.testing.assert_close(loss, 3 * wanted, rtol=1e-11, atol=1e-11)
     for one, other in zip(parts.gradients(loss), gradients, strict=True):
@@ -148,15 +145,15 @@ class Big(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("kind", "most"), [("token", 0), ("bag", 1)])
-def test_memory_of_the_size_of_all_logits(kind: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logit_losses, "_CELLS", 4 * 500)
+def test_memory_of_the_size_of_all_logits(kind: str, most: int) -> None:
+    cells = 4 * 500
     parts = Parts(200, 500, 3, 2, torch.float32, True)
     with Big(200 * 500) as forward:
-        loss = found(parts, kind)
+        loss = found(parts, kind, cells)
     with Big(200 * 500) as backward:
         loss.backward()
     with Big(200 * 500) as inference, torch.no_grad():
-        found(parts, kind)
+        found(parts, kind, cells)
     assert len(forward.found) == most
     assert backward.found <= forward.found
     assert not inference.found

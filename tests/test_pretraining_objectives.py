@@ -18,7 +18,6 @@ from irkit.encoder.presets import tite_settings
 from irkit.heads import PooledHead
 from irkit.tokenizer import Tokenizer
 from irkit.training.masking import MaskingConfig, PretrainCollator
-from irkit.training.pretraining import decoder as decoding
 from irkit.training.pretraining.decoder import visible_tokens
 from irkit.training.pretraining.objectives import BagOfWords, MaskedAutoEncoding, MaskedLanguageModeling
 from irkit.training.pretraining.pretrain_step import BaseObjective, PretrainStep
@@ -140,11 +139,11 @@ def told(step: PretrainStep, ids: Tensor, vector: Tensor, number: int) -> list[T
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masked_auto_encoding_tells_every_token_from_the_vector_and_others(
-    tokenizer: Tokenizer, kind: str, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, kind: str
 ) -> None:
-    monkeypatch.setattr(decoding, "_TEXTS", 3)  # several groups of texts
     model = make(tokenizer, kind)
     step = randomised(PretrainStep(model, [MaskedAutoEncoding()], seed=3))
+    step.modules_of["masked_auto_encoding"].decoder.texts = 3  # several groups of texts
     batch = PretrainCollator(tokenizer)(texts(7, 20))
     loss = step(batch)
     vectors = model(batch.tokens).values

@@ -19,7 +19,7 @@ from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.errors import BadValueError, ConfigError
 from irkit.tokenizer import Tokenizer
-from irkit.vocabulary import align, initialization, sparsemax
+from irkit.vocabulary import align, sparsemax
 from irkit.vocabulary.alignment import Alignment, Form, Spelling
 from irkit.vocabulary.initialization import (
     align_prior,
@@ -229,7 +229,7 @@ def made_up(source_ids: list[int], source_size: int, special: Sequence[int] = ()
     return Alignment(tokens, torch.tensor(source_ids), ("text",) * len(tokens), flags, source_size)
 
 
-def test_interpolation_equals_a_float64_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolation_equals_a_float64_oracle() -> None:
     generator = torch.Generator().manual_seed(1)
     ids = [-1 if number % 3 == 0 else number + 5 for number in range(200)]
     alignment = made_up(ids, 220, special=[1, 3])
@@ -249,8 +249,7 @@ def test_interpolation_equals_a_float64_oracle(monkeypatch: pytest.MonkeyPatch) 
     kept = ~alignment.is_new
     assert torch.equal(result[kept], source[alignment.source_ids[kept]])
     assert torch.equal(result[new], mix(mixture, source))
-    monkeypatch.setattr(initialization, "_SCORES", 1000)  # blocks of few rows
-    again = semantic_mixture(alignment, target)
+    again = semantic_mixture(alignment, target, scores=1000)  # blocks of few rows
     assert again.terms.lengths.tolist() == mixture.terms.lengths.tolist()
     assert torch.allclose(again.to_dense(), mixture.to_dense(), atol=1e-6)
 

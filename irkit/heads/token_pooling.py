@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from irkit.core.ragged import Ragged, to_device
 
 _LONGEST = 4096  # vectors of a row whose distances are kept on a GPU
-_DISTANCES = 1 << 26  # on a GPU at once, 8 bytes each
 _ROUNDS = 4  # of merges before the host looks whether all are done
 
 
-def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
+def pool_rows(vectors: Ragged, factor: float, protected: int = 1, distances: int = 1 << 26) -> Ragged:
     """Apply `pool_tokens` to each row, on its device.
 
     The clusters are the same on either device unless two distances are equal by chance.
@@ -30,6 +29,7 @@ def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
         vectors: Ragged ``(total, dim)`` of length 1; gradients flow through the means.
         factor: As for `pool_tokens`.
         protected: As for `pool_tokens`.
+        distances: Number of distances that a GPU holds at once, 8 bytes each.
     """
     if not len(vectors.values):
         return vectors
@@ -42,7 +42,7 @@ def pool_rows(vectors: Ragged, factor: float, protected: int = 1) -> Ragged:
     merges = (rest.lengths - clusters).clamp(min=0)
     if not bool(merges.any()):
         return vectors
-    size = max(1, _DISTANCES // max(1, rest.max_length) ** 2)
+    size = max(1, distances // max(1, rest.max_length) ** 2)
     values = rest.with_values(vectors.values[rest.values])
     parts = range(0, len(rest), size)
     heads = [_cluster(values[at : at + size], to_device(merges[at : at + size], rest.device)) for at in parts]

@@ -23,7 +23,6 @@ Device = str | torch.device | Sequence[str | torch.device]
 """One device or several, such as ``"cuda"`` or ``["cuda:0", "cuda:1"]``."""
 
 DTYPES = ("float32", "bfloat16", "int8", "auto")
-_LEAST_COSINE = 0.999
 _SENTENCES = (
     "weather in bergen",
     "what is the boiling point of water at high altitude",
@@ -101,7 +100,7 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
         half, its_head = copy.deepcopy((encoder, head))  # together: a head may share a weight of the encoder
         half.to(torch.bfloat16)
         exact, rounded = _vectors(encoder, head, tokenizer), _vectors(half, its_head, tokenizer)
-        alike = exact.shape == rounded.shape and F.cosine_similarity(exact, rounded).min() >= _LEAST_COSINE
+        alike = exact.shape == rounded.shape and F.cosine_similarity(exact, rounded).min() >= 0.999
         return encoder.to(torch.bfloat16) if alike else encoder
     if dtype == "bfloat16":
         if not has_bfloat16(device):

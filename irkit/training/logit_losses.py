@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
 
-_CELLS = 1 << 22  # logits computed at once: 16 MB in float32
+CELLS = 1 << 22  # logits computed at once: 16 MB in float32
 
 
-def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
+def token_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cells: int = CELLS
+) -> tuple[Tensor, Tensor]:
     """Compute the cross-entropy of tokens under a linear map to the vocabulary.
 
     Loss and gradients are computed together for a part of the tokens at a time. So nothing of the size tokens
@@ -25,6 +27,7 @@ def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tens
         weight: ``(vocabulary, width)``, like in `torch.nn.Linear`.
         bias: ``(vocabulary,)``, or None.
         labels: ``(m,)`` int64, the right terms.
+        cells: Number of logits that are computed at once, at most, unless one token has more.
 
     Returns:
         The sum of the losses, and the number of right predictions, which has no gradient. Under autocast the
@@ -36,10 +39,12 @@ def token_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tens
         (1.6265, 1)
     """
     inputs = _cast(hidden, weight, bias)
-    return _TokenLoss.apply(*inputs, labels, _trained(*inputs))  # type: ignore[no-any-return, no-untyped-call]
+    return _TokenLoss.apply(*inputs, labels, cells, _trained(*inputs))  # type: ignore[no-any-return, no-untyped-call]
 
 
-def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged) -> Tensor:
+def bag_loss(
+    vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged, cells: int = CELLS
+) -> Tensor:
     """Compute the binary cross-entropy of the set of terms of each text, as the mean over the vocabulary.
 
     One matrix of the size texts x vocabulary is stored, the errors of the probabilities in the dtype of the
@@ -50,6 +55,7 @@ def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged
         weight: ``(vocabulary, width)``, like in `torch.nn.Linear`.
         bias: ``(vocabulary,)``, or None.
         terms: Ragged int64 ``(total,)``, the distinct terms of each text.
+        cells: As for `token_loss`, per text.
 
     Returns:
         The sum over the texts.
@@ -62,7 +68,7 @@ def bag_loss(vectors: Tensor, weight: Tensor, bias: Tensor | None, terms: Ragged
     """
     rows, starts = terms.row_ids(), [0, *terms.lengths.cumsum(0).tolist()]
     inputs = _cast(vectors, weight, bias)
-    return _BagLoss.apply(*inputs, rows, terms.values, starts, any(_trained(*inputs)))  # type: ignore[no-any-return, no-untyped-call]
+    return _BagLoss.apply(*inputs, rows, terms.values, starts, cells, any(_trained(*inputs)))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _cast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -91,6 +97,7 @@ class _TokenLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
+        cells: int,
         trained: tuple[bool, ...],
     ) -> tuple[Tensor, Tensor]:
         total, right = _exact(weight.new_zeros(())), torch.zeros((), dtype=torch.int64, device=labels.device)
@@ -99,7 +106,7 @@ class _TokenLoss(torch.autograd.Function):
             for value, needed in zip((hidden, weight, bias), trained, strict=True)
         ]
         hidden_grad, weight_grad, bias_grad = grads
-        size = max(1, _CELLS // len(weight))
+        size = max(1, cells // len(weight))
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), size):
                 # loss
@@ -132,7 +139,7 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if x is None else (x * grad).to(ctx.dtype) for x in ctx.saved_tensors]
-        return (*scaled, None, None)
+        return (*scaled, None, None, None)
 
 
 class _BagLoss(torch.autograd.Function):
@@ -145,11 +152,12 @@ class _BagLoss(torch.autograd.Function):
         rows: Tensor,
         terms: Tensor,
         starts: list[int],
+        cells: int,
         trained: bool,
     ) -> Tensor:
         total = _exact(weight.new_zeros(()))
         errors = weight.new_empty(len(vectors) if trained else 0, len(weight))
-        size = max(1, _CELLS // len(weight))
+        size = max(1, cells // len(weight))
         with torch.autocast(vectors.device.type, enabled=False):
             for start in range(0, len(vectors), size):
                 part = vectors[start : start + size]
@@ -174,4 +182,4 @@ class _BagLoss(torch.autograd.Function):
             errors.sum(0, dtype=grad.dtype) if needed[2] else None,
         )
         scaled = [None if x is None else (_exact(x) * scale).to(weight.dtype) for x in grads]
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)

@@ -25,7 +25,6 @@ from irkit.tokenizer import Tokenizer
 from irkit.vocabulary.alignment import Alignment, Form, Spelling
 from irkit.vocabulary.simplex import sparsemax
 
-_SCORES = 2**24  # similarities held at once, 64 MB
 _TEXTS = 1024  # texts tokenised at once
 _EXCLUDED = -5000.0  # terms with a bias below can never have a weight
 
@@ -64,7 +63,7 @@ def anchors(alignment: Alignment) -> Tensor:
     return torch.tensor(sorted(first.values()), dtype=torch.int64)
 
 
-def semantic_mixture(alignment: Alignment, embeddings: Tensor) -> Sparse:
+def semantic_mixture(alignment: Alignment, embeddings: Tensor, scores: int = 2**24) -> Sparse:
     """Weigh the shared tokens around each new one: sparsemax of cosines in the space of the target.
 
     Similarities are computed block by block, and never held as a whole.
@@ -72,6 +71,7 @@ def semantic_mixture(alignment: Alignment, embeddings: Tensor) -> Sparse:
     Args:
         alignment: Alignment of source and target.
         embeddings: ``(V', width)`` of the target.
+        scores: Number of similarities that are held at once, 4 bytes each.
 
     Returns:
         One row per new token, over the ids of the source; rows add up to 1.
@@ -88,7 +88,7 @@ def semantic_mixture(alignment: Alignment, embeddings: Tensor) -> Sparse:
         )
     unit = F.normalize(embeddings.detach().float(), dim=1)
     anchor_vectors = unit[shared.to(unit.device)].T.contiguous()
-    blocks = torch.split(new.to(unit.device), max(1, _SCORES // len(shared)))
+    blocks = torch.split(new.to(unit.device), max(1, scores // len(shared)))
     parts = [sparsemax(unit[block] @ anchor_vectors) for block in blocks]
     lengths = torch.cat([new.new_zeros(0), *(part.terms.lengths for part in parts)])
     positions = torch.cat([new.new_zeros(0), *(part.terms.values.cpu() for part in parts)])

@@ -12,8 +12,6 @@ from irkit.encoder.attention import rotary_table, rotate
 from irkit.encoder.layers import Embeddings, Layer, make_norm
 from irkit.errors import BadValueError
 
-_TEXTS = 16  # texts of similar length whose attention is computed together, padded
-
 
 class Decoder(nn.Module):
     """Enhanced decoding: predict each token of a text from the vector of the text and other tokens.
@@ -25,6 +23,7 @@ class Decoder(nn.Module):
     Attributes:
         mask_rate: Share of the other tokens that a query does not see.
         seed: Seed of the visible tokens.
+        texts: Number of texts of similar length whose attention is computed together, padded.
         layer: Attention and feed-forward block like the last layer of the encoder, without pooling.
 
     Source: Xiao et al. 2022, "RetroMAE", section 3.3; Schlatt et al. 2025 (TITE), section 3.3.
@@ -52,7 +51,7 @@ class Decoder(nn.Module):
             )
         if problem:
             raise BadValueError(f"masked auto-encoding: {problem}")
-        self.mask_rate, self.seed, self.config = mask_rate, seed, config
+        self.mask_rate, self.seed, self.config, self.texts = mask_rate, seed, config, 16
         changed = {
             "pooling": None,
             "window": None,
@@ -115,7 +114,7 @@ class Decoder(nn.Module):
             table = rotary_table(tokens.positions(), layer.layer.rotary_base, q.shape[-1])
             q, k = (rotate(part, table, self.config.rotary_interleaved) for part in (q, k))
         positions = tokens.with_values(torch.arange(len(q), device=q.device))
-        for rows in torch.split(tokens.lengths.argsort(stable=True), _TEXTS):
+        for rows in torch.split(tokens.lengths.argsort(stable=True), self.texts):
             padded, real = positions[rows].to_padded()
             visible = visible_tokens(
                 numbers[rows.to(numbers.device)], padded.shape[1], self.mask_rate, self.seed
