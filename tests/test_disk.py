@@ -33,7 +33,7 @@ from irkit.index import (
 )
 from irkit.training.checkpoints import saving
 from irkit.training.train_run import TrainingLog
-from irkit.utils.atomic import check_folder, replacing, scratch, write_text
+from irkit.utils.atomic import check_folder, publish_entries, replacing, scratch, write_text
 
 CONFIG = {"kind": "inverted", "dtype": "uint8", "mode": "approximate"}
 N = 300
@@ -358,3 +358,19 @@ if __name__ == "__main__":
     except IrkitError as error:
         sys.stderr.write(str(error))
         sys.exit(2)
+
+
+def test_entries_that_are_published_again_leave_nothing_hidden(tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    folder.mkdir()
+    (source / "1_Dense").mkdir(parents=True)
+    for name in ("model.safetensors", "config.json", "1_Dense/model.safetensors"):
+        (source / name).write_text(name)
+    for _ in range(2):  # weights are links to one file from the second time on
+        publish_entries(sorted(source.iterdir()), folder)
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "1_Dense",
+            "config.json",
+            "model.safetensors",
+        ]
+    assert (folder / "1_Dense" / "model.safetensors").read_text() == "1_Dense/model.safetensors"

@@ -174,6 +174,7 @@ def publish_entries(paths: Iterable[Path], folder: Path) -> None:
         if path.is_dir() or target.is_dir():
             _remove(target)
         aside.replace(target)
+        _remove(aside)  # it is still there if both were links to one file: then a rename does nothing
         sync_name(target)
 
 
