@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 import warnings
@@ -124,6 +125,18 @@ def test_one_row_of_its_kind_for_each_text(case: tuple[Model, Side]) -> None:
     assert all(torch.as_tensor(array).isfinite().all() for array in rows.arrays().values())
     assert len(model.encode_representation([], side)) == 0
     assert score(rows, model.encode_representation(TEXTS, "document")).shape == (len(TEXTS), len(TEXTS))
+    if head.unit:  # its layers end in Normalize
+        vectors = rows.tokens.values if isinstance(rows, MultiVector) else rows.values
+        norms = vectors.norm(dim=1)
+        assert bool(((norms - 1).abs().minimum(norms) < 1e-5).all())
+
+
+def test_its_settings_are_those_of_its_constructor(case: tuple[Model, Side]) -> None:
+    model, side = case
+    head = model.side_model(side).head
+    if type(head).to_modules is Head.to_modules:  # saved by its settings
+        _, *settings = inspect.signature(type(head)).parameters
+        assert {*settings} <= head.settings().keys()
 
 
 def test_a_row_does_not_depend_on_its_neighbours(case: tuple[Model, Side]) -> None:
@@ -192,9 +205,13 @@ def test_its_hooks_agree_with_each_other(case: tuple[Model, Side]) -> None:
 # ---- heads of other packages ----------------------------------------------------------------------
 
 
-def test_settings_of_an_added_head_are_checked(tiny_bert: Path) -> None:
+def test_settings_of_an_added_head_are_checked(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"ScaledSum: .*unexpected keyword argument 'speed'"):
         Model.with_head("scaled_sum", tiny_bert, {"speed": 1})
+    head = Model.with_head("scaled_sum", tiny_bert).head
+    monkeypatch.setattr(type(head), "settings", lambda _: {})
+    with pytest.raises(ConfigError, match=r"settings\(\) does not return power, so a saved model"):
+        Model.with_head("scaled_sum", tiny_bert, {"power": 2.0})
     with pytest.raises(ConfigError, match="head 'sum', expected one of dense, multi_vector, sparse, static"):
         Model.with_head("sum", tiny_bert)
 

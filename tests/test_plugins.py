@@ -57,10 +57,11 @@ def test_own_names_need_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts["lazy"].__name__ == "OrderedDict"
 
 
-def test_a_name_in_use_is_an_error(install: Callable[..., None]) -> None:
-    install("thief", "class Table(dict): ...", own="Table")
-    with pytest.raises(ConfigError, match="the package thief adds 'own', a name that irkit has already"):
-        list(table())
+@pytest.mark.parametrize("name", ["own", "reserved"])
+def test_a_name_in_use_is_an_error(install: Callable[..., None], name: str) -> None:
+    install("thief", "class Table(dict): ...", **{name: "Table"})
+    with pytest.raises(ConfigError, match=f"the package thief adds '{name}', a name that irkit has already"):
+        list(Registry(GROUP, dict, {"own": dict}, reserved=["reserved"]))
 
 
 def test_two_packages_with_one_name_are_an_error(install: Callable[..., None]) -> None:

@@ -139,6 +139,7 @@ def test_overrides_go_before_the_file(tmp_path: Path) -> None:
         ("regularizers={kind: flops, document: 0}", "both 0, which does nothing"),
         ("evaluation={source: x, measures: ' '}", "evaluation.0.measures: .* at least 1 character"),
         ("model.kind=spars", "model: unknown kind 'spars'; did you mean 'sparse'"),
+        ("model.kind=densee", "model: unknown kind 'densee'; did you mean 'dense'"),
         ("model.projection=linear", "'model.projection'; it belongs to another part or another kind"),
         ("model.queries=lexikal", "model.queries: queries: got 'lexikal', expected 'lexical'"),
         ("losses.kind=kld", "losses.0: unknown kind 'kld'; did you mean 'kl'"),

@@ -77,11 +77,12 @@ class TrainCommand(TyperCommand):
     """Command whose help lists the tables that its recipe chooses from; they are imported only for that."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the names of the losses and regularizers below the examples."""
+        """Write the kinds of models, losses and regularizers below the examples."""
         from irkit.training.losses import LOSSES
+        from irkit.training.model_recipe import list_kinds
         from irkit.training.regularizers import REGULARIZERS
 
         super().format_epilog(ctx, formatter)
-        rows = [("losses", ", ".join(LOSSES)), ("regularizers", ", ".join(REGULARIZERS))]
+        tables = {"model": list_kinds(), "losses": LOSSES, "regularizers": REGULARIZERS}
         with formatter.section("Kinds in a recipe"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(key, ", ".join(names)) for key, names in tables.items()])

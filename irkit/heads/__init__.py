@@ -34,5 +34,6 @@ HEADS: Registry[type[Head]] = Registry(
     "irkit.heads",
     Head,
     {"dense": PooledHead, "multi_vector": MultiVectorHead, "sparse": SparseHead, "static": StaticHead},
+    reserved=("pretrained", "new", "head"),  # kinds of models in recipes, where a head's name may stand, too
 )
 """Heads by name; other packages add theirs as entry points ``irkit.heads``."""

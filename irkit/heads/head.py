@@ -61,12 +61,19 @@ class Head(nn.Module):
         """Make a new head for an encoder; by default its constructor takes the hidden size and the settings.
 
         Raises:
-            ConfigError: The head takes no such settings.
+            ConfigError: The head takes no such settings, or `settings` does not return them.
         """
+        given = dict(config or {})
         try:
-            return cls(encoder.hidden_size, **dict(config or {}))
+            head = cls(encoder.hidden_size, **given)
         except TypeError as error:
             raise ConfigError(f"{cls.__name__}: {error}") from error
+        if lost := given.keys() - head.settings().keys():
+            raise ConfigError(
+                f"{cls.__name__}: settings() does not return {', '.join(sorted(lost))}, so a saved model "
+                "would lose them; return all settings of the constructor"
+            )
+        return head
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that `create` makes the head from again, apart from its weights; as JSON."""

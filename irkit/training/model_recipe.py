@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
+from irkit.arguments import suggest
 from irkit.config import Config
 from irkit.errors import ConfigError, StorageError
 from irkit.formats import SIMILARITIES
@@ -133,12 +134,19 @@ def _with_kind(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     kind = data.get("kind", "pretrained")
-    if isinstance(kind, str) and kind not in _KINDS and kind in HEADS:
+    if isinstance(kind, str) and kind not in MODEL_KINDS:
+        if kind not in HEADS:
+            raise ValueError(f"unknown kind {kind!r}; {suggest(kind, list_kinds())}")
         return {**data, "kind": "head", "head": kind}
     return {**data, "kind": kind}
 
 
-_KINDS = ("pretrained", "multi_vector", "sparse", "new", "head")
+def list_kinds() -> list[str]:
+    """Return what a recipe may name as the kind of its model: the kinds of models, and the heads."""
+    return list(dict.fromkeys([*MODEL_KINDS, *HEADS]))
+
+
+MODEL_KINDS = ("pretrained", "multi_vector", "sparse", "new", "head")
 
 
 ModelRecipe = Annotated[

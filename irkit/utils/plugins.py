@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,16 +28,19 @@ class Registry(Mapping[str, Part], Generic[Part]):
         (['row', 'pair'], <class 'tuple'>)
     """
 
-    def __init__(self, group: str, expected: type, own: Mapping[str, Part | str]) -> None:
+    def __init__(
+        self, group: str, expected: type, own: Mapping[str, Part | str], reserved: Collection[str] = ()
+    ) -> None:
         """Start a table with irkit's own parts.
 
         Args:
             group: Name of the entry points, such as ``"irkit.heads"``.
             expected: What a part must be: an instance or a subclass of this class.
             own: irkit's parts by name; a string ``"module:name"`` is imported when it is looked up.
+            reserved: Other names that packages cannot take, because they mean something else beside parts.
         """
         self.group, self.expected = group, expected
-        self._own, self._loaded = dict(own), dict[str, Part]()
+        self._own, self._loaded, self._reserved = dict(own), dict[str, Part](), {*own, *reserved}
         self._added: dict[str, EntryPoint] | None = None
 
     def __getitem__(self, name: str) -> Part:
@@ -75,7 +78,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
             added: dict[str, EntryPoint] = {}
             for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
                 earlier = added.get(point.name)
-                owner = "irkit" if point.name in self._own else earlier and _package(earlier)
+                owner = "irkit" if point.name in self._reserved else earlier and _package(earlier)
                 if owner and owner != _package(point):  # a path that is listed twice gives each twice
                     raise ConfigError(
                         f"{self.group}: the package {_package(point)} adds {point.name!r}, a name that "
