@@ -134,8 +134,7 @@ def test_one_row_of_its_kind_for_each_text(case: tuple[Model, Side]) -> None:
 def test_its_settings_are_those_of_its_constructor(case: tuple[Model, Side]) -> None:
     model, side = case
     head = model.side_model(side).head
-    made, saved = type(head).create.__func__, type(head).to_modules
-    if (made, saved) == (Head.create.__func__, Head.to_modules):  # made from its settings
+    if type(head) not in OWN_HEADS.values():  # each of irkit's own has files of its own
         _, *settings = inspect.signature(type(head)).parameters
         assert {*settings} <= head.settings().keys()
 
