@@ -1,0 +1,20 @@
+"""Search of dense vectors by an inverted file of codes; see README.md."""
+
+from .build import Encoder, arrange, assign, pack_signs, unpack_signs
+from .checks import check_segment
+from .op import Effort, Searcher, effort_of
+from .rotation import Rotation, make_rotation
+
+__all__ = [
+    "Effort",
+    "Encoder",
+    "Rotation",
+    "Searcher",
+    "arrange",
+    "assign",
+    "check_segment",
+    "effort_of",
+    "make_rotation",
+    "pack_signs",
+    "unpack_signs",
+]

@@ -1,0 +1,185 @@
+"""Assign vectors to lists, encode their residuals, and arrange codes by list; see `layout` in README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .cpu_frame import BLOCK
+from .rotation import Rotation, rotate, rotation_matrix
+
+__all__ = ["STEPS", "Encoder", "arrange", "assign", "pack_signs", "unpack_signs"]
+
+Array = NDArray[Any]
+
+STEPS = {2: 0.996, 4: 0.335}  # of the levels, in root mean squares: the best for normal residuals
+_BLOCK = 1 << 22  # numbers of a block of vectors, and of its products with centroids
+_TINY = 1e-30
+
+
+def assign(vectors: Array, centroids: Array) -> Array:
+    """Find the nearest centroid of each vector.
+
+    Args:
+        vectors: ``(n, dim)`` float32 or float16, such as a memory map; read in blocks.
+        centroids: ``(lists, dim)`` float32.
+
+    Returns:
+        ``(n,)`` int32.
+    """
+    columns = torch.from_numpy(np.ascontiguousarray(centroids, np.float32)).T
+    halves = -0.5 * (columns * columns).sum(0)
+    lists = np.empty(len(vectors), np.int32)
+    size = max(1, _BLOCK // max(columns.shape))
+    for start in range(0, len(vectors), size):
+        block = torch.from_numpy(np.asarray(vectors[start : start + size], np.float32))
+        lists[start : start + size] = torch.addmm(halves, block, columns).argmax(1).numpy()
+    return lists
+
+
+class Encoder:
+    """Encodes vectors for a `Searcher`.
+
+    Args:
+        centroids: ``(lists, dim)`` float32.
+        rotation: Of vectors of ``dim`` numbers.
+        nbits: Bits of a code per dimension: 1, 2 or 4.
+        euclidean: Rows are ranked by their distance to the query instead of their product with it.
+        keep_int8: Also make the rows in int8 that candidates are ranked by.
+    """
+
+    def __init__(
+        self,
+        centroids: Array,
+        rotation: Rotation,
+        nbits: int = 1,
+        *,
+        euclidean: bool = False,
+        keep_int8: bool = False,
+    ) -> None:
+        if nbits not in (1, *STEPS):
+            raise ValueError(f"dense_search: got codes of {nbits} bits, expected 1, 2 or 4")
+        self.centroids, self.nbits = centroids, nbits
+        self.euclidean, self.keep_int8 = euclidean, keep_int8
+        self._matrix = rotation_matrix(centroids.shape[1], rotation)
+        self._rotated = rotate(torch.from_numpy(np.ascontiguousarray(centroids, np.float32)), rotation)
+
+    def encode(self, vectors: Array) -> dict[str, Array]:
+        """Encode ``vectors (n, dim)``, in blocks.
+
+        Returns:
+            By name, in the order of the vectors: ``lists (n,)`` int32; ``signs (n, width / 8)`` uint8;
+            ``factors (n,)`` float32; with more than 1 bit ``planes (n, (nbits - 1) * width / 8)`` uint8 and
+            ``level_factors (n,)`` float32; ``biases (n,)`` float32 of euclidean distances; ``kept (n,
+            width)`` int8 and ``kept_scales (n,)`` float32 if they were asked for.
+        """
+        size = max(1, _BLOCK // max(self._matrix.shape))
+        blocks = range(0, max(1, len(vectors)), size)
+        parts = [self._encode(np.asarray(vectors[at : at + size], np.float32)) for at in blocks]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _encode(self, block: Array) -> dict[str, Array]:
+        vectors, lists = torch.from_numpy(block), assign(block, self.centroids)
+        rotated = vectors @ self._matrix
+        residuals = rotated - self._rotated[torch.from_numpy(lists).long()]
+        square, absolute = residuals.square().sum(1), residuals.abs().sum(1)
+        codes = {"lists": lists, "signs": _packed(residuals >= 0), "factors": _ratio(square, absolute)}
+        if self.nbits > 1:
+            signs, codes["planes"], products = self._levels(residuals, square)
+            codes |= {"signs": signs, "level_factors": _ratio(square, products)}
+        if self.euclidean:
+            codes["biases"] = -vectors.square().sum(1).numpy()
+        if self.keep_int8:
+            codes["kept"], codes["kept_scales"] = _int8(rotated)
+        return codes
+
+    def _levels(self, residuals: Tensor, square: Tensor) -> tuple[Array, Array, Tensor]:
+        """Return the signs, the other bits of the levels, and the products of residuals with levels."""
+        half = 1 << self.nbits - 1
+        step = (square / residuals.shape[1]).sqrt() * STEPS[self.nbits]
+        inverse = torch.where(step > _TINY, 1 / step, 0)
+        levels = (residuals * inverse[:, None]).floor_().clamp_(-half, half - 1)
+        products = (residuals * (levels + 0.5)).sum(1)
+        codes = (levels + half).to(torch.uint8)
+        planes = [_packed((codes & (1 << bit)) > 0) for bit in range(self.nbits - 1)]
+        return _packed(codes >= half), np.concatenate(planes, 1), products
+
+
+def _packed(bits: Tensor) -> Array:
+    """Pack ``(n, width)`` bool to ``(n, width / 8)`` bytes, the lowest bit first."""
+    return np.packbits(bits.numpy(), axis=1, bitorder="little")
+
+
+def _ratio(square: Tensor, products: Tensor) -> Array:
+    """Return what a code is multiplied with, so that its product with the residual is the residual's own."""
+    return torch.where(products > _TINY, square / products, 0).numpy()
+
+
+def _int8(rotated: Tensor) -> tuple[Array, Array]:
+    scales = rotated.abs().amax(1) / 127
+    codes = (rotated / torch.where(scales > 0, scales, 1)[:, None]).round_().clamp_(-127, 127)
+    return codes.to(torch.int8).numpy(), scales.numpy()
+
+
+def arrange(codes: Mapping[str, Array], n_lists: int, first_row: int = 0) -> dict[str, Array]:
+    """Order codes by list, ties by row, to a segment for a `Searcher`.
+
+    Args:
+        codes: The result of `Encoder.encode`.
+        n_lists: Number of lists.
+        first_row: The row of the first vector.
+
+    Returns:
+        By name: ``offsets (lists + 1,)`` int64 and ``rows (n,)`` uint32; ``signs (ceil(n / 32), 4 * width)``
+        uint8, see `pack_signs`; the others, except for the kept rows, as they were, in the new order.
+    """
+    lists = codes["lists"]
+    order = np.argsort(lists, kind="stable")
+    counts = np.bincount(lists, minlength=n_lists)
+    segment = {
+        "offsets": np.concatenate([[0], np.cumsum(counts)]),
+        "rows": (order + first_row).astype(np.uint32),
+        "signs": pack_signs(codes["signs"], order),
+    }
+    for name in ("planes", "factors", "level_factors", "biases"):
+        if name in codes:
+            segment[name] = codes[name][order]
+    return segment
+
+
+def pack_signs(signs: Array, order: Array) -> Array:
+    """Pack the signs of rows in blocks of 32.
+
+    Args:
+        signs: ``(n, width / 8)`` bytes.
+        order: The order of the rows.
+
+    Returns:
+        ``(ceil(n / 32), 4 * width)`` uint8. A block has 16 bytes for each 4 dimensions: the lower half of
+        byte i is the bits of row i, the upper half those of row i + 16.
+    """
+    n, size = signs.shape
+    packed = np.zeros((-(-n // BLOCK), 2 * size, BLOCK // 2), np.uint8)
+    step = max(1, _BLOCK // (BLOCK * size))
+    for start in range(0, len(packed), step):
+        stop = min(start + step, len(packed))
+        rows = np.zeros(((stop - start) * BLOCK, size), np.uint8)
+        part = signs[order[start * BLOCK : stop * BLOCK]]
+        rows[: len(part)] = part
+        fours = np.stack([rows & 15, rows >> 4], 2).reshape(stop - start, BLOCK, 2 * size)
+        both = fours[:, : BLOCK // 2] | fours[:, BLOCK // 2 :] << 4
+        packed[start:stop] = both.transpose(0, 2, 1)
+    return packed.reshape(len(packed), size * BLOCK)
+
+
+def unpack_signs(packed: Array, n: int) -> Array:
+    """Return the signs ``(n, width / 8)`` of rows, in their order, that `pack_signs` packed."""
+    fours = packed.shape[1] // (BLOCK // 2)
+    blocks = packed.reshape(len(packed), fours, BLOCK // 2).transpose(0, 2, 1)
+    rows = np.concatenate([blocks & 15, blocks >> 4], 1).reshape(len(packed) * BLOCK, fours)
+    return np.ascontiguousarray(rows[:n, ::2] | rows[:n, 1::2] << 4)

@@ -1,0 +1,148 @@
+"""LLVM IR that collects the best items: those that score more than a threshold, which rises.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+Items are appended in the order in which they are scored. When the collection is full, `_shrink` keeps the
+wanted number of best ones, and what comes later has to score more than the worst of them. So the result is
+that of a stable sort of all items. Scores are kept as keys: integers of the same order.
+"""
+
+from __future__ import annotations
+
+from .._typed import Function, Value
+from .cpu_frame import FRAME, INTS, LANES
+
+__all__ = ["float_of", "key_of", "write_collect"]
+
+_LOWEST = -(2**31)
+
+
+def write_collect(extra: bool) -> list[Function]:
+    """Write ``push``, ``shrink`` and ``order``.
+
+    Args:
+        extra: Items have a base and a sum, too.
+    """
+    return [_shrink(extra), _push(extra), _order()]
+
+
+def key_of(scores: Value) -> Value:
+    """Return signed integers in the order of float32 numbers."""
+    kind = INTS if scores.lanes else "i32"
+    bits = scores.cast(kind)
+    return bits ^ (bits.shift_signed(31) & 0x7FFFFFFF)
+
+
+def float_of(key: Value) -> Value:
+    """Return the float32 number of a key."""
+    return (key ^ (key.shift_signed(31) & 0x7FFFFFFF)).cast("float")
+
+
+def _push(extra: bool) -> Function:
+    """Append the items ``first + i`` of the lanes i that a mask holds."""
+    kinds = {"bases": f"<{LANES} x float>", "sums": f"<{LANES} x float>"} if extra else {}
+    x = Function("push", f=FRAME, scores=f"<{LANES} x float>", first="u32", mask="u16", **kinds)
+    f, scores, first, mask, *others = x.parameters
+    count, lanes = f.count, mask.cast(f"<{LANES} x i1>")
+    numbers = x.constants("u32", range(LANES)) + first.broadcast(LANES)
+    values = [key_of(scores), numbers, *others]
+    arrays = [f.keys, f.items, f.bases, f.sums]
+    for array, value in zip(arrays, values, strict=False):
+        array.vectors(LANES)[count] = _compressed(x, value, lanes)
+    f.count = count + mask.count_ones().to("i64")
+    return x
+
+
+def _compressed(x: Function, value: Value, mask: Value) -> Value:
+    """Return the lanes that a mask holds, moved together."""
+    return x.intrinsic("experimental.vector.compress", value.kind, value, mask, value)
+
+
+def _shrink(extra: bool) -> Function:
+    """Keep the wanted best items, in their order, and raise the threshold to the score of the worst."""
+    x = Function("shrink", f=FRAME)
+    (f,) = x.parameters
+    keys, count, wanted = f.keys, f.count, f.wanted
+    low, high, above, exact = (x.local("i64") for _ in range(4))
+
+    with x.when(count > wanted):
+        keys.vectors(LANES)[count] = x.constant(INTS, _LOWEST)
+
+        # Find the lowest key that is kept by bisection between the lowest and the highest.
+        first = keys.vectors(LANES)[0]
+        with x.range(0, count, LANES, most=first, least=first) as loop:
+            here = keys.vectors(LANES)[loop.i]
+            loop.most = x.intrinsic("smax", INTS, loop.most, here)
+            inside = x.constants("i64", range(LANES)) < (count - loop.i).broadcast(LANES)
+            loop.least = x.where(inside, x.intrinsic("smin", INTS, loop.least, here), loop.least)
+        low.value = x.intrinsic("vector.reduce.smin", "i32", loop.least).to("i64")
+        high.value = x.intrinsic("vector.reduce.smax", "i32", loop.most).to("i64") + 1
+        exact.value = 0
+        with x.repeat() as bisection:
+            middle = (low.value + high.value).shift_signed(1)
+            level = middle.to("i32").broadcast(LANES)
+            with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
+                loop.found -= (keys.vectors(LANES)[loop.i] >= level).mask("i32")
+            found = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
+            enough = found >= wanted
+            exact.value = (found == wanted).to("i64")
+            low.value = x.where(enough, middle, low.value)
+            high.value = x.where(enough, high.value, middle)
+            bisection.again_if((exact.value == 0) & (high.value - low.value > 1))
+        lowest = low.value.to("i32")
+        level = lowest.broadcast(LANES)
+        with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
+            loop.found -= (keys.vectors(LANES)[loop.i] > level).mask("i32")
+        above.value = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
+
+        # Move what is kept together; of the items at the lowest key the first ones.
+        arrays = [keys, f.items, *([f.bases, f.sums] if extra else [])]
+        with x.range(0, count, LANES, number=0, ties=wanted - above.value) as loop:
+            here = keys.vectors(LANES)[loop.i]
+            same = (here == level).cast("u16")
+            over = same.count_ones().to("i64") - loop.ties
+            same = _without_last(x, same, over)
+            better = (here > level).cast("u16")
+            mask = better | same
+            lanes = mask.cast(f"<{LANES} x i1>")
+            parts = [array.vectors(LANES)[loop.i] for array in arrays]
+            for array, part in zip(arrays, parts, strict=True):
+                array.vectors(LANES)[loop.number] = _compressed(x, part, lanes)
+            loop.number += mask.count_ones().to("i64")
+            loop.ties -= same.count_ones().to("i64")
+        f.count = loop.number
+        f.threshold = float_of(lowest)
+    return x
+
+
+def _without_last(x: Function, mask: Value, over: Value) -> Value:
+    """Return a mask without its ``over`` highest bits."""
+    with x.range(0, over, left=mask) as loop:
+        high = 15 - x.intrinsic("ctlz", "u16", loop.left, False)
+        bit = x.constant("u16", 1) << high
+        loop.left = loop.left & (bit ^ 0xFFFF)
+    return loop.left
+
+
+def _order() -> Function:
+    """Copy the items to ``sorted_items``, best first, ties to the lower item, and their keys beside them.
+
+    The place of an item is the number of better ones, which takes a pass over all items.
+    """
+    x = Function("order", f=FRAME)
+    (f,) = x.parameters
+    keys, items, count = f.keys, f.items, f.count
+    keys.vectors(LANES)[count] = x.constant(INTS, _LOWEST)
+    items.vectors(LANES)[count] = x.constant(f"<{LANES} x u32>", 0xFFFFFFFF)
+    with x.range(0, count) as each:
+        key, item = keys[each.i], items[each.i]
+        level, number = key.broadcast(LANES), item.broadcast(LANES)
+        with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
+            here = keys.vectors(LANES)[loop.i]
+            lower = items.vectors(LANES)[loop.i] < number
+            before = (here > level) | ((here == level) & lower)
+            loop.found -= before.mask("i32")
+        place = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
+        f.sorted_keys[place] = key
+        f.sorted_items[place] = item
+    return x

@@ -1,0 +1,156 @@
+"""LLVM IR that scores candidates again: by all bits of their codes, then by the rows that are kept.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+"""
+
+from __future__ import annotations
+
+from .._simd import dot_bytes
+from .._typed import Array, Function, Record, Value, vector
+from .cpu_collect import key_of
+from .cpu_frame import CHUNK, FLOATS, FRAME, INTS, LANES, Plan
+
+__all__ = ["write_rank"]
+
+_AHEAD = 6  # candidates whose rows are fetched ahead
+_BYTES = {"int8": 1, "float16": 2, "float32": 4}
+_FEW = 64  # lines of a row that are fetched ahead
+
+
+def write_rank(plan: Plan) -> list[Function]:
+    """Write ``rank_codes`` if codes have more than a bit, and ``rank_rows``."""
+    return [*([_rank_codes(plan)] if plan.nbits > 1 else []), _rank_rows(plan)]
+
+
+def _segment(x: Function, f: Record, position: Value) -> Record:
+    """Return the segment of a position: the last that begins at or before it."""
+    with x.range(1, f.n_segments, found=0) as loop:
+        loop.found = x.where(f.segments[loop.i].first <= position, loop.i, loop.found)
+    segment: Record = f.segments[loop.found]
+    return segment
+
+
+def _rank_codes(plan: Plan) -> Function:
+    """Replace the keys of the collection by those of scores by all bits of a code.
+
+    A level is its sign bit, the highest, and the other bits. The sum of the signs is known.
+    """
+    x = Function("rank_codes", f=FRAME)
+    (f,) = x.parameters
+    others = plan.nbits - 1
+    plane = plan.width // 8  # bytes
+    most = (1 << others) - 1  # of the other bits
+    sign_scale = f.level_scale * (2.0 ** (plan.nbits - 2))
+    half_scale = f.byte_scale * 0.5
+    query, items, last = f.bytes, f.items, f.count - 1
+
+    def codes(i: Value) -> tuple[Record, Value, Array]:
+        position = items[i].to("i64")
+        segment = _segment(x, f, position)
+        place = position - segment.first
+        return segment, place, segment.planes.at(place * (others * plane))
+
+    with x.range(0, f.count) as loop:
+        *_, ahead = codes(x.minimum(loop.i + _AHEAD, last))
+        for line in range(0, others * plane, 64):
+            x.prefetch(ahead.at(line))
+        segment, place, bits = codes(loop.i)
+        total = x.constant(INTS, 0)
+        for chunk in range(0, plan.width, CHUNK):
+            levels = x.constant(vector(CHUNK, "u8"), 0)
+            for bit in range(others):
+                mask = bits.at(bit * plane + chunk // 8).cast("u64", 1)[0].cast(vector(CHUNK, "i1"))
+                levels = levels | x.where(mask, x.constant(levels.kind, 1 << bit), x.constant(levels.kind, 0))
+            words = query.at(chunk).cast("i32", 1).vectors(LANES)[0]
+            total = dot_bytes(total, levels.cast(INTS), words, plan.vnni)
+        product = x.intrinsic("vector.reduce.add", "i32", total).to("i64")
+        rest = (product * 2 - f.byte_total * most).to("float") * half_scale
+        signs = f.sums[loop.i] * sign_scale
+        score = (signs + rest) * segment.level_factors[place] + f.bases[loop.i]
+        f.keys[loop.i] = key_of(score)
+    return x
+
+
+def _rank_rows(plan: Plan) -> Function:
+    """Replace positions by row numbers, and keys by those of scores by the kept rows, if there are any.
+
+    Rows that do not exist, of a damaged file, leave the collection.
+    """
+    x = Function("rank_rows", f=FRAME)
+    (f,) = x.parameters
+    items, n_rows, last = f.items, f.n_rows, f.count - 1
+    size = _BYTES.get(plan.keep, 0)
+    stride = f.dim * size if plan.keep != "int8" else x.constant("i64", plan.width)
+
+    def row_of(i: Value) -> tuple[Record, Value, Value]:
+        position = items[i].to("i64")
+        segment = _segment(x, f, position)
+        place = position - segment.first
+        return segment, place, segment.rows[place].to("i64")
+
+    def fetch(i: Value) -> None:
+        """Fetch the row of a candidate."""
+        *_, row = row_of(i)
+        start = f.kept.at(x.minimum(row, n_rows - 1) * stride)
+        with x.range(0, x.minimum(stride, 64 * _FEW), 64) as lines:
+            x.prefetch(start.at(lines.i))
+
+    if size:
+        with x.range(0, x.minimum(f.count, _AHEAD)) as loop:
+            fetch(loop.i)
+    with x.range(0, f.count, number=0) as loop:
+        if size:
+            fetch(x.minimum(loop.i + _AHEAD, last))
+        segment, place, row = row_of(loop.i)
+        exists = row < n_rows
+        key = f.keys[loop.i]
+        if size:
+            row_bytes = f.kept.at(x.minimum(row, n_rows - 1) * stride)
+            product = _product(x, f, plan, row_bytes)
+            if plan.keep == "int8":
+                score = product * f.kept_scales[x.minimum(row, n_rows - 1)]
+            else:
+                score = product * f.factor
+            biases = segment.biases
+            with x.when(biases.exists(), score=score) as branch:
+                branch.score = score + biases[place]
+            key = key_of(branch.score)
+        f.keys[loop.number] = key
+        items[loop.number] = row.to("u32")
+        loop.number += exists.to("i64")
+    f.count = loop.number
+    return x
+
+
+def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
+    """Return the product of the query with a kept row."""
+    if plan.keep == "int8":
+        query, numbers = f.values, row.cast("i8", 1)
+        whole: Value | int = plan.width
+    else:
+        kind = {"float16": "u16", "float32": "float"}[plan.keep]
+        query, numbers = f.query, row.cast(kind, 1)
+        whole = f.dim & -CHUNK
+
+    def widened(loaded: Value) -> Value:
+        if plan.keep == "int8":
+            return loaded.to("i32").to("float")
+        return loaded if plan.keep == "float32" else loaded.cast(vector(LANES, "half")).to("float")
+
+    zero = x.constant(FLOATS, 0)
+    with x.range(0, whole, CHUNK, sums=[zero] * 4) as loop:
+        sums = list(loop.sums)
+        for v in range(4):
+            place = loop.i + LANES * v
+            number = widened(numbers.vectors(LANES)[place])
+            sums[v] = x.fmuladd(number, query.vectors(LANES)[place], sums[v])
+        loop.sums = sums
+    total = (loop.sums[0] + loop.sums[1]) + (loop.sums[2] + loop.sums[3])
+    if plan.keep != "int8":
+        with x.range(whole, f.dim, LANES, total=total) as loop:
+            left = x.constants("i32", range(LANES)) < (f.dim - loop.i).to("i32").broadcast(LANES)
+            number = widened(x.masked_load(numbers.at(loop.i), left, align=1))
+            other = x.masked_load(query.at(loop.i), left, align=4)
+            loop.total = x.fmuladd(number, other, loop.total)
+        total = loop.total
+    return x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), total, flags="reassoc")

@@ -1,0 +1,194 @@
+"""LLVM IR that scores lists by their centroids, and the rows of a list by their signs.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+Centroids are bytes, 64 of them side by side; the query is a byte per dimension. The signs of 4 dimensions of
+a row are 4 bits, the number of a sum in the query's table. One instruction looks up 64 of them: those of 16
+rows and 16 dimensions (Andre et al. 2015, Cache locality is not enough; FAISS calls it FastScan). The sums of
+a row are added in 16 bits, even and odd bytes apart.
+"""
+
+from __future__ import annotations
+
+from .._simd import dot_bytes
+from .._typed import Function, Record, Value, vector
+from .cpu_frame import BLOCK, FRAME, INTS, LANES, PANEL, SEGMENT, SLACK, Plan
+from .cpu_prepare import look_up
+
+__all__ = ["write_scan"]
+
+_WORDS = vector(32, "u16")
+_UNROLLED = 4  # registers of signs of a turn of the loop
+_NARROW = 1024  # sums of up to so many dimensions fit 16 bits
+_AHEAD = 3  # lines of the factors of a list that are fetched ahead
+
+
+def write_scan(plan: Plan) -> list[Function]:
+    """Write ``score_lists``, ``scan_rows`` and ``scan_probed``."""
+    return [_score_lists(plan), _scan_rows(plan), _scan_probed(plan)]
+
+
+def _make_room(x: Function, f: Record) -> None:
+    """Drop the worst items of the collection if it has no room for another `PANEL`."""
+    with x.when(f.count + PANEL > f.wanted + SLACK):
+        x.call("shrink", f)
+
+
+def _push(
+    x: Function, plan: Plan, f: Record, scores: Value, first: Value, mask: Value, *others: Value
+) -> None:
+    """Collect the items of some lanes; lists have no base and sum."""
+    if plan.nbits == 1:
+        others = ()
+    elif not others:
+        others = (scores, scores)
+    x.call("push", f, scores, first, mask, *others)
+
+
+def _score_lists(plan: Plan) -> Function:
+    """Score all lists by their centroids, and collect them."""
+    x = Function("score_lists", f=FRAME)
+    (f,) = x.parameters
+    registers = range(PANEL // LANES)
+    byte_scale = f.byte_scale.broadcast(LANES)
+    offset = (f.byte_total * 128).to("i32").broadcast(LANES)
+    with x.range(0, f.n_lists, PANEL) as panels:
+        panel = f.panels.at(panels.i * plan.width).cast("i32", 1).vectors(LANES)
+        nothing = [x.constant(INTS, 0)] * (2 * len(registers))
+        with x.range(0, plan.width, 8, sums=nothing) as loop:
+            sums = list(loop.sums)
+            for half in (0, 1):
+                step = loop.i + 4 * half
+                word = f.bytes.at(step).cast("i32", 1)[0].broadcast(LANES)
+                for v in registers:
+                    i = half * len(registers) + v
+                    sums[i] = dot_bytes(sums[i], panel[step * LANES + LANES * v], word, plan.vnni)
+            loop.sums = sums
+        left = x.minimum(f.n_lists - panels.i, PANEL)
+        inside = (x.constant("u64", (1 << 64) - 1)) >> (PANEL - left).cast("u64")
+        for v in registers:
+            place = panels.i + LANES * v
+            total = (loop.sums[v] + loop.sums[len(registers) + v] - offset).to("float")
+            scale = f.list_scales.vectors(LANES)[place] * byte_scale
+            scores = total * scale + f.list_biases.vectors(LANES)[place]
+            above = (scores > f.threshold.broadcast(LANES)).cast("u16")
+            mask = above & (inside >> LANES * v).to("u16")
+            with x.when(mask != 0):
+                _push(x, plan, f, scores, place.to("u32"), mask)
+        _make_room(x, f)
+    return x
+
+
+def _scan_rows(plan: Plan) -> Function:
+    """Score the rows from ``%start`` to ``%stop`` of a segment by their signs, and collect them."""
+    x = Function("scan_rows", f=FRAME, segment=SEGMENT, start="i64", stop="i64", base="float")
+    f, segment, start, stop, base = x.parameters
+    signs, table, scratch = segment.signs, f.table, x.local("u8", 128)
+    factors, biases, first = segment.factors, segment.biases, segment.first
+    offset = (f.below * 2 + f.level_total).to("i32").broadcast(LANES)
+    level_scale, bases = f.level_scale.broadcast(LANES), base.broadcast(LANES)
+    step = 4 * LANES  # bytes of a register
+    with x.range(start >> 5, (stop + (BLOCK - 1)) >> 5) as blocks:
+        block = signs.at(blocks.i * (4 * plan.width))
+        nothing = [x.constant(_WORDS, 0)] * 4
+        with x.range(0, 4 * plan.width, _UNROLLED * step, sums=nothing) as loop:
+            sums = list(loop.sums)
+            for j in range(_UNROLLED):
+                codes = block.vectors(step)[loop.i + j * step]
+                sums_of = table.vectors(step)[loop.i + j * step]
+                upper = (codes.cast(_WORDS) >> 4).cast(codes.kind)
+                for half, places in enumerate((codes & 15, upper & 15)):
+                    found = look_up(x, plan, sums_of, places, scratch).cast(_WORDS)
+                    sums[2 * half] += found
+                    sums[2 * half + 1] += found >> 8
+            loop.sums = sums
+
+        # Rows of the block that belong to the list.
+        place = blocks.i << 5
+        above = x.minimum(stop - place, BLOCK).cast("u64")
+        below = x.maximum(start - place, 0).cast("u64")
+        one = x.constant("u64", 1)
+        inside = ((one << above) - 1) & ~((one << below) - 1)
+
+        for half in (0, 1):
+            total = _total(x, plan, *loop.sums[2 * half : 2 * half + 2])
+            here = place + LANES * half
+            members = (inside >> LANES * half).to("u16")
+            lanes = members.cast(vector(LANES, "i1"))
+            numbers = (total + total - offset).to("float")
+            row_bases = bases
+            with x.when(biases.exists(), row_bases=bases) as branch:
+                branch.row_bases = bases + x.masked_load(biases.at(here), lanes, align=4)
+            row_bases = branch.row_bases
+            scores = numbers * x.masked_load(factors.at(here), lanes, align=4)
+            scores = scores * level_scale + row_bases
+            mask = (scores > f.threshold.broadcast(LANES)).cast("u16") & members
+            with x.when(mask != 0):
+                mask = _without_forbidden(x, f, segment, here, mask)
+                _push(x, plan, f, scores, (first + here).to("u32"), mask, row_bases, numbers)
+        _make_room(x, f)
+    return x
+
+
+def _total(x: Function, plan: Plan, both: Value, odd: Value) -> Value:
+    """Return the sums of 16 rows.
+
+    Args:
+        x: The function.
+        plan: The variant.
+        both: In each quarter the sums of 8 pairs of rows: the first, plus 256 times the second.
+        odd: The sums of the second rows.
+    """
+    even = both - (odd << 8)
+    quarters = [range(start, start + 8) for start in range(0, 32, 8)]
+    pairs = [lane // 2 + lane % 2 * 8 for lane in range(LANES)]
+    parts = [(x.shuffle(even, None, lanes), x.shuffle(odd, None, lanes)) for lanes in quarters]
+    if plan.width <= _NARROW:
+        first, second = parts[0]
+        for a, b in parts[1:]:
+            first, second = first + a, second + b
+        return x.shuffle(first, second, pairs).to("i32")
+    total = x.constant(INTS, 0)
+    for a, b in parts:
+        total += x.shuffle(a, b, pairs).to("i32")
+    return total
+
+
+def _without_forbidden(x: Function, f: Record, segment: Record, here: Value, mask: Value) -> Value:
+    """Return the mask without rows that the filter does not allow."""
+    allowed, rows, n_rows = f.allowed, segment.rows, f.n_rows
+    nothing = x.constant("u16", 0)
+    with x.when(allowed.exists(), mask=mask) as branch:
+        with x.range(0, mask.count_ones().to("i64"), left=mask, good=nothing) as loop:
+            lane = loop.left.lowest_bit()
+            row = rows[here + lane.to("i64")].to("i64")
+            inside = row < n_rows
+            fine = inside & (allowed[x.where(inside, row, 0)] != 0)
+            loop.good = loop.good | x.where(fine, x.constant("u16", 1) << lane, nothing)
+            loop.left = loop.left & (loop.left - 1)
+        branch.mask = loop.good
+    return branch.mask
+
+
+def _scan_probed(plan: Plan) -> Function:
+    """Scan the probed lists in all segments."""
+    x = Function("scan_probed", f=FRAME, count="i64")
+    f, count = x.parameters
+    with x.range(0, count) as loop:
+        number = f.probed[loop.i].to("i64")
+        following = f.probed[x.minimum(loop.i + 1, count - 1)].to("i64")
+        base = f.probed_scores[loop.i] - f.list_biases[number]
+        with x.range(0, f.n_segments) as parts:
+            segment = f.segments[parts.i]
+            offsets = segment.offsets
+            start, stop = offsets[number], offsets[number + 1]
+            ahead, ahead_stop = offsets[following], offsets[following + 1]
+            with x.when(ahead < ahead_stop):
+                block = segment.signs.at((ahead >> 5) * (4 * plan.width))
+                for line in range(0, 4 * plan.width, 64):
+                    x.prefetch(block.at(line), locality=2)
+                for line in range(_AHEAD):
+                    x.prefetch(segment.factors.at(ahead + LANES * line), locality=2)
+            with x.when(start < stop):
+                x.call("scan_rows", f, segment, start, stop, base)
+    return x

@@ -1,0 +1,282 @@
+"""Search of an inverted file of dense vectors; see README.md."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._jit import compile_ir, compiled_once, cpu_features
+from .._threads import share
+from .checks import check_kept, check_rotation, check_segment
+from .cpu_frame import FRAME, PANEL, SEGMENT, SLACK, Plan
+from .cpu_search import write_search
+from .rotation import Rotation, rotate
+
+__all__ = ["Effort", "Searcher", "effort_of"]
+
+Array = NDArray[Any]
+Single = Callable[[Array], tuple[Array, Array]]
+
+METRICS = ("inner_product", "cosine", "euclidean")
+_WORD = {name: offset // 8 for name, offset in FRAME.offsets.items()}
+_SEGMENT = {name: offset // 8 for name, offset in SEGMENT.offsets.items()}
+_QUERIES_PER_CALL = 32
+
+
+class Effort(NamedTuple):
+    """How much a search reads.
+
+    Attributes:
+        probes: Lists whose rows are scored by their signs.
+        candidates: The best of these rows, which are scored by all bits of their codes.
+        refined: The best of these, which are scored by the kept rows. With codes of one bit, all
+            candidates are.
+    """
+
+    probes: int
+    candidates: int
+    refined: int
+
+
+def effort_of(probes: int, k: int) -> Effort:
+    """Return an effort that loses next to nothing of what ``probes`` lists have."""
+    return Effort(probes, max(5 * k, 50), max(2 * k, 20))
+
+
+class Searcher:
+    """Finds the best rows of queries; many threads may use it at a time.
+
+    Args:
+        centroids: ``(lists, dim)`` float32.
+        rotation: Of vectors of ``dim`` numbers.
+        segments: Results of `arrange`, all of codes of as many bits.
+        n_rows: Rows have numbers below this.
+        metric: inner_product, cosine or euclidean.
+        kept: Rows that candidates are ranked by, in the order of their numbers: ``(n_rows, dim)`` float16 or
+            float32, or ``(n_rows, width)`` int8 as `Encoder` makes them; None ranks by codes alone. For
+            cosine, encoded and kept vectors have length 1.
+        kept_scales: ``(n_rows,)`` float32 of int8.
+
+    Raises:
+        ValueError: An array has another dtype or shape, or a search of it would leave the array.
+    """
+
+    def __init__(
+        self,
+        centroids: Array,
+        rotation: Rotation,
+        segments: Sequence[Mapping[str, Array]],
+        n_rows: int,
+        *,
+        metric: str = "inner_product",
+        kept: Array | None = None,
+        kept_scales: Array | None = None,
+    ) -> None:
+        if metric not in METRICS:
+            raise ValueError(f"dense_search: metric {metric!r} is unknown; expected one of {METRICS}")
+        self.n_lists, self.dim = centroids.shape
+        self.n_rows, self.metric = n_rows, metric
+        self._width = check_rotation(rotation, self.dim)
+        nbits = {check_segment(part, self.n_lists, self._width, metric == "euclidean") for part in segments}
+        if len(nbits) > 1:
+            raise ValueError(f"dense_search: segments have codes of {sorted(nbits)} bits")
+        keep = check_kept(kept, kept_scales, n_rows, self.dim, self._width)
+        self._plan = Plan(self._width, *(nbits or {1}), keep, *_features())
+        self._search = _compiled(self._plan)
+        self._frame = np.zeros(len(_WORD), np.int64)
+        self._arrays = self._list_arrays(centroids, rotation, metric == "euclidean")
+        self._arrays |= {"segments": self._segment_table(segments)}
+        for name, array in (("kept", kept), ("kept_scales", kept_scales)):
+            if array is not None:
+                self._arrays[name] = array
+        for name, array in self._arrays.items():
+            self._frame[_WORD[name]] = address(array)
+        numbers = {"dim": self.dim, "n_rows": n_rows, "n_lists": self.n_lists, "n_segments": len(segments)}
+        numbers |= {"euclidean": metric == "euclidean", "cosine": metric == "cosine"}
+        for name, number in numbers.items():
+            self._frame[_WORD[name]] = number
+        self._segments = segments
+        self._thread = threading.local()
+
+    def find(
+        self, queries: Array, k: int, effort: Effort | int = 16, keep: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Find the best rows of each query.
+
+        Args:
+            queries: ``(n_q, dim)`` finite numbers.
+            k: Hits per query.
+            effort: How much is read, or the number of lists, see `effort_of`.
+            keep: ``(n_rows,)`` bool, rows that may be found; or the numbers of these rows. None means all.
+
+        Returns:
+            Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row, -1 and -inf where
+            no more is found. Scores are inner products, cosines, or squared distances times -1.
+
+        Raises:
+            ValueError: The queries or the filter have another shape.
+        """
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise ValueError(f"dense_search: queries are {queries.shape}, expected (n, {self.dim})")
+        allowed = None if keep is None else self._allowed(keep)
+        n_q = len(queries)
+        rows, scores = np.full((n_q, k), -1, np.int64), np.full((n_q, k), -np.inf, np.float32)
+        if not (n_q and k and self.n_rows and self.n_lists and len(self._segments)):
+            return rows, scores
+        chosen = self._effort(effort, k)
+
+        def search(start: int, stop: int) -> None:
+            frame = self._prepare(chosen)
+            given = {"queries": queries[start:stop], "rows": rows[start:stop], "scores": scores[start:stop]}
+            for name, array in given.items():
+                frame[_WORD[name]] = address(array)
+            frame[_WORD["n_q"]], frame[_WORD["k"]] = stop - start, k
+            frame[_WORD["allowed"]] = 0 if allowed is None else address(allowed)
+            self._search(address(frame))
+
+        if n_q == 1:
+            search(0, 1)
+        else:
+            share(search, n_q, torch.get_num_threads(), multiple=min(_QUERIES_PER_CALL, n_q))
+        return rows, scores
+
+    def single(self, k: int, effort: Effort | int = 16) -> Single:
+        """Return a function that finds the best rows of one query, with the least overhead.
+
+        Args:
+            k: Hits.
+            effort: As for `find`.
+
+        Returns:
+            A function of a contiguous query ``(dim,)`` float32, for one thread at a time. It returns new
+            arrays of rows and scores ``(1, k)``, as `find` does.
+        """
+        frame = self._prepare(self._effort(effort, k)).copy()
+        query, rows = np.zeros((1, self.dim), np.float32), np.full((1, k), -1, np.int64)
+        scores = np.full((1, k), -np.inf, np.float32)
+        for name, array in (("queries", query), ("rows", rows), ("scores", scores)):
+            frame[_WORD[name]] = address(array)
+        some = bool(self.n_rows and self.n_lists and len(self._segments))
+        frame[_WORD["n_q"]], frame[_WORD["k"]], frame[_WORD["allowed"]] = some, k, 0
+        held = frame, query, self._thread.memory
+        search, place, target = self._search, address(frame), query[0]
+        copy_rows, copy_scores = rows.copy, scores.copy
+
+        def find(query: Array, _held: Any = held) -> tuple[Array, Array]:
+            target[:] = query
+            search(place)
+            return copy_rows(), copy_scores()
+
+        return find
+
+    def _effort(self, effort: Effort | int, k: int) -> Effort:
+        """Return an effort whose numbers are possible."""
+        given = effort if isinstance(effort, Effort) else effort_of(effort, k)
+        probes = min(max(given.probes, 1), max(self.n_lists, 1))
+        most = max(sum(len(part["rows"]) for part in self._segments), 1)
+        candidates = min(max(given.candidates, k, 1), most)
+        return Effort(probes, candidates, min(max(given.refined, k), candidates))
+
+    def _allowed(self, keep: Array) -> Array:
+        """Return the filter as a byte for each row."""
+        if keep.dtype == np.bool_ and keep.shape == (self.n_rows,):
+            return np.ascontiguousarray(keep)
+        if keep.dtype.kind not in "iu" or keep.ndim != 1:
+            raise ValueError(
+                f"dense_search: the filter is {keep.dtype} {keep.shape}, expected ({self.n_rows},) bool or "
+                "row numbers"
+            )
+        if len(keep) and not 0 <= keep.min() <= keep.max() < self.n_rows:
+            raise ValueError(
+                f"dense_search: the filter has rows {keep.min()} to {keep.max()} of {self.n_rows}"
+            )
+        allowed = np.zeros(self.n_rows, np.bool_)
+        allowed[keep] = True
+        return allowed
+
+    def _list_arrays(self, centroids: Array, rotation: Rotation, euclidean: bool) -> dict[str, Array]:
+        """Return the centroids as bytes, in panels, and the rotation as floats."""
+        rotated = rotate(torch.from_numpy(np.ascontiguousarray(centroids, np.float32)), rotation).numpy()
+        codes, scales = quantized(rotated)
+        n = -(-self.n_lists // PANEL) * PANEL
+        padded = np.zeros((n, self._width), np.uint8)
+        padded[: self.n_lists] = codes.astype(np.int16) + 128
+        panels = padded.reshape(-1, PANEL, self._width // 4, 4).swapaxes(1, 2)
+        biases = -np.square(centroids, dtype=np.float32).sum(1) if euclidean else np.zeros(self.n_lists)
+        spare = n - self.n_lists
+        return {
+            "rotation_signs": rotation.signs.astype(np.float32) / 8,
+            "rotation_order": np.ascontiguousarray(rotation.order, np.uint32),
+            "panels": np.ascontiguousarray(panels),
+            "list_scales": np.pad(scales, (0, spare)),
+            "list_biases": np.pad(biases.astype(np.float32), (0, spare)),
+        }
+
+    def _segment_table(self, segments: Sequence[Mapping[str, Array]]) -> Array:
+        """Return the records of the segments: addresses, and the number of the first row."""
+        table, first = np.zeros((max(1, len(segments)), SEGMENT.size // 8), np.int64), 0
+        for record, segment in zip(table, segments, strict=False):
+            record[_SEGMENT["first"]] = first
+            for name, array in segment.items():
+                if name in _SEGMENT:
+                    record[_SEGMENT[name]] = address(array)
+            first += len(segment["rows"])
+        if first >= 1 << 32:
+            raise ValueError(f"dense_search: got {first} rows, expected fewer than 2**32")
+        return table
+
+    def _prepare(self, effort: Effort) -> Array:
+        """Return the frame of this thread, with scratch memory for an effort."""
+        thread, room = self._thread, max(effort.probes, effort.candidates) + SLACK + PANEL
+        if getattr(thread, "room", 0) < room:
+            thread.room, thread.frame, width = room, self._frame.copy(), self._width
+            sizes = {"values": (2 * width, np.float32), "bytes": (width, np.uint8)}
+            sizes |= {"levels": (width, np.int32), "table": (4 * width, np.uint8)}
+            sizes |= {"probed": (room, np.uint32)}
+            sizes |= {"keys": (room, np.int32), "items": (room, np.uint32), "bases": (room, np.float32)}
+            sizes |= {"sums": (room, np.float32), "sorted_keys": (room, np.int32)}
+            sizes |= {"sorted_items": (room, np.uint32), "probed_scores": (room, np.float32)}
+            thread.memory = {name: np.zeros(*size) for name, size in sizes.items()}
+            for name, array in thread.memory.items():
+                thread.frame[_WORD[name]] = address(array)
+        frame: Array = thread.frame
+        for name, number in zip(effort._fields, effort, strict=True):
+            frame[_WORD[name]] = number
+        return frame
+
+
+def quantized(rows: Array) -> tuple[Array, Array]:
+    """Round rows to int8 with a float32 scale each."""
+    scales = (np.abs(rows).max(1, initial=0) / np.float32(127)).astype(np.float32)
+    codes = np.rint(rows / np.where(scales > 0, scales, np.float32(1))[:, None])
+    return np.clip(codes, -127, 127).astype(np.int8), scales
+
+
+def address(array: Array) -> int:
+    """Return where an array begins in memory."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _features() -> tuple[bool, tuple[str, int]]:
+    """Return whether this CPU has AVX512-VNNI, and its instruction that looks up bytes."""
+    features = cpu_features()
+    shuffles = {
+        "avx512bw": ("llvm.x86.avx512.pshuf.b.512", 64),
+        "avx2": ("llvm.x86.avx2.pshuf.b", 32),
+        "ssse3": ("llvm.x86.ssse3.pshuf.b.128", 16),
+        "neon": ("llvm.aarch64.neon.tbl1.v16i8", 16),
+    }
+    shuffle = next((shuffles[name] for name in shuffles if name in features), ("", 0))
+    return "avx512vnni" in features, shuffle
+
+
+@compiled_once
+def _compiled(plan: Plan) -> Callable[..., None]:
+    return compile_ir(write_search(plan), "search", [ctypes.c_void_p])

@@ -1,0 +1,133 @@
+"""The definition in torch: scores of lists, of signs, of codes and of kept rows, and what each step keeps.
+
+Products of integers are exact, and float32 numbers are multiplied and added in the order of the machine code.
+So both choose the same lists and candidates. Scores by kept rows are products in float64 here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .build import unpack_signs
+from .cpu_prepare import HIGHEST_SUM
+from .op import Effort, quantized
+from .rotation import Rotation, rotate
+
+__all__ = ["reference"]
+
+Array = NDArray[Any]
+
+
+def reference(
+    centroids: Array,
+    rotation: Rotation,
+    segments: Sequence[Mapping[str, Array]],
+    n_rows: int,
+    query: Array,
+    k: int,
+    effort: Effort,
+    *,
+    metric: str = "inner_product",
+    kept: Array | None = None,
+    kept_scales: Array | None = None,
+    keep: Array | None = None,
+) -> tuple[Array, Array]:
+    """Find the best rows of one query; for the arguments see `Searcher` and its ``find``.
+
+    Returns:
+        Rows int64 and scores float64, up to ``k``, best first, ties to the lower row.
+    """
+    euclidean = metric == "euclidean"
+    values = rotate(torch.from_numpy(query)[None] * (2 if euclidean else 1), rotation)[0]
+    a, b, c, d = values.abs().view(-1, 4).T
+    query_bytes, byte_scale = _rounded(values, values.abs().max(), 127)
+    levels, level_scale = _rounded(values, ((a + b) + (c + d)).max(), HIGHEST_SUM)
+
+    # Choose lists by the products of their centroids, both as bytes.
+    rotated = rotate(torch.from_numpy(centroids), rotation)
+    codes, scales = quantized(rotated.numpy())
+    biases = -torch.from_numpy(np.square(centroids).sum(1)) if euclidean else torch.zeros(len(centroids))
+    products = (torch.from_numpy(codes).long() @ query_bytes).float()
+    list_scores = products * (torch.from_numpy(scales) * byte_scale) + biases
+    lists = list_scores.argsort(descending=True, stable=True)[: effort.probes]
+
+    # Score the rows of these lists by their signs, and choose candidates.
+    found = [
+        _Rows(segment, slice(*segment["offsets"][number : number + 2]), list_scores[number] - biases[number])
+        for number in lists.tolist()
+        for segment in segments
+    ]
+    bits = torch.cat([part.bits for part in found])
+    sums = (2 * bits.long() @ levels - levels.sum()).float()
+    bases = torch.cat([part.bases for part in found])
+    scores = sums * torch.cat([part.factors for part in found]) * level_scale + bases
+    rows = torch.cat([part.rows for part in found])
+    allowed = torch.ones(n_rows, dtype=torch.bool) if keep is None else torch.from_numpy(keep)
+    scores = torch.where(allowed[rows], scores, -torch.inf)
+    chosen = scores.argsort(descending=True, stable=True)[: effort.candidates]
+
+    # Score them by all bits.
+    nbits = found[0].nbits
+    if nbits > 1:
+        rest = torch.cat([part.rest for part in found])[chosen].long() @ query_bytes
+        rest = (2 * rest - ((1 << nbits - 1) - 1) * query_bytes.sum()).float() * (byte_scale * 0.5)
+        signs = sums[chosen] * (level_scale * 2.0 ** (nbits - 2))
+        factors = torch.cat([part.level_factors for part in found])[chosen]
+        scores[chosen] = torch.where(
+            scores[chosen].isfinite(), (signs + rest) * factors + bases[chosen], -torch.inf
+        )
+        if kept is not None:
+            order = scores[chosen].argsort(descending=True, stable=True)
+            chosen = chosen[order[: effort.refined]]
+
+    # Score them by the kept rows.
+    chosen = chosen[scores[chosen].isfinite()]
+    finals = scores[chosen].double()
+    if kept is not None:
+        mine = torch.from_numpy(kept[rows[chosen].numpy()].astype(np.float64))
+        scale = 1 if kept_scales is None else torch.from_numpy(kept_scales)[rows[chosen]].double()
+        other = values if kept.dtype == np.int8 else torch.from_numpy(query) * (2 if euclidean else 1)
+        finals = mine @ other.double() * scale
+        if euclidean:
+            finals += torch.cat([part.biases for part in found])[chosen].double()
+    length = float(np.square(query, dtype=np.float64).sum())
+    if metric == "cosine":
+        finals = finals / max(length, 1e-60) ** 0.5
+    elif euclidean:
+        finals = finals - length
+    best = np.lexsort((rows[chosen].numpy(), -finals.numpy()))[:k]
+    return rows[chosen].numpy()[best].astype(np.int64), finals.numpy()[best]
+
+
+class _Rows:
+    """The rows of a list in a segment."""
+
+    def __init__(self, segment: Mapping[str, Array], place: slice, base: Tensor) -> None:
+        n = len(segment["rows"])
+        signs = unpack_signs(segment["signs"], n)[place]
+        self.rows = torch.from_numpy(segment["rows"][place].astype(np.int64))
+        self.bits = torch.from_numpy(np.unpackbits(signs, axis=1, bitorder="little"))
+        self.factors = torch.from_numpy(segment["factors"][place])
+        self.biases = torch.from_numpy(segment.get("biases", np.zeros(n, np.float32))[place])
+        self.bases, self.nbits = base + self.biases, 1
+        if "planes" in segment:
+            width = self.bits.shape[1]
+            self.nbits = 1 + 8 * segment["planes"].shape[1] // width
+            planes = np.unpackbits(segment["planes"][place], axis=1, bitorder="little")
+            planes = planes.reshape(len(planes), self.nbits - 1, width)
+            rest = (planes << np.arange(self.nbits - 1)[:, None]).sum(1, dtype=np.int64)
+            self.rest = torch.from_numpy(rest)
+            self.level_factors = torch.from_numpy(segment["level_factors"][place])
+
+
+def _rounded(values: Tensor, most: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+    """Multiply numbers so that ``most`` becomes ``highest``, and round them; return their scale, too."""
+    limit = torch.full_like(most, highest)
+    factor = limit / most if most > 1e-30 else torch.zeros_like(most)  # highest / most would round twice
+    return (values * factor).round().long(), most / highest

@@ -1,0 +1,200 @@
+"""The search finds what its definition finds, on every kind of CPU, for every kind of code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irkit_kernels._jit import Target, compiling_for, cpu_features
+from irkit_kernels.dense_search import Effort, Encoder, Searcher, arrange, make_rotation
+from irkit_kernels.dense_search.op import METRICS
+from irkit_kernels.dense_search.reference import reference
+
+WITHOUT = {
+    "avx512": frozenset[str](),
+    "avx2": frozenset({"avx512vnni", "avx512bw"}),
+    "ssse3": frozenset({"avx512vnni", "avx512bw", "avx2"}),
+    "portable": frozenset({"avx512vnni", "avx512bw", "avx2", "ssse3", "neon"}),
+}
+KEEPS = ("none", "int8", "float16", "float32")
+
+
+@pytest.fixture(params=list(WITHOUT), scope="module", autouse=True)
+def cpu(request: pytest.FixtureRequest) -> Iterator[str]:
+    features, without = cpu_features(), WITHOUT[request.param]
+    if not without and "avx512vnni" not in features:
+        pytest.skip("this CPU lacks AVX512-VNNI")
+    with compiling_for(Target(features - without) if without else None):
+        yield request.param
+
+
+class Case:
+    """Random vectors in lists, in segments, and their `Searcher`."""
+
+    def __init__(
+        self, seed: int, dim: int, sizes: list[int], n_lists: int, nbits: int, keep: str, metric: str
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.n = sum(sizes)
+        self.metric, self.nbits, self.keep = metric, nbits, keep
+        centroids = rng.standard_normal((n_lists, dim)).astype(np.float32)
+        places = rng.integers(0, n_lists, self.n)
+        vectors = centroids[places] + 0.7 * rng.standard_normal((self.n, dim)).astype(np.float32)
+        if metric == "cosine":
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        self.vectors, self.rotation = vectors.astype(np.float32), make_rotation(dim, seed)
+        self.queries = rng.standard_normal((3, dim)).astype(np.float32)
+        encoder = Encoder(
+            centroids, self.rotation, nbits, euclidean=metric == "euclidean", keep_int8=keep == "int8"
+        )
+        self.centroids, self.segments, self.codes = centroids, list[dict[str, Any]](), list[dict[str, Any]]()
+        for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            codes = encoder.encode(self.vectors[start : start + size])
+            self.codes.append(codes)
+            self.segments.append(arrange(codes, n_lists, int(start)))
+        self.kept: dict[str, Any] = {}
+        if keep == "int8":
+            for name in ("kept", "kept_scales"):
+                self.kept[name] = np.concatenate([codes[name] for codes in self.codes])
+        elif keep != "none":
+            self.kept = {"kept": self.vectors.astype(keep)}
+
+    def searcher(self) -> Searcher:
+        return Searcher(self.centroids, self.rotation, self.segments, self.n, metric=self.metric, **self.kept)
+
+    def expected(self, query: Any, k: int, effort: Effort, keep: Any = None) -> tuple[Any, Any]:
+        return reference(
+            self.centroids,
+            self.rotation,
+            self.segments,
+            self.n,
+            query,
+            k,
+            effort,
+            metric=self.metric,
+            keep=keep,
+            **self.kept,
+        )
+
+    def check(self, k: int, effort: Effort, keep: Any = None) -> None:
+        rows, scores = self.searcher().find(self.queries, k, effort, keep)
+        effort = Effort(effort.probes, max(effort.candidates, k), max(effort.refined, k))
+        for query, own_rows, own_scores in zip(self.queries, rows, scores, strict=True):
+            expected_rows, expected_scores = self.expected(query, k, effort, keep)
+            number = len(expected_rows)
+            assert (own_rows[number:] == -1).all()
+            assert np.isneginf(own_scores[number:]).all()
+            size = np.abs(query).max() * np.abs(self.vectors).max(initial=0) * len(query)
+            np.testing.assert_allclose(own_scores[:number], expected_scores, rtol=1e-6, atol=1e-6 * size)
+            # rows of scores that are equal but for rounding may change places
+            unlike = own_rows[:number] != expected_rows
+            gaps = np.abs(np.diff(expected_scores, append=-np.inf, prepend=np.inf))
+            close = np.minimum(gaps[1:], gaps[:-1]) <= 2e-6 * size
+            assert close[unlike].all()
+
+
+sizes = st.lists(st.integers(0, 90), min_size=1, max_size=3).filter(any)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([1, 7, 64, 100, 192]),
+    sizes,
+    st.sampled_from([1, 3, 70]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(KEEPS),
+    st.sampled_from(METRICS),
+    st.booleans(),
+)
+def test_finds_what_the_definition_finds(seed, dim, sizes, n_lists, nbits, keep, metric, filtered):
+    case = Case(seed, dim, sizes, n_lists, nbits, keep, metric)
+    rng = np.random.default_rng(seed)
+    allowed = rng.random(case.n) < 0.5 if filtered else None
+    k, *effort = (int(rng.integers(1, most)) for most in (20, 80, 200, 40))
+    case.check(k, Effort(*effort), allowed)
+
+
+@pytest.mark.parametrize("nbits", [1, 2, 4])
+@pytest.mark.parametrize("metric", METRICS)
+def test_more_rows_than_are_collected_at_once(nbits, metric):
+    for keep in KEEPS:
+        Case(0, 64, [900, 1100], 9, nbits, keep, metric).check(10, Effort(9, 60, 30))
+
+
+def test_wide_vectors():
+    Case(0, 1100, [80], 3, 4, "int8", "euclidean").check(5, Effort(3, 20, 10))
+    Case(0, 2000, [40], 1, 1, "none", "inner_product").check(5, Effort(1, 20, 10))
+    with pytest.raises(ValueError, match="4097 dimensions"):
+        make_rotation(4097)
+
+
+def test_equal_rows_are_ordered_by_number():
+    case = Case(0, 64, [3], 1, 1, "float32", "inner_product")
+    vectors = np.repeat(case.vectors[:1], 2000, 0)
+    segment = arrange(Encoder(case.centroids, case.rotation).encode(vectors), 1)
+    searcher = Searcher(case.centroids, case.rotation, [segment], 2000, kept=vectors)
+    rows, _ = searcher.find(case.queries, 30, Effort(1, 50, 50))
+    assert (rows == np.arange(30)).all()
+
+
+def test_codes_find_near_rows():
+    case = Case(0, 128, [3000], 20, 4, "none", "inner_product")
+    exact = np.argsort(-case.queries @ case.vectors.T, 1)[:, :10]
+    rows, _ = case.searcher().find(case.queries, 10, Effort(20, 100, 0))
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(exact, rows, strict=True)]) >= 0.8
+
+
+def test_filters_and_single_queries_and_threads():
+    case = Case(1, 100, [300, 200], 5, 2, "float16", "cosine")
+    searcher, effort = case.searcher(), Effort(5, 60, 30)
+    allowed = np.arange(case.n) % 3 == 0
+    rows, scores = searcher.find(case.queries, 10, effort, allowed)
+    assert allowed[rows].all()
+    by_number = searcher.find(case.queries, 10, effort, np.flatnonzero(allowed))
+    np.testing.assert_array_equal(by_number[0], rows)
+    assert (searcher.find(case.queries, 10, effort, np.zeros(case.n, bool))[0] == -1).all()
+
+    expected = searcher.find(np.tile(case.queries, (40, 1)), 10, effort)
+    single = searcher.single(10, effort)
+    for number in range(3):
+        one = single(case.queries[number])
+        assert (one[0] == expected[0][number]).all()
+        assert (one[1] == expected[1][number]).all()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        shared = searcher.find(np.tile(case.queries, (40, 1)), 10, effort)
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(shared[0], expected[0])
+    results: list[Any] = []
+    workers = [
+        threading.Thread(target=lambda: results.append(searcher.find(case.queries, 10, effort)))
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for found in results:
+        np.testing.assert_array_equal(found[0], expected[0][:3])
+    assert len(scores) == 3
+
+
+def test_nothing_to_find():
+    case = Case(0, 8, [5], 2, 1, "none", "inner_product")
+    empty = Searcher(case.centroids, case.rotation, [], 0)
+    rows, scores = empty.find(case.queries, 3)
+    assert (rows == -1).all()
+    assert np.isneginf(scores).all()
+    assert case.searcher().find(case.queries[:0], 3)[0].shape == (0, 3)
+    assert case.searcher().find(case.queries, 9)[0][:, 5:].tolist() == [[-1] * 4] * 3
+    assert (case.searcher().find(np.zeros((1, 8)), 5)[1] == 0).all()
