@@ -13,7 +13,7 @@ from torch import Tensor
 from .cpu_frame import BLOCK
 from .rotation import Rotation, rotate, rotation_matrix
 
-__all__ = ["STEPS", "Encoder", "arrange", "assign", "pack_signs", "unpack_signs"]
+__all__ = ["STEPS", "Encoder", "arrange", "assign", "list_margins", "pack_signs", "unpack_signs"]
 
 Array = NDArray[Any]
 
@@ -40,6 +40,32 @@ def assign(vectors: Array, centroids: Array) -> Array:
         block = torch.from_numpy(np.asarray(vectors[start : start + size], np.float32))
         lists[start : start + size] = torch.addmm(halves, block, columns).argmax(1).numpy()
     return lists
+
+
+def list_margins(vectors: Array, centroids: Array, lists: Array) -> Array:
+    """Return how much better the best rows of each list are than its centroid.
+
+    Lists are searched in the order of ``q c + |q| margin``. The margin is half the mean square of the
+    residuals, in proportion to the length of the vectors. With vectors of length 1 it is a constant less
+    ``|c|**2 / 2``: the order is that of distances.
+
+    Args:
+        vectors: ``(n, dim)``, a sample.
+        centroids: ``(lists, dim)`` float32.
+        lists: ``(n,)``, the result of `assign`.
+
+    Returns:
+        ``(lists,)`` float32.
+    """
+    squares, length = np.zeros(len(centroids)), 0.0
+    size = max(1, _BLOCK // centroids.shape[1])
+    for start in range(0, len(vectors), size):
+        block, own = np.asarray(vectors[start : start + size], np.float32), lists[start : start + size]
+        length += float(np.square(block).sum())
+        squares += np.bincount(own, np.square(block - centroids[own]).sum(1), len(centroids))
+    counts = np.bincount(lists, minlength=len(centroids))
+    root = max((length / max(len(vectors), 1)) ** 0.5, _TINY)
+    return (squares / np.maximum(counts, 1) / (2 * root)).astype(np.float32)
 
 
 class Encoder:

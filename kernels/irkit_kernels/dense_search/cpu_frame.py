@@ -96,6 +96,7 @@ FRAME = Struct(
     probed_scores="float*",
     # Variables of a query.
     factor="float",  # of the query: 2 if distances are euclidean
+    bias_factor="float",  # of the lists' biases
     byte_scale="float",
     byte_total="i64",
     level_scale="float",

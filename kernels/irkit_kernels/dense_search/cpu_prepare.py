@@ -41,10 +41,11 @@ def _prepare(plan: Plan) -> Function:
     with x.range(0, plan.width, LANES, square=zero) as loop:
         left = (dim - loop.i).to("i32").broadcast(LANES)
         here = x.masked_load(place.at(loop.i), x.constants("i32", range(LANES)) < left, align=4)
-        loop.square = x.fmuladd(here, here, loop.square)
+        loop.square = loop.square + here * here
         values.vectors(LANES)[loop.i] = here * factor
-    square = x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), loop.square, flags="reassoc")
+    square = _total(x, loop.square)
     length = x.intrinsic("sqrt", "float", square)
+    f.bias_factor = x.where(f.euclidean != 0, 1.0, length)
     inverse = x.where(length > _TINY, 1.0 / length, 0.0)
     f.result_factor = x.where(f.cosine != 0, inverse, 1.0)
     f.result_bias = x.where(f.euclidean != 0, 0.0 - square, 0.0)
@@ -52,6 +53,16 @@ def _prepare(plan: Plan) -> Function:
     x.call("round", f)
     x.call("fill_table", f)
     return x
+
+
+def _total(x: Function, numbers: Value) -> Value:
+    """Return the sum of the lanes, in an order that does not depend on the CPU."""
+    lanes = numbers.lanes
+    while lanes > 1:
+        lanes //= 2
+        halves = [x.shuffle(numbers, None, range(start, start + lanes)) for start in (0, lanes)]
+        numbers = halves[0] + halves[1]
+    return x.value("float", f"extractelement {numbers.typed}, i64 0")
 
 
 def _rotate(plan: Plan) -> Function:

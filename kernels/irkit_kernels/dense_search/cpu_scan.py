@@ -50,7 +50,7 @@ def _score_lists(plan: Plan) -> Function:
     x = Function("score_lists", f=FRAME)
     (f,) = x.parameters
     registers = range(PANEL // LANES)
-    byte_scale = f.byte_scale.broadcast(LANES)
+    byte_scale, bias_factor = f.byte_scale.broadcast(LANES), f.bias_factor.broadcast(LANES)
     offset = (f.byte_total * 128).to("i32").broadcast(LANES)
     with x.range(0, f.n_lists, PANEL) as panels:
         panel = f.panels.at(panels.i * plan.width).cast("i32", 1).vectors(LANES)
@@ -70,7 +70,7 @@ def _score_lists(plan: Plan) -> Function:
             place = panels.i + LANES * v
             total = (loop.sums[v] + loop.sums[len(registers) + v] - offset).to("float")
             scale = f.list_scales.vectors(LANES)[place] * byte_scale
-            scores = total * scale + f.list_biases.vectors(LANES)[place]
+            scores = total * scale + f.list_biases.vectors(LANES)[place] * bias_factor
             above = (scores > f.threshold.broadcast(LANES)).cast("u16")
             mask = above & (inside >> LANES * v).to("u16")
             with x.when(mask != 0):
@@ -177,7 +177,7 @@ def _scan_probed(plan: Plan) -> Function:
     with x.range(0, count) as loop:
         number = f.probed[loop.i].to("i64")
         following = f.probed[x.minimum(loop.i + 1, count - 1)].to("i64")
-        base = f.probed_scores[loop.i] - f.list_biases[number]
+        base = f.probed_scores[loop.i] - f.list_biases[number] * f.bias_factor
         with x.range(0, f.n_segments) as parts:
             segment = f.segments[parts.i]
             offsets = segment.offsets

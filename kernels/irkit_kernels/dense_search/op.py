@@ -62,6 +62,8 @@ class Searcher:
             float32, or ``(n_rows, width)`` int8 as `Encoder` makes them; None ranks by codes alone. For
             cosine, encoded and kept vectors have length 1.
         kept_scales: ``(n_rows,)`` float32 of int8.
+        margins: ``(lists,)`` float32, see `list_margins`; None is right for vectors of length 1, and not used
+            for euclidean distances.
 
     Raises:
         ValueError: An array has another dtype or shape, or a search of it would leave the array.
@@ -77,6 +79,7 @@ class Searcher:
         metric: str = "inner_product",
         kept: Array | None = None,
         kept_scales: Array | None = None,
+        margins: Array | None = None,
     ) -> None:
         if metric not in METRICS:
             raise ValueError(f"dense_search: metric {metric!r} is unknown; expected one of {METRICS}")
@@ -90,7 +93,7 @@ class Searcher:
         self._plan = Plan(self._width, *(nbits or {1}), keep, *_features())
         self._search = _compiled(self._plan)
         self._frame = np.zeros(len(_WORD), np.int64)
-        self._arrays = self._list_arrays(centroids, rotation, metric == "euclidean")
+        self._arrays = self._list_arrays(centroids, rotation, margins)
         self._arrays |= {"segments": self._segment_table(segments)}
         for name, array in (("kept", kept), ("kept_scales", kept_scales)):
             if array is not None:
@@ -201,7 +204,7 @@ class Searcher:
         allowed[keep] = True
         return allowed
 
-    def _list_arrays(self, centroids: Array, rotation: Rotation, euclidean: bool) -> dict[str, Array]:
+    def _list_arrays(self, centroids: Array, rotation: Rotation, margins: Array | None) -> dict[str, Array]:
         """Return the centroids as bytes, in panels, and the rotation as floats."""
         rotated = rotate(torch.from_numpy(np.ascontiguousarray(centroids, np.float32)), rotation).numpy()
         codes, scales = quantized(rotated)
@@ -209,14 +212,14 @@ class Searcher:
         padded = np.zeros((n, self._width), np.uint8)
         padded[: self.n_lists] = codes.astype(np.int16) + 128
         panels = padded.reshape(-1, PANEL, self._width // 4, 4).swapaxes(1, 2)
-        biases = -np.square(centroids, dtype=np.float32).sum(1) if euclidean else np.zeros(self.n_lists)
+        biases = list_biases(centroids, self.metric == "euclidean", margins)
         spare = n - self.n_lists
         return {
             "rotation_signs": rotation.signs.astype(np.float32) / 8,
             "rotation_order": np.ascontiguousarray(rotation.order, np.uint32),
             "panels": np.ascontiguousarray(panels),
             "list_scales": np.pad(scales, (0, spare)),
-            "list_biases": np.pad(biases.astype(np.float32), (0, spare)),
+            "list_biases": np.pad(biases, (0, spare)),
         }
 
     def _segment_table(self, segments: Sequence[Mapping[str, Array]]) -> Array:
@@ -250,6 +253,14 @@ class Searcher:
         for name, number in zip(effort._fields, effort, strict=True):
             frame[_WORD[name]] = number
         return frame
+
+
+def list_biases(centroids: Array, euclidean: bool, margins: Array | None) -> Array:
+    """Return what is added to the products of queries with centroids, if queries are of length 1."""
+    if margins is not None and not euclidean:
+        return margins.astype(np.float32)
+    squares = np.square(centroids, dtype=np.float32).sum(1)
+    return -squares if euclidean else squares * np.float32(-0.5)
 
 
 def quantized(rows: Array) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .build import unpack_signs
 from .cpu_prepare import HIGHEST_SUM
-from .op import Effort, quantized
+from .op import Effort, list_biases, quantized
 from .rotation import Rotation, rotate
 
 __all__ = ["reference"]
@@ -36,6 +36,7 @@ def reference(
     metric: str = "inner_product",
     kept: Array | None = None,
     kept_scales: Array | None = None,
+    margins: Array | None = None,
     keep: Array | None = None,
 ) -> tuple[Array, Array]:
     """Find the best rows of one query; for the arguments see `Searcher` and its ``find``.
@@ -52,7 +53,8 @@ def reference(
     # Choose lists by the products of their centroids, both as bytes.
     rotated = rotate(torch.from_numpy(centroids), rotation)
     codes, scales = quantized(rotated.numpy())
-    biases = -torch.from_numpy(np.square(centroids).sum(1)) if euclidean else torch.zeros(len(centroids))
+    biases = torch.from_numpy(list_biases(centroids, euclidean, margins))
+    biases = biases if euclidean else biases * _length(query)
     products = (torch.from_numpy(codes).long() @ query_bytes).float()
     list_scores = products * (torch.from_numpy(scales) * byte_scale) + biases
     lists = list_scores.argsort(descending=True, stable=True)[: effort.probes]
@@ -124,6 +126,18 @@ class _Rows:
             rest = (planes << np.arange(self.nbits - 1)[:, None]).sum(1, dtype=np.int64)
             self.rest = torch.from_numpy(rest)
             self.level_factors = torch.from_numpy(segment["level_factors"][place])
+
+
+def _length(query: Array) -> Array:
+    """Return the length of a query, as the machine code adds it up."""
+    numbers = np.zeros(-(-len(query) // 16) * 16, np.float32)
+    numbers[: len(query)] = query * query
+    sums = numbers[:16].copy()
+    for start in range(16, len(numbers), 16):
+        sums += numbers[start : start + 16]
+    while len(sums) > 1:
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    return np.sqrt(sums[0])
 
 
 def _rounded(values: Tensor, most: Tensor, highest: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels.dense_search import Effort, Encoder, Searcher, arrange, make_rotation
+from irkit_kernels.dense_search import Effort, Encoder, Searcher, arrange, assign, list_margins, make_rotation
 from irkit_kernels.dense_search.op import METRICS
 from irkit_kernels.dense_search.reference import reference
 
@@ -65,6 +65,8 @@ class Case:
                 self.kept[name] = np.concatenate([codes[name] for codes in self.codes])
         elif keep != "none":
             self.kept = {"kept": self.vectors.astype(keep)}
+        if metric == "inner_product":
+            self.kept["margins"] = list_margins(self.vectors, centroids, assign(self.vectors, centroids))
 
     def searcher(self) -> Searcher:
         return Searcher(self.centroids, self.rotation, self.segments, self.n, metric=self.metric, **self.kept)
