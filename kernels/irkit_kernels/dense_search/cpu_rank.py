@@ -78,47 +78,44 @@ def _rank_rows(plan: Plan) -> Function:
     """
     x = Function("rank_rows", f=FRAME)
     (f,) = x.parameters
-    items, n_rows, last = f.items, f.n_rows, f.count - 1
+    items, keys, biases, n_rows = f.items, f.keys, f.bases, f.n_rows
     size = _BYTES.get(plan.keep, 0)
-    stride = f.dim * size if plan.keep != "int8" else x.constant("i64", plan.width)
 
-    def row_of(i: Value) -> tuple[Record, Value, Value]:
-        position = items[i].to("i64")
+    # Look all rows up first, so that the processor waits for many of them at a time.
+    with x.range(0, f.count, number=0) as loop:
+        position = items[loop.i].to("i64")
         segment = _segment(x, f, position)
         place = position - segment.first
-        return segment, place, segment.rows[place].to("i64")
+        row = segment.rows[place]
+        key = keys[loop.i]
+        if size:
+            with x.when(segment.biases.exists(), bias=0.0) as branch:
+                branch.bias = segment.biases[place]
+            biases[loop.number] = branch.bias
+        items[loop.number] = row
+        keys[loop.number] = key
+        loop.number += (row.to("i64") < n_rows).to("i64")
+    count = loop.number
+    f.count = count
+    if not size:
+        return x
+
+    stride = f.dim * size if plan.keep != "int8" else x.constant("i64", plan.width)
 
     def fetch(i: Value) -> None:
         """Fetch the row of a candidate."""
-        *_, row = row_of(i)
-        start = f.kept.at(x.minimum(row, n_rows - 1) * stride)
+        start = f.kept.at(items[i].to("i64") * stride)
         with x.range(0, x.minimum(stride, 64 * _FEW), 64) as lines:
             x.prefetch(start.at(lines.i))
 
-    if size:
-        with x.range(0, x.minimum(f.count, _AHEAD)) as loop:
-            fetch(loop.i)
-    with x.range(0, f.count, number=0) as loop:
-        if size:
-            fetch(x.minimum(loop.i + _AHEAD, last))
-        segment, place, row = row_of(loop.i)
-        exists = row < n_rows
-        key = f.keys[loop.i]
-        if size:
-            row_bytes = f.kept.at(x.minimum(row, n_rows - 1) * stride)
-            product = _product(x, f, plan, row_bytes)
-            if plan.keep == "int8":
-                score = product * f.kept_scales[x.minimum(row, n_rows - 1)]
-            else:
-                score = product * f.factor
-            biases = segment.biases
-            with x.when(biases.exists(), score=score) as branch:
-                branch.score = score + biases[place]
-            key = key_of(branch.score)
-        f.keys[loop.number] = key
-        items[loop.number] = row.to("u32")
-        loop.number += exists.to("i64")
-    f.count = loop.number
+    with x.range(0, x.minimum(count, _AHEAD)) as loop:
+        fetch(loop.i)
+    with x.range(0, count) as loop:
+        fetch(x.minimum(loop.i + _AHEAD, count - 1))
+        row = items[loop.i].to("i64")
+        scale = f.kept_scales[row] if plan.keep == "int8" else f.factor
+        product = _product(x, f, plan, f.kept.at(row * stride))
+        keys[loop.i] = key_of(product * scale + biases[loop.i])
     return x
 
 
