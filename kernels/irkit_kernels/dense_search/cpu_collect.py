@@ -9,10 +9,10 @@ that of a stable sort of all items. Scores are kept as keys: integers of the sam
 
 from __future__ import annotations
 
-from .._typed import Function, Value
-from .cpu_frame import FRAME, INTS, LANES
+from .._typed import Function, Record, Value
+from .cpu_frame import FRAME, INTS, LANES, PANEL, SLACK, Plan
 
-__all__ = ["float_of", "key_of", "write_collect"]
+__all__ = ["float_of", "key_of", "make_room", "push", "write_collect"]
 
 _LOWEST = -(2**31)
 
@@ -36,6 +36,23 @@ def key_of(scores: Value) -> Value:
 def float_of(key: Value) -> Value:
     """Return the float32 number of a key."""
     return (key ^ (key.shift_signed(31) & 0x7FFFFFFF)).cast("float")
+
+
+def push(
+    x: Function, plan: Plan, f: Record, scores: Value, first: Value, mask: Value, *others: Value
+) -> None:
+    """Collect the items of the lanes that a mask holds; what has no base and sum gets anything."""
+    if plan.nbits == 1:
+        others = ()
+    elif not others:
+        others = (scores, scores)
+    x.call("push", f, scores, first, mask, *others)
+
+
+def make_room(x: Function, f: Record) -> None:
+    """Drop the worst items of the collection if it has no room for another `PANEL`."""
+    with x.when(f.count + PANEL > f.wanted + SLACK):
+        x.call("shrink", f)
 
 
 def _push(extra: bool) -> Function:

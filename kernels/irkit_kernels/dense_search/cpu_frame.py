@@ -13,7 +13,7 @@ from .._typed import Struct, vector
 __all__ = ["BLOCK", "BYTES", "CHUNK", "FLOATS", "FRAME", "INTS", "LANES", "PANEL", "SEGMENT", "SLACK", "Plan"]
 
 LANES = 16
-PANEL = 64  # centroids that are multiplied together
+PANEL = 32  # centroids that are multiplied together
 BLOCK = 32  # rows whose signs are looked up together
 CHUNK = 64  # dimensions that are rotated together; vectors are padded to whole chunks
 SLACK = 512  # items that a collection may have beside those that are wanted
@@ -57,14 +57,21 @@ FRAME = Struct(
     # The index, see `layout`.
     dim="i64",
     n_rows="i64",
-    n_lists="i64",
     n_segments="i64",
     segments=[SEGMENT],
     rotation_signs="float*",
     rotation_order="u32*",
+    # The lists, group by group, see `cpu_lists`.
+    n_groups="i64",
+    group_slots="i64*",  # (groups + 1,)
+    group_panels="u8*",
+    group_scales="float*",
+    group_biases="float*",
+    group_numbers="u32*",
     panels="u8*",
     list_scales="float*",
     list_biases="float*",
+    list_numbers="u32*",
     kept="u8*",
     kept_scales="float*",
     euclidean="i64",
@@ -77,6 +84,7 @@ FRAME = Struct(
     rows="i64*",
     scores="float*",
     # How much is read.
+    groups="i64",
     probes="i64",
     candidates="i64",
     refined="i64",
@@ -92,7 +100,7 @@ FRAME = Struct(
     sums="float*",
     sorted_keys="i32*",
     sorted_items="u32*",
-    probed="u32*",  # lists, best first
+    probed="u32*",  # groups, then lists, best first
     probed_scores="float*",
     # Variables of a query.
     factor="float",  # of the query: 2 if distances are euclidean

@@ -1,18 +1,17 @@
-"""LLVM IR that scores lists by their centroids, and the rows of a list by their signs.
+"""LLVM IR that scores the rows of a list by their signs.
 
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
-Centroids are bytes, 64 of them side by side; the query is a byte per dimension. The signs of 4 dimensions of
-a row are 4 bits, the number of a sum in the query's table. One instruction looks up 64 of them: those of 16
-rows and 16 dimensions (Andre et al. 2015, Cache locality is not enough; FAISS calls it FastScan). The sums of
-a row are added in 16 bits, even and odd bytes apart.
+The signs of 4 dimensions of a row are 4 bits, the number of a sum in the query's table. One instruction looks
+up 64 of them: those of 16 rows and 16 dimensions (Andre et al. 2015, Cache locality is not enough; FAISS
+calls it FastScan). The sums of a row are added in 16 bits, even and odd bytes apart.
 """
 
 from __future__ import annotations
 
-from .._simd import dot_bytes
 from .._typed import Function, Record, Value, vector
-from .cpu_frame import BLOCK, FRAME, INTS, LANES, PANEL, SEGMENT, SLACK, Plan
+from .cpu_collect import make_room, push
+from .cpu_frame import BLOCK, FRAME, INTS, LANES, SEGMENT, Plan
 from .cpu_prepare import look_up
 
 __all__ = ["write_scan"]
@@ -24,59 +23,8 @@ _AHEAD = 3  # lines of the factors of a list that are fetched ahead
 
 
 def write_scan(plan: Plan) -> list[Function]:
-    """Write ``score_lists``, ``scan_rows`` and ``scan_probed``."""
-    return [_score_lists(plan), _scan_rows(plan), _scan_probed(plan)]
-
-
-def _make_room(x: Function, f: Record) -> None:
-    """Drop the worst items of the collection if it has no room for another `PANEL`."""
-    with x.when(f.count + PANEL > f.wanted + SLACK):
-        x.call("shrink", f)
-
-
-def _push(
-    x: Function, plan: Plan, f: Record, scores: Value, first: Value, mask: Value, *others: Value
-) -> None:
-    """Collect the items of some lanes; lists have no base and sum."""
-    if plan.nbits == 1:
-        others = ()
-    elif not others:
-        others = (scores, scores)
-    x.call("push", f, scores, first, mask, *others)
-
-
-def _score_lists(plan: Plan) -> Function:
-    """Score all lists by their centroids, and collect them."""
-    x = Function("score_lists", f=FRAME)
-    (f,) = x.parameters
-    registers = range(PANEL // LANES)
-    byte_scale, bias_factor = f.byte_scale.broadcast(LANES), f.bias_factor.broadcast(LANES)
-    offset = (f.byte_total * 128).to("i32").broadcast(LANES)
-    with x.range(0, f.n_lists, PANEL) as panels:
-        panel = f.panels.at(panels.i * plan.width).cast("i32", 1).vectors(LANES)
-        nothing = [x.constant(INTS, 0)] * (2 * len(registers))
-        with x.range(0, plan.width, 8, sums=nothing) as loop:
-            sums = list(loop.sums)
-            for half in (0, 1):
-                step = loop.i + 4 * half
-                word = f.bytes.at(step).cast("i32", 1)[0].broadcast(LANES)
-                for v in registers:
-                    i = half * len(registers) + v
-                    sums[i] = dot_bytes(sums[i], panel[step * LANES + LANES * v], word, plan.vnni)
-            loop.sums = sums
-        left = x.minimum(f.n_lists - panels.i, PANEL)
-        inside = (x.constant("u64", (1 << 64) - 1)) >> (PANEL - left).cast("u64")
-        for v in registers:
-            place = panels.i + LANES * v
-            total = (loop.sums[v] + loop.sums[len(registers) + v] - offset).to("float")
-            scale = f.list_scales.vectors(LANES)[place] * byte_scale
-            scores = total * scale + f.list_biases.vectors(LANES)[place] * bias_factor
-            above = (scores > f.threshold.broadcast(LANES)).cast("u16")
-            mask = above & (inside >> LANES * v).to("u16")
-            with x.when(mask != 0):
-                _push(x, plan, f, scores, place.to("u32"), mask)
-        _make_room(x, f)
-    return x
+    """Write ``scan_probed(f, count)``."""
+    return [_scan_rows(plan), _scan_probed(plan)]
 
 
 def _scan_rows(plan: Plan) -> Function:
@@ -125,8 +73,8 @@ def _scan_rows(plan: Plan) -> Function:
             mask = (scores > f.threshold.broadcast(LANES)).cast("u16") & members
             with x.when(mask != 0):
                 mask = _without_forbidden(x, f, segment, here, mask)
-                _push(x, plan, f, scores, (first + here).to("u32"), mask, row_bases, numbers)
-        _make_room(x, f)
+                push(x, plan, f, scores, (first + here).to("u32"), mask, row_bases, numbers)
+        make_room(x, f)
     return x
 
 
@@ -177,7 +125,7 @@ def _scan_probed(plan: Plan) -> Function:
     with x.range(0, count) as loop:
         number = f.probed[loop.i].to("i64")
         following = f.probed[x.minimum(loop.i + 1, count - 1)].to("i64")
-        base = f.probed_scores[loop.i] - f.list_biases[number] * f.bias_factor
+        base = f.probed_scores[loop.i]
         with x.range(0, f.n_segments) as parts:
             segment = f.segments[parts.i]
             offsets = segment.offsets

@@ -5,9 +5,10 @@ The ``write_*`` functions generate LLVM IR: what a docstring says is computed, t
 
 from __future__ import annotations
 
-from .._typed import Function, Value, module
+from .._typed import Function, module
 from .cpu_collect import float_of, write_collect
 from .cpu_frame import FRAME, Plan
+from .cpu_lists import write_lists
 from .cpu_prepare import write_prepare
 from .cpu_rank import write_rank
 from .cpu_scan import write_scan
@@ -17,8 +18,8 @@ __all__ = ["write_search"]
 
 def write_search(plan: Plan) -> str:
     """Return the LLVM IR module of ``search(frame)``."""
-    parts = [*write_collect(plan.nbits > 1), *write_prepare(plan), *write_scan(plan), *write_rank(plan)]
-    return module(*parts, _search_query(plan), _search())
+    steps = [*write_prepare(plan), *write_lists(plan), *write_scan(plan), *write_rank(plan)]
+    return module(*write_collect(plan.nbits > 1), *steps, _search_query(plan), _search())
 
 
 def _search_query(plan: Plan) -> Function:
@@ -26,22 +27,12 @@ def _search_query(plan: Plan) -> Function:
     x = Function("search_query", f=FRAME, query="i64")
     f, query = x.parameters
 
-    def collect(wanted: Value) -> None:
-        f.count, f.wanted, f.threshold = 0, wanted, float("-inf")
-
-    # Find the lists.
     x.call("prepare", f, query)
-    collect(f.probes)
-    x.call("score_lists", f)
-    x.call("shrink", f)
-    x.call("order", f)
-    lists = f.count
-    with x.range(0, lists) as loop:
-        f.probed[loop.i] = f.sorted_items[loop.i]
-        f.probed_scores[loop.i] = float_of(f.sorted_keys[loop.i])
+    x.call("find_lists", f)
 
     # Collect rows of these lists by their signs, and rank them.
-    collect(f.candidates)
+    lists = f.count
+    f.count, f.wanted, f.threshold = 0, f.candidates, float("-inf")
     x.call("scan_probed", f, lists)
     x.call("shrink", f)
     if plan.nbits > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from .._threads import share
 from .checks import check_kept, check_rotation, check_segment
 from .cpu_frame import FRAME, PANEL, SEGMENT, SLACK, Plan
 from .cpu_search import write_search
-from .rotation import Rotation, rotate
+from .lists import group_lists, list_biases, panels
+from .rotation import Rotation
 
 __all__ = ["Effort", "Searcher", "effort_of"]
 
@@ -37,11 +39,14 @@ class Effort(NamedTuple):
         candidates: The best of these rows, which are scored by all bits of their codes.
         refined: The best of these, which are scored by the kept rows. With codes of one bit, all
             candidates are.
+        groups: Groups whose lists are scored by their centroids; 0 means a quarter of them, or more if so
+            many lists are to be read.
     """
 
     probes: int
     candidates: int
     refined: int
+    groups: int = 0
 
 
 def effort_of(probes: int, k: int) -> Effort:
@@ -94,13 +99,15 @@ class Searcher:
         self._search = _compiled(self._plan)
         self._frame = np.zeros(len(_WORD), np.int64)
         self._arrays = self._list_arrays(centroids, rotation, margins)
+        self._n_groups = len(self._arrays["group_slots"]) - 1
         self._arrays |= {"segments": self._segment_table(segments)}
         for name, array in (("kept", kept), ("kept_scales", kept_scales)):
             if array is not None:
                 self._arrays[name] = array
         for name, array in self._arrays.items():
             self._frame[_WORD[name]] = address(array)
-        numbers = {"dim": self.dim, "n_rows": n_rows, "n_lists": self.n_lists, "n_segments": len(segments)}
+        numbers = {"dim": self.dim, "n_rows": n_rows, "n_groups": self._n_groups}
+        numbers["n_segments"] = len(segments)
         numbers |= {"euclidean": metric == "euclidean", "cosine": metric == "cosine"}
         for name, number in numbers.items():
             self._frame[_WORD[name]] = number
@@ -133,7 +140,7 @@ class Searcher:
         rows, scores = np.full((n_q, k), -1, np.int64), np.full((n_q, k), -np.inf, np.float32)
         if not (n_q and k and self.n_rows and self.n_lists and len(self._segments)):
             return rows, scores
-        chosen = self._effort(effort, k)
+        chosen = self.effort(effort, k)
 
         def search(start: int, stop: int) -> None:
             frame = self._prepare(chosen)
@@ -161,7 +168,7 @@ class Searcher:
             A function of a contiguous query ``(dim,)`` float32, for one thread at a time. It returns new
             arrays of rows and scores ``(1, k)``, as `find` does.
         """
-        frame = self._prepare(self._effort(effort, k)).copy()
+        frame = self._prepare(self.effort(effort, k)).copy()
         query, rows = np.zeros((1, self.dim), np.float32), np.full((1, k), -1, np.int64)
         scores = np.full((1, k), -np.inf, np.float32)
         for name, array in (("queries", query), ("rows", rows), ("scores", scores)):
@@ -179,13 +186,16 @@ class Searcher:
 
         return find
 
-    def _effort(self, effort: Effort | int, k: int) -> Effort:
+    def effort(self, effort: Effort | int, k: int) -> Effort:
         """Return an effort whose numbers are possible."""
         given = effort if isinstance(effort, Effort) else effort_of(effort, k)
         probes = min(max(given.probes, 1), max(self.n_lists, 1))
         most = max(sum(len(part["rows"]) for part in self._segments), 1)
         candidates = min(max(given.candidates, k, 1), most)
-        return Effort(probes, candidates, min(max(given.refined, k), candidates))
+        most_groups, share = self._n_groups, 3 * probes / max(self.n_lists, 1)
+        groups = given.groups or max(-(-most_groups // 4), math.ceil(share * most_groups))
+        refined = min(max(given.refined, k), candidates)
+        return Effort(probes, candidates, refined, min(max(groups, 1), most_groups))
 
     def _allowed(self, keep: Array) -> Array:
         """Return the filter as a byte for each row."""
@@ -206,20 +216,19 @@ class Searcher:
 
     def _list_arrays(self, centroids: Array, rotation: Rotation, margins: Array | None) -> dict[str, Array]:
         """Return the centroids as bytes, in panels, and the rotation as floats."""
-        rotated = rotate(torch.from_numpy(np.ascontiguousarray(centroids, np.float32)), rotation).numpy()
-        codes, scales = quantized(rotated)
-        n = -(-self.n_lists // PANEL) * PANEL
-        padded = np.zeros((n, self._width), np.uint8)
-        padded[: self.n_lists] = codes.astype(np.int16) + 128
-        panels = padded.reshape(-1, PANEL, self._width // 4, 4).swapaxes(1, 2)
+        groups = group_lists(centroids, self.metric == "euclidean", margins)
         biases = list_biases(centroids, self.metric == "euclidean", margins)
-        spare = n - self.n_lists
-        return {
+        lists = panels(centroids, biases, groups.members, rotation)
+        every = [np.arange(len(groups.members))]
+        upper = panels(groups.centroids, groups.biases, every, rotation)
+        names = "panels", "{}_scales", "{}_biases", "{}_numbers"
+        arrays = {name.format("list"): array for name, array in zip(names, lists, strict=False)}
+        for name, array in zip(("group_panels", *names[1:]), upper, strict=False):
+            arrays[name.format("group")] = array
+        return arrays | {
+            "group_slots": lists[-1],
             "rotation_signs": rotation.signs.astype(np.float32) / 8,
             "rotation_order": np.ascontiguousarray(rotation.order, np.uint32),
-            "panels": np.ascontiguousarray(panels),
-            "list_scales": np.pad(scales, (0, spare)),
-            "list_biases": np.pad(biases, (0, spare)),
         }
 
     def _segment_table(self, segments: Sequence[Mapping[str, Array]]) -> Array:
@@ -237,7 +246,7 @@ class Searcher:
 
     def _prepare(self, effort: Effort) -> Array:
         """Return the frame of this thread, with scratch memory for an effort."""
-        thread, room = self._thread, max(effort.probes, effort.candidates) + SLACK + PANEL
+        thread, room = self._thread, max(effort.probes, effort.candidates, effort.groups) + SLACK + PANEL
         if getattr(thread, "room", 0) < room:
             thread.room, thread.frame, width = room, self._frame.copy(), self._width
             sizes = {"values": (2 * width, np.float32), "bytes": (width, np.uint8)}
@@ -253,21 +262,6 @@ class Searcher:
         for name, number in zip(effort._fields, effort, strict=True):
             frame[_WORD[name]] = number
         return frame
-
-
-def list_biases(centroids: Array, euclidean: bool, margins: Array | None) -> Array:
-    """Return what is added to the products of queries with centroids, if queries are of length 1."""
-    if margins is not None and not euclidean:
-        return margins.astype(np.float32)
-    squares = np.square(centroids, dtype=np.float32).sum(1)
-    return -squares if euclidean else squares * np.float32(-0.5)
-
-
-def quantized(rows: Array) -> tuple[Array, Array]:
-    """Round rows to int8 with a float32 scale each."""
-    scales = (np.abs(rows).max(1, initial=0) / np.float32(127)).astype(np.float32)
-    codes = np.rint(rows / np.where(scales > 0, scales, np.float32(1))[:, None])
-    return np.clip(codes, -127, 127).astype(np.int8), scales
 
 
 def address(array: Array) -> int:

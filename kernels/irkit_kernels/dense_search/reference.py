@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .build import unpack_signs
 from .cpu_prepare import HIGHEST_SUM
-from .op import Effort, list_biases, quantized
+from .lists import group_lists, list_biases, quantized
+from .op import Effort
 from .rotation import Rotation, rotate
 
 __all__ = ["reference"]
@@ -50,14 +51,22 @@ def reference(
     query_bytes, byte_scale = _rounded(values, values.abs().max(), 127)
     levels, level_scale = _rounded(values, ((a + b) + (c + d)).max(), HIGHEST_SUM)
 
-    # Choose lists by the products of their centroids, both as bytes.
-    rotated = rotate(torch.from_numpy(centroids), rotation)
-    codes, scales = quantized(rotated.numpy())
-    biases = torch.from_numpy(list_biases(centroids, euclidean, margins))
-    biases = biases if euclidean else biases * _length(query)
-    products = (torch.from_numpy(codes).long() @ query_bytes).float()
-    list_scores = products * (torch.from_numpy(scales) * byte_scale) + biases
-    lists = list_scores.argsort(descending=True, stable=True)[: effort.probes]
+    # Choose groups, and of their lists those of the best centroids, all as bytes.
+    groups = group_lists(centroids, euclidean, margins)
+    factor = 1 if euclidean else _length(query)
+
+    def products(means: Array) -> Tensor:
+        codes, scales = quantized(rotate(torch.from_numpy(means), rotation).numpy())
+        return (torch.from_numpy(codes).long() @ query_bytes).float() * (
+            torch.from_numpy(scales) * byte_scale
+        )
+
+    group_scores = products(groups.centroids) + torch.from_numpy(groups.biases) * factor
+    best = group_scores.argsort(descending=True, stable=True)[: effort.groups].sort().values
+    lists = torch.from_numpy(np.concatenate([groups.members[number] for number in best.tolist()]))
+    biases = torch.from_numpy(list_biases(centroids, euclidean, margins)) * factor
+    list_scores = products(centroids) + biases
+    lists = lists[list_scores[lists].argsort(descending=True, stable=True)[: effort.probes]]
 
     # Score the rows of these lists by their signs, and choose candidates.
     found = [

@@ -86,8 +86,9 @@ class Case:
         )
 
     def check(self, k: int, effort: Effort, keep: Any = None) -> None:
-        rows, scores = self.searcher().find(self.queries, k, effort, keep)
-        effort = Effort(effort.probes, max(effort.candidates, k), max(effort.refined, k))
+        searcher = self.searcher()
+        rows, scores = searcher.find(self.queries, k, effort, keep)
+        effort = searcher.effort(effort, k)
         for query, own_rows, own_scores in zip(self.queries, rows, scores, strict=True):
             expected_rows, expected_scores = self.expected(query, k, effort, keep)
             number = len(expected_rows)
@@ -110,7 +111,7 @@ sizes = st.lists(st.integers(0, 90), min_size=1, max_size=3).filter(any)
     st.integers(0, 2**31),
     st.sampled_from([1, 7, 64, 100, 192]),
     sizes,
-    st.sampled_from([1, 3, 70]),
+    st.sampled_from([1, 3, 70, 700]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from(KEEPS),
     st.sampled_from(METRICS),
