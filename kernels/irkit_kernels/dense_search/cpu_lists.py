@@ -3,8 +3,8 @@
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 
 Lists are in groups, which have centroids, too: only the lists of the best groups are scored. So an index can
-have many lists, of which few rows are read. Centroids are bytes, in panels of 32 slots side by side. The query
-is a byte per dimension. Each group begins with a panel; slots without a list have no number.
+have many lists, of which few rows are read. Centroids are bytes, in panels of 32 slots side by side. The
+query is a byte per dimension. Each group begins with a panel; slots without a list have no number.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ __all__ = ["write_scan"]
 _WORDS = vector(32, "u16")
 _UNROLLED = 4  # registers of signs of a turn of the loop
 _NARROW = 1024  # sums of up to so many dimensions fit 16 bits
-_AHEAD = 3  # lines of the factors of a list that are fetched ahead
 
 
 def write_scan(plan: Plan) -> list[Function]:
@@ -28,9 +27,13 @@ def write_scan(plan: Plan) -> list[Function]:
 
 
 def _scan_rows(plan: Plan) -> Function:
-    """Score the rows from ``%start`` to ``%stop`` of a segment by their signs, and collect them."""
-    x = Function("scan_rows", f=FRAME, segment=SEGMENT, start="i64", stop="i64", base="float")
-    f, segment, start, stop, base = x.parameters
+    """Score the rows from ``%start`` to ``%stop`` of a segment by their signs, and collect them.
+
+    Meanwhile the blocks of the next list are fetched, from number ``%ahead`` to ``%last``.
+    """
+    numbers = {"start": "i64", "stop": "i64", "ahead": "i64", "last": "i64"}
+    x = Function("scan_rows", f=FRAME, segment=SEGMENT, base="float", **numbers)
+    f, segment, base, start, stop, ahead, last = x.parameters
     signs, table, scratch = segment.signs, f.table, x.local("u8", 128)
     factors, biases, first = segment.factors, segment.biases, segment.first
     offset = (f.below * 2 + f.level_total).to("i32").broadcast(LANES)
@@ -38,9 +41,15 @@ def _scan_rows(plan: Plan) -> Function:
     step = 4 * LANES  # bytes of a register
     with x.range(start >> 5, (stop + (BLOCK - 1)) >> 5) as blocks:
         block = signs.at(blocks.i * (4 * plan.width))
+        following = x.minimum(ahead + (blocks.i - (start >> 5)), last)
+        for line in (0, LANES):
+            x.prefetch(factors.at((following << 5) + line), locality=2)
+        next_block = signs.at(following * (4 * plan.width))
         nothing = [x.constant(_WORDS, 0)] * 4
         with x.range(0, 4 * plan.width, _UNROLLED * step, sums=nothing) as loop:
             sums = list(loop.sums)
+            for j in range(_UNROLLED):
+                x.prefetch(next_block.at(loop.i + j * step), locality=2)
             for j in range(_UNROLLED):
                 codes = block.vectors(step)[loop.i + j * step]
                 sums_of = table.vectors(step)[loop.i + j * step]
@@ -130,13 +139,7 @@ def _scan_probed(plan: Plan) -> Function:
             segment = f.segments[parts.i]
             offsets = segment.offsets
             start, stop = offsets[number], offsets[number + 1]
-            ahead, ahead_stop = offsets[following], offsets[following + 1]
-            with x.when(ahead < ahead_stop):
-                block = segment.signs.at((ahead >> 5) * (4 * plan.width))
-                for line in range(0, 4 * plan.width, 64):
-                    x.prefetch(block.at(line), locality=2)
-                for line in range(_AHEAD):
-                    x.prefetch(segment.factors.at(ahead + LANES * line), locality=2)
+            ahead, last = offsets[following] >> 5, x.maximum(offsets[following + 1] - 1, 0) >> 5
             with x.when(start < stop):
-                x.call("scan_rows", f, segment, start, stop, base)
+                x.call("scan_rows", f, segment, base, start, stop, ahead, last)
     return x
