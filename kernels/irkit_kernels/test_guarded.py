@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from irkit_kernels import dense_search
 from irkit_kernels._testing import guarded, guarded_memory, in_child
 from irkit_kernels.int8_linear import int8_linear, pack_weight
 from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
@@ -229,3 +230,49 @@ def searches(
                 results.append(searcher.find(queries, k, filtered, effort))
     single = searcher.single(1)(torch.from_numpy(asked), torch.ones(len(asked)))
     return (*results, single or ())
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("nbits", [1, 2, 4])
+@forked
+def test_dense_search(nbits: int, metric: str) -> None:
+    rng = np.random.default_rng(0)
+    for n, dim, n_lists in ((1, 1, 1), (70, 67, 3), (1500, 64, 600)):
+        vectors, centroids = random(n, dim).numpy(), random(n_lists, dim).numpy()
+        check(dense_search.assign, vectors, centroids)
+        rotation = dense_search.make_rotation(dim)
+        codes = dense_search.Encoder(
+            centroids, rotation, nbits, euclidean=metric == "euclidean", keep_int8=True
+        ).encode(vectors)
+        segment, queries = dense_search.arrange(codes, n_lists), random(2, dim).numpy()
+        for name in ("none", "int8", "float16", "float32"):
+            kept = {"none": None, "int8": codes["kept"]}.get(
+                name, vectors.astype(name.replace("none", "int8"))
+            )
+            scales = codes["kept_scales"] if name == "int8" else None
+            for keep in (None, rng.random(n) < 0.5):
+                given = queries, keep, kept, scales, centroids, *rotation, *segment.values()
+                check(dense_searches, *given, names=[*segment], metric=metric)
+
+
+def dense_searches(
+    queries: Any, keep: Any, kept: Any, scales: Any, centroids: Any, *arrays: Any, names: Any, metric: str
+) -> Any:
+    """Search with few candidates and with many."""
+    segment = dict(zip(names, arrays[2:], strict=True))
+    n = len(segment["rows"])
+    searcher = dense_search.Searcher(
+        centroids,
+        dense_search.Rotation(*arrays[:2]),
+        [segment],
+        n,
+        metric=metric,
+        kept=kept,
+        kept_scales=scales,
+    )
+    efforts = (
+        dense_search.Effort(1, 1, 1),
+        dense_search.Effort(9, 20, 10),
+        dense_search.Effort(len(centroids), n, n),
+    )
+    return tuple(part for effort in efforts for part in searcher.find(queries, 7, effort, keep))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .cpu_frame import BLOCK
 from .rotation import MAX_DIM, Rotation, padded
 
-__all__ = ["check_kept", "check_rotation", "check_segment"]
+__all__ = ["check_kept", "check_margins", "check_rotation", "check_segment"]
 
 Array = NDArray[Any]
 _KEPT = ("int8", "float16", "float32")
@@ -83,6 +83,12 @@ def check_kept(kept: Array | None, scales: Array | None, n_rows: int, dim: int, 
     if kind == "int8":
         _check("kept_scales", scales, np.float32, (n_rows,))
     return kind
+
+
+def check_margins(margins: Array | None, n_lists: int) -> None:
+    """Raise an error if there are margins, but not one of each list."""
+    if margins is not None:
+        _check("margins", margins, np.float32, (n_lists,))
 
 
 def _check(name: str, array: Array | None, dtype: Any, shape: tuple[int, ...]) -> None:

@@ -9,6 +9,8 @@ that of a stable sort of all items. Scores are kept as keys: integers of the sam
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._typed import Function, Record, Value
 from .cpu_frame import FRAME, INTS, LANES, PANEL, SLACK, Plan
 
@@ -57,7 +59,7 @@ def make_room(x: Function, f: Record) -> None:
 
 def _push(extra: bool) -> Function:
     """Append the items ``first + i`` of the lanes i that a mask holds."""
-    kinds = {"bases": f"<{LANES} x float>", "sums": f"<{LANES} x float>"} if extra else {}
+    kinds: dict[str, Any] = {"bases": f"<{LANES} x float>", "sums": f"<{LANES} x float>"} if extra else {}
     x = Function("push", f=FRAME, scores=f"<{LANES} x float>", first="u32", mask="u16", **kinds)
     f, scores, first, mask, *others = x.parameters
     count, lanes = f.count, mask.cast(f"<{LANES} x i1>")

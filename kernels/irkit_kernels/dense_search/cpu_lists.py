@@ -9,6 +9,8 @@ query is a byte per dimension. Each group begins with a panel; slots without a l
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._simd import dot_bytes
 from .._typed import Function, Value, vector
 from .cpu_collect import float_of, make_room, push
@@ -27,7 +29,7 @@ def write_lists(plan: Plan) -> list[Function]:
 
 def _score_panels(plan: Plan) -> Function:
     """Score the slots from ``%start`` to ``%stop`` by their centroids, and collect them."""
-    arrays = {"panels": "u8*", "scales": "float*", "biases": "float*", "numbers": "u32*"}
+    arrays: dict[str, Any] = {"panels": "u8*", "scales": "float*", "biases": "float*", "numbers": "u32*"}
     x = Function("score_panels", f=FRAME, **arrays, start="i64", stop="i64")
     f, panels, scales, biases, numbers, start, stop = x.parameters
     registers = range(PANEL // LANES)

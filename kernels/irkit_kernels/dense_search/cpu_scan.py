@@ -9,6 +9,8 @@ calls it FastScan). The sums of a row are added in 16 bits, even and odd bytes a
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._typed import Function, Record, Value, vector
 from .cpu_collect import make_room, push
 from .cpu_frame import BLOCK, FRAME, INTS, LANES, SEGMENT, Plan
@@ -31,8 +33,8 @@ def _scan_rows(plan: Plan) -> Function:
 
     Meanwhile the blocks of the next list are fetched, from number ``%ahead`` to ``%last``.
     """
-    numbers = {"start": "i64", "stop": "i64", "ahead": "i64", "last": "i64"}
-    x = Function("scan_rows", f=FRAME, segment=SEGMENT, base="float", **numbers)
+    kinds: dict[str, Any] = {"start": "i64", "stop": "i64", "ahead": "i64", "last": "i64"}
+    x = Function("scan_rows", f=FRAME, segment=SEGMENT, base="float", **kinds)
     f, segment, base, start, stop, ahead, last = x.parameters
     signs, table, scratch = segment.signs, f.table, x.local("u8", 128)
     factors, biases, first = segment.factors, segment.biases, segment.first
@@ -81,6 +83,7 @@ def _scan_rows(plan: Plan) -> Function:
             scores = scores * level_scale + row_bases
             mask = (scores > f.threshold.broadcast(LANES)).cast("u16") & members
             with x.when(mask != 0):
+                x.prefetch(segment.rows.at(here), locality=2)
                 mask = _without_forbidden(x, f, segment, here, mask)
                 push(x, plan, f, scores, (first + here).to("u32"), mask, row_bases, numbers)
         make_room(x, f)

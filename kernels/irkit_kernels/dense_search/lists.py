@@ -50,7 +50,7 @@ def group_lists(centroids: Array, euclidean: bool, margins: Array | None) -> Gro
     """
     n = len(centroids)
     count = 1 if n < _FEWEST else round(math.sqrt(n))
-    points = torch.from_numpy(np.ascontiguousarray(centroids, np.float32))
+    points = torch.from_numpy(np.array(centroids, np.float32))
     order = torch.from_numpy(np.random.default_rng(0).permutation(n))
     means = points[order[:count]].clone() if n else points.new_zeros(1, points.shape[1])
     own = torch.zeros(n, dtype=torch.long)
@@ -67,8 +67,8 @@ def group_lists(centroids: Array, euclidean: bool, margins: Array | None) -> Gro
         mean = float(margins.mean()) if n else 0.0
         root = mean + math.sqrt(mean**2 + float(np.square(centroids, dtype=np.float32).sum()) / max(n, 1))
         spreads = points.sub(means[own]).square().sum(1).numpy() / (2 * max(root, 1e-30))
-        sums = np.bincount(groups, margins + spreads, count)
-        biases = (sums / np.maximum(np.bincount(groups, minlength=count), 1)).astype(np.float32)
+        totals = np.bincount(groups, margins + spreads, count)
+        biases = (totals / np.maximum(np.bincount(groups, minlength=count), 1)).astype(np.float32)
     return Groups(members, means_array, biases)
 
 
@@ -78,7 +78,7 @@ def panels(centroids: Array, biases: Array, members: list[Array], rotation: Rota
     Returns:
         Panels, scales, biases and numbers by slot, and the slots at which groups begin and end.
     """
-    rotated = rotate(torch.from_numpy(np.ascontiguousarray(centroids, np.float32)), rotation).numpy()
+    rotated = rotate(torch.from_numpy(np.array(centroids, np.float32)), rotation).numpy()
     codes, scales = quantized(rotated)
     sizes = [-(-len(own) // PANEL) * PANEL for own in members]
     starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .._jit import compile_ir, compiled_once, cpu_features
 from .._threads import share
-from .checks import check_kept, check_rotation, check_segment
+from .checks import check_kept, check_margins, check_rotation, check_segment
 from .cpu_frame import FRAME, PANEL, SEGMENT, SLACK, Plan
 from .cpu_search import write_search
 from .lists import group_lists, list_biases, panels
@@ -39,8 +39,8 @@ class Effort(NamedTuple):
         candidates: The best of these rows, which are scored by all bits of their codes.
         refined: The best of these, which are scored by the kept rows. With codes of one bit, all
             candidates are.
-        groups: Groups whose lists are scored by their centroids; 0 means a quarter of them, or more if so
-            many lists are to be read.
+        groups: Groups whose lists are scored by their centroids; 0 means an eighth of them, at least 4, or
+            more if so many lists are to be read.
     """
 
     probes: int
@@ -94,8 +94,9 @@ class Searcher:
         nbits = {check_segment(part, self.n_lists, self._width, metric == "euclidean") for part in segments}
         if len(nbits) > 1:
             raise ValueError(f"dense_search: segments have codes of {sorted(nbits)} bits")
+        check_margins(margins, self.n_lists)
         keep = check_kept(kept, kept_scales, n_rows, self.dim, self._width)
-        self._plan = Plan(self._width, *(nbits or {1}), keep, *_features())
+        self._plan = Plan(self._width, next(iter(nbits), 1), keep, *_features())
         self._search = _compiled(self._plan)
         self._frame = np.zeros(len(_WORD), np.int64)
         self._arrays = self._list_arrays(centroids, rotation, margins)
@@ -175,7 +176,7 @@ class Searcher:
             frame[_WORD[name]] = address(array)
         some = bool(self.n_rows and self.n_lists and len(self._segments))
         frame[_WORD["n_q"]], frame[_WORD["k"]], frame[_WORD["allowed"]] = some, k, 0
-        held = frame, query, self._thread.memory
+        held = self, frame, query, self._thread.memory
         search, place, target = self._search, address(frame), query[0]
         copy_rows, copy_scores = rows.copy, scores.copy
 
@@ -193,7 +194,7 @@ class Searcher:
         most = max(sum(len(part["rows"]) for part in self._segments), 1)
         candidates = min(max(given.candidates, k, 1), most)
         most_groups, share = self._n_groups, 3 * probes / max(self.n_lists, 1)
-        groups = given.groups or max(-(-most_groups // 4), math.ceil(share * most_groups))
+        groups = given.groups or max(-(-most_groups // 8), 4, math.ceil(share * most_groups))
         refined = min(max(given.refined, k), candidates)
         return Effort(probes, candidates, refined, min(max(groups, 1), most_groups))
 

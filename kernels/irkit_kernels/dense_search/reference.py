@@ -53,7 +53,7 @@ def reference(
 
     # Choose groups, and of their lists those of the best centroids, all as bytes.
     groups = group_lists(centroids, euclidean, margins)
-    factor = 1 if euclidean else _length(query)
+    factor = 1.0 if euclidean else _length(query)
 
     def products(means: Array) -> Tensor:
         codes, scales = quantized(rotate(torch.from_numpy(means), rotation).numpy())
@@ -61,8 +61,8 @@ def reference(
             torch.from_numpy(scales) * byte_scale
         )
 
-    group_scores = products(groups.centroids) + torch.from_numpy(groups.biases) * factor
-    best = group_scores.argsort(descending=True, stable=True)[: effort.groups].sort().values
+    group_scores: Tensor = products(groups.centroids) + torch.from_numpy(groups.biases) * factor
+    best, _ = group_scores.argsort(descending=True, stable=True)[: effort.groups].sort()
     lists = torch.from_numpy(np.concatenate([groups.members[number] for number in best.tolist()]))
     biases = torch.from_numpy(list_biases(centroids, euclidean, margins)) * factor
     list_scores = products(centroids) + biases
@@ -94,8 +94,7 @@ def reference(
             scores[chosen].isfinite(), (signs + rest) * factors + bases[chosen], -torch.inf
         )
         if kept is not None:
-            order = scores[chosen].argsort(descending=True, stable=True)
-            chosen = chosen[order[: effort.refined]]
+            chosen = chosen[scores[chosen].argsort(descending=True, stable=True)[: effort.refined]]
 
     # Score them by the kept rows.
     chosen = chosen[scores[chosen].isfinite()]
@@ -112,8 +111,8 @@ def reference(
         finals = finals / max(length, 1e-60) ** 0.5
     elif euclidean:
         finals = finals - length
-    best = np.lexsort((rows[chosen].numpy(), -finals.numpy()))[:k]
-    return rows[chosen].numpy()[best].astype(np.int64), finals.numpy()[best]
+    order = np.lexsort((rows[chosen].numpy(), -finals.numpy()))[:k]
+    return rows[chosen].numpy()[order].astype(np.int64), finals.numpy()[order]
 
 
 class _Rows:
@@ -137,7 +136,7 @@ class _Rows:
             self.level_factors = torch.from_numpy(segment["level_factors"][place])
 
 
-def _length(query: Array) -> Array:
+def _length(query: Array) -> float:
     """Return the length of a query, as the machine code adds it up."""
     numbers = np.zeros(-(-len(query) // 16) * 16, np.float32)
     numbers[: len(query)] = query * query
@@ -146,7 +145,7 @@ def _length(query: Array) -> Array:
         sums += numbers[start : start + 16]
     while len(sums) > 1:
         sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
-    return np.sqrt(sums[0])
+    return float(np.sqrt(sums[0]))
 
 
 def _rounded(values: Tensor, most: Tensor, highest: int) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ def rotate(vectors: Tensor, rotation: Rotation) -> Tensor:
         values = (values * (torch.from_numpy(signs.astype(np.float32)) / 8)).view(-1, width // CHUNK, CHUNK)
         distance = 1
         while distance < CHUNK:
-            pairs = values.unflatten(2, (-1, 2, distance))
+            pairs = values.view(len(values), width // CHUNK, -1, 2, distance)
             low, high = pairs[:, :, :, 0], pairs[:, :, :, 1]
             values = torch.stack([low + high, low - high], 3).flatten(2)
             distance *= 2
