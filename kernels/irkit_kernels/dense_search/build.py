@@ -118,15 +118,16 @@ class Encoder:
         self.euclidean, self.keep_int8 = euclidean, keep_int8
         self._matrix = rotation_matrix(centroids.shape[1], rotation)
         self._rotated = rotate(torch.from_numpy(self.centroids), rotation)
+        self._squares = self._rotated.square().sum(1)
 
     def encode(self, vectors: Array) -> dict[str, Array]:
         """Encode ``vectors (n, dim)``, in blocks.
 
         Returns:
             By name, in the order of the vectors: ``lists (n,)`` int32; ``signs (n, width / 8)`` uint8;
-            ``factors (n,)`` float32; with more than 1 bit ``planes (n, (nbits - 1) * width / 8)`` uint8 and
-            ``level_factors (n,)`` float32; ``biases (n,)`` float32 of euclidean distances; ``kept (n,
-            width)`` int8 and ``kept_scales (n,)`` float32 if they were asked for.
+            ``factors (n,)`` uint32, two bfloat16; with more than 1 bit ``planes (n, (nbits - 1) * width /
+            8)`` uint8 and ``level_factors (n, 2)`` float32; ``biases (n,)`` float32 of euclidean distances;
+            ``kept (n, width)`` int8 and ``kept_scales (n,)`` float32 if they were asked for.
         """
         size = max(1, _BLOCK // max(self._matrix.shape))
         blocks = range(0, max(1, len(vectors)), size)
@@ -135,39 +136,72 @@ class Encoder:
 
     def _encode(self, block: Array) -> dict[str, Array]:
         vectors, lists = torch.from_numpy(block), assign(block, self.centroids)
-        rotated = vectors @ self._matrix
-        residuals = rotated - self._rotated[torch.from_numpy(lists).long()]
-        square, absolute = residuals.square().sum(1), residuals.abs().sum(1)
-        codes = {"lists": lists, "signs": _packed(residuals >= 0), "factors": _ratio(square, absolute)}
+        rotated, own = vectors @ self._matrix, torch.from_numpy(lists).long()
+        centroids, squares = self._rotated[own], self._squares[own]
+        residuals = rotated - centroids
+        square = residuals.square().sum(1)
+        codes: dict[str, Array] = {"lists": lists}
+        signs = residuals >= 0
         if self.nbits > 1:
-            signs, codes["planes"], products = self._levels(residuals, square)
-            codes |= {"signs": signs, "level_factors": _ratio(square, products)}
+            levels = self._levels(residuals, square)
+            signs = levels >= 0
+            factors = _factors(residuals, levels + 0.5, square, centroids, squares)
+            codes |= {"planes": self._planes(levels), "level_factors": torch.stack(factors, 1).numpy()}
+        factors = _factors(
+            residuals, signs.float().mul_(2).sub_(1), square, centroids, squares, torch.bfloat16
+        )
+        upper, lower = (part.bfloat16().view(torch.int16).numpy().view(np.uint16) for part in factors)
+        codes["factors"] = upper.astype(np.uint32) << 16 | lower
+        codes["signs"] = _packed(signs)
         if self.euclidean:
             codes["biases"] = -vectors.square().sum(1).numpy()
         if self.keep_int8:
             codes["kept"], codes["kept_scales"] = _int8(rotated)
         return codes
 
-    def _levels(self, residuals: Tensor, square: Tensor) -> tuple[Array, Array, Tensor]:
-        """Return the signs, the other bits of the levels, and the products of residuals with levels."""
+    def _levels(self, residuals: Tensor, square: Tensor) -> Tensor:
+        """Return levels from ``-2**(nbits - 1)``; a level and a half is the number."""
         half = 1 << self.nbits - 1
         step = (square / residuals.shape[1]).sqrt() * STEPS[self.nbits]
         inverse = torch.where(step > _TINY, 1 / step, 0)
-        levels = (residuals * inverse[:, None]).floor_().clamp_(-half, half - 1)
-        products = (residuals * (levels + 0.5)).sum(1)
-        codes = (levels + half).to(torch.uint8)
-        planes = [_packed((codes & (1 << bit)) > 0) for bit in range(self.nbits - 1)]
-        return _packed(codes >= half), np.concatenate(planes, 1), products
+        return (residuals * inverse[:, None]).floor_().clamp_(-half, half - 1)
+
+    def _planes(self, levels: Tensor) -> Array:
+        """Return all bits of the levels but the highest, which is the sign."""
+        codes = (levels + (1 << self.nbits - 1)).to(torch.uint8)
+        return np.concatenate([_packed((codes & (1 << bit)) > 0) for bit in range(self.nbits - 1)], 1)
+
+
+def _factors(
+    residuals: Tensor,
+    codes: Tensor,
+    square: Tensor,
+    centroids: Tensor,
+    squares: Tensor,
+    kind: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Return what codes, and products with centroids, are multiplied with.
+
+    The first makes the product of a code with the residual that of the residual with itself. The second makes
+    up for what the code lacks in the direction of the centroid, which a query has in common with it.
+
+    Args:
+        residuals: ``(n, width)``.
+        codes: ``(n, width)``.
+        square: ``(n,)`` of the residuals.
+        centroids: ``(n, width)``.
+        squares: ``(n,)`` of the centroids.
+        kind: What the first factor is rounded to.
+    """
+    products = (residuals * codes).sum(1)
+    factor = torch.where(products > _TINY, square / products, 0).to(kind).float()
+    missing = (residuals * centroids).sum(1) - factor * (codes * centroids).sum(1)
+    return factor, torch.where(squares > _TINY, missing / squares, 0)
 
 
 def _packed(bits: Tensor) -> Array:
     """Pack ``(n, width)`` bool to ``(n, width / 8)`` bytes, the lowest bit first."""
     return np.packbits(bits.numpy(), axis=1, bitorder="little")
-
-
-def _ratio(square: Tensor, products: Tensor) -> Array:
-    """Return what a code is multiplied with, so that its product with the residual is the residual's own."""
-    return torch.where(products > _TINY, square / products, 0).numpy()
 
 
 def _int8(rotated: Tensor) -> tuple[Array, Array]:

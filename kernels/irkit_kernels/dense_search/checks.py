@@ -55,11 +55,11 @@ def check_segment(segment: Mapping[str, Array], n_lists: int, width: int, euclid
         "offsets": (np.int64, (n_lists + 1,)),
         "rows": (np.uint32, (n,)),
         "signs": (np.uint8, (-(-n // BLOCK), 4 * width)),
-        "factors": (np.float32, (n,)),
+        "factors": (np.uint32, (n,)),
     }
     if planes is not None:
         expected["planes"] = np.uint8, (n, (nbits - 1) * width // 8)
-        expected["level_factors"] = np.float32, (n,)
+        expected["level_factors"] = np.float32, (n, 2)
     if euclidean:
         expected["biases"] = np.float32, (n,)
     for name, (dtype, shape) in expected.items():

@@ -47,8 +47,8 @@ SEGMENT = Struct(
     rows="u32*",
     signs="u8*",
     planes="u8*",
-    factors="float*",
-    level_factors="float*",
+    factors="u32*",  # two bfloat16: of the signs, and of the base
+    level_factors="float*",  # of the levels, and of the base
     biases="float*",  # null unless distances are euclidean
 )
 

@@ -66,8 +66,11 @@ def _rank_codes(plan: Plan) -> Function:
         product = x.intrinsic("vector.reduce.add", "i32", total).to("i64")
         rest = (product * 2 - f.byte_total * most).to("float") * half_scale
         signs = f.sums[loop.i] * sign_scale
-        score = (signs + rest) * segment.level_factors[place] + f.bases[loop.i]
-        f.keys[loop.i] = key_of(score)
+        base, factors = f.bases[loop.i], segment.level_factors.at(place * 2)
+        score = (signs + rest) * factors[0] + (base * factors[1] + base)
+        with x.when(segment.biases.exists(), score=score) as branch:
+            branch.score = score + segment.biases[place]
+        f.keys[loop.i] = key_of(branch.score)
     return x
 
 

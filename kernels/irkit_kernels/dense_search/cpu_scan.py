@@ -13,7 +13,7 @@ from typing import Any
 
 from .._typed import Function, Record, Value, vector
 from .cpu_collect import make_room, push
-from .cpu_frame import BLOCK, FRAME, INTS, LANES, SEGMENT, Plan
+from .cpu_frame import BLOCK, FLOATS, FRAME, INTS, LANES, SEGMENT, Plan
 from .cpu_prepare import look_up
 
 __all__ = ["write_scan"]
@@ -75,17 +75,17 @@ def _scan_rows(plan: Plan) -> Function:
             members = (inside >> LANES * half).to("u16")
             lanes = members.cast(vector(LANES, "i1"))
             numbers = (total + total - offset).to("float")
-            row_bases = bases
-            with x.when(biases.exists(), row_bases=bases) as branch:
-                branch.row_bases = bases + x.masked_load(biases.at(here), lanes, align=4)
-            row_bases = branch.row_bases
-            scores = numbers * x.masked_load(factors.at(here), lanes, align=4)
-            scores = scores * level_scale + row_bases
+            words = x.masked_load(factors.at(here), lanes, align=4)
+            factor = (words & 0xFFFF0000).cast(FLOATS)
+            row_bases = bases * (words << 16).cast(FLOATS) + bases
+            with x.when(biases.exists(), row_bases=row_bases) as branch:
+                branch.row_bases = row_bases + x.masked_load(biases.at(here), lanes, align=4)
+            scores = numbers * factor * level_scale + branch.row_bases
             mask = (scores > f.threshold.broadcast(LANES)).cast("u16") & members
             with x.when(mask != 0):
                 x.prefetch(segment.rows.at(here), locality=2)
                 mask = _without_forbidden(x, f, segment, here, mask)
-                push(x, plan, f, scores, (first + here).to("u32"), mask, row_bases, numbers)
+                push(x, plan, f, scores, (first + here).to("u32"), mask, bases, numbers)
         make_room(x, f)
     return x
 

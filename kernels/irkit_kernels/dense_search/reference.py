@@ -76,8 +76,11 @@ def reference(
     ]
     bits = torch.cat([part.bits for part in found])
     sums = (2 * bits.long() @ levels - levels.sum()).float()
-    bases = torch.cat([part.bases for part in found])
-    scores = sums * torch.cat([part.factors for part in found]) * level_scale + bases
+    bases, row_biases, factors, base_factors = (
+        torch.cat([getattr(part, name) for part in found])
+        for name in ("bases", "biases", "factors", "base_factors")
+    )
+    scores = sums * factors * level_scale + ((bases * base_factors + bases) + row_biases)
     rows = torch.cat([part.rows for part in found])
     allowed = torch.ones(n_rows, dtype=torch.bool) if keep is None else torch.from_numpy(keep)
     scores = torch.where(allowed[rows], scores, -torch.inf)
@@ -89,10 +92,10 @@ def reference(
         rest = torch.cat([part.rest for part in found])[chosen].long() @ query_bytes
         rest = (2 * rest - ((1 << nbits - 1) - 1) * query_bytes.sum()).float() * (byte_scale * 0.5)
         signs = sums[chosen] * (level_scale * 2.0 ** (nbits - 2))
-        factors = torch.cat([part.level_factors for part in found])[chosen]
-        scores[chosen] = torch.where(
-            scores[chosen].isfinite(), (signs + rest) * factors + bases[chosen], -torch.inf
-        )
+        factor, base_factor = torch.cat([part.level_factors for part in found])[chosen].T
+        own = bases[chosen]
+        better = (signs + rest) * factor + (own * base_factor + own) + row_biases[chosen]
+        scores[chosen] = torch.where(scores[chosen].isfinite(), better, -torch.inf)
         if kept is not None:
             chosen = chosen[scores[chosen].argsort(descending=True, stable=True)[: effort.refined]]
 
@@ -105,7 +108,7 @@ def reference(
         other = values if kept.dtype == np.int8 else torch.from_numpy(query) * (2 if euclidean else 1)
         finals = mine @ other.double() * scale
         if euclidean:
-            finals += torch.cat([part.biases for part in found])[chosen].double()
+            finals += row_biases[chosen].double()
     length = float(np.square(query, dtype=np.float64).sum())
     if metric == "cosine":
         finals = finals / max(length, 1e-60) ** 0.5
@@ -123,9 +126,11 @@ class _Rows:
         signs = unpack_signs(segment["signs"], n)[place]
         self.rows = torch.from_numpy(segment["rows"][place].astype(np.int64))
         self.bits = torch.from_numpy(np.unpackbits(signs, axis=1, bitorder="little"))
-        self.factors = torch.from_numpy(segment["factors"][place])
+        words = segment["factors"][place]
+        self.factors = torch.from_numpy((words & np.uint32(0xFFFF0000)).view(np.float32))
+        self.base_factors = torch.from_numpy((words << np.uint32(16)).view(np.float32))
         self.biases = torch.from_numpy(segment.get("biases", np.zeros(n, np.float32))[place])
-        self.bases, self.nbits = base + self.biases, 1
+        self.bases, self.nbits = base.expand(len(self.rows)), 1
         if "planes" in segment:
             width = self.bits.shape[1]
             self.nbits = 1 + 8 * segment["planes"].shape[1] // width

@@ -104,7 +104,7 @@ def test_any_code_can_be_searched(nbits: int) -> None:
     wild = {
         "rows": np.full(N, 0xFFFFFFFF, np.uint32),
         "signs": np.full_like(segment["signs"], 255),
-        "factors": np.full(N, np.nan, np.float32),
+        "factors": np.full(N, 0x7FC07FC0, np.uint32),
         "biases": np.full(N, np.inf, np.float32),
         "kept_scales": np.full(N, -np.inf, np.float32),
     }
