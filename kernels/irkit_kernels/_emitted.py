@@ -22,6 +22,9 @@ from pathlib import Path
 
 from ._jit import Target, compiling_for
 from ._products import write_add_rows
+from .dense_search.cpu_frame import Plan as DensePlan
+from .dense_search.cpu_search import write_search as write_dense_search
+from .dense_search.op import SHUFFLES
 from .int8_linear.cpu_tile import write_ir as write_int8_linear
 from .maxsim import cpu_tile as maxsim
 from .ragged_attention.cpu_backward import write_differentiate
@@ -78,6 +81,7 @@ def modules() -> Iterator[tuple[str, str]]:
     yield from _ragged_attention()
     yield from _residual_maxsim()
     yield from _sparse_search()
+    yield from _dense_search()
 
 
 def _ragged_attention() -> Iterator[tuple[str, str]]:
@@ -117,6 +121,17 @@ def _sparse_search() -> Iterator[tuple[str, str]]:
         for wide in _FLAGS:
             yield f"sparse_search.exact({terms}, {weights}, wide={wide})", write_exact(terms, weights, wide)
         yield f"sparse_search.approximate({terms}, {weights})", write_approximate(terms, weights)
+
+
+def _dense_search() -> Iterator[tuple[str, str]]:
+    cpus = [(False, shuffle) for shuffle in (*SHUFFLES.values(), ("", 0))]
+    for vnni, shuffle in [(True, SHUFFLES["avx512bw"]), *cpus]:
+        for nbits, keep in product((1, 2, 4), ("none", "int8", "float16", "float32")):
+            for width in (64, 1088):
+                plan = DensePlan(width, nbits, keep, vnni, shuffle)
+                look_up = shuffle[0] or "no shuffle"
+                name = f"{width}, nbits={nbits}, keep={keep}, vnni={vnni}, {look_up}"
+                yield f"dense_search({name})", write_dense_search(plan)
 
 
 def main(folder: str = "") -> None:

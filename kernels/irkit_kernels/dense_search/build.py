@@ -15,7 +15,7 @@ from ..residual_maxsim import assign as largest_product
 from .cpu_frame import BLOCK
 from .rotation import Rotation, rotate, rotation_matrix
 
-__all__ = ["STEPS", "Encoder", "arrange", "assign", "list_margins", "pack_signs", "unpack_signs"]
+__all__ = ["STEPS", "Encoder", "arrange", "assign", "codes_of", "list_margins", "pack_signs", "unpack_signs"]
 
 Array = NDArray[Any]
 
@@ -214,9 +214,9 @@ def arrange(codes: Mapping[str, Array], n_lists: int, first_row: int = 0) -> dic
     """Order codes by list, ties by row, to a segment for a `Searcher`.
 
     Args:
-        codes: The result of `Encoder.encode`.
+        codes: The result of `Encoder.encode`, or of `codes_of`, which has ``rows``, too.
         n_lists: Number of lists.
-        first_row: The row of the first vector.
+        first_row: The row of the first vector; not used if there are ``rows``.
 
     Returns:
         By name: ``offsets (lists + 1,)`` int64 and ``rows (n,)`` uint32; ``signs (ceil(n / 32), 4 * width)``
@@ -227,13 +227,30 @@ def arrange(codes: Mapping[str, Array], n_lists: int, first_row: int = 0) -> dic
     counts = np.bincount(lists, minlength=n_lists)
     segment = {
         "offsets": np.concatenate([[0], np.cumsum(counts)]),
-        "rows": (order + first_row).astype(np.uint32),
+        "rows": codes["rows"][order] if "rows" in codes else (order + first_row).astype(np.uint32),
         "signs": pack_signs(codes["signs"], order),
     }
     for name in ("planes", "factors", "level_factors", "biases"):
         if name in codes:
             segment[name] = codes[name][order]
     return segment
+
+
+def codes_of(segment: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the codes of a segment, to be arranged anew with others or without some.
+
+    Returns:
+        By name what `Encoder.encode` returns, except for the kept rows, and ``rows``, in their order.
+    """
+    order = np.argsort(segment["rows"], kind="stable")
+    lists = np.repeat(np.arange(len(segment["offsets"]) - 1, dtype=np.int32), np.diff(segment["offsets"]))
+    signs = unpack_signs(segment["signs"], len(order))
+    codes = {"lists": lists, "signs": signs} | {
+        name: segment[name]
+        for name in ("rows", "planes", "factors", "level_factors", "biases")
+        if name in segment
+    }
+    return {name: array[order] for name, array in codes.items()}
 
 
 def pack_signs(signs: Array, order: Array) -> Array:

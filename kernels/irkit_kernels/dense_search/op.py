@@ -20,7 +20,7 @@ from .cpu_search import write_search
 from .lists import group_lists, list_biases, panels
 from .rotation import Rotation
 
-__all__ = ["Effort", "Searcher", "effort_of"]
+__all__ = ["SHUFFLES", "Effort", "Searcher", "effort_of"]
 
 Array = NDArray[Any]
 Single = Callable[[Array], tuple[Array, Array]]
@@ -29,6 +29,12 @@ METRICS = ("inner_product", "cosine", "euclidean")
 _WORD = {name: offset // 8 for name, offset in FRAME.offsets.items()}
 _SEGMENT = {name: offset // 8 for name, offset in SEGMENT.offsets.items()}
 _QUERIES_PER_CALL = 32
+SHUFFLES = {  # by LLVM's name of a feature: the instruction that looks up bytes, see `Plan`
+    "avx512bw": ("llvm.x86.avx512.pshuf.b.512", 64),
+    "avx2": ("llvm.x86.avx2.pshuf.b", 32),
+    "ssse3": ("llvm.x86.ssse3.pshuf.b.128", 16),
+    "neon": ("llvm.aarch64.neon.tbl1.v16i8", 16),
+}
 
 
 class Effort(NamedTuple):
@@ -51,7 +57,7 @@ class Effort(NamedTuple):
 
 def effort_of(probes: int, k: int) -> Effort:
     """Return an effort that loses next to nothing of what ``probes`` lists have."""
-    return Effort(probes, max(5 * k, 50), max(2 * k, 20))
+    return Effort(probes, 30 + 2 * k, 5 + k + k // 2)
 
 
 class Searcher:
@@ -273,14 +279,7 @@ def address(array: Array) -> int:
 def _features() -> tuple[bool, tuple[str, int]]:
     """Return whether this CPU has AVX512-VNNI, and its instruction that looks up bytes."""
     features = cpu_features()
-    shuffles = {
-        "avx512bw": ("llvm.x86.avx512.pshuf.b.512", 64),
-        "avx2": ("llvm.x86.avx2.pshuf.b", 32),
-        "ssse3": ("llvm.x86.ssse3.pshuf.b.128", 16),
-        "neon": ("llvm.aarch64.neon.tbl1.v16i8", 16),
-    }
-    shuffle = next((shuffles[name] for name in shuffles if name in features), ("", 0))
-    return "avx512vnni" in features, shuffle
+    return "avx512vnni" in features, next((SHUFFLES[name] for name in SHUFFLES if name in features), ("", 0))
 
 
 @compiled_once

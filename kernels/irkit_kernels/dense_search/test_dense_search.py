@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit_kernels._jit import Target, compiling_for, cpu_features
-from irkit_kernels.dense_search import Effort, Encoder, Searcher, arrange, assign, list_margins, make_rotation
+from irkit_kernels.dense_search import (
+    Effort,
+    Encoder,
+    Searcher,
+    arrange,
+    assign,
+    codes_of,
+    list_margins,
+    make_rotation,
+)
 from irkit_kernels.dense_search.op import METRICS
 from irkit_kernels.dense_search.reference import reference
 
@@ -201,3 +210,47 @@ def test_nothing_to_find():
     assert case.searcher().find(case.queries[:0], 3)[0].shape == (0, 3)
     assert case.searcher().find(case.queries, 9)[0][:, 5:].tolist() == [[-1] * 4] * 3
     assert (case.searcher().find(np.zeros((1, 8)), 5)[1] == 0).all()
+
+
+@pytest.mark.parametrize("nbits", [1, 4])
+def test_segments_are_merged(nbits):
+    case = Case(2, 70, [50, 0, 41, 33], 6, nbits, "float32", "euclidean")
+    parts = [codes_of(segment) for segment in case.segments]
+    merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    whole = Encoder(case.centroids, case.rotation, nbits, euclidean=True).encode(case.vectors)
+    for name, array in whole.items():
+        if name != "factors":  # sums of blocks of other sizes round differently
+            np.testing.assert_allclose(merged[name], array, rtol=1e-4, atol=1e-5)
+    effort = Effort(3, 40, 20)
+    expected = case.searcher().find(case.queries, 10, effort)
+    case.segments = [arrange(merged, 6)]
+    for array, other in zip(case.searcher().find(case.queries, 10, effort), expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+    kept = np.flatnonzero(merged["rows"] % 2)
+    case.segments = [arrange({name: array[kept] for name, array in merged.items()}, 6)]
+    rows, _ = case.searcher().find(case.queries, 10, effort)
+    assert (rows % 2 == 1).all()
+
+
+def test_a_single_search_keeps_its_index():
+    case = Case(3, 64, [200], 4, 1, "int8", "inner_product")
+    expected, search = case.searcher().find(case.queries[:1], 5), case.searcher().single(5)
+    for _ in range(3):
+        case.searcher().find(case.queries, 100, Effort(4, 200, 200))  # uses the memory that was freed
+        np.testing.assert_array_equal(search(case.queries[0])[0], expected[0])
+
+
+def test_a_few_lists_find_what_all_lists_have():
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((900, 64)).astype(np.float32)
+    vectors = np.repeat(centres, 10, 0) + 0.3 * rng.standard_normal((9000, 64)).astype(np.float32)
+    rotation = make_rotation(64)
+    euclidean = Encoder(centres, rotation, euclidean=True)
+    segment = arrange(euclidean.encode(vectors), 900)
+    searcher = Searcher(centres, rotation, [segment], 9000, metric="euclidean", kept=vectors)
+    queries = vectors[::100] + 0.1 * rng.standard_normal((90, 64)).astype(np.float32)
+    distances = np.square(queries[:, None] - vectors[None]).sum(2)
+    rows, scores = searcher.find(queries, 3, 6)
+    best = np.argsort(distances, 1)[:, :3]
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(best, rows, strict=True)]) >= 0.95
+    np.testing.assert_allclose(-scores, np.take_along_axis(distances, rows, 1), rtol=1e-4, atol=1e-3)
