@@ -53,23 +53,30 @@ def group_lists(centroids: Array, euclidean: bool, margins: Array | None) -> Gro
     points = torch.from_numpy(np.array(centroids, np.float32))
     order = torch.from_numpy(np.random.default_rng(0).permutation(n))
     means = points[order[:count]].clone() if n else points.new_zeros(1, points.shape[1])
-    own = torch.zeros(n, dtype=torch.long)
+    assigned = torch.zeros(n, dtype=torch.long)
     for _ in range(_ROUNDS if count > 1 else 1):
-        own = torch.addmm(-0.5 * means.square().sum(1), points, means.T).argmax(1)
-        counts = torch.bincount(own, minlength=count)[:, None]
-        sums = torch.zeros_like(means).index_add_(0, own, points)
+        assigned = torch.addmm(-0.5 * means.square().sum(1), points, means.T).argmax(1)
+        counts = torch.bincount(assigned, minlength=count)[:, None]
+        sums = torch.zeros_like(means).index_add_(0, assigned, points)
         means = torch.where(counts > 0, sums / counts.clamp(min=1), means)
-    means_array, groups = means.numpy(), own.numpy()
-    members = [np.flatnonzero(groups == number) for number in range(count)]
+    own, sizes = _without_empty(assigned.numpy(), count)
+    means_array = means.numpy()[sizes > 0]
+    sizes = sizes[sizes > 0]
+    members = [np.flatnonzero(own == number) for number in range(len(sizes))]
     biases = list_biases(means_array, euclidean, None)
-    if margins is not None and not euclidean:
+    if margins is not None and not euclidean and n:
         # The margins of lists, and half the mean square of what the group adds to their residuals.
-        mean = float(margins.mean()) if n else 0.0
-        root = mean + math.sqrt(mean**2 + float(np.square(centroids, dtype=np.float32).sum()) / max(n, 1))
-        spreads = points.sub(means[own]).square().sum(1).numpy() / (2 * max(root, 1e-30))
-        totals = np.bincount(groups, margins + spreads, count)
-        biases = (totals / np.maximum(np.bincount(groups, minlength=count), 1)).astype(np.float32)
+        mean = float(margins.mean())
+        root = mean + math.sqrt(mean**2 + float(np.square(centroids, dtype=np.float32).sum()) / n)
+        spreads = np.square(points.numpy() - means_array[own]).sum(1) / (2 * max(root, 1e-30))
+        biases = (np.bincount(own, margins + spreads) / sizes).astype(np.float32)
     return Groups(members, means_array, biases)
+
+
+def _without_empty(own: Array, count: int) -> tuple[Array, Array]:
+    """Number the groups anew, without empty ones; return the new numbers, and the old groups' sizes."""
+    sizes = np.bincount(own, minlength=count)
+    return (np.cumsum(sizes > 0) - 1)[own], sizes
 
 
 def panels(centroids: Array, biases: Array, members: list[Array], rotation: Rotation) -> tuple[Array, ...]:

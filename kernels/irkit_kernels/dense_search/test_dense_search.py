@@ -254,3 +254,17 @@ def test_a_few_lists_find_what_all_lists_have():
     best = np.argsort(distances, 1)[:, :3]
     assert np.mean([np.isin(a, b).mean() for a, b in zip(best, rows, strict=True)]) >= 0.95
     np.testing.assert_allclose(-scores, np.take_along_axis(distances, rows, 1), rtol=1e-4, atol=1e-3)
+
+
+def test_lists_that_are_alike_are_all_searched():
+    centroids = np.ones((600, 8), np.float32)
+    centroids[-1] = 2
+    vectors = np.concatenate([centroids[:1], centroids[-1:]]) + np.float32(0.1)
+    rotation = make_rotation(8)
+    encoder = Encoder(centroids, rotation, euclidean=True)
+    searcher = Searcher(
+        centroids, rotation, [arrange(encoder.encode(vectors), 600)], 2, metric="euclidean", kept=vectors
+    )
+    for row in (0, 1):
+        assert searcher.find(vectors[row : row + 1], 1, 600)[0].tolist() == [[row]]
+    assert searcher.find(vectors[1:], 1, 1)[0].tolist() == [[1]]
