@@ -115,7 +115,7 @@ class Case:
 sizes = st.lists(st.integers(0, 90), min_size=1, max_size=3).filter(any)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 2**31),
     st.sampled_from([1, 7, 64, 100, 192]),
