@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from irkit_kernels._jit import compile_ir
-from irkit_kernels.sparse_search import Effort, Searcher, build, cpu_best, effort_of, op
+from irkit_kernels.sparse_search import Effort, Searcher, build, cpu_best, effort_of
 from irkit_kernels.sparse_search.cpu_approximate import TOTALS, write_approximate
 from irkit_kernels.sparse_search.cpu_search import ARGUMENTS
 from irkit_kernels.sparse_search.reference import reference
@@ -160,14 +160,15 @@ def test_wrong_arrays_are_refused(place: int) -> None:
         build(tuple(forward), 9)  # type: ignore[arg-type]
 
 
-def test_lists_for_exact_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_for_exact_search_alone() -> None:
     rng = np.random.default_rng(2)
     forward, queries = corpus(rng, 50, 20), some_queries(rng, 3, 20)
-    monkeypatch.setattr(op, "_DOCUMENTS", 49)
     arrays = build(forward, 20, approximate=False)
     assert_found(Searcher(arrays, forward).find(queries, 5, None, 0.1), reference(forward, queries, 5))
-    with pytest.raises(ValueError, match="at most 49 documents, got 50"):
-        build(forward, 20)
+    most = 1 << 24
+    many = np.zeros(most + 2, np.int64), np.empty(0, np.uint16), np.empty(0, np.float32), None
+    with pytest.raises(ValueError, match=f"at most {most} documents, got {most + 1}"):
+        build(many, 20)
 
 
 def test_code_for_a_plain_processor_is_valid() -> None:
