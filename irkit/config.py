@@ -93,7 +93,10 @@ class _Loader(yaml.SafeLoader):
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        """Return the tree of nodes, in which aliases are shared nodes."""
+        """Return the tree of nodes; refuse aliases that stand for too many values or for themselves.
+
+        An alias appears in the tree as a shared node.
+        """
         root: yaml.Node | None = super().get_single_node()
         pending, seen, aliased = [root] if root else [], set[int](), 0
         while pending:
@@ -244,7 +247,15 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
 
 
 def _such_as(problem: Any, model: type[BaseModel]) -> str:
-    """Suggest how to write a string as keys and values: as the kind, or as the only required key."""
+    """Return an example for an error message about a string where keys and values belong.
+
+    The example is ``" such as {KEY: STRING}"``, where the key is the only required one, or ``kind`` if the
+    string is a kind. Without such a key it is ``""``.
+
+    Args:
+        problem: Error of pydantic.
+        model: Class of the whole configuration.
+    """
     text, parts = problem["input"], list(_nested_schemas(model.model_json_schema()))
     if not isinstance(text, str):
         return ""

@@ -74,7 +74,10 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def show_hits(hits: Iterable[Hit]) -> None:
-    """Write ranked documents: a paragraph each on a terminal; rank, score, id, title and text in a pipe."""
+    """Write ranked documents: a paragraph per document on a terminal, one line per document in a pipe.
+
+    A line holds rank, score, id, title and text, separated by tabs.
+    """
     width = shutil.get_terminal_size().columns
     for rank, hit in enumerate(hits, 1):
         title, text = clean(hit.title), clean(hit.text)

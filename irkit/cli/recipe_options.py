@@ -40,14 +40,15 @@ class IndexRecipe(Config):
     def resolve(
         cls, choice: str | None, settings: Mapping[str, Any], overrides: Iterable[str]
     ) -> IndexRecipe:
-        """Combine the arguments of the command line to a recipe.
+        """Make a recipe of the arguments of the command line.
 
         Args:
-            choice: Name of an index; or a YAML file, which holds a recipe or, if it has the key ``kind``, the
-                settings of an index. None stands for the index that suits the model, or for a flat index if
-                overrides set keys of it.
+            choice: Name of an index, or a YAML file. A file with the key ``kind`` holds the settings of an
+                index; any other file holds a recipe. None stands for the index that suits the model; if
+                an override sets a key of an index, None stands for a flat index.
             settings: Keys and values that override the file; a value of None overrides nothing.
-            overrides: ``"key=value"``, which override the rest: keys of the recipe, of bm25 or of the index.
+            overrides: ``"key=value"``, which override file and settings. A key of BM25 or of the index needs
+                no prefix: ``k1=1.2`` is ``bm25.k1=1.2`` if the model is bm25.
 
         Raises:
             ConfigError: A key or a value is unknown or missing.

@@ -132,6 +132,7 @@ def study(
     """
     from irkit.study import StudyConfig, check_study, run_study, write_report
 
+    # write the report of an old study again
     if report is not None:
         if file is not None or out is not None:
             raise BadValueError("irkit study: --report DIR goes alone, without a study and --out")
@@ -139,12 +140,14 @@ def study(
         return
     if file is None or out is None:
         raise BadValueError("irkit study: expected STUDY.yaml --out DIR, or --report DIR")
+    # check the study before the first training
     config = _resolve("study", StudyConfig.resolve, file, override)
     runs = check_study(config, out)
     if dry_run:
         rows = [[trial.variant, trial.seed, "finished" if trial.finished else "to do"] for trial in runs]
         show_table(["variant", "seed", "state"], rows)
         return
+    # train what is not finished
     with progress_bar("training", "runs", len(runs)) as update:
         update(sum(trial.finished for trial in runs))
 
@@ -155,6 +158,7 @@ def study(
 
         with hint_resume(" to go on with this study"):
             runs = run_study(config, out, jobs=jobs, progress=report_end)
+    # report, also if runs failed
     _show_cells(write_report(out), out)
     if failed := [trial for trial in runs if trial.failure]:
         raise IrkitError(
@@ -203,6 +207,7 @@ def transfer_vocab(
     Examples:
         irkit transfer-vocab MODEL --target google-bert/bert-base-uncased --out moved
     """
+    # a recipe: transfer, then train
     if Path(source).suffix in (".yaml", ".yml", ".json"):
         if target is not None or texts is not None or report is not None:
             raise BadValueError(
@@ -217,6 +222,7 @@ def transfer_vocab(
     from irkit.config import with_overrides
     from irkit.vocabulary.initialization import TransferConfig
 
+    # a model: check all before it is loaded
     config = TransferConfig.parse(with_overrides({}, override or ()), "irkit transfer-vocab: --set")
     if print_config:
         typer.echo(config.to_yaml(), nl=False)
@@ -229,12 +235,14 @@ def transfer_vocab(
     from irkit.training.pretraining.corpus import read_texts
     from irkit.vocabulary import transfer_vocabulary, write_report
 
+    # move the model, and show what its tokens come from
     moved = transfer_vocabulary(source, target, config, texts=None if texts is None else read_texts(texts))
     _show_tokens(moved.facts)
     if moved.facts["bias"]["method"] == "prior" and moved.facts["bias"]["target"] == "none":
         note("nothing says how frequent the tokens of the target are; --texts CORPUS counts them")
     if dry_run:
         return
+    # write model and report
     moved.save(out)
     if report is not None:
         write_report(moved.facts, report)

@@ -66,7 +66,10 @@ def read_judged(
 
 
 def write_judged(run: Run, out: str | None, judgments: Qrels | None, measures: str) -> None:
-    """Write a run to ``out``, and print its measures; without either, write it to standard output."""
+    """Write a run to the file ``out``, and print its measures if there are judgments.
+
+    A run without file and judgments goes to standard output.
+    """
     if out is not None or judgments is None:
         run.write(out or "-")
     if judgments is not None:
@@ -99,7 +102,7 @@ def rerank(
         queries: Queries of the run: BEIR folder, .jsonl, .tsv, ... or -.
         run: TREC or .jsonl, also .gz, or -.
         k: Results per query; default: all.
-        interaction: Score by the attention that the model in this directory learned.
+        interaction: Score by the attention stored in a model directory.
         teacher: Score by cross-encoder:NAME, or by another model or index.
 
     Examples:
@@ -113,10 +116,12 @@ def rerank(
     from irkit.training.interaction import load_interaction
     from irkit.training.teachers import load_teacher
 
+    # read queries, judgments and run, and what scores the documents
     items, judgments = read_judged(queries, qrels, split, measures)
     first = Run.read(run)
     attention = None if interaction is None else load_interaction(interaction)
     scorer = None if teacher is None else load_teacher(teacher, device=device)
+    # rerank all queries
     with (
         Retriever.load(directory, model, device=device) as retriever,
         progress_bar("reranking", "queries", len(first)) as update,
@@ -207,6 +212,7 @@ def evaluate(
     from irkit.evaluation.measures import evaluate as score
     from irkit.evaluation.significance import compare
 
+    # measure every run once, the baseline first
     judgments = read_qrels(qrels, split)
     results = {}
     paths = dict.fromkeys([*([baseline] if baseline else []), *runs])
@@ -214,6 +220,7 @@ def evaluate(
         for path in paths:
             results[str(path)] = score(path, judgments, measures, drop_identical_ids=ignore_identical_ids)
             update(1)
+    # show the measures, per query or as means
     names = list(next(iter(results.values())).mean)
     rows: list[list[object]]
     if per_query:
@@ -226,6 +233,7 @@ def evaluate(
         show_table(["run", "query", *names], rows)
     else:
         show_table(["run", *names], [[run, *result.mean.values()] for run, result in results.items()])
+    # test the other runs against the baseline
     if baseline is not None:
         base = results.pop(str(baseline))
         rows = [

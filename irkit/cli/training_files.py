@@ -39,7 +39,10 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 
 def _file_states(source: str | Path | None) -> list[Any]:
-    """Return JSON that changes when a file, or a file of a directory, does: names, sizes and times."""
+    """Return ``[path, [[name, size, modification time in ns], ...]]`` of a file or the files in a directory.
+
+    A source that is not a path on this disk, such as None, gives ``[source]`` as text.
+    """
     if source is None or not (path := Path(source)).exists():
         return [str(source)]
     files = sorted(path.iterdir()) if path.is_dir() else [path]

@@ -193,7 +193,10 @@ class Ragged:
         return moved
 
     def host(self) -> Ragged:
-        """Return the rows on the CPU; rows that came from there are not copied back, which would wait."""
+        """Return the rows on the CPU.
+
+        Rows that `to` has moved from the CPU are not copied back: a copy would wait for the device.
+        """
         return self.to("cpu") if self._host is None else self._host
 
     def part_positions(self, starts: Tensor, lengths: Tensor) -> Ragged:

@@ -165,7 +165,10 @@ class Sparse:
         return self if weights is self.weights else Sparse(self.terms.to(device), weights, self.dim)
 
     def arrays(self) -> Arrays:
-        """Return the content as numpy arrays, for files: ``terms`` int32, ``weights``, ``lengths (n,)``."""
+        """Return the content as numpy arrays, for files.
+
+        ``terms (total,)`` int32, ``weights (total,)`` float32, and ``lengths (n,)``, the terms per row.
+        """
         return {
             "terms": self.terms.values.to("cpu", torch.int32).numpy(),
             "weights": self.weights.detach().to("cpu", torch.float32).numpy(),

@@ -36,12 +36,12 @@ QUERY_FIELDS = Fields(
 
 
 class Source(Generic[T]):
-    """Documents or queries, streamed in bounded memory, any number of times.
+    """Documents or queries, streamed in bounded memory: any number of times, unless ``once`` is set.
 
     Args:
         name: Name of the source, for messages.
         read: Start reading; yields pairs of a number (line or position, from 1) and an item.
-        once: Whether the source can be read only once, as standard input.
+        once: Whether the source can be read only once, such as standard input.
     """
 
     def __init__(self, name: str, read: Callable[[], Iterator[tuple[int, T]]], once: bool = False) -> None:
@@ -305,9 +305,10 @@ def load_hf(source: str, streaming: bool = False) -> Any:
 
 @contextlib.contextmanager
 def _offline_without_network(library: Any, name: str) -> Iterator[None]:
-    """Use the cache if the hub cannot be reached, instead of half a minute of retries.
+    """Use only the cache inside the ``with`` block if the hub cannot be reached.
 
-    The client of the hub has no setting for retries, so that it is switched to offline mode.
+    The client of the hub has no setting for retries, which would take half a minute. So the client is
+    switched to offline mode if one request fails. A dataset ``name`` that is a local path needs no hub.
     """
     from huggingface_hub import constants, get_session
 

@@ -76,13 +76,16 @@ class TransformersEncoder(nn.Module):
         return cls(load_transformers(kind, directory, dtype), attention=attention)
 
     def load_decoder_(self) -> nn.Linear:
-        """Load the checkpoint as a masked language model; hidden states are then the input of its decoder.
+        """Load the checkpoint again, as a masked language model.
+
+        From then on the encoder returns the hidden states that the decoder of that model takes.
 
         Returns:
-            The decoder; it is saved with the encoder.
+            The decoder ``(hidden_size, V)``; it is saved with the encoder.
 
         Raises:
-            ConfigError: It is not such a model, or its logits are more than hidden states times one matrix.
+            ConfigError: The checkpoint is not a masked language model, or its logits are not hidden states
+                times one matrix.
         """
         dtype = next(self.parameters()).dtype
         self.whole = self.model = load_transformers("AutoModelForMaskedLM", self.whole.name_or_path, dtype)

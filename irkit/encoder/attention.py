@@ -257,7 +257,7 @@ def _slow_path(dtype: torch.dtype) -> str:
 
 @cache
 def _tell(message: str) -> None:
-    """Warn once per process."""
+    """Warn, once per process for each message."""
     warnings.warn(message, stacklevel=2)
 
 

@@ -95,9 +95,11 @@ def _distilbert_masked_lm(settings: Settings) -> MaskedLM:
 
 def _modernbert_config(settings: Settings) -> EncoderConfig:
     count = count_layers(settings)
+    # which layers attend to the whole text: named by layer, or every n-th
     every = settings.get("global_attn_every_n_layers", 3)
     default = ["full_attention" if i % every == 0 else "sliding_attention" for i in range(count)]
     kinds = settings.get("layer_types") or default
+    # bases of the rotary positions, under the new key or the old ones
     ropes = settings.get("rope_parameters") or {}
     for kind, rope in ropes.items():
         if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
@@ -110,6 +112,7 @@ def _modernbert_config(settings: Settings) -> EncoderConfig:
         "full_attention": base("full_attention", "global_rope_theta", 160_000.0),
         "sliding_attention": base("sliding_attention", "local_rope_theta", 10_000.0),
     }
+    # layers: a window for those that attend locally
     layers = tuple(
         LayerConfig(
             hidden_size=settings["hidden_size"],

@@ -52,6 +52,7 @@ class Encoder(nn.Module):
         super().__init__()
         if not isinstance(settings, Mapping):
             raise BadTypeError(f"Encoder: got {settings!r:.60}, expected the keys of a config.json")
+        # read the settings; an error names the family
         self.family = str(settings.get("model_type")).removeprefix(_POOLED)
         settings = self.settings = {**settings, "model_type": self.family}
         if self.family not in FAMILIES:
@@ -70,10 +71,12 @@ class Encoder(nn.Module):
             raise ConfigError(
                 f"Encoder: the configuration of a {self.family} has a value of the wrong type: {error}"
             ) from error
+        # an unknown backend is an error now; flash is checked later, on the device that runs it
         pick_backend(attention if attention != "flash" else "auto", torch.device("cpu"), torch.float32)
         self.attention = attention
         self.head_weights: dict[str, Tensor] = {}
         self.prefix = ""
+        # build the modules; each layer reads the width of the layer before
         self.embeddings = Embeddings(self.config)
         sizes = [layer.hidden_size for layer in self.config.layers]
         self.layers = nn.ModuleList(
@@ -82,6 +85,7 @@ class Encoder(nn.Module):
         )
         normed = self.config.norm_location == "post"
         self.final_norm = nn.Identity() if normed else make_norm(self.config, self.config.hidden_size)
+        # names in checkpoints, and random weights
         family = FAMILIES[self.family]
         self._names = {name: family.checkpoint_names(name) for name, _ in self.named_parameters()}
         self._initialise(float(settings.get("initializer_range", 0.02)))

@@ -72,7 +72,14 @@ class Family(NamedTuple):
 
 
 def masked_lm_names(dense: str, norm: str, decoder: str, *biased: str) -> NameMap:
-    """Return the names of a head by its modules: linear layer, norm, matrix, and what else has its bias."""
+    """Map the parameters of the masked language modelling head to names in a checkpoint.
+
+    Args:
+        dense: Name of the linear layer.
+        norm: Name of the norm.
+        decoder: Name of the output matrix.
+        biased: Names of further modules that hold a copy of the output bias.
+    """
     return {
         "layers.0.weight": (f"{dense}.weight",),
         "layers.0.bias": (f"{dense}.bias",),

@@ -16,12 +16,12 @@ Location = Literal["pre", "intra", "post"]
 
 
 class Preset(NamedTuple):
-    """The settings in which the published models differ.
+    """The settings in which the published TITE models differ.
 
     Attributes:
-        arrangement: Which layers pool, see `pooling_schedule`; None is none.
-        kernel: Tokens in a window, and from one window to the next.
-        location: Where in a layer they are pooled.
+        arrangement: Which layers pool, see `pooling_schedule`; None means that no layer pools.
+        kernel: Tokens in a window. Windows do not overlap: the stride is the same number.
+        location: Where in a layer the tokens are pooled, see `Pooling`.
         upscale: Whether hidden states grow to twice their width.
     """
 
@@ -100,6 +100,7 @@ def pooling_schedule(
     Source: Schlatt et al. 2025 (TITE), section 3.1.
     """
     pooling = Pooling(kernel=kernel, stride=stride, location=location)
+    # layers named by number
     if not isinstance(arrangement, str):
         chosen = {*arrangement}
         if not chosen or len(chosen) < len(arrangement) or not chosen <= {*range(layers)}:
@@ -113,6 +114,7 @@ def pooling_schedule(
             f"pooling: arrangement {arrangement!r} is unknown; expected late, staggered or the numbers of "
             "layers"
         )
+    # count the pooling layers that make one row of the longest text
     needed, length = 0, max_length
     while length > 1 and needed <= layers:
         length = pooling.shorten(length)
@@ -122,6 +124,7 @@ def pooling_schedule(
             f"pooling: {layers} layers of kernel {kernel} and stride {stride} do not make one row of "
             f"{max_length}; take more layers, a larger stride, or a smaller max_length or factor"
         )
+    # place the layers that do not pool: the first ones, or spread over all layers
     unpooled = layers - needed
     without = set(range(unpooled))
     if arrangement == "staggered":
@@ -160,6 +163,7 @@ def tite_settings(
 
     Source: Schlatt et al. 2025 (TITE), Table 3.
     """
+    # look up the preset, and complete the sizes
     name = _NUMBERS.get(str(preset), str(preset))
     if name not in PRESETS or variant not in _VARIANTS:
         raise BadValueError(
@@ -173,10 +177,12 @@ def tite_settings(
         raise ConfigError(
             f"tite_settings: hidden_size {size.hidden_size} is no multiple of {heads} heads; name heads"
         )
+    # choose the layers that pool
     schedule: tuple[Pooling | None, ...] = (None,) * size.layers
     if chosen.arrangement:
         shape = (size.layers, chosen.kernel, chosen.kernel, size.max_length)
         schedule = pooling_schedule(chosen.arrangement, *shape, chosen.location)
+    # growth of each layer in thirds of the first width: the last quarter of layers is twice as wide
     growth = [number * 4 // size.layers if chosen.upscale else 0 for number in range(size.layers)]
     if chosen.upscale and (heads % 3 or inner % 3):
         raise ConfigError(

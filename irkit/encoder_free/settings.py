@@ -42,7 +42,7 @@ class BM25Config(Config):
 
 
 class ImpactsConfig(Config):
-    """Settings of weights by term that were computed elsewhere."""
+    """Settings of `Impacts`: none, besides the kind."""
 
     kind: Literal["impacts"] = "impacts"
 

@@ -173,7 +173,10 @@ class Vectors(EncoderFreeModel):
         return ([queries] if single else list(queries)), single
 
     def encode_representation(self, items: Iterable[Any], side: Side) -> Dense | MultiVector:
-        """Return the vectors, normalized if they are compared by cosine."""
+        """Stack vectors, one array ``(dim,)`` or ``(tokens, dim)`` per item, as Dense or MultiVector.
+
+        Vectors get length 1 if the similarity is ``"cosine"``.
+        """
         check_side(side)
         if not isinstance(items, Iterable):
             raise BadTypeError(f"vectors: got {brief(items)}, expected several vectors")

@@ -125,10 +125,10 @@ def _refuse_adapter(folder: Path) -> None:
 
 
 def write_model(parts: Parts, directory: str | Path, format: str = "sentence-transformers") -> None:
-    """Write a directory that sentence-transformers, or the library of another format, opens alike.
+    """Write a model directory that the library of the format opens as the same model.
 
-    It appears whole or not at all. A model directory that is there already is replaced, but for its
-    README.md.
+    The directory appears whole or not at all. It replaces a model directory of that name, whose README.md
+    stays.
 
     Args:
         parts: Parts of the model.

@@ -18,7 +18,10 @@ from irkit.tokenizer import Tokenizer
 
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read config.json, weights and tokenizer; mean pooling, with a warning unless the encoder itself pools.
+    """Read config.json, weights and tokenizer; add a head that takes the mean of the tokens.
+
+    A warning says so, unless layers of the encoder pool already. A masked language model gets a sparse head
+    instead.
 
     Raises:
         ConfigError: The directory holds a classifier or a model of something else than text.

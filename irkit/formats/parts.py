@@ -33,7 +33,7 @@ class SideParts(TypedDict):
 
 
 class Parts(SideParts):
-    """What a model is made of; queries may have parts of their own."""
+    """The arguments of `irkit.model.Model`; ``query`` holds those for queries if queries have their own."""
 
     query: NotRequired[SideParts]
 

@@ -213,7 +213,15 @@ def _read_added_head(opened: OpenedModel) -> Head:
 
 
 def _lengths(folder: Path, settings: Mapping[str, Any]) -> dict[Side, int]:
-    """Return the number of tokens at which texts are cut, for each side that the first module names."""
+    """Read ``query_length`` and ``document_length``: the number of tokens at which texts of a side are cut.
+
+    Args:
+        folder: Directory of the model, for messages.
+        settings: Settings of the first module.
+
+    Returns:
+        Lengths of the sides that the settings name.
+    """
     by_side = {side: settings.get(f"{side}_length") for side in get_args(Side)}
     lengths = {side: length for side, length in by_side.items() if length is not None}
     if any(type(length) is not int or length < 1 for length in lengths.values()):

@@ -1,4 +1,4 @@
-"""What all heads have in common."""
+"""`Head`, the base of all heads: a head turns the hidden states of a text into its representation."""
 
 from __future__ import annotations
 
@@ -179,10 +179,11 @@ class Head(nn.Module):
 
 
 def width_after(layers: Iterable[nn.Module], width: int, name: str) -> int:
-    """Width of vectors of ``width`` after ``layers``.
+    """Return the width of vectors after ``layers``, which take vectors of ``width``.
 
     Raises:
-        BadValueError: The widths of two layers do not meet; the message names the head, ``name``.
+        BadValueError: A layer takes another width than the layer before gives; the message begins with
+            ``name``.
     """
     for layer in layers:
         if isinstance(layer, Projection):

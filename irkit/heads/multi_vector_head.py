@@ -290,7 +290,10 @@ class MultiVectorHead(Head):
         __call__ = forward
 
     def token_vectors(self, hidden: Ragged, tokens: Ragged, side: Side) -> Ragged:
-        """As `forward`, before token pooling: the vectors of the rows that `has_vector`."""
+        """Return the vectors ``(total, dim)`` of the tokens that `has_vector` marks.
+
+        These are the vectors that `forward` returns, before token pooling.
+        """
         mask = self.has_vector(tokens, side)
         if len(hidden.values) != len(mask):
             kernel, stride = self.window if self.pools(side) else (1, 1)

@@ -1,4 +1,4 @@
-"""One vector a text: pool the tokens, then project and normalise."""
+"""One vector per text: pool the tokens, then project and normalise."""
 
 from __future__ import annotations
 

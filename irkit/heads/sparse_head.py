@@ -145,7 +145,7 @@ class SparseHead(TermHead):
         return head._with_vocabulary(tokenizer, vocabulary)
 
     def _with_vocabulary(self, tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Self:
-        """Return a head whose rows are means of the rows of the tokens of each term."""
+        """Return a head whose output matrix has a row per term: the mean of the rows of its tokens."""
         tokens = tokenizer.without_special_tokens()(vocabulary)
         if len(tokens) == 0 or int(tokens.lengths.min()) == 0:
             empty = next((term for term, row in zip(vocabulary, tokens, strict=True) if not len(row)), None)
@@ -213,7 +213,11 @@ class SparseHead(TermHead):
         return head
 
     def _masked_lm(self, encoder: AnyEncoder) -> tuple[MaskedLM, dict[str, Any]] | None:
-        """Describe the masked language model of transformers that encoder and head are; None if none."""
+        """Describe encoder and head as one masked language model of transformers.
+
+        Returns:
+            The model's class and weight names, and its config.json; None if transformers has no such model.
+        """
         known = describe(encoder, dict(self.named_parameters()))
         if known is None or self.vocabulary is not None or self.weight.shape != encoder.word_embeddings.shape:
             return None
@@ -248,7 +252,11 @@ class SparseHead(TermHead):
         return [("irkit.SparseHead", settings, self.state_dict())]
 
     def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
-        """Write the encoder; as the masked language model of transformers if it is one with the head."""
+        """Write the encoder.
+
+        If transformers has a masked language model that consists of this encoder and this head, the head is
+        written with it.
+        """
         known = self._masked_lm(encoder)
         if known is None or not isinstance(encoder, Encoder):
             encoder.save_pretrained(folder)

@@ -83,7 +83,7 @@ _current = [Limits()]
 
 
 def current_limits() -> Limits:
-    """Return the limits that a store gets when it is opened."""
+    """Return the `Limits` of stores that are opened now: the defaults, or those of `use_limits`."""
     return _current[-1]
 
 

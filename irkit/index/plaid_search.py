@@ -92,12 +92,13 @@ class SearchBudget(NamedTuple):
     """How many documents each step of a search passes on.
 
     Attributes:
-        nprobe: Centroids visited per token of a query, at least. 0 visits no lists and ranks all documents.
-        visited: Centroids visited per query, at least: a query of few tokens visits more for each.
-        ranked: Documents that are scored by their centroids: they occur in the most visited lists.
-        candidates: Documents whose means are scored, too.
-        refined: Documents whose residuals are scored.
-        exact: Documents that are scored exactly.
+        nprobe: Centroids visited per query token, at least. 0 visits no lists and ranks all documents.
+        visited: Centroids visited per query, at least: a query of few tokens visits more per token.
+        ranked: Documents per query that are scored by their centroids: those that occur in the largest
+            number of visited lists.
+        candidates: Documents per query whose means are scored, too.
+        refined: Documents per query whose residuals are scored.
+        exact: Documents per query that are scored exactly.
     """
 
     nprobe: int

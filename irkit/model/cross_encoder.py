@@ -50,6 +50,7 @@ class CrossEncoder:
         batch_tokens: int = 8192,
     ) -> None:
         transformers = require("transformers", "train", "A cross-encoder")
+        # check the settings
         precisions = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
         for setting, value, known in (
             ("dtype", dtype, precisions),
@@ -59,6 +60,7 @@ class CrossEncoder:
                 raise BadValueError(f"cross-encoder: {setting} {value!r}; expected {' or '.join(known)}")
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.activation, self.batch_tokens = activation, batch_tokens
+        # load configuration and tokenizer, and check that it is a classifier of pairs
         try:
             config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -71,11 +73,13 @@ class CrossEncoder:
                 f"{config.num_labels} labels; expected a sequence classifier with 1 or 2, such as "
                 "cross-encoder/ms-marco-MiniLM-L6-v2"
             )
+        # load the model
         with _quiet(transformers.utils.logging):
             model = transformers.AutoModelForSequenceClassification.from_pretrained(
                 name, dtype=precisions[dtype], trust_remote_code=False
             )
         self.model = model.to(self.device).eval()
+        # the shortest limit on the length counts
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
         self.max_length = min(limit for limit in (max_length, *limits) if limit is not None)
 

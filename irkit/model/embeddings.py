@@ -39,7 +39,10 @@ _INNER = ("dot", "cosine")  # computed without zeros where vectors are sparse
 def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
     """Return the similarity of each vector of ``a (n, dim)`` to each of ``b (m, dim)``: ``(n, m)``.
 
-    For token vectors ``a`` and ``b`` hold an array ``(tokens, dim)`` per text, or are MultiVector.
+    Args:
+        name: Similarity, one of ``irkit.formats.parts.SIMILARITIES``; distances come back negative.
+        a: Vectors. For maxsim and meanmaxsim an array ``(tokens, dim)`` per text, or a MultiVector.
+        b: Vectors of the same kind.
 
     Raises:
         BadValueError: The widths differ.
@@ -157,12 +160,12 @@ def _rows(vectors: Vectors) -> Tensor:
 def postprocess(head: Head, rows: Representation, dim: int | None, unit: bool) -> Representation:
     """Truncate vectors to their first ``dim`` dimensions, and normalise them if ``unit`` is set.
 
-    Token vectors of a head that makes vectors of length 1 are rescaled to their length before truncation,
-    which is below 1 for those that token pooling has averaged.
+    Truncation makes a vector shorter. Token vectors of a head that normalises get back the length that they
+    had before (1, or less after token pooling, which averages vectors).
 
     Args:
-        head: Made the rows.
-        rows: What it made.
+        head: The head that made ``rows``.
+        rows: Representations to change.
         dim: Number of leading dimensions to keep; None is all. Sparse weights are never truncated.
         unit: Whether vectors get length 1.
 

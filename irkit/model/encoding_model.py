@@ -75,7 +75,7 @@ _FLAGS = [name for name, kind in _KINDS.items() if bool in (kind, *get_args(kind
 
 
 class EncodingModel(ModelParts):
-    """What `irkit.Model` computes of texts and of vectors."""
+    """The base of `irkit.Model` that encodes texts and compares vectors."""
 
     query_model: EncodingModel | None
 
@@ -95,9 +95,9 @@ class EncodingModel(ModelParts):
             options: See `EncodeOptions`.
 
         Returns:
-            float32 ``(n, dim)``, or ``(dim,)`` for one text. Of a multi-vector model an array
-            ``(tokens, dim)`` a text, in a list, or for one text alone. Of a sparse model a sparse tensor
-            (COO) ``(n, dim)``, or ``(dim,)``, on its device.
+            float32 ``(n, dim)``, or ``(dim,)`` for one text. For a multi-vector model, a list of one array
+            ``(tokens, dim)`` per text, or the array itself for one text. For a sparse model, a sparse
+            tensor (COO) ``(n, dim)``, or ``(dim,)``, on the device of the model.
 
         Raises:
             BadTypeError: Something is not a string, or there is no such option.
@@ -131,7 +131,11 @@ class EncodingModel(ModelParts):
         return convert(made, options, isinstance(texts, str), self.device)
 
     def _limited(self, limit: int | None) -> Self:
-        """Return a copy that shares all weights and keeps ``limit`` weights per text."""
+        """Return a copy with the same parameters whose sparse vectors keep the ``limit`` highest weights.
+
+        Raises:
+            BadValueError: ``limit`` is not a whole number of 1 or more, or the model is not sparse.
+        """
         if type(limit) is not int or limit < 1:
             raise BadValueError(
                 f"encode: max_active_dims is {brief(limit)}, expected a whole number of 1 or more"
@@ -280,10 +284,11 @@ class EncodingModel(ModelParts):
         return decoded[0] if isinstance(vectors, Tensor) and vectors.dim() == 1 else decoded
 
     def sparsity(self, vectors: Sparse | Tensor) -> dict[str, float]:
-        """How many terms sparse vectors have, and which share of the vocabulary they leave out, on average.
+        """Measure how sparse vectors ``(n, dim)`` are.
 
         Returns:
-            ``{"active_dims": ..., "sparsity_ratio": ...}``, as in sentence-transformers.
+            ``active_dims``, the mean number of terms per vector, and ``sparsity_ratio``, the mean share of
+            the vocabulary without a weight (0 to 1), as in sentence-transformers.
         """
         return sparsity(as_sparse("sparsity", vectors))
 

@@ -104,7 +104,10 @@ def add_documents(
     chunk_size: int = CHUNK,
     progress: StageProgress | None = None,
 ) -> None:
-    """Encode documents, streamed, and store them by chunks; inside ``store.update()`` in one step."""
+    """Encode documents and store them, ``chunk_size`` at a time.
+
+    Each chunk is committed. Inside ``with store.update():`` all chunks are one commit at its end.
+    """
     model = collection.model
     waiting: deque[Document] = deque()  # read, but not encoded yet
 

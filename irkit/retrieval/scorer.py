@@ -251,6 +251,7 @@ def _rerank_run(
     teacher: Scorer | None,
     progress: Callable[[int], object] | None,
 ) -> Run:
+    # every query of the run needs its text
     by_id = {query.id: query for query in parse_queries(queries)}
     missing = [query_id for query_id in run.query_ids if query_id not in by_id]
     if missing:
@@ -260,6 +261,7 @@ def _rerank_run(
             "it was made of"
         )
 
+    # score a batch of queries at a time
     def rankings() -> Iterable[tuple[str, list[str], Array]]:
         for start in range(0, len(run), _RUN_QUERIES):
             batch = [by_id[query_id] for query_id in run.query_ids[start : start + _RUN_QUERIES]]
@@ -269,6 +271,7 @@ def _rerank_run(
                 scores = score_rows(collection, contents, rows, interaction)
             else:
                 scores = score_checked(teacher, batch, fetch_lists(collection.documents, rows))
+            # order the documents of each query
             for query, line, values in zip(batch, rows, scores, strict=True):
                 order = _order(values, k)
                 yield query.id, collection.documents.ids(line[order]), values[order]

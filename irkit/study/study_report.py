@@ -68,11 +68,13 @@ def _tested_datasets(study: StudyConfig) -> list[str]:
 def _report_lines(
     study: StudyConfig, runs: Sequence[Trial], cells: Sequence[Cell], plots: dict[str, str]
 ) -> Iterator[str]:
+    # title, and how far the study is
     finished = sum(trial.finished for trial in runs)
     variants = study.changes()
     yield f"# {study.name}\n"
     seeds = ", ".join(map(str, study.seeds))
     yield f"{len(variants)} variants, seeds {seeds}: {finished} of {len(runs)} runs finished."
+    # per measure: a table of means, the plot, and a table of differences
     for measure, plot in plots.items():
         table = {(cell.variant, cell.dataset): cell for cell in cells if cell.measure == measure}
         datasets = list(dict.fromkeys(dataset for _, dataset in table))
@@ -90,11 +92,13 @@ def _report_lines(
             if variant != study.baseline:
                 row = [table.get((variant, dataset)) for dataset in datasets]
                 yield from _row([variant, *map(_difference, row)])
+    # how the numbers were made
     if plots:
         average = _OF_AVERAGE if any(cell.dataset == AVERAGE for cell in cells) else ""
         yield "\n" + _METHOD.format(
             average=average, others=len({cell.variant for cell in cells if cell.p is not None})
         )
+    # what each variant changes, and what failed
     yield "\n## Variants\n"
     yield from _row(["variant", "changes of the recipe"])
     yield from _row(["---", "---"])

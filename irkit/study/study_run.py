@@ -176,7 +176,11 @@ def check_parts(recipes: Mapping[str, TrainRecipe]) -> dict[str, IrkitError]:
 
 
 def _parts(recipe: TrainRecipe) -> Iterator[tuple[str, Any, Callable[[Any], object]]]:
-    """Yield the kind of each part, its setting in the recipe, and a function that opens it."""
+    """Yield what a recipe names: models, tokenizers, texts, data and evaluations.
+
+    Yields:
+        The kind of a part, its setting in the recipe, and a function that opens the part from its setting.
+    """
     from irkit.model.hub import local_directory
     from irkit.tokenizer import Tokenizer
     from irkit.training.model_recipe import make_model
@@ -207,7 +211,11 @@ def _parts(recipe: TrainRecipe) -> Iterator[tuple[str, Any, Callable[[Any], obje
 
 
 def _slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment of each of the runs at once: with a GPU, or a share of the cores."""
+    """Return one environment (variables of a process) per slot, where runs follow each other.
+
+    A slot has a GPU of its own as long as there are enough, and a share of the cores. By default there are
+    as many slots as GPUs, or one without a GPU.
+    """
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -224,16 +232,17 @@ def _slots(jobs: int | None) -> list[dict[str, str]]:
 
 
 def _verb(trial: Trial) -> str:
-    """Return the command of irkit that runs the recipe: ``irkit train``, for example, has the verb ``train``.
+    """Return the verb that runs the recipe: ``train``, ``pretrain`` or ``transfer-vocab``.
 
-    The keys decide, whatever their values: a variant may set a stage to null, to compare without it.
+    The keys of the recipe decide, whatever their values: a variant may set a stage to null, to compare
+    without it.
     """
     verbs = {"pretraining": "pretrain", "vocabulary": "transfer-vocab"}
     return next((verb for key, verb in verbs.items() if key in trial.recipe), "train")
 
 
 def _start(trial: Trial, slot: dict[str, str]) -> _Process:
-    """Start the process of a run."""
+    """Start the process of a run, with the environment ``slot`` (see `_slots`)."""
     recipe = trial.write_recipe()
     trial.beside(".failed").unlink(missing_ok=True)
     path = trial.beside(".log")

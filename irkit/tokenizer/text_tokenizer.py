@@ -210,13 +210,13 @@ class Tokenizer:
     def add_marker(self, marker: str, *, new: bool = True) -> None:
         """Make ``marker`` one token wherever a text holds it.
 
-        A marker that ends in a space and is no token with it, such as ``"[unused0] "``, is the token
-        without the space.
+        If the vocabulary lacks the marker but holds the marker without outer spaces (``"[unused0]"`` for
+        ``"[unused0] "``), that token is taken.
 
         Args:
             marker: A text.
-            new: Give a marker that the vocabulary lacks an id, for which the encoder has to grow; otherwise
-                it stays plain text.
+            new: Give the marker a new id if the vocabulary lacks it; the encoder has to grow for this id.
+                Otherwise such a marker stays plain text.
         """
         known = [name for name in (marker, marker.strip()) if self.ids([name])]
         token = known[0] if known else marker if new else ""
@@ -253,9 +253,10 @@ class Tokenizer:
         return f"{self.vocab_size} {self.special_ids} {ids}"
 
     def move(self) -> None:
-        """Save the tokenizer from memory from now on, because it moves to an encoder of another family.
+        """Mark the tokenizer as moved to an encoder of another family.
 
-        The files it was loaded from belong to its own family and are no longer copied.
+        From then on, saving writes the tokenizer from memory: the files it was loaded from belong to the
+        old family.
         """
         self._is_moved = True
 

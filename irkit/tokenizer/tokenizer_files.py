@@ -21,7 +21,10 @@ _SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that
 
 
 def sentence_settings(directory: Path) -> dict[str, Any]:
-    """Return sentence_bert_config.json of sentence-transformers, or a file of its older names."""
+    """Return the keys of sentence_bert_config.json, or of the same file under an older name.
+
+    Without such a file there are none.
+    """
     return next((read_json(file) for file in sorted(directory.glob("sentence_*_config.json"))), {})
 
 

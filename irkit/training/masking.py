@@ -178,7 +178,12 @@ def masking_rates(weights: Ragged, rate: float) -> Tensor:
 def _align_labels(
     texts: Sequence[str], tokenizer: Tokenizer, labels: Tokenizer, max_length: int | None
 ) -> tuple[Ragged, Tensor, Tensor]:
-    """Tokenize texts twice; return the model's tokens, and per label the first of them that it overlaps."""
+    """Tokenize texts with two tokenizers, and match the tokens of ``labels`` to those of ``tokenizer``.
+
+    Returns:
+        The tokens of ``tokenizer``. Then for each token of ``labels`` that overlaps one of them: the position
+        ``(n,)`` of the first such token in their values, and the id ``(n,)`` of the label.
+    """
     rows: list[list[int]] = []
     positions: list[int] = []
     answers: list[int] = []

@@ -103,8 +103,7 @@ def mine(
 
     Returns:
         One row per query, in order: the relevant documents by descending grade, then the negatives, best
-            first;
-        fewer than ``num_negatives`` if fewer qualify.
+        first; fewer than ``num_negatives`` if fewer qualify.
 
     Raises:
         BadValueError: At once: no query has a relevant document, or the index lacks one.
@@ -119,6 +118,7 @@ def mine(
         (('b', 'a', 'c'), 1)
     """
     config = config or MiningConfig()
+    # relevant documents of each query, best first, and ids that are no negatives
     judgments = {}
     for query_id, grades in qrels.items():
         relevant = [doc_id for doc_id, grade in grades.items() if grade >= config.relevant_grade]
@@ -131,6 +131,7 @@ def mine(
             f"mining negatives: no query has a document judged {config.relevant_grade} or more; expected "
             "judgments of what is relevant"
         )
+    # all of them must be in the index
     ids = list(dict.fromkeys(doc_id for item in judgments.values() for doc_id in item.relevant))
     missing = [name for name, row in zip(ids, retriever.documents.find(ids), strict=True) if row < 0]
     if missing:
@@ -138,6 +139,7 @@ def mine(
             f"mining negatives: {len(missing):,} of {len(ids):,} relevant documents are not in the index, "
             f"such as {missing[0]!r}; index the whole collection, or give judgments of what is in it"
         )
+    # mine the queries that have judgments
     items = (query for query in parse_queries(queries) if query.id in judgments)
     return _mine(retriever, islice(items, start, None), judgments, config, teacher)
 

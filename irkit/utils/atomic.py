@@ -114,7 +114,12 @@ def scratch(target: Path) -> Iterator[Path]:
 
 
 def abandoned(folder: Path, names: str) -> Iterator[Path]:
-    """Yield the paths in a folder whose names match and that no process has locked, each of them locked."""
+    """Yield the paths in a folder that no process has locked; lock each one while it is handled.
+
+    Args:
+        folder: Folder to look into.
+        names: Regular expression that the whole name matches.
+    """
     with contextlib.suppress(OSError):
         for path in sorted(path for path in folder.iterdir() if re.fullmatch(names, path.name)):
             with contextlib.suppress(OSError), hold_lock(path, required=True):

@@ -1,4 +1,4 @@
-"""Let a process that has computed fork: its child must not wait for threads that only the parent has."""
+"""Make ``os.fork`` safe after a computation: a child must not wait for threads that only its parent has."""
 
 from __future__ import annotations
 

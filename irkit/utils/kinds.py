@@ -48,7 +48,7 @@ class KindOf:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Describe all kinds; messages about unknown keys look up the known ones in it."""
+        """Return a JSON schema of all kinds; error messages take the known keys from the schema."""
         return {"anyOf": [handler(config.__pydantic_core_schema__) for config in self.table.values()]}
 
     def _validate(self, value: Any) -> Any:

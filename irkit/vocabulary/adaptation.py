@@ -128,7 +128,10 @@ def adapt(
 
 
 def _frozen(model: Model, head_only: bool) -> dict[str, float]:
-    """Return a learning rate of 0 for all but the head, and the word embeddings unless ``head_only``."""
+    """Return a learning rate of 0 for each parameter that is not trained, by regular expression of its name.
+
+    The head is trained, and the word embeddings too unless ``head_only`` is set.
+    """
     trained = set(map(id, model.head.parameters()))
     if not head_only:
         trained.add(id(model.encoder.word_embeddings))

@@ -151,15 +151,14 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
 
     1. ``role``: special tokens with the same role match: ``[CLS]`` and ``<s>``, ``[MASK]`` and ``<mask>``.
     2. ``special``: tokens that were added to either vocabulary match if they are written alike.
-    3. ``text``: tokens match if they have the same text at the same position of a word. Tokens that start a
-    word
-       (``play``, ``Ġplay``, ``▁play``) do not match tokens that continue one (``##play``, ``play``,
+    3. ``text``: tokens match if they have the same text at the same position of a word. Tokens that start
+       a word (``play``, ``Ġplay``, ``▁play``) do not match tokens that continue one (``##play``, ``play``,
        ``play``). For punctuation, symbols and Chinese characters the position does not count. Case and
        accents do: ``Paris`` is not ``paris``. If several tokens have the text, such as ``A`` and ``<0x41>``,
        the one that is written like in the target matches, or else the last one.
     4. ``normalized``, only with ``normalize``: the texts are equal after the normaliser of the target
-    (``Paris`` is
-       ``paris``). If several match, the one with the lowest id counts, which is the most frequent.
+       (``Paris`` is ``paris``). If several match, the one with the lowest id counts, which is the most
+       frequent.
 
     A token of the source can match several tokens of the target.
 

@@ -61,7 +61,7 @@ class Transfer:
     facts: dict[str, Any]
 
     def save(self, directory: str | Path) -> None:
-        """Write a model directory, and at the end the facts in it, ``vocabulary_transfer.json``.
+        """Write a model directory, and then ``facts`` to the file ``vocabulary_transfer.json`` in it.
 
         Raises:
             StorageError: The directory holds other files, or writing failed.

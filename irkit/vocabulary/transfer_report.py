@@ -39,9 +39,12 @@ def describe(
         Values that JSON can hold: ``vocabulary`` (sizes, overlap, tokens by rule), ``neighbors`` (of how many
         tokens the new ones are made), ``examples``, ``norms`` (histograms) and ``new_tokens`` (ids).
     """
+    # which tokens are new, and the norms of the embeddings before and after
     new = alignment.is_new
     before, after = (rows.float().norm(dim=1).cpu() for rows in embeddings)
+    # number of source tokens that each new one is made of
     lengths = mixture.terms.lengths
+    # values that JSON can hold
     return {
         "vocabulary": {
             "source": alignment.source_size,

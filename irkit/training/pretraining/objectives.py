@@ -152,7 +152,10 @@ def _check_vectors(model: Model, objective: str) -> None:
 
 
 def _seeded(make: Callable[[], ObjectiveModule], model: Model, seed: int) -> ObjectiveModule:
-    """Make a module with random weights like an encoder's; the state of torch's generator stays as it is."""
+    """Make a module with random weights as encoders have them: normal, standard deviation 0.02, bias 0.
+
+    The module gets the device and the dtype of the model. The state of torch's generator stays as it is.
+    """
     words = own_encoder(model, "pre-training").word_embeddings
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -73,6 +73,7 @@ class Batches:
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
+        # check the arguments
         size = batch_size if tokens_per_batch is None else tokens_per_batch
         if (batch_size is None) == (tokens_per_batch is None) or type(size) is not int or size < 1:
             raise BadValueError(
@@ -88,12 +89,15 @@ class Batches:
                 "data that is not streamed" if data.streaming else "the lengths of texts; call measure first"
             )
             raise BadValueError(f"batches: tokens_per_batch needs {what}")
+        # settings, and the place in the data
         self._data, self._size, self._tokens = data, size, tokens_per_batch is not None
         self._seed, self._rank, self._world, self._drop_last = seed, rank, world_size, drop_last
         self._epoch, self._start, self._length = 0, 0, 0
+        # keys of the queries, where some repeat: a batch holds each query once
         self._keys = [
             _repeated(dataset.query_keys()) if dataset.config.shuffle else None for dataset in data.datasets
         ]
+        # every dataset must fill at least one batch
         for number, dataset in enumerate(data.datasets):
             if not dataset.streaming and next(self._pass(number, 0), None) is None:
                 raise BadValueError(

@@ -56,6 +56,7 @@ def open_rows(config: DataConfig) -> TrainingRows | Stream[TrainingRow]:
             f"{name}: negatives: {config.negatives} needs a BEIR folder as source; to train on the "
             "scores of a run, make it the source"
         )
+    # streamed: read front to back, possibly only once
     if config.streaming:
         path = Path(name)
         once = name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
@@ -65,6 +66,7 @@ def open_rows(config: DataConfig) -> TrainingRows | Stream[TrainingRow]:
                 "or save it to a file"
             )
         return Stream(name, reader_of(config), once)
+    # in a table or a file of lines, rows are found by position; small formats are read into memory
     rows: TrainingRows
     if kind == "table":
         rows = Table(config)

@@ -71,7 +71,7 @@ class _Differentiate(Loops):
         super().__init__("differentiate", plan, pointers, scratch_layout(plan)[0])
 
     def write(self) -> None:
-        """Write the body of the function."""
+        """Write the body of the LLVM function: the loops that the class names."""
         a = self.arguments
         with self.range(a.item, a.stop) as items:
             row, self.head = items.i // a.heads, items.i % a.heads

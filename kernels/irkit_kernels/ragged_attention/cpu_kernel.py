@@ -130,7 +130,7 @@ class _Attend(Loops):
         super().__init__("attend", plan, pointers, scratch_layout(plan)[0])
 
     def write(self) -> None:
-        """Write the body of the function."""
+        """Write the body of the LLVM function: the loops that the class names."""
         a = self.arguments
         with self.range(a.item, a.stop) as items:
             row, head = items.i // a.heads, items.i % a.heads

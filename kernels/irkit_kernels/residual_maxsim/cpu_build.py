@@ -88,8 +88,7 @@ def _pack_panels(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int32], flo
 
     Returns:
         The panels: -128 times the sums of the 64 centroids, then 4 dimensions of each, the next 4 of each,
-        and
-        so on. And the largest sum of squares of a centroid's bytes.
+        and so on. And the largest sum of squares of a centroid's bytes.
     """
     count, dim = centroids.shape
     high = np.abs(centroids).max()

@@ -98,7 +98,10 @@ def has_vnni() -> bool:
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
-    """Round centroids ``(K, d)`` to bytes, padded to whole groups and to a multiple of 4 dimensions."""
+    """Round float32 centroids ``(K, d)`` to bytes, each centroid on a scale of its own.
+
+    Rows are padded to whole groups of `GROUP` centroids, and dimensions to a multiple of 4.
+    """
     count, dim = centroids.shape
     q, scale = quantize_signed(centroids)
     rows = np.minimum(np.arange(-(-count // GROUP) * GROUP), count - 1)

@@ -197,9 +197,15 @@ def _narrow(x: Function, f: Record, most: Value) -> None:
 
 
 def _take(x: Function, f: Record, many: Value) -> None:
-    """Take the documents that reach ``low`` as candidates; if ``many`` have this score, they come last.
+    """Store the candidates: documents whose score is ``f.low`` or more.
 
     A candidate is one 64-bit key: the bits of its score, then the complement of its row.
+
+    Args:
+        x: Function to write the code to.
+        f: Frame of the search.
+        many: Whether too many documents reach ``f.low``. Then the documents above it come first, and those
+            that score just ``f.low`` fill up the k.
     """
     sums, keys, low, top = f.sums, f.candidates.cast("i64"), f.low, f.top
     f.count = 0

@@ -151,7 +151,7 @@ def clear_marks(f: Record) -> None:
 
 
 def row_scaled(f: Record, weights: str, document: Value, score: Value) -> Value:
-    """Return a score times the scale of its document, where weights have one."""
+    """Return a score times the scale of its document; float and half weights have no scale."""
     return score if weights in ("float", "half") else score * f.row_scales[document]
 
 
