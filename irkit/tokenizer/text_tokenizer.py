@@ -194,7 +194,7 @@ class Tokenizer:
 
     def ids(self, words: Iterable[str]) -> list[int]:
         """Return the ids of the words that are tokens of the vocabulary; other words are left out."""
-        ids = map(self.backend.token_to_id, words)
+        ids = (self.backend.token_to_id(well_formed(word)) for word in words)
         return [token_id for token_id in ids if token_id is not None]
 
     def tokens(self, count: int) -> list[str]:
