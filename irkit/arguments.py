@@ -89,6 +89,18 @@ def check_names(operation: str, **names: object) -> None:
             raise BadTypeError(f"{operation}: {name} is {brief(value)}; expected a string")
 
 
+def check_options(operation: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Check the names of options that a function takes as ``**options``.
+
+    Raises:
+        BadTypeError: There is no such option; the message names the nearest one.
+    """
+    for name in options:
+        if name not in known:
+            hint = suggest(name, known, f"there are {', '.join(known)}")
+            raise BadTypeError(f"{operation}: no option is named {name!r}; {hint}")
+
+
 def check_path(operation: str, path: object) -> None:
     """Check that a file can have this name.
 

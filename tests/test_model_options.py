@@ -87,6 +87,17 @@ def test_unknown_options_are_named(model: Model, verb: str, name: str, message: 
         getattr(model, verb)(TEXTS, **{name: 1})
 
 
+@pytest.mark.parametrize(
+    ("operation", "arguments"), [("sparse", ()), ("multi_vector", ()), ("with_head", ("sparse",))]
+)
+def test_unknown_options_of_a_new_head_name_the_method(operation: str, arguments: tuple[str, ...]) -> None:
+    message = rf"^Model\.{operation}: no option is named 'nonsense'; there are device, dtype, attention$"
+    with pytest.raises(BadTypeError, match=message):  # before the model, which does not exist, is read
+        getattr(Model, operation)(*arguments, "no/model", nonsense=1)
+    with pytest.raises(BadTypeError, match=r"did you mean 'device'\?"):
+        getattr(Model, operation)(*arguments, "no/model", devise="cpu")
+
+
 @pytest.mark.parametrize("name", [None, 5, b"model", ["model"]])
 def test_names_that_are_none(name: Any) -> None:
     with pytest.raises(BadTypeError, match=r"from_pretrained: got .*, expected a directory or a name"):

@@ -12,7 +12,7 @@ from typing import Self, TypedDict, Unpack, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from irkit.arguments import brief, check_flags, check_functions, is_count, suggest
+from irkit.arguments import brief, check_flags, check_functions, check_options, is_count
 from irkit.core.representation import MultiVector, Representation, Sparse, concat
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError
@@ -300,9 +300,7 @@ def _check_options(options: EncodeOptions, kind: str) -> None:
         BadTypeError: There is no such option, or a prompt is not a string.
         BadValueError: An option does nothing for this kind of model, or a batch would have no text.
     """
-    for name in options.keys() - _KINDS.keys():
-        hint = suggest(name, _KINDS, f"there are {', '.join(_KINDS)}")
-        raise BadTypeError(f"encode: no option is named {name!r}; {hint}")
+    check_options("encode", options, _KINDS)
     check_flags("encode", **{name: options.get(name) for name in _FLAGS if options.get(name) is not None})
     for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
         if options.get(name) is not None and options.get(name) is not False:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import torch
 
-from irkit.arguments import brief, check_names, check_path
+from irkit.arguments import brief, check_names, check_options, check_path
 from irkit.config import Config
 from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
@@ -130,7 +130,8 @@ class Model(EncodingModel):
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
-            BadTypeError: ``markers`` are not two strings, or ``name_or_path`` is neither a string nor a path.
+            BadTypeError: ``markers`` are not two strings, ``name_or_path`` is neither a string nor a path, or
+                there is no such option.
             ConfigError: There is no such preset, key or value.
         """
         if markers is not None and not (
@@ -170,7 +171,7 @@ class Model(EncodingModel):
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
-            BadTypeError: ``name_or_path`` is neither a string nor a path.
+            BadTypeError: ``name_or_path`` is neither a string nor a path, or there is no such option.
             ConfigError: There is no such key or value.
             BadValueError: A term stands twice in the vocabulary, or it is empty.
         """
@@ -194,6 +195,7 @@ class Model(EncodingModel):
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
+            BadTypeError: ``head`` is not a string, or there is no such option.
             ConfigError: There is no such head, or it takes no such settings.
         """
         check_names("Model.with_head", head=head)
@@ -211,14 +213,14 @@ class Model(EncodingModel):
         settings: Mapping[str, Any],
         markers: Sequence[str] = (),
         queries: str | Mapping[str, Any] | QueryConfig | None = None,
-        *,
-        device: Device | None = None,
-        dtype: str = "float32",
-        attention: str = "auto",
+        **options: Unpack[LoadOptions],
     ) -> Self:
         """Put a new head, which takes ``config`` and ``settings``, on the encoder of a model."""
+        check_options(operation, options, LoadOptions.__annotations__)
+        dtype, attention = options.get("dtype", "float32"), options.get("attention", "auto")
         _check_source(operation, name_or_path, dtype=dtype, attention=attention)
-        devices, load = find_devices(device), partial(Encoder.from_pretrained, attention=attention)
+        devices = find_devices(options.get("device"))
+        load = partial(Encoder.from_pretrained, attention=attention)
         tokenizer, encoder = read_encoder(local_directory(name_or_path), load)
         for marker in markers:
             tokenizer.add_marker(marker)
