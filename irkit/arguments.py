@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Collection, Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from irkit.errors import BadTypeError, BadValueError
@@ -41,6 +41,12 @@ def is_count(value: object, least: int = 1) -> bool:
     """Return True if ``value`` is an integer from ``least`` to the largest index, and not a boolean."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)  # also integers of numpy
     return is_whole and least <= value <= sys.maxsize  # type: ignore[operator]
+
+
+def is_finite(value: object) -> bool:
+    """Return True if ``value`` is a real number that a float holds, and not a boolean."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)  # also numbers of numpy
+    return is_number and bool(abs(value) <= sys.float_info.max)  # type: ignore[arg-type]
 
 
 def check_counts(operation: str, **counts: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from irkit.arguments import brief, check_counts
+from irkit.arguments import brief, check_counts, is_finite
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.measures import as_run
 from irkit.evaluation.run import Run
@@ -81,7 +80,7 @@ def fuse(
     if not isinstance(method, str) or method not in get_args(Method):
         raise BadValueError(f"fuse: unknown method {brief(method)}; expected {', '.join(get_args(Method))}")
     check_counts("fuse", k=k, depth=1 if depth is None else depth)
-    if not _is_finite(rrf_k) or rrf_k <= 0:
+    if not is_finite(rrf_k) or rrf_k <= 0:
         raise BadValueError(f"fuse: rrf_k is {brief(rrf_k)}; expected a number above 0")
     factors = _check_weights(weights, len(items))
     weighted = [(run, weight) for run, weight in zip(map(as_run, items), factors, strict=True) if weight]
@@ -130,13 +129,8 @@ def _check_weights(weights: Sequence[float] | None, runs: int) -> Sequence[float
     values = list(weights)
     if len(values) != runs:
         raise BadValueError(f"fuse: expected a weight for each of {runs} runs, got {len(values)}")
-    if not all(_is_finite(value) and value >= 0 for value in values) or not any(values):
+    if not all(is_finite(value) and value >= 0 for value in values) or not any(values):
         raise BadValueError(
             f"fuse: weights are {brief(values)}; expected numbers of 0 or more, one of them above 0 at least"
         )
     return values
-
-
-def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return is_number and bool(abs(value) <= sys.float_info.max)  # not NaN, nor an integer beyond any float

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Unpack, overload
 
 from irkit.arguments import brief, check_counts
-from irkit.data import Document, QueriesLike, parse_queries
+from irkit.data import Document, QueriesLike, Query, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.fusion import Method, fuse
 from irkit.evaluation.run import Run
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searching import Filter, Hit, parse_strings
+from irkit.retrieval.selection import (
+    DEEPER,
+    Array,
+    Groups,
+    RankOptions,
+    SearchOptions,
+    Selection,
+    check_group_key,
+    parse_selection,
+)
 
 
 class Hybrid:
@@ -61,33 +71,96 @@ class Hybrid:
 
     @overload
     def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 10, filter: Filter | None = None
+        self, queries: str, k: int = 10, filter: Filter | None = None, **options: Unpack[SearchOptions]
     ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]: ...
     def search(
-        self, queries: str | Sequence[str], k: int = 10, filter: Filter | None = None
+        self,
+        queries: str | Sequence[str],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[Hit] | list[list[Hit]]:
-        """Return the ``k`` best documents of every query by fused scores, see `Retriever.search`."""
+        """Return the ``k`` best documents of every query by fused scores, see `Retriever.search`.
+
+        ``offset``, ``threshold`` and ``group_by`` apply to the fused ranking. It has ``depth`` results of
+        each retriever, or ``offset + k`` if that is more, and four times as many again and again while
+        groups leave too few hits.
+        """
+        selection = parse_selection("search", k, options, SearchOptions)
         texts = parse_strings("searching", queries)
+        items = [Query(str(number), text) for number, text in enumerate(texts)]
+        with self._snapshot():
+            run = self._rank(items, selection, filter)
+            ids = {result.doc_id for result in run}
+            if selection.fields is not None and selection.fields <= {"id"}:
+                documents = {name: Document(name, "") for name in ids}
+            else:
+                documents = self._documents(ids)
+        results = [
+            [Hit.of(documents[name], score, selection.fields) for name, score in run[query]]
+            for query in run.query_ids
+        ]
+        return results[0] if isinstance(queries, str) else results
+
+    def run(
+        self,
+        queries: QueriesLike,
+        k: int = 1000,
+        filter: Filter | None = None,
+        **options: Unpack[RankOptions],
+    ) -> Run:
+        """Rank documents for many queries, but return only ids and scores, see `search`."""
+        selection = parse_selection("search", k, options, RankOptions)
+        with self._snapshot():
+            return self._rank(list(parse_queries(queries)), selection, filter)
+
+    def _rank(self, queries: list[Query], selection: Selection, filter: Filter | None) -> Run:
+        """Fuse deeper and deeper the results of queries for which groups leave too few hits."""
+        if isinstance(filter, Iterator):  # every retriever reads it
+            filter = list(filter)
+
+        def read(ids: list[str]) -> list[Document]:
+            by_id = self._documents(set(ids))
+            return [by_id[name] for name in ids]
+
+        groups = None if selection.group_by is None else Groups(read, selection.group_by)
+        chosen: dict[str, tuple[str, list[str], Array]] = {}
+        left, depth = queries, max(selection.stop, self.depth)
+        while left:
+            runs = [retriever.run(left, depth, filter) for retriever in self.retrievers]
+            fused = self._fuse(runs, selection.stop if groups is None else depth * len(runs))
+            few = []
+            for query in left:
+                ids, scores = fused.columns(query.id)
+                positions = selection.choose(scores, ids, groups)
+                ended = all(len(run.columns(query.id)[0]) < depth for run in runs)
+                ended = ended or groups is None or bool(scores[-1] < selection.threshold)
+                if len(positions) < selection.stop and not ended:
+                    few.append(query)
+                    continue
+                positions = positions[selection.offset :]
+                chosen[query.id] = query.id, [ids[position] for position in positions], scores[positions]
+            left, depth = few, DEEPER * depth
+        if groups is not None and groups.found_none:
+            collections = [retriever.documents for retriever in self.retrievers]
+            check_group_key("search", collections, str(selection.group_by))
+        return Run(chosen[query.id] for query in queries)
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Show one state of every index."""
         with contextlib.ExitStack() as stack:
             for retriever in self.retrievers:
                 stack.enter_context(retriever.store.snapshot())
-            run = self.run({str(number): text for number, text in enumerate(texts)}, k, filter)
-            documents = self._documents({result.doc_id for result in run})
-        results = [[Hit.of(documents[name], score) for name, score in run[query]] for query in run.query_ids]
-        return results[0] if isinstance(queries, str) else results
-
-    def run(self, queries: QueriesLike, k: int = 1000, filter: Filter | None = None) -> Run:
-        """Rank documents for many queries, but return only ids and scores, see `Retriever.run`."""
-        check_counts("search", k=k)
-        items = list(parse_queries(queries))
-        if isinstance(filter, Iterator):  # every retriever reads it
-            filter = list(filter)
-        depth = max(k, self.depth)
-        return self._fuse([retriever.run(items, depth, filter) for retriever in self.retrievers], k)
+            yield
 
     def __repr__(self) -> str:
         return f"Hybrid({self.retrievers!r}, {self.method!r})"

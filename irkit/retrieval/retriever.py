@@ -20,6 +20,7 @@ from irkit.retrieval.collection import AnyModel, Collection, check_placement, op
 from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.scorer import Candidates, Interaction, RerankOptions, Scorer, rerank
 from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
+from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
@@ -159,6 +160,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[Hit]: ...
     @overload
     def search(
@@ -168,6 +170,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]: ...
     @snapshot
     def search(
@@ -177,6 +180,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[Hit] | list[list[Hit]]:
         """Return the ``k`` best documents of every query.
 
@@ -190,17 +194,22 @@ class Retriever:
                 Unknown ids match nothing.
             feedback: Expands queries of BM25 by terms of the documents found first, see
                 `irkit.encoder_free.RM3`.
+            options: ``offset``, ``threshold``, ``group_by``, ``per_group`` and ``fields``, see
+                `irkit.retrieval.selection.SearchOptions`.
 
         Returns:
             The hits of one query, or a list of hits per query; best first, ties in the order of the
             documents.
 
         Raises:
-            BadValueError: ``k`` is below 1, the filter makes no sense, or the model is another one.
+            BadTypeError: There is no such option.
+            BadValueError: A number is out of range, the filter makes no sense, no document has the key to
+                group by, or the model is another one.
         """
+        selection = parse_selection("search", k, options, SearchOptions)
         contents, single = parse_contents("searching", self.model, queries)
-        batches = find_hits(self.collection, contents, k, filter, feedback)
-        results = [hits for batch in batches for hits in read_hits(self.documents, batch)]
+        batches = find_hits(self.collection, contents, selection, filter, feedback)
+        results = [hits for batch in batches for hits in read_hits(self.documents, batch, selection.fields)]
         return results[0] if single else results
 
     @snapshot
@@ -212,6 +221,7 @@ class Retriever:
         *,
         feedback: RM3 | None = None,
         progress: Callable[[int], object] | None = None,
+        **options: Unpack[RankOptions],
     ) -> Run:
         """Rank documents for many queries, as `search` does, but return only ids and scores.
 
@@ -221,14 +231,17 @@ class Retriever:
             filter: See `search`.
             feedback: See `search`.
             progress: Called with the number of queries finished since its last call.
+            options: ``offset``, ``threshold``, ``group_by`` and ``per_group``, see `search`.
 
         Raises:
+            BadTypeError: See `search`.
             BadValueError: See `search`; or a query id comes twice.
         """
+        selection = parse_selection("search", k, options, RankOptions)
         check_functions("search", progress=progress)
         items = list(parse_queries(queries))
         contents = [self.collection.content(query) for query in items]
-        batches = find_hits(self.collection, contents, k, filter, feedback)
+        batches = find_hits(self.collection, contents, selection, filter, feedback)
         return read_run(self.documents, [query.id for query in items], batches, progress)
 
     @overload

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from irkit.arguments import brief, check_counts
+from irkit.arguments import brief
+from irkit.core.representation import Representation
 from irkit.data import JSON, Document
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
 from irkit.index import Documents, Hits
 from irkit.retrieval.collection import AnyModel, Collection
+from irkit.retrieval.selection import DEEPER, Groups, Selection, check_group_key
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
 Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
 """Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Search: TypeAlias = Callable[[Representation, int], Hits]
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A result of a search: a document and its score; a higher score is better."""
+    """A result of a search: a document and its score; a higher score is better.
+
+    What a search was told not to return, see `SearchOptions`, is empty.
+    """
 
     id: str
     score: float
@@ -35,9 +41,15 @@ class Hit:
     metadata: Mapping[str, JSON]
 
     @classmethod
-    def of(cls, document: Document, score: float) -> Self:
-        """Make a hit of a document."""
-        return cls(document.id, score, document.text, document.title, document.metadata)
+    def of(cls, document: Document, score: float, fields: frozenset[str] | None = None) -> Self:
+        """Make a hit of a document, of all or of some fields."""
+        if fields is None:
+            return cls(document.id, score, document.text, document.title, document.metadata)
+        metadata = document.metadata
+        if "metadata" not in fields:
+            metadata = {key: value for key, value in metadata.items() if f"metadata.{key}" in fields}
+        text, title = ("text" in fields) * document.text, ("title" in fields) * document.title
+        return cls(document.id, score, text, title, metadata)
 
 
 def find_rows(documents: Documents, ids: str | Iterable[str], operation: str, advice: str) -> Rows:
@@ -101,16 +113,21 @@ def fetch_lists(documents: Documents, rows: Sequence[Rows]) -> list[list[Documen
     return [[by_row[row] for row in line.tolist()] for line in rows]
 
 
-def read_hits(documents: Documents, hits: Hits) -> list[list[Hit]]:
-    """Return the hits of each query with their texts."""
+def read_hits(documents: Documents, hits: Hits, fields: frozenset[str] | None = None) -> list[list[Hit]]:
+    """Return the hits of each query with all or some fields of their documents; see `SearchOptions`."""
     rows = [line[line >= 0] for line in hits.rows]
+    if fields is not None and fields <= {"id"}:  # the other fields stay on disk
+        lists = [[Document(name, "") for name in documents.ids(line)] for line in rows]
+    else:
+        lists = fetch_lists(documents, rows)
     return [
-        [Hit.of(document, score) for document, score in zip(line, scores.tolist(), strict=False)]
-        for line, scores in zip(fetch_lists(documents, rows), hits.scores, strict=True)
+        [Hit.of(document, score, fields) for document, score in zip(line, scores.tolist(), strict=False)]
+        for line, scores in zip(lists, hits.scores, strict=True)
     ]
 
 
 _QUERIES = 256  # encoded and searched together
+_DEEP_HITS = 1 << 20  # hits of several queries that a grouped search finds together
 
 
 def parse_contents(operation: str, model: AnyModel, queries: Any) -> tuple[list[Any], bool]:
@@ -135,26 +152,87 @@ def parse_contents(operation: str, model: AnyModel, queries: Any) -> tuple[list[
 
 
 def find_hits(
-    collection: Collection, contents: list[Any], k: int, filter: Filter | None, feedback: RM3 | None
+    collection: Collection,
+    contents: list[Any],
+    selection: Selection,
+    filter: Filter | None,
+    feedback: RM3 | None,
 ) -> Iterator[Hits]:
     """Yield rows and scores for 256 queries at a time, see `irkit.Retriever.search`.
 
     Raises:
-        BadValueError: ``k`` is below 1, or the filter makes no sense.
+        BadValueError: The filter makes no sense, or no document has the key to group by.
     """
     collection.check_current()
-    check_counts("search", k=k)
     if feedback is not None and not callable(getattr(feedback, "expand", None)):
         raise BadTypeError(f"search: feedback is {brief(feedback)}; expected irkit.encoder_free.RM3 or None")
-    index, model = collection.index, collection.model
-    k = min(int(k), max(1, len(index)))
-    allowed = None if filter is None else allowed_rows(collection.documents, filter)
+    index, model, documents = collection.index, collection.model, collection.documents
+    allowed = None if filter is None else allowed_rows(documents, filter)
+
+    def search(queries: Representation, depth: int) -> Hits:
+        hits = index.search(queries, depth, allowed)
+        return _without_zeros(hits) if model.kind == "sparse" else hits
+
+    def read(rows: list[int]) -> list[Document]:
+        return documents.fetch(np.array(rows))
+
+    groups = None if selection.group_by is None else Groups(read, selection.group_by)
     for start in range(0, len(contents), _QUERIES):
         queries = model.encode_representation(contents[start : start + _QUERIES], "query")
         if feedback is not None:
             queries = feedback.expand(index, queries, allowed)
-        hits = index.search(queries, k, allowed)
-        yield _without_zeros(hits) if model.kind == "sparse" else hits
+        if groups is None:
+            yield _find_page(search, queries, selection, max(1, len(index)))
+        else:
+            yield _find_groups(search, queries, selection, max(1, len(index)), groups)
+    if groups is not None and groups.found_none:
+        check_group_key("search", [documents], str(selection.group_by))
+
+
+def _find_page(search: Search, queries: Representation, selection: Selection, most: int) -> Hits:
+    """Return the hits from ``offset`` to ``stop``, without scores below the threshold."""
+    hits = search(queries, min(selection.stop, most))
+    rows, scores = hits.rows[:, selection.offset :], hits.scores[:, selection.offset :]
+    if selection.threshold > -np.inf:
+        low = scores.astype(np.float64) < selection.threshold  # float32 would round the threshold
+        rows[low], scores[low] = -1, -np.inf
+    return Hits(rows, scores)
+
+
+def _find_groups(
+    search: Search, queries: Representation, selection: Selection, most: int, groups: Groups[int]
+) -> Hits:
+    """Return the hits from ``offset`` to ``stop`` of a ranking without hits beyond ``per_group``.
+
+    Queries with too few hits are searched deeper, see `irkit.retrieval.selection`.
+
+    Args:
+        search: Returns the best documents of queries.
+        queries: ``n_q`` representations.
+        selection: Says which hits.
+        most: Number of documents.
+        groups: Returns the groups of rows.
+    """
+    depth = min(selection.stop, most)
+    shape = len(queries), max(0, depth - selection.offset)
+    found = Hits(np.full(shape, -1), np.full(shape, -np.inf, np.float32))
+    left = np.arange(len(queries))
+    while len(left):
+        few = []
+        size = max(1, _DEEP_HITS // depth)
+        for start in range(0, len(left), size):
+            part = left[start : start + size]
+            for query, rows, scores in zip(part.tolist(), *search(queries[part], depth), strict=True):
+                chosen = selection.choose(scores, rows.tolist(), groups)
+                ended = depth == most or rows[-1] < 0 or float(scores[-1]) < selection.threshold
+                if len(chosen) < selection.stop and not ended:
+                    few.append(query)
+                    continue
+                chosen = chosen[selection.offset :]
+                found.rows[query, : len(chosen)] = rows[chosen]
+                found.scores[query, : len(chosen)] = scores[chosen]
+        left, depth = np.array(few, np.int64), min(DEEPER * depth, most)
+    return found
 
 
 def _without_zeros(hits: Hits) -> Hits:
