@@ -22,6 +22,7 @@ from irkit.evaluation.significance import compare
 from irkit.evaluation.trec import relevance_strings
 from irkit.index import Documents, Store, compact, create_index, index_config, open_index
 from irkit.model import EncodeOptions
+from irkit.retrieval.selection import RankOptions, SearchOptions
 
 Call = Callable[[SimpleNamespace, Any], object]
 
@@ -111,6 +112,9 @@ for kind in ("words", "vectors", "impacts"):
     add(f"{kind} search filter ids", lambda e, x, g=g, q=q: g(e).search(q, 1, [x]))
     add(f"{kind} search filter _id", lambda e, x, g=g, q=q: g(e).search(q, 1, {"_id": x}))
     add(f"{kind} search feedback", lambda e, x, g=g, q=q: g(e).search(q, 1, feedback=x))
+    for o in SearchOptions.__annotations__ | RankOptions.__annotations__:
+        add(f"{kind} search {o}", lambda e, x, g=g, q=q, o=o: g(e).search(q, 1, **{o: x}))
+        add(f"{kind} run {o}", lambda e, x, g=g, q=q, o=o: g(e).run({"q": q}, 1, **{o: x}))
     add(f"{kind} run queries", lambda e, x, g=g: g(e).run(x))
     add(f"{kind} run query", lambda e, x, g=g: g(e).run({"q": x}))
     add(f"{kind} run id", lambda e, x, g=g, q=q: g(e).run([(x, q)]))
@@ -172,6 +176,8 @@ add("hybrid rrf_k", lambda e, x: Hybrid([e.words, e.words], rrf_k=x))
 add("hybrid search", lambda e, x: Hybrid([e.words, e.words]).search(x))
 add("hybrid search k", lambda e, x: Hybrid([e.words, e.words]).search("x", x))
 add("hybrid search filter", lambda e, x: Hybrid([e.words, e.words]).search("x", 1, x))
+for o in SearchOptions.__annotations__ | RankOptions.__annotations__:
+    add(f"hybrid search {o}", lambda e, x, o=o: Hybrid([e.words, e.words]).search("x", 1, **{o: x}))
 add("hybrid run", lambda e, x: Hybrid([e.words, e.words]).run(x))
 add("hybrid run k", lambda e, x: Hybrid([e.words, e.words]).run({"q": "x"}, x))
 add("Run", lambda e, x: Run(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -73,21 +74,44 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     Console().print(table)
 
 
-def show_hits(hits: Iterable[Hit]) -> None:
-    """Write ranked documents: a paragraph per document on a terminal, one line per document in a pipe.
+DEFAULT_FIELDS = ["title", "text"]
+"""What is shown of a document besides rank, score and id."""
 
-    A line holds rank, score, id, title and text, separated by tabs.
+
+def show_hits(hits: Iterable[Hit], fields: Sequence[str], offset: int = 0) -> None:
+    """Write ranked documents: a paragraph each on a terminal; in a pipe a line of columns.
+
+    Args:
+        hits: The documents.
+        fields: Names as in `SearchOptions`, the columns of a pipe after rank, score and id.
+        offset: Number of documents ranked before the first one.
     """
     width = shutil.get_terminal_size().columns
-    for rank, hit in enumerate(hits, 1):
+    names = [name for name in fields if name != "id"]
+    for rank, hit in enumerate(hits, offset + 1):
         title, text = clean(hit.title), clean(hit.text)
+        values = [clean(_field(hit, name)) for name in names]
         if not sys.stdout.isatty():
-            typer.echo(f"{rank}\t{hit.score:.6g}\t{clean(hit.id)}\t{title}\t{text}")
+            typer.echo("\t".join([str(rank), f"{hit.score:.6g}", clean(hit.id), *values]))
             continue
         first = f"{rank:>3}  {hit.score:7.4f}  {clean(hit.id)}  {title}"
         typer.secho(first if len(first) <= width else first[: width - 3] + "...", bold=True)
         for line in textwrap.wrap(text, max(20, width - 5), max_lines=3, placeholder=" ..."):
             typer.echo("     " + line)
+        for name, value in zip(names, values, strict=True):
+            if name not in DEFAULT_FIELDS:
+                typer.echo(f"     {name}: {value}")
+
+
+def _field(hit: Hit, name: str) -> str:
+    """Return a field of a hit: metadata in JSON, unless it is a string; empty if the document has none."""
+    if name in DEFAULT_FIELDS:
+        return str(getattr(hit, name))
+    key = name.partition(".")[2]
+    value = hit.metadata.get(key) if key else dict(hit.metadata)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.cli.options import Directory, OptionalCount, Settings
-from irkit.cli.output import note, show_hits, show_table
+from irkit.cli.output import DEFAULT_FIELDS, note, show_hits, show_table
 from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
@@ -38,6 +38,11 @@ def search(
     field: str | None = None,
     condition: Annotated[list[str] | None, typer.Option("--filter", metavar="CONDITION")] = None,
     ignore_identical_ids: bool = False,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+    threshold: float | None = None,
+    group_by: str | None = None,
+    per_group: OptionalCount = None,
+    fields: str | None = None,
     model: str | None = None,
     override: Settings = None,
     rm3: bool = False,
@@ -55,6 +60,11 @@ def search(
         k: Results per query; default: 1000 in a run, 10 otherwise.
         field: Key that holds the text of QUERIES, such as desc of TREC topics.
         condition: Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.
+        offset: Skip so many results of each query.
+        threshold: Show only results with this score or a higher one.
+        group_by: Key of metadata: show at most --per-group results of each of its values.
+        per_group: Results of each value; default: 1.
+        fields: What to show of each document, separated by commas: title, text, metadata, metadata.KEY.
         override: Set k1 or b of BM25, as k1=1.2. May be repeated.
         rm3: Expand queries of BM25 by terms of the documents found first (RM3).
 
@@ -63,34 +73,44 @@ def search(
         irkit search notes-index examples/notes --out run.trec --qrels examples/notes --measures "AP R@100"
     """
     filters = parse_filters(condition or ())
-    if queries is None and (out or qrels or split or field or ignore_identical_ids):
-        raise BadValueError(
-            "--out, --qrels, --split, --field and --ignore-identical-ids need QUERIES: a file or -"
-        )
-    if queries is not None and text is not None:
-        raise BadValueError("got QUERIES and --text; give one of them")
-    if override and model is not None:
-        raise BadValueError("got --model and --set, which BM25 has; give one of them")
+    given = {"offset": offset, "threshold": threshold, "group_by": group_by, "per_group": per_group}
+    ranking: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    shown = DEFAULT_FIELDS if fields is None else [name.strip() for name in fields.split(",")]
+    of_file = out or qrels or split or field or ignore_identical_ids
+    _refuse(
+        "--out, --qrels, --split, --field and --ignore-identical-ids need QUERIES: a file or -",
+        queries is None and of_file,
+    )
+    _refuse("got QUERIES and --fields, but a run has only ids and scores", queries is not None and fields)
+    _refuse("got QUERIES and --text; give one of them", queries is not None and text is not None)
+    _refuse("got --model and --set, which BM25 has; give one of them", override and model is not None)
+    _refuse(
+        "got --ignore-identical-ids, which comes after --offset and --group-by; leave it or them out",
+        ignore_identical_ids and (offset or group_by),
+    )
     check_out(out, qrels)
     from irkit.config import with_overrides
     from irkit.data import Query
     from irkit.encoder_free import RM3
     from irkit.evaluation.run import is_jsonl
     from irkit.retrieval.retriever import Retriever
+    from irkit.retrieval.selection import SearchOptions, parse_selection
 
+    selecting: Any = {**ranking, "fields": shown}
+    parse_selection("search", k, selecting, SearchOptions)  # before the index is opened
     choice = with_overrides({}, override) if override else model
-    options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None}
+    options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None, **ranking}
 
     if queries is None:
         with Retriever.load(directory, choice, device=device) as retriever:
             if text is None:
-                _answer_lines(retriever, k or 10, options)
+                _answer_lines(retriever, k or 10, shown, options)
                 return
             Query("query", text)  # checks the text
-            hits = retriever.search(text, k or 10, **options)
-            show_hits(hits)
+            hits = retriever.search(text, k or 10, fields=shown, **options)
+            show_hits(hits, shown, offset)
             if not hits:
-                _note_nothing_found(retriever, filters)
+                _note_nothing_found(retriever, filters, bool(offset) or threshold is not None)
         return
 
     with _hint_text(queries):
@@ -104,8 +124,14 @@ def search(
         if ignore_identical_ids:
             run = run.without_identical_ids().cut(k)
         if items and next(iter(run), None) is None:
-            _note_nothing_found(retriever, filters)
+            _note_nothing_found(retriever, filters, bool(offset) or threshold is not None)
     write_judged(run, out, judgments, measures)
+
+
+def _refuse(message: str, conflict: object) -> None:
+    """Raise BadValueError if options are in conflict."""
+    if conflict:
+        raise BadValueError(message)
 
 
 @contextmanager
@@ -129,20 +155,21 @@ def _check_ids(retriever: Retriever, queries: list[Query]) -> None:
         check_trec_words(retriever.documents.ids(rows[start : start + (1 << 16)]))
 
 
-def _note_nothing_found(retriever: Retriever, filters: dict[str, Any] | None) -> None:
+def _note_nothing_found(retriever: Retriever, filters: dict[str, Any] | None, cut: bool) -> None:
     reason = "no document meets --filter" if filters else "no document has a word of the query"
+    reason = "no result is left by --offset and --threshold" if cut else reason
     note("nothing found: " + (reason if len(retriever) else "the index has no documents"))
 
 
-def _answer_lines(retriever: Retriever, k: int, options: dict[str, Any]) -> None:
+def _answer_lines(retriever: Retriever, k: int, fields: list[str], options: dict[str, Any]) -> None:
     """Answer one query per line of standard input."""
     retriever.search("", 1, **options)  # loads model and index before the first query
     is_terminal = sys.stdin.isatty()
     for query in _ask(len(retriever)) if is_terminal else _read_lines():
         start = time.perf_counter()
-        hits = retriever.search(query, k, **options)
+        hits = retriever.search(query, k, fields=fields, **options)
         milliseconds = 1000 * (time.perf_counter() - start)
-        show_hits(hits)
+        show_hits(hits, fields, options["offset"])
         typer.echo()
         if is_terminal:
             note(f"{len(hits)} of {len(retriever):,} documents in {milliseconds:.0f} ms")

@@ -133,22 +133,23 @@ class Hybrid:
 
         groups = None if selection.group_by is None else Groups(read, selection.group_by)
         chosen: dict[str, tuple[str, list[str], Array]] = {}
-        left, depth = queries, max(selection.stop, self.depth)
+        most = max(1, *(len(retriever.documents) for retriever in self.retrievers))
+        left, depth = queries, min(max(selection.stop, self.depth), most)
         while left:
             runs = [retriever.run(left, depth, filter) for retriever in self.retrievers]
-            fused = self._fuse(runs, selection.stop if groups is None else depth * len(runs))
+            fused = self._fuse(runs, depth * len(runs))
             few = []
             for query in left:
                 ids, scores = fused.columns(query.id)
                 positions = selection.choose(scores, ids, groups)
-                ended = all(len(run.columns(query.id)[0]) < depth for run in runs)
+                ended = depth == most or all(len(run.columns(query.id)[0]) < depth for run in runs)
                 ended = ended or groups is None or bool(scores[-1] < selection.threshold)
                 if len(positions) < selection.stop and not ended:
                     few.append(query)
                     continue
                 positions = positions[selection.offset :]
                 chosen[query.id] = query.id, [ids[position] for position in positions], scores[positions]
-            left, depth = few, DEEPER * depth
+            left, depth = few, min(DEEPER * depth, most)
         if groups is not None and groups.found_none:
             collections = [retriever.documents for retriever in self.retrievers]
             check_group_key("search", collections, str(selection.group_by))
