@@ -567,6 +567,10 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "words search filter value 2": "-1; 0; 2.5; inf; huge",
     "words search queries": "'5'; surrogate; nul; []",
     "words update": "[]; {}",
+    **{f"{verb} offset": "0" for verb in ("words search", "words run", "hybrid search")},
+    **{f"{verb} threshold": "None; -1; 0; 2.5" for verb in ("words search", "words run", "hybrid search")},
+    **{f"{verb} group_by": "None" for verb in ("words search", "words run", "hybrid search")},
+    **{f"{verb} fields": "None; []; {}" for verb in ("words search", "hybrid search")},
 }
 CHANGING = ("build", "save", "add", "update", "remove", "Store", "create_index", "compact", "index ")
 SLOW = (

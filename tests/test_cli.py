@@ -331,6 +331,53 @@ def test_measures(call: Call, place: Path, tmp_path: Path) -> None:
     assert call(*words)[1] == out
 
 
+def test_pages_thresholds_groups_and_fields(call: Call, place: Path) -> None:
+    words = ("search", "index", "--text", "neural index")
+    whole = [line.split("\t") for line in call(*words, "--k", "8")[1].splitlines()]
+    page = call(*words, "--k", "2", "--offset", "3")[1].splitlines()
+    assert [line.split("\t") for line in page] == whole[3:5]  # ranks, too
+    with Retriever.load(place / "index") as retriever:
+        hits = retriever.search("neural index", 8)
+        years = {hit.id: str(hit.metadata["year"]) for hit in hits}
+    odd = [{**record, "metadata": {"odd": number % 2 > 0}} for number, record in enumerate(CORPUS)]
+    Retriever.build(place / "model", odd, place / "grouped").close()
+    found = call(*words, "--threshold", hits[2].score)[1].splitlines()
+    assert [line.split("\t") for line in found] == whole[:3]
+    shown = call(*words, "--fields", "metadata.year, title,metadata,metadata.none", "--k", "2")[
+        1
+    ].splitlines()
+    assert [line.split("\t")[2:] for line in shown] == [
+        [row[2], years[row[2]], row[3], f'{{"year": {years[row[2]]}}}', ""] for row in whole[:2]
+    ]
+    code, out, _ = call("search", "grouped", *words[2:], "--group-by", "odd", "--per-group", "2")
+    ids = [line.split("\t")[2] for line in out.splitlines()]
+    assert code == 0
+    assert sorted(int(name[1:]) % 2 for name in ids) == [0, 0, 1, 1]
+    run = call("search", "grouped", "beir", "--group-by", "odd", "--offset", "1")[1].splitlines()
+    assert [line.split()[0] for line in run] == ["q1", "q2", "d4", "unjudged"]
+    prompt = call("search", "index", "--k", "2", "--offset", "3", "--fields", "id", stdin="neural index\n")[1]
+    assert prompt.splitlines() == ["\t".join(row[:3]) for row in whole[3:5]] + [""]
+    assert "--offset and --threshold" in call(*words, "--offset", "99")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--text", "x", "--per-group", "2"), "per_group without group_by"),
+        (("--text", "x", "--threshold", "nan"), "threshold is nan"),
+        (("--text", "x", "--offset", "-1"), "-1 is not in the range"),
+        (("--text", "x", "--fields", "titel"), "did you mean 'title'?"),
+        (("--text", "x", "--group-by", "yaer"), "did you mean 'year'?"),
+        (("beir", "--fields", "title"), "a run has only ids and scores"),
+        (("beir", "--ignore-identical-ids", "--offset", "2"), "leave it or them out"),
+    ],
+)
+def test_bad_pages_thresholds_groups_and_fields(call: Call, words: tuple[str, ...], message: str) -> None:
+    code, out, err = call("search", "index", *words)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
 def test_identical_ids_make_room_for_others(call: Call) -> None:
     run = call("search", "index", "beir", "--k", "3", "--ignore-identical-ids")[1].splitlines()
     found = [line.split()[2] for line in run if line.startswith("d4 ")]

@@ -97,7 +97,7 @@ def search(
     from irkit.retrieval.selection import SearchOptions, parse_selection
 
     selecting: Any = {**ranking, "fields": shown}
-    parse_selection("search", k, selecting, SearchOptions)  # before the index is opened
+    parse_selection("search", k or 10, selecting, SearchOptions)  # before the index is opened
     choice = with_overrides({}, override) if override else model
     options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None, **ranking}
 

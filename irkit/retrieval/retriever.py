@@ -194,8 +194,7 @@ class Retriever:
                 Unknown ids match nothing.
             feedback: Expands queries of BM25 by terms of the documents found first, see
                 `irkit.encoder_free.RM3`.
-            options: ``offset``, ``threshold``, ``group_by``, ``per_group`` and ``fields``, see
-                `irkit.retrieval.selection.SearchOptions`.
+            options: See `irkit.retrieval.selection.SearchOptions`.
 
         Returns:
             The hits of one query, or a list of hits per query; best first, ties in the order of the
@@ -231,10 +230,9 @@ class Retriever:
             filter: See `search`.
             feedback: See `search`.
             progress: Called with the number of queries finished since its last call.
-            options: ``offset``, ``threshold``, ``group_by`` and ``per_group``, see `search`.
+            options: See `irkit.retrieval.selection.RankOptions`.
 
         Raises:
-            BadTypeError: See `search`.
             BadValueError: See `search`; or a query id comes twice.
         """
         selection = parse_selection("search", k, options, RankOptions)

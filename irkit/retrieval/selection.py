@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ _FIELDS = ("id", "title", "text", "metadata")
 
 
 class RankOptions(TypedDict, total=False):
-    """Options of `Retriever.search`, `run` and `rerank`, and of `Hybrid`: which hits they return.
+    """Options of `Retriever.search` and `run`, and of `Hybrid`: which hits they return.
 
     There is one ranking, of all documents that the filter allows. ``threshold`` and ``group_by`` leave hits
     out of it, ``offset`` skips hits of the rest, and ``k`` hits follow.
@@ -109,7 +108,7 @@ class Groups(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Checked options of a search; see `RankOptions`. ``k`` is `sys.maxsize` for all hits."""
+    """Checked options of a search; see `RankOptions`."""
 
     k: int
     offset: int = 0
@@ -145,12 +144,12 @@ class Selection:
         return positions[: self.stop]
 
 
-def parse_selection(operation: str, k: int | None, options: RankOptions, known: type) -> Selection:
+def parse_selection(operation: str, k: int, options: RankOptions, known: type) -> Selection:
     """Check the options of a search.
 
     Args:
         operation: Name for messages.
-        k: Maximum number of hits; None for all.
+        k: Maximum number of hits.
         options: As they were given.
         known: The class that lists what this search takes: `RankOptions` or `SearchOptions`.
 
@@ -159,7 +158,7 @@ def parse_selection(operation: str, k: int | None, options: RankOptions, known: 
         BadValueError: A number is out of range, or a field is unknown.
     """
     check_options(operation, options, known.__annotations__)
-    check_counts(operation, k=1 if k is None else k, per_group=options.get("per_group", 1))
+    check_counts(operation, k=k, per_group=options.get("per_group", 1))
     offset, threshold, key = options.get("offset", 0), options.get("threshold"), options.get("group_by")
     if not is_count(offset, 0):
         raise BadValueError(
@@ -176,7 +175,7 @@ def parse_selection(operation: str, k: int | None, options: RankOptions, known: 
             f"{operation}: per_group without group_by; give a key of metadata, such as group_by='source'"
         )
     return Selection(
-        sys.maxsize if k is None else int(k),
+        int(k),
         int(offset),
         -math.inf if threshold is None else float(threshold),
         key,
