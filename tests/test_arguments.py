@@ -177,7 +177,7 @@ add("hybrid search", lambda e, x: Hybrid([e.words, e.words]).search(x))
 add("hybrid search k", lambda e, x: Hybrid([e.words, e.words]).search("x", x))
 add("hybrid search filter", lambda e, x: Hybrid([e.words, e.words]).search("x", 1, x))
 for o in SearchOptions.__annotations__ | RankOptions.__annotations__:
-    add(f"hybrid search {o}", lambda e, x, o=o: Hybrid([e.words, e.words]).search("x", 1, **{o: x}))
+    add(f"hybrid search {o}", lambda e, x, o=o: Hybrid([e.words, e.words]).search("token", 1, **{o: x}))
 add("hybrid run", lambda e, x: Hybrid([e.words, e.words]).run(x))
 add("hybrid run k", lambda e, x: Hybrid([e.words, e.words]).run({"q": "x"}, x))
 add("Run", lambda e, x: Run(x))
@@ -567,10 +567,17 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "words search filter value 2": "-1; 0; 2.5; inf; huge",
     "words search queries": "'5'; surrogate; nul; []",
     "words update": "[]; {}",
-    **{f"{verb} offset": "0" for verb in ("words search", "words run", "hybrid search")},
-    **{f"{verb} threshold": "None; -1; 0; 2.5" for verb in ("words search", "words run", "hybrid search")},
-    **{f"{verb} group_by": "None" for verb in ("words search", "words run", "hybrid search")},
-    **{f"{verb} fields": "None; []; {}" for verb in ("words search", "hybrid search")},
+    **{
+        f"{kind} {verb} {option}": values
+        for kind in ("words", "vectors", "impacts", "hybrid")
+        for verb in ("search", "run")
+        for option, values in (
+            ("offset", "0"),
+            ("threshold", "None; -1; 0; 2.5"),
+            ("group_by", "None"),
+            ("fields", "None; []; {}" if verb == "search" else ""),
+        )
+    },
 }
 CHANGING = ("build", "save", "add", "update", "remove", "Store", "create_index", "compact", "index ")
 SLOW = (

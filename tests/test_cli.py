@@ -365,7 +365,7 @@ def test_pages_thresholds_groups_and_fields(call: Call, place: Path) -> None:
     [
         (("--text", "x", "--per-group", "2"), "per_group without group_by"),
         (("--text", "x", "--threshold", "nan"), "threshold is nan"),
-        (("--text", "x", "--offset", "-1"), "-1 is not in the range"),
+        (("--text", "x", "--offset", "-1"), "'--offset': Input should be greater"),
         (("--text", "x", "--fields", "titel"), "did you mean 'title'?"),
         (("--text", "x", "--group-by", "yaer"), "did you mean 'year'?"),
         (("beir", "--fields", "title"), "a run has only ids and scores"),
