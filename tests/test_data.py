@@ -246,7 +246,7 @@ def test_sources_can_be_read_again_and_stream(tmp_path):
     [
         ("x.jsonl", "{oops}", "not valid JSON"),
         ("x.jsonl", '["1", "a"]', "expected one JSON object a line"),
-        ("x.jsonl", '{"text": "a"}', "missing key '_id' .or id, .*, document_id.; other keys: text"),
+        ("x.jsonl", '{"text": "a"}', "missing key '_id' .or id, .*, document_id, pid.; other keys: text"),
         ("x.jsonl", '{"id": "1"}', "missing key 'text' .*; other keys: none"),
         ("x.jsonl", "{}", "other keys: none"),
         ("x.jsonl", '{"id": "", "text": "a"}', "id: .*not empty"),
@@ -285,9 +285,10 @@ def test_files_that_cannot_be_read(tmp_path):
             read(tmp_path / "absent.jsonl")
     with pytest.raises(StorageError, match="too long"):
         read_queries("what is the meaning of a very long question? " * 10)
-    for name in ("table.csv", "table.parquet"):
-        with pytest.raises(BadValueError, match="hf:FOLDER"):
-            list(read_documents(write(tmp_path / name, b"PAR1\xfa")))
+    with pytest.raises(BadValueError, match="hf:FOLDER"):
+        list(read_documents(write(tmp_path / "table.arrow", b"PAR1\xfa")))
+    with pytest.raises(IrkitError, match=r"reading .*table\.parquet"):
+        list(read_documents(write(tmp_path / "table.parquet", b"PAR1\xfa")))
     with pytest.raises(BadValueError, match=r"unknown extension '\.pdf'"):
         list(read_documents(write(tmp_path / "a.pdf", "x")))
     packed = gzip.compress(b'{"id": "1", "text": "a"}\n' * 100)

@@ -28,6 +28,10 @@ def index(
     out: Path | None = None,
     choice: Annotated[str | None, typer.Option("--index")] = None,
     override: Settings = None,
+    id_column: str | None = None,
+    text_column: list[str] | None = None,
+    title_column: str | None = None,
+    metadata_columns: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
     overwrite: bool = False,
@@ -41,12 +45,16 @@ def index(
 
     Args:
         model: Directory or hub name of a model; or bm25, impacts or vectors.
-        corpus: BEIR folder, .jsonl, .tsv, .txt, <DOC>, also .gz; - (standard input), ir_datasets:ID, hf:NAME;
+        corpus: BEIR folder, .jsonl, .csv, .tsv, .txt, <DOC>, also .gz; .parquet; - (standard input), ir_datasets:ID, hf:NAME;
             for the model vectors: .jsonl, .npy or .safetensors.
         out: Directory to write the index to.
         choice: auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS, or a
             recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
         override: Set a key of the index, of bm25 or of the recipe, such as ef_search=128. May be repeated.
+        id_column: Column or key of the id; default: a usual name (id, ...), or the number of the row.
+        text_column: Column or key of the text. May be repeated; the texts are joined by spaces.
+        title_column: Column or key of the title; default: title.
+        metadata_columns: Columns or keys to keep as metadata, such as year,lang; default: all others.
         dtype: auto (default), float32, bfloat16 or int8.
         device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
         overwrite: Replace an existing index, once the new one is complete.
@@ -58,7 +66,9 @@ def index(
     """
     from irkit.cli.recipe_options import IndexRecipe
 
-    settings = {"model": model, "corpus": corpus, "dtype": dtype, "device": device}
+    settings: dict[str, Any] = {"model": model, "corpus": corpus, "dtype": dtype, "device": device}
+    settings |= {"id_column": id_column, "text_column": text_column or None, "title_column": title_column}
+    settings["metadata_columns"] = metadata_columns.split(",") if metadata_columns else None
     recipe = IndexRecipe.resolve(choice, settings, override or ())
     if print_config:
         typer.echo(recipe.to_yaml(), nl=False)
@@ -76,7 +86,13 @@ def index(
 
     # read everything once, so that a malformed line is an error before the encoding
     check_place(out, overwrite)
-    documents = read_documents(recipe.corpus)
+    documents = read_documents(
+        recipe.corpus,
+        id=recipe.id_column,
+        text=recipe.text_column,
+        title=recipe.title_column,
+        metadata=recipe.metadata_columns,
+    )
     total = None
     if not documents.once:
         with progress_bar("checking", "documents") as update:

@@ -21,6 +21,10 @@ class IndexRecipe(Config):
     Attributes:
         model: Directory, or name on the Hugging Face hub; or bm25, impacts or vectors.
         corpus: Source of the documents, see `irkit.data`.
+        id_column: Key or column of the id of a document; this and the next three as in `read_documents`.
+        text_column: Key or column of its text, or several.
+        title_column: Key or column of its title.
+        metadata_columns: Keys or columns that are kept as metadata; by default all others.
         index: Kind of index and its settings; by default the kind that suits the model.
         bm25: Settings of the model bm25.
         dtype: Precision of the encoder.
@@ -30,6 +34,10 @@ class IndexRecipe(Config):
 
     model: str
     corpus: str
+    id_column: str | None = None
+    text_column: str | list[str] | None = None
+    title_column: str | None = None
+    metadata_columns: list[str] | None = None
     index: AnyIndexConfig | None = None
     bm25: BM25Config | None = None
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
@@ -81,7 +89,10 @@ class IndexRecipe(Config):
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML, which `resolve` reads back."""
-        settings = self.model_dump(mode="json", exclude=None if self.bm25 else {"bm25"})
+        settings = self.model_dump(mode="json")
+        for name in ("bm25", "id_column", "text_column", "title_column", "metadata_columns"):
+            if settings[name] is None:  # most indexes need none of these
+                del settings[name]
         return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 

@@ -3,7 +3,8 @@
 A *source* is
 
 * a folder with the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/SPLIT.tsv``,
-* a file: ``.jsonl``, ``.tsv`` (as in MS MARCO) or ``.txt`` (one text per line), each also with ``.gz``,
+* a file: ``.jsonl``, ``.csv``, ``.tsv`` (as in MS MARCO) or ``.txt`` (one text per line), each also with
+  ``.gz``, or ``.parquet``,
 * a file of topics or documents in the markup of TREC (``<top>``, ``<DOC>``), with any name,
 * ``-``, standard input in any of these formats,
 * ``ir_datasets:ID`` of https://ir-datasets.com, or
@@ -17,7 +18,7 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +34,7 @@ from irkit.data.source import (
     as_id,
     check_documents,
     file_source,
+    name_fields,
     read_remote_qrels,
     remote_source,
     to_document,
@@ -66,27 +68,58 @@ QueriesLike: TypeAlias = str | Path | Mapping[str, Any] | Iterable[Query | tuple
 """A source; id -> text or vector; or an iterable of queries, or of pairs of id and either."""
 
 
-def read_documents(source: str | Path) -> Source[Document]:
-    """Read the documents of a source, streamed: no document is held in memory.
+def read_documents(
+    source: str | Path,
+    *,
+    id: str | None = None,
+    text: str | Sequence[str] | None = None,
+    title: str | None = None,
+    metadata: Sequence[str] | None = None,
+) -> Source[Document]:
+    r"""Read the documents of a source, streamed: no document is held in memory.
 
-    A record needs an id (``_id``, ``id``, ``docid``, ``doc_id``, ``document_id``) and a text (``text``,
-    ``contents``, ``content``, ``body``, ``document_text``). ``title`` and ``metadata`` are optional; all
-    other keys become metadata. A ``vector`` (weights by term as in files of Anserini, or numbers) may
-    replace the text or accompany it. The columns of a tsv file without a header are id and text; id, title
-    and text; or id, url, title and text. The id of a plain line is its number. Blank lines are skipped.
+    A record needs an id (``_id``, ``id``, ``docid``, ``doc_id``, ``document_id``, ``pid``) and a text
+    (``text``, ``contents``, ``content``, ``body``, ``document_text``, ``passage``). ``title`` and
+    ``metadata`` are optional; all other keys become metadata. A ``vector`` (weights by term as in files of
+    Anserini, or numbers) may replace the text or accompany it. The first line of a csv file names its
+    columns; a row of csv or parquet without an id gets its number, counted from 0. The columns of a tsv file
+    without a header are id and text; id, title and text; or id, url, title and text. The id of a plain line
+    is its number. Blank lines are skipped.
+
+    Args:
+        source: See `irkit.data`.
+        id: Key or column of the id, if it has another name.
+        text: Key or column of the text, or several, whose texts are joined by spaces.
+        title: Key or column of the title.
+        metadata: The keys or columns that are kept as metadata; by default all others. A table must have
+            all columns that are named here; a record of JSON may lack a title and metadata.
 
     Raises:
         StorageError: There is no such file, or a folder lacks ``corpus.jsonl``.
-        BadValueError: While iterating: a line is malformed; the message names file and line.
+        BadTypeError: A name of a column is not a string.
+        BadValueError: A name of a column is empty. While iterating: a line is malformed, or a column is
+            missing; the message names file and line.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "pages.csv")
+        >>> path.write_text("url,summary,year\na.org,Bears sleep.,2011\n")
+        40
+        >>> next(iter(read_documents(path, id="url", text="summary")))
+        Document(id='a.org', text='Bears sleep.', title='', metadata={'year': 2011})
     """
     name = source_name(source)
+    fields = name_fields("reading documents", DOCUMENT_FIELDS, id, text, title, metadata)
+    build = partial(to_document, fields=fields)
     if name.startswith(PREFIXES):
-        return remote_source(name, "docs", DOCUMENT_FIELDS, to_document)
+        return remote_source(name, "docs", fields, build)
     path = _member(name, "corpus.jsonl") if _is_folder(name) else name
-    return file_source(path, DOCUMENT_FIELDS, to_document)
+    return file_source(path, fields, build)
 
 
-def read_queries(source: str | Path, split: str | None = None, field: str | None = None) -> Source[Query]:
+def read_queries(
+    source: str | Path, split: str | None = None, field: str | None = None, *, id: str | None = None
+) -> Source[Query]:
     """Read the queries of a source.
 
     A record needs an id (``_id``, ``id``, ``qid``, ``query_id``) and a text (``text``, ``query``,
@@ -96,21 +129,24 @@ def read_queries(source: str | Path, split: str | None = None, field: str | None
     Args:
         source: See `irkit.data`.
         split: Only the queries that this split of a BEIR folder judges, such as ``"test"``.
-        field: Key of the text, such as ``"desc"`` for topics of TREC, whose text is the title by default.
+        field: Key or column of the text, such as ``"desc"`` for topics of TREC, whose text is the title by
+            default.
+        id: Key or column of the id, if it has another name.
 
     Raises:
         StorageError: There is no such file, or a folder lacks ``queries.jsonl``.
         BadValueError: ``split`` is given, but the source is not a folder. While iterating: a line is
             malformed, or a judged query is missing.
     """
-    check_names("reading queries", split=split, field=field)
-    name, build = source_name(source), partial(to_query, field=field)
+    check_names("reading queries", split=split)
+    name, fields = source_name(source), name_fields("reading queries", QUERY_FIELDS, id, field)
+    build = partial(to_query, fields=fields)
     if not _is_folder(name):
         _reject_split(name, split)
         if name.startswith(PREFIXES):
-            return remote_source(name, "queries", QUERY_FIELDS, build)
-        return file_source(name, QUERY_FIELDS, build)
-    queries = file_source(_member(name, "queries.jsonl"), QUERY_FIELDS, build)
+            return remote_source(name, "queries", fields, build)
+        return file_source(name, fields, build)
+    queries = file_source(_member(name, "queries.jsonl"), fields, build)
     return queries if split is None else _only(queries, read_qrels(name, split))
 
 

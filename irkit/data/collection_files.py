@@ -8,35 +8,24 @@ import itertools
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 from irkit.arguments import brief, check_path
 from irkit.data.document import Qrels
 from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
+from irkit.data.table_files import Fields, Header, read_csv, read_parquet
 from irkit.data.vector_files import READABLE, read_vectors
 from irkit.errors import BadTypeError, BadValueError, StorageError
 
 TABLES = (".csv", ".parquet", ".arrow")
 """Extensions that the library datasets reads, from folders."""
-_FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".txt": "txt"}
-
-
-class Fields(NamedTuple):
-    """The keys and columns that hold the parts of a record.
-
-    Args:
-        ids: Keys of the id; the first one present counts.
-        texts: Keys of the text; the first one present counts.
-        columns: Names of the columns of a tsv file without a header, by the number of columns.
-    """
-
-    ids: tuple[str, ...]
-    texts: tuple[str, ...]
-    columns: Mapping[int, tuple[str, ...]]
+_FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"} | {
+    f".{name}": name for name in ("csv", "tsv", "txt", "parquet")
+}
 
 
 def source_name(source: str | Path) -> str:
@@ -67,15 +56,19 @@ def read_lines(path: str, longest: int = LONGEST) -> Iterator[tuple[int, bytes]]
         StorageError: The file cannot be read, or its compressed stream is damaged.
         BadValueError: A line has more than ``longest`` bytes, by default 256 MB.
     """
+    for number, line in _whole_lines(path, longest):
+        if line.strip():
+            yield number, line.rstrip(b"\r\n")
+
+
+def _whole_lines(path: str, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield all lines of a file with their ends, see `read_lines`."""
     number = 0
     try:
         with _open(path) as stream:
             for number, line in enumerate(iter(partial(stream.readline, longest + 1), b""), 1):
                 check_length(f"{path}:{number}", len(line), longest)
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield number, line.rstrip(b"\r\n")
+                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (OSError, EOFError, zlib.error) as error:
         where = f", after line {number}" if number else ""
         reason = getattr(error, "strerror", None) or error  # str(error) would repeat the path
@@ -85,13 +78,14 @@ def read_lines(path: str, longest: int = LONGEST) -> Iterator[tuple[int, bytes]]
 def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read a file record by record.
 
-    The extension decides the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.tsv`` or ``.txt``, each also
-    with ``.gz``. Without an extension, as for standard input, the first line decides. A file whose first
-    line is markup is read by `irkit.data.markup`, whatever its name. ``.npy`` and ``.safetensors`` hold
-    vectors, see `irkit.data.vector_files`.
+    The extension decides the format: ``.jsonl`` (``.json``, ``.ndjson``), ``.csv``, ``.tsv`` or ``.txt``,
+    each also with ``.gz``, or ``.parquet``. Without an extension, as for standard input, the first line
+    decides. A file whose first line is markup is read by `irkit.data.markup`, whatever its name, except a
+    table. ``.npy`` and ``.safetensors`` hold vectors, see `irkit.data.vector_files`.
 
     Returns:
-        Pairs of line number and record. The record of a plain line has the line number as ``id``.
+        Pairs of line number (of parquet, row number) and record. The record of a plain line has the line
+        number as ``id``.
 
     Raises:
         StorageError: The file cannot be read.
@@ -99,6 +93,13 @@ def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[
     """
     if path.endswith(READABLE):
         yield from read_vectors(path)
+        return
+    if path.lower().endswith(".parquet"):
+        yield from read_parquet(path, fields)
+        return
+    if path.lower().removesuffix(".gz").endswith(".csv"):
+        whole = _whole_lines(path, longest)
+        yield from read_csv(path, ((n, decode(line, f"{path}:{n}")) for n, line in whole), fields, longest)
         return
     lines = read_lines(path, longest)
     first = next(lines, None)
@@ -163,8 +164,11 @@ def _format(path: str) -> str | None:
     if suffix and suffix not in _FORMATS:
         advice = ", or hf:FOLDER for a folder of such files" if suffix in TABLES else ""
         raise BadValueError(
-            f"{path}: unknown extension {suffix!r}; expected .jsonl, .tsv or .txt (or with .gz){advice}"
+            f"{path}: unknown extension {suffix!r}; expected .jsonl, .csv, .tsv or .txt (or with .gz), or "
+            f".parquet{advice}"
         )
+    if suffix == ".parquet" and path.endswith(".gz"):
+        raise BadValueError(f"{path}: a parquet file is compressed inside; decompress it with gunzip first")
     return _FORMATS.get(suffix)
 
 
@@ -175,20 +179,23 @@ def _guess(first: bytes) -> str:
 def _read_tsv(
     path: str, lines: Iterator[tuple[int, str]], fields: Fields
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    columns: Sequence[str] = ()
+    header, expected, row = None, tuple[str, ...](), 0
     for number, line in lines:
         values = line.split("\t")
-        if not columns:
-            columns = [name.strip().lower() for name in values]
-            if not (set(columns).isdisjoint(fields.ids) or set(columns).isdisjoint(fields.texts)):
-                continue  # it is a header
-            columns = fields.columns.get(len(values), fields.columns[min(fields.columns)])
-        if len(values) != len(columns):
+        if not expected:
+            names = {name.strip().lower() for name in values}
+            if fields.named or not (names.isdisjoint(fields.ids) or names.isdisjoint(fields.texts)):
+                header = Header(f"{path}:{number}", values, fields)
+                expected = tuple(header.names)
+                continue
+            expected = fields.columns.get(len(values), fields.columns[min(fields.columns)])
+        if len(values) != len(expected):
             raise BadValueError(
-                f"{path}:{number}: expected {len(columns)} tab-separated columns ({', '.join(columns)}), "
+                f"{path}:{number}: expected {len(expected)} tab-separated columns ({', '.join(expected)}), "
                 f"got {len(values)}: {line[:60]!r}"
             )
-        yield number, dict(zip(columns, values, strict=True))
+        yield number, header.parse(row, values) if header else dict(zip(expected, values, strict=True))
+        row += 1
 
 
 Judgment = tuple[int, str, str, str | int]

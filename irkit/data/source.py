@@ -6,26 +6,26 @@ import contextlib
 import json
 import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from irkit.arguments import brief
-from irkit.data.collection_files import Fields, collect_qrels, read_records
+from irkit.arguments import brief, suggest
+from irkit.data.collection_files import collect_qrels, read_records
 from irkit.data.document import Document, Qrels, Query
+from irkit.data.table_files import VECTORS, Fields
 from irkit.errors import BadTypeError, BadValueError, StorageError, require
 
 T = TypeVar("T")
 Record = dict[str, Any]
 
 _STORED = json.JSONEncoder(allow_nan=False)  # as an index stores metadata
-_VECTORS = ("vector", "weights_x100")  # the second key is that of Anserini; a factor does not change rankings
 
 DOCUMENT_FIELDS = Fields(
-    ids=("_id", "id", "docid", "doc_id", "document_id"),
-    texts=("text", "contents", "content", "body", "document_text"),
+    ids=("_id", "id", "docid", "doc_id", "document_id", "pid"),
+    texts=("text", "contents", "content", "body", "document_text", "passage"),
     columns={2: ("id", "text"), 3: ("id", "title", "text"), 4: ("id", "url", "title", "text")},
 )
 QUERY_FIELDS = Fields(
@@ -35,6 +35,40 @@ QUERY_FIELDS = Fields(
 )
 
 
+def name_fields(
+    operation: str,
+    usual: Fields,
+    id: str | None = None,
+    text: str | Sequence[str] | None = None,
+    title: str | None = None,
+    metadata: Sequence[str] | None = None,
+) -> Fields:
+    """Return the keys of the parts of a record: those that are named, and the usual ones of other parts.
+
+    Raises:
+        BadTypeError: A name is not a string, or ``metadata`` is not a list of strings.
+        BadValueError: A name is empty, or a list of texts is.
+    """
+    lists = {"text": [text] if isinstance(text, str) else text, "metadata": metadata}
+    for part, names in {"id": [id], "title": [title], **lists}.items():
+        is_list = isinstance(names, list | tuple)
+        if names is not None and not (is_list and all(isinstance(n, str) or names == [None] for n in names)):
+            expected = "a list of strings" if part == "metadata" else "a string"
+            raise BadTypeError(f"{operation}: {part} is {brief(names)}; expected {expected}")
+        if "" in (names or ()) or (part == "text" and names is not None and not names):
+            raise BadValueError(f"{operation}: {part} has no name; expected that of a key or a column")
+    ids, texts = [] if id is None else [id], lists["text"] or []
+    titles = [] if title is None else [title]
+    return usual._replace(
+        ids=tuple(ids) or usual.ids,
+        texts=tuple(texts) or usual.texts,
+        titles=tuple(titles) or usual.titles,
+        metadata=None if metadata is None else tuple(metadata),
+        named=tuple(dict.fromkeys([*ids, *texts, *titles, *(metadata or ())])),
+        joins=len(texts) > 1,
+    )
+
+
 class Source(Generic[T]):
     """Documents or queries, streamed in bounded memory: any number of times, unless ``once`` is set.
 
@@ -42,10 +76,14 @@ class Source(Generic[T]):
         name: Name of the source, for messages.
         read: Start reading; yields pairs of a number (line or position, from 1) and an item.
         once: Whether the source can be read only once, such as standard input.
+
+    Attributes:
+        count: Number of items, once `check_documents` has found them all to be right; None before.
     """
 
     def __init__(self, name: str, read: Callable[[], Iterator[tuple[int, T]]], once: bool = False) -> None:
         self.name, self.once = name, once
+        self.count: int | None = None
         self._read, self._used = read, False
 
     def numbered(self) -> Iterator[tuple[int, T]]:
@@ -93,27 +131,37 @@ def build_all(
         yield number, item
 
 
-def to_document(record: Record) -> Document:
+def to_document(record: Record, fields: Fields = DOCUMENT_FIELDS) -> Document:
     """Make a document; keys other than id, text, title and metadata become metadata."""
-    identifier, vector = _pop(record, DOCUMENT_FIELDS.ids), _pop_vector(record)
-    text = _pop_text(record, DOCUMENT_FIELDS.texts, vector)
-    title, metadata = record.pop("title", None), record.pop("metadata", None)
+    given = dict(record)
+    identifier, vector = _pop(record, fields.ids, "id= (--id-column)"), _pop_vector(record)
+    text = _pop_text(record, fields, vector)
+    titles = [record.pop(name) for name in fields.titles if name in record]
+    title = "" if not titles or titles[0] is None else titles[0]
+    if fields.metadata is None:
+        metadata = _mapping(record.pop("metadata", None))
+        return Document(as_id(identifier), text, title, record | metadata, vector)
+    inner = given.get("metadata")
+    given = given | (inner if isinstance(inner, dict) else {})
+    chosen = {name: given[name] for name in fields.metadata if name in given}
+    return Document(as_id(identifier), text, title, chosen, vector)
+
+
+def _mapping(metadata: Any) -> Record:
     if not isinstance(metadata, dict | None):
         raise BadValueError(f"metadata: expected keys and values, got {brief(metadata)}")
-    title = "" if title is None else title
-    return Document(as_id(identifier), text, title, record | (metadata or {}), vector)
+    return metadata or {}
 
 
-def to_query(record: Record, field: str | None = None) -> Query:
-    """Make a query; other keys are ignored. ``field`` is the key of its text, if not a usual one."""
-    identifier, vector = _pop(record, QUERY_FIELDS.ids), _pop_vector(record)
-    texts = QUERY_FIELDS.texts if field is None else (field,)
-    return Query(as_id(identifier), _pop_text(record, texts, vector), vector)
+def to_query(record: Record, fields: Fields = QUERY_FIELDS) -> Query:
+    """Make a query; other keys are ignored."""
+    identifier, vector = _pop(record, fields.ids, "id="), _pop_vector(record)
+    return Query(as_id(identifier), _pop_text(record, fields, vector), vector)
 
 
 def _pop_vector(record: Record) -> Any:
     """Remove and return weights by term or numbers; other values of such a key become metadata."""
-    return next((record.pop(name) for name in _VECTORS if _is_vector(record.get(name))), None)
+    return next((record.pop(name) for name in VECTORS if _is_vector(record.get(name))), None)
 
 
 def _is_vector(value: Any) -> bool:
@@ -125,18 +173,30 @@ def _is_vector(value: Any) -> bool:
     return isinstance(value, Mapping) or hasattr(value, "shape")
 
 
-def _pop_text(record: Record, names: tuple[str, ...], vector: Any) -> Any:
+def _pop_text(record: Record, fields: Fields, vector: Any) -> Any:
     """Remove and return the text; it may be missing if there is a vector."""
-    return "" if vector is not None and not any(name in record for name in names) else _pop(record, names)
+    if vector is not None and not any(name in record for name in fields.texts):
+        return ""
+    option = "field= (--field)" if fields.columns is QUERY_FIELDS.columns else "text= (--text-column)"
+    if not fields.joins:
+        return _pop(record, fields.texts, option)
+    parts = [_pop(record, (name,), option) for name in fields.texts]
+    for name, part in zip(fields.texts, parts, strict=True):
+        if not isinstance(part, str | None):
+            raise BadTypeError(f"{name}: expected a string, got {brief(part)} ({type(part).__name__})")
+    return " ".join(part for part in parts if part)
 
 
-def _pop(record: Record, names: tuple[str, ...]) -> Any:
+def _pop(record: Record, names: tuple[str, ...], option: str) -> Any:
+    """Remove and return the first of these that is present; ``option`` names another one."""
     for name in names:
         if name in record:
             return record.pop(name)
-    others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+    if not names[1:]:
+        raise BadValueError(f"missing key {names[0]!r}; {suggest(names[0], record, 'the record is empty')}")
     raise BadValueError(
-        f"missing key {names[0]!r}{others}; other keys: {', '.join(map(str, record)) or 'none'}"
+        f"missing key {names[0]!r} (or {', '.join(names[1:])}); other keys: "
+        f"{', '.join(map(str, record)) or 'none'}; another key is named by {option}"
     )
 
 
@@ -194,6 +254,8 @@ def check_documents(
                     "ids must be unique"
                 )
             first[document.id] = number
+    if isinstance(documents, Source):
+        documents.count = len(hashes)
     return len(hashes)
 
 

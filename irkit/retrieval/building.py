@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -131,18 +131,19 @@ def add_documents(
 
 
 def _check_readable(documents: DocumentsLike) -> None:
-    """Read a source or a list once, so that a malformed document or a repeated id is an error at once.
+    """Read what can be read again once, so that a malformed document or a repeated id is an error at once.
 
     Raises:
         BadValueError: There is one; the message names file and line, or the position in the list.
     """
     if isinstance(documents, str | Path):
-        source = read_documents(documents)
-        if not source.once:
-            check_documents(source)
-    elif isinstance(documents, Sequence):
+        documents = read_documents(documents)
+    if isinstance(documents, Source):
+        if not documents.once and documents.count is None:
+            check_documents(documents)
+    elif isinstance(documents, Sized) and not isinstance(documents, Iterator):
         check_documents(Source("documents", lambda: enumerate(parse_documents(documents), 1)))
-    elif not isinstance(documents, Iterator | Source):  # reading a Source may use it up
+    elif not isinstance(documents, Iterator):
         next(parse_documents(documents), None)
 
 

@@ -97,6 +97,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], None]]] = {  # file, a goo
     "jsonl_gz": ("a.jsonl.gz", gzip.compress(TEXT, mtime=0), _documents),
     "tsv": ("a.tsv", b"_id\ttitle\ttext\nd1\tOne\tabout it\nd2\t\tmore\n", _documents),
     "msmarco": ("a.tsv", b"D1\thttps://a\tOne\tabout\nD2\thttps://b\tTwo\tmore\n", _documents),
+    "csv": ("a.csv", b'id,text,n,ok\nd1,"a ""b"", c\nd",1.5,true\nd2,more,,x\n', _documents),
     "lines": ("a.txt", "one line\n\nanother ü\r\n".encode(), _documents),
     "queries": ("q.jsonl", b'{"_id": "q1", "text": "what"}\n{"qid": 2, "query": "who"}\n', _queries),
     "topics": ("topics", TOPICS, _queries),
