@@ -242,7 +242,9 @@ def test_what_gdeval_refuses_is_said():
 def test_a_run_without_any_judged_document_is_told():
     run, qrels = {"q": {"7": 1.0}, "r": {"8": 1.0}}, {"q": {"D7": 1}, "r": {"8": 0}}
     assert evaluate(run, qrels).mean == {"nDCG@10": 0.0}  # one judged document will do, whatever its grade
-    with pytest.warns(UserWarning, match="no judged document is in the run: .* '7', .* 'D7'; do they"):
+    with pytest.warns(
+        UserWarning, match="no judged document is in the run, .* judged queries: .* '7', .* 'D7'; do they"
+    ):
         assert evaluate(run, {"q": {"D7": 1}}).mean == {"nDCG@10": 0.0}
     assert evaluate({"q": {}}, {"q": {"a": 1}}).mean == {"nDCG@10": 0.0}  # no ids that could be others
 

@@ -34,7 +34,7 @@ def test_columns_with_other_names(tmp_path: Path) -> None:
     named = read_documents(path, id="url", text=["p1", "p2"], title="head")
     assert list(named) == [Document("u", "1 two", "H", {"id": 7})]
     assert list(read_documents(path, text="p2", metadata=[])) == [Document("7", "two")]
-    assert list(read_documents(path, text="p2", metadata=["url", "id"]))[0].metadata == {
+    assert next(iter(read_documents(path, text="p2", metadata=["url", "id"]))).metadata == {
         "url": "u",
         "id": "7",
     }
@@ -52,7 +52,7 @@ def test_columns_with_other_names(tmp_path: Path) -> None:
         ("id,text\n,b\n", ":2: id: .*not empty"),
         ('id,text\na,"b\nc\n', ":2: not valid csv"),
         ('id,text\na,"b"c\n', ":2: not valid csv"),
-        ("id;text\na;b\n", ":1: expected columns with commas between"),
+        ("id;text\na;b\n", ":1: expected columns separated by commas"),
         ("id,id\na,b\n", ":1: two columns are named 'id'"),
         ("id,boddy\na,b\n", ":2: missing key 'text' .*other keys: boddy.*--text-column"),
         (b"id,text\na,\xff\n", ":2: byte 3 of the line"),

@@ -45,8 +45,8 @@ def index(
 
     Args:
         model: Directory or hub name of a model; or bm25, impacts or vectors.
-        corpus: BEIR folder, .jsonl, .csv, .tsv, .txt, <DOC>, also .gz; .parquet; - (standard input), ir_datasets:ID, hf:NAME;
-            for the model vectors: .jsonl, .npy or .safetensors.
+        corpus: BEIR folder, .jsonl, .csv, .tsv, .txt, <DOC>, also .gz; .parquet; - (standard input),
+            ir_datasets:ID, hf:NAME; for the model vectors: .jsonl, .npy or .safetensors.
         out: Directory to write the index to.
         choice: auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS, or a
             recipe (.yaml). Default: inverted for sparse models and bm25, else flat.

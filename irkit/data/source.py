@@ -193,7 +193,8 @@ def _pop(record: Record, names: tuple[str, ...], option: str) -> Any:
         if name in record:
             return record.pop(name)
     if not names[1:]:
-        raise BadValueError(f"missing key {names[0]!r}; {suggest(names[0], record, 'the record is empty')}")
+        others = f"other keys: {', '.join(map(str, record)) or 'none'}"
+        raise BadValueError(f"missing key {names[0]!r}; {suggest(names[0], record, others)}")
     raise BadValueError(
         f"missing key {names[0]!r} (or {', '.join(names[1:])}); other keys: "
         f"{', '.join(map(str, record)) or 'none'}; another key is named by {option}"
