@@ -217,7 +217,7 @@ def _check_documents(judgments: Qrels, run: Run) -> None:
         query, n_results = next(iter(ids)), sum(map(len, ids.values()))
         examples = [next(iter(docs), "none") for docs in (judgments[query], ids[query])]
         warnings.warn(
-            f"evaluate: no judged document is in the run, that is among {n_results:,} results of {len(ids):,} "
+            f"evaluate: no judged document is in the run, in none of {n_results:,} results of {len(ids)} "
             f"judged queries: for query {query!r} it has such as "
             f"{examples[1]!r}, the judgments {examples[0]!r}; do they belong together?",
             stacklevel=3,
