@@ -104,7 +104,7 @@ def read_documents(
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "pages.csv")
         >>> path.write_text("url,summary,year\na.org,Bears sleep.,2011\n")
-        40
+        41
         >>> next(iter(read_documents(path, id="url", text="summary")))
         Document(id='a.org', text='Bears sleep.', title='', metadata={'year': 2011})
     """
