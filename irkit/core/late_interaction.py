@@ -47,8 +47,9 @@ def mean_maxsim(queries: MultiVector, documents: MultiVector) -> Tensor:
 def xtr(queries: MultiVector, documents: MultiVector, k: int) -> Tensor:
     """Compute XTR: each query token retrieves the best ``k`` tokens of all documents, and only these count.
 
-    If a query token retrieves no token of a document, its score for that document is the lowest score that it
-    retrieved, an upper bound of the missing score. The result is the mean over the query tokens.
+    The score of a query token for a document is the highest score of the document's retrieved tokens. If the
+    query token retrieved none of the document's tokens, the lowest score that the query token retrieved
+    stands in: an upper bound of the missing score. The result is the mean over the query tokens.
 
     Args:
         queries: ``n_q`` queries.
@@ -77,8 +78,9 @@ def xtr(queries: MultiVector, documents: MultiVector, k: int) -> Tensor:
 def xtr_in_batch(queries: MultiVector, documents: MultiVector, k: int) -> Tensor:
     """Compute XTR as in training, where missing scores are ignored instead of imputed.
 
-    The sum of the retrieved scores of a document is divided by the number of query tokens that retrieved one
-    of its tokens; it is 0 if none did. Only retrieved tokens get gradients.
+    For each query token that retrieved tokens of a document, the highest retrieved score counts. The score of
+    the document is the mean of these scores over the query tokens that have one. The score is 0 if no query
+    token retrieved a token of the document. Only retrieved tokens get gradients.
 
     Args:
         queries: ``n_q`` queries.
@@ -187,10 +189,10 @@ class MultiVectorAttention(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
-        """Load what `save_pretrained` wrote.
+        """Load the attention from the directory ``path``, to which `save_pretrained` wrote.
 
         Raises:
-            StorageError: There is no such file.
+            StorageError: The directory has no ``model.safetensors``.
             CorruptError: The file is damaged, or has other weights.
         """
         tensors = {name: value.float() for name, value in read_weights(path).items()}
@@ -203,7 +205,9 @@ class MultiVectorAttention(nn.Module):
         return loaded.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``model.safetensors`` to the directory ``path``; the shapes are all the configuration.
+        """Write ``model.safetensors`` to the directory ``path``.
+
+        No configuration is written: `from_pretrained` reads the widths from the shapes of the weights.
 
         Raises:
             StorageError: Writing failed.
@@ -213,11 +217,14 @@ class MultiVectorAttention(nn.Module):
             write_weights(path, self.state_dict())
 
     def project_queries(self, queries: MultiVector) -> MultiVector:
-        """Return keys and values ``(total, 2 dim)`` of query tokens, side by side."""
+        """Return a vector ``(2 dim,)`` per query token: its key, then its value."""
         return _project(queries, self.query_key, self.query_value)
 
     def project_documents(self, documents: MultiVector) -> MultiVector:
-        """Return keys and values ``(total, 2 dim)`` of document tokens, side by side; they can be stored."""
+        """Return a vector ``(2 dim,)`` per document token: its key, then its value.
+
+        An index can store these vectors, and `attend` compares them later.
+        """
         return _project(documents, self.document_key, self.document_value)
 
     if TYPE_CHECKING:  # that of nn.Module returns Any
@@ -333,7 +340,12 @@ def _check_count(operation: str, name: str, count: int) -> None:
 
 
 def _retrieve(queries: MultiVector, documents: MultiVector, k: int) -> tuple[Tensor, Tensor]:
-    """Return the retrieved scores, best first ``(t_q, k)``, and the best per document ``(t_q, n_d)``."""
+    """Return the scores of the tokens that each query token retrieves, and the best of them per document.
+
+    Returns:
+        The scores ``(t_q, min(k, t_d))``, best first, for ``t_q`` query and ``t_d`` document tokens. And the
+        highest retrieved score per query token and document, ``(t_q, n_d)``; -inf where none was retrieved.
+    """
     _check_count("xtr", "k", k)
     q, d = queries.tokens, documents.tokens
     kind = torch.promote_types(q.values.dtype, torch.float32)
@@ -344,7 +356,17 @@ def _retrieve(queries: MultiVector, documents: MultiVector, k: int) -> tuple[Ten
 
 
 def _per_query(tokens: Tensor, queries: MultiVector, documents: MultiVector, counts: Tensor) -> Tensor:
-    """Sum ``tokens (t_q, n_d)`` over the tokens of each query, and divide by ``counts``: ``(n_q, n_d)``."""
+    """Sum ``tokens (t_q, n_d)`` over the tokens of each query, and divide the sums by ``counts``.
+
+    Args:
+        tokens: ``(t_q, n_d)`` scores of the query tokens.
+        queries: The queries of these tokens.
+        documents: The ``n_d`` documents.
+        counts: Divisors that broadcast to ``(n_q, n_d)``.
+
+    Returns:
+        ``(n_q, n_d)``; -inf for a document without tokens, unless the query has no tokens either.
+    """
     total = tokens.new_zeros(len(queries), len(documents)).index_add(0, queries.tokens.row_ids(), tokens)
     empty = (documents.tokens.lengths == 0).to(total.device)
     unanswered = empty[None, :] & (queries.tokens.lengths > 0).to(total.device)[:, None]

@@ -28,7 +28,10 @@ def as_tensor(operation: str, values: Any, dtype: torch.dtype | None = None) -> 
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """Copy ``values`` to a device; from the CPU to CUDA through pinned memory, without waiting."""
+    """Return ``values`` on a device.
+
+    A copy from the CPU to CUDA goes through pinned memory, so the host does not wait for it.
+    """
     if values.is_cpu and torch.device(device).type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
@@ -161,10 +164,10 @@ class Ragged:
         return padded.view(shape), mask
 
     def slots(self, length: int) -> Tensor:
-        """Return the position ``(total,)`` of each element in rows padded to ``length``, as int64.
+        """Return the place of each element among rows padded to ``length``: ``(total,)`` int64.
 
-        A device can index by positions without waiting; with a mask it has to wait for the number of
-        elements.
+        The element at position ``p`` of row ``i`` has the place ``i * length + p``. Indexing by places needs
+        no wait for the device. With a mask instead, the host waits until the device has counted the elements.
         """
         shifts = length * torch.arange(len(self), device=self.device) - self.offsets[:-1]
         return torch.arange(self.values.shape[0], device=self.device) + self._repeated(shifts)
@@ -182,7 +185,7 @@ class Ragged:
         return twin
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Ragged:
-        """Move the values to a device and a dtype."""
+        """Return a Ragged whose values are on a device and of a dtype; None keeps the present one."""
         if device is None or torch.device(device).type == self.device.type == "cpu":
             return self.with_values(self.values.to(dtype=dtype))
         values = to_device(self.values, device).to(dtype=dtype)
@@ -252,7 +255,7 @@ class Ragged:
         return torch.arange(self.values.shape[0], device=self.device) - self._repeated(self.offsets[:-1])
 
     def _repeated(self, values: Tensor) -> Tensor:
-        """Repeat values ``(n,)`` of rows on the device for every element: ``(total,)``."""
+        """Repeat the i-th of ``values (n,)`` once per element of row i: ``(total,)``, on the same device."""
         lengths = self.lengths if self.values.is_cpu else self.offsets.diff()
         return torch.repeat_interleave(values, lengths, output_size=self.values.shape[0])
 

@@ -49,11 +49,11 @@ class Dense:
         return Dense(self.values[to_device(rows, self.values.device) if isinstance(rows, Tensor) else rows])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Dense:
-        """Move to a device and a dtype."""
+        """Return the vectors on a device and in a dtype; None keeps the present one."""
         return Dense(self.values.to(device=device, dtype=dtype))
 
     def arrays(self) -> Arrays:
-        """Return the content as numpy arrays, for files: ``values (n, dim)`` float32."""
+        """Return the content as numpy arrays by name, for files: ``values (n, dim)`` float32."""
         return {"values": self.values.detach().to("cpu", torch.float32).numpy()}
 
 
@@ -89,11 +89,14 @@ class MultiVector:
         return MultiVector(self.tokens[rows])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> MultiVector:
-        """Move to a device and a dtype."""
+        """Return the vectors on a device and in a dtype; None keeps the present one."""
         return MultiVector(self.tokens.to(device, dtype))
 
     def arrays(self) -> Arrays:
-        """Return the content as numpy arrays, for files: ``values (total, dim)``, ``lengths (n,)``."""
+        """Return the content as numpy arrays by name, for files.
+
+        ``values (total, dim)`` float32, and ``lengths (n,)`` int64, the number of tokens per text.
+        """
         values = self.tokens.values.detach().to("cpu", torch.float32).numpy()
         return {"values": values, "lengths": self.tokens.lengths.numpy()}
 
@@ -160,14 +163,15 @@ class Sparse:
         return Sparse(terms, self.weights[positions.values], self.dim)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sparse:
-        """Move to a device, and the weights to a dtype."""
+        """Return the rows on a device, with weights of a dtype; None keeps the present one."""
         weights = self.weights.to(device=device, dtype=dtype)
         return self if weights is self.weights else Sparse(self.terms.to(device), weights, self.dim)
 
     def arrays(self) -> Arrays:
-        """Return the content as numpy arrays, for files.
+        """Return the content as numpy arrays by name, for files.
 
-        ``terms (total,)`` int32, ``weights (total,)`` float32, and ``lengths (n,)``, the terms per row.
+        ``terms (total,)`` int32, ``weights (total,)`` float32, and ``lengths (n,)`` int64, the number of
+        terms per row.
         """
         return {
             "terms": self.terms.values.to("cpu", torch.int32).numpy(),

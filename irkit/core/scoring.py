@@ -59,8 +59,9 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
 
     Args:
         queries: ``n_q`` representations.
-        documents: ``n_d`` representations.
-        pairs: ``(p, 2)`` int64 rows of queries and of documents; None pairs query ``i`` with document ``i``.
+        documents: ``n_d`` representations of the same kind and width.
+        pairs: ``(p, 2)`` int64, per pair the row of a query and the row of a document. None pairs query ``i``
+            with document ``i``.
 
     Returns:
         ``(p,)`` float32.
@@ -87,12 +88,12 @@ def score_pairs(queries: Representation, documents: Representation, pairs: Tenso
 
 
 def score_rows(queries: MultiVector, documents: MultiVector, rows: Tensor) -> Tensor:
-    """Score some documents for each query, see `score`; a GPU never waits.
+    """Score some documents for each query, see `score`; the host never waits for a GPU.
 
     Args:
         queries: ``n_q`` queries.
         documents: ``n_d`` documents.
-        rows: ``(n_q, n)`` int64 rows of documents, on the device of the vectors.
+        rows: ``(n_q, n)`` int64 on the device of the vectors: per query, the rows of the documents to score.
 
     Returns:
         ``(n_q, n)`` float32.
@@ -105,7 +106,7 @@ def score_rows(queries: MultiVector, documents: MultiVector, rows: Tensor) -> Te
 
 
 def check_comparable(queries: Representation, documents: Representation) -> None:
-    """Raise unless both are of one kind (BadTypeError) and one width (BadValueError)."""
+    """Raise BadTypeError unless both are of one kind, and BadValueError unless they have one width."""
     one_thread_after_fork()
     if not isinstance(queries, Representation) or type(queries) is not type(documents):
         raise BadTypeError(
