@@ -33,7 +33,12 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def rotate(folder: str | Path, limit: int | None, best: str | Path | None = None) -> None:
-    """Delete all but ``limit`` checkpoints: the newest, the ``best``, and the last of the others.
+    """Delete old checkpoints; the newest, the ``best`` and the last of the others remain, ``limit`` in all.
+
+    Args:
+        folder: Folder of the checkpoints.
+        limit: Number of checkpoints to keep; None or 0 deletes none. The newest and the best always stay.
+        best: Checkpoint of the best model, if there is one.
 
     Raises:
         StorageError: Deleting failed.
@@ -97,7 +102,7 @@ def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write named tensors to the folder of a checkpoint's state; call it inside `saving`."""
+    """Write named tensors to the file in ``folder`` that `load_weights` reads; call it inside `saving`."""
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / _WEIGHTS)
 
 

@@ -1,7 +1,7 @@
 """Detect trainings that collapse, and warn users while there is time to stop.
 
-A step measures a few sums on the device of the model. They are read when the trainer logs, which waits for
-the device in any case.
+Each step computes a few sums on the device of the model. The trainer reads these sums only when it logs,
+because the host waits for the device then in any case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DENSE = 0.9  # share of the vocabulary, like `CalibrationConfig.highest`
 
 
 def is_sign(name: str) -> bool:
-    """Return True if a value is only for the watch, not for the log."""
+    """Return True if a logged value serves `CollapseWatch` alone and is not written to the log."""
     return name == ALIKE or name.endswith(CHANCE)
 
 
@@ -55,7 +55,11 @@ def chance(loss: Loss, scores: Scores) -> Tensor | None:
 
 @torch.no_grad()
 def likeness(rows: Representation) -> Tensor | None:
-    """Return the mean cosine of two vectors of texts, or of tokens; None if there are fewer than two."""
+    """Return the mean cosine of two different rows of a batch: texts of Dense, tokens of MultiVector.
+
+    Returns:
+        A scalar on the device of the vectors. None for Sparse, or if there are fewer than two rows.
+    """
     if not isinstance(rows, Dense | MultiVector):
         return None
     vectors = rows.values if isinstance(rows, Dense) else rows.tokens.values
@@ -70,10 +74,10 @@ def likeness(rows: Representation) -> Tensor | None:
 
 
 class CollapseWatch:
-    """Find the symptoms of a collapse in the log; each kind is reported once.
+    """Find the symptoms of a collapse in the log; each kind of symptom is reported once.
 
     Args:
-        rate: The learning rate, for the advice.
+        rate: The learning rate, which the advice in the messages names.
         vocabulary: Number of terms of a sparse model; None for other models.
 
     Examples:
@@ -109,7 +113,13 @@ class CollapseWatch:
         return [f"training: {symptoms[kind][1]}" for kind in new]
 
     def _symptoms(self, logs: Mapping[str, float], step: int, share: float) -> Iterator[Symptom]:
-        """Yield the symptoms at this step."""
+        """Yield the symptoms at this step, whether or not they count as a collapse.
+
+        Args:
+            logs: See `__call__`.
+            step: Number of completed steps.
+            share: Share of all steps that are completed.
+        """
         for side, texts in (("query", "queries"), ("document", "documents")):
             terms = logs.get(f"active_dims_{side}")
             if terms is not None and self._vocabulary is not None:
@@ -162,5 +172,9 @@ class CollapseWatch:
             )
 
     def _judged(self, name: str, step: int, share: float) -> bool:
-        """Return True if a bad value is a collapse: it was better, or had the time to become better."""
+        """Return True if a bad value of ``name`` counts as a collapse.
+
+        It counts if an earlier value was good, or if so large a ``share`` of the steps is over that the value
+        should be good by now. In the first steps no value counts.
+        """
         return step >= _STEPS and (name in self._was_good or share >= _SETTLED)

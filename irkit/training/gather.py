@@ -24,7 +24,7 @@ def _same(rows: Representation) -> Representation:
 
 @dataclass(frozen=True)
 class Joint:
-    """Representations of a batch and how they belong together, from this process or from all.
+    """Representations of a batch, of this process or of all, and which documents belong to which query.
 
     Attributes:
         queries: ``b`` queries.
@@ -33,10 +33,11 @@ class Joint:
         positives: ``(b,)`` int64, how many of the first ``own`` are known to be relevant.
         relevant: ``(b, d)`` bool, which documents are known to be relevant to a query.
         targets: ``(b, n)`` float32 scores of a teacher, or None.
-        share: Factor of a mean over ``b`` queries: with it, the mean over processes is the mean over all
-            queries.
-        of_queries: Turns other rows for the queries of this process into rows for ``queries``.
-        of_documents: As ``of_queries``, for ``documents``.
+        share: Factor for a loss that is a mean over ``b`` queries. The mean over processes of these products
+            is the mean over the queries of all processes.
+        of_queries: Function that takes a Representation with one row per query of this process, and returns
+            one with one row per query of ``queries``.
+        of_documents: The same function for documents: from the documents of this process to ``documents``.
     """
 
     queries: Representation
@@ -75,6 +76,9 @@ def join(
         documents: One row per document of the batch.
         every_document: Gather the documents of all processes.
         every_query: Gather the queries and the documents of all processes.
+
+    Returns:
+        The batch with its representations; rows of other processes follow the order of processes.
     """
     joint = Joint(queries, documents, batch.own, batch.positives, batch.relevant, batch.targets)
     if processes() == 1:
@@ -133,7 +137,7 @@ def everywhere(rows: Representation) -> Representation:
 
 
 def _all_rows(values: Tensor) -> tuple[Tensor, list[int]]:
-    """Gather ``(n, ...)`` of each process to ``(total, ...)``; return it and the ``n`` of each process."""
+    """Gather ``(n, ...)`` of each process to ``(total, ...)``; also return the ``n`` of each process."""
     sizes = _numbers(len(values), values.device)
     rows: Tensor = _Gather.apply(values, sizes)  # type: ignore[no-untyped-call]
     return rows, sizes
@@ -164,19 +168,19 @@ class _Gather(torch.autograd.Function):
 
 
 def _numbers(number: int, device: torch.device) -> list[int]:
-    """Gather a number from each process."""
+    """Return the ``number`` of every process, in the order of processes."""
     parts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(processes())]
     dist.all_gather(parts, torch.tensor([number], device=device))
     return torch.cat(parts).tolist()
 
 
 def _known_relevant(batch: Batch, chosen: Tensor, columns: Tensor) -> Tensor:
-    """Return which of the gathered documents are known to be relevant: ``(b, d)`` bool.
+    """Return which of the gathered documents are known to be relevant: ``(b, m)`` bool for ``m`` documents.
 
     Args:
         batch: Batch of this process.
-        chosen: Rows of all processes that are the gathered documents.
-        columns: Positions of the documents of ``batch`` among them.
+        chosen: ``(m,)`` int64, the gathered documents as row numbers among the documents of all processes.
+        columns: ``(d,)`` int64, the position in ``chosen`` of each document of ``batch``.
     """
     relevant = torch.zeros(len(batch), len(chosen), dtype=torch.bool, device=chosen.device)
     relevant[:, columns] = batch.relevant

@@ -36,8 +36,8 @@ class MaxSim(Config):
 class XTR(Config):
     """Compare each query token only with the ``k`` best tokens of the whole batch.
 
-    This trains tokens of relevant documents to be those that an index of tokens retrieves first. Evaluation
-    uses the mean MaxSim, to which XTR is equal if ``k`` is the number of all tokens.
+    So tokens of relevant documents learn to be the first that an index of tokens retrieves. Evaluation uses
+    the mean MaxSim. XTR equals the mean MaxSim if ``k`` is the number of all tokens.
 
     Attributes:
         k: Number of tokens, of all documents of the batch.
@@ -55,8 +55,8 @@ class MVA(Config):
     Attributes:
         dim: Width of keys and values; None is the width of the vectors.
         pooling: Pooling of documents. ``"none"`` takes all tokens; ``"first_k"`` the first ``size`` tokens;
-            ``"multiple_cls"`` puts ``size`` class tokens before every document and takes these;
-            ``"temporal"`` concatenates every ``size`` successive tokens.
+            ``"multiple_cls"`` puts ``size`` class tokens before every document and takes only the class
+            tokens; ``"temporal"`` concatenates every ``size`` successive tokens.
         size: Parameter of ``pooling``.
 
     Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.
@@ -80,13 +80,14 @@ Interaction = Annotated[MaxSim | XTR | MVA, Field(discriminator="kind")]
 def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | None:
     """Return the module that compares token vectors in training; None stands for MaxSim.
 
-    ``multiple_cls`` adds class tokens to the prompt of documents, so that the saved model makes the same
-    vectors. A maximum length of documents grows by their number, so that as much of the text is read as
-    before.
+    ``multiple_cls`` changes the model: it adds class tokens to the prompt of documents, so that the saved
+    model makes the same vectors. If the model has a maximum length of documents, the length grows by the
+    number of class tokens, so that as much of each text is read as before.
 
     Args:
         config: The setting of a recipe.
-        model: The model to train. New weights come from torch's generator and start close to its mean MaxSim.
+        model: The model to train. The new weights of MVA come from torch's generator, and their scores start
+            close to the mean MaxSim of the model.
 
     Raises:
         ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token, or has too
@@ -117,8 +118,8 @@ def load_interaction(path: str | Path) -> PooledAttention:
     """Load the attention that a model was trained with, for `irkit.Retriever.rerank` and `irkit rerank`.
 
     Raises:
-        StorageError: There is none: the model was trained with MaxSim or XTR.
-        CorruptError: It is damaged.
+        StorageError: The directory holds no attention: the model was trained with MaxSim or XTR.
+        CorruptError: The file of the attention is damaged.
 
     Examples:
         >>> attention = load_interaction("mva-model")  # doctest: +SKIP
@@ -149,7 +150,7 @@ class PooledAttention(MultiVectorAttention):
 
     Attributes:
         config: The settings.
-        fingerprint: Fingerprint of the model whose vectors it compares; None if unknown.
+        fingerprint: Fingerprint of the model whose vectors this attention was trained on; None if unknown.
 
     Examples:
         >>> from irkit import Ragged
@@ -178,7 +179,7 @@ class PooledAttention(MultiVectorAttention):
                 layer.weight.copy_(scale * projection.repeat(1, layer.in_features // width))
 
     def project_documents(self, documents: MultiVector) -> MultiVector:
-        """Return keys and values ``(total, 2 dim)`` of the pooled tokens, side by side."""
+        """Pool each document, and return a vector ``(2 dim,)`` per pooled token: its key, then its value."""
         rows, size = documents.tokens, self.config.size
         if size is not None:
             pool = temporal_pooling if self.config.pooling == "temporal" else first_tokens
@@ -215,19 +216,19 @@ class PooledAttention(MultiVectorAttention):
 
 
 class _RetrievedTokens(nn.Module):
-    """Computes XTR in training and the mean MaxSim in evaluation, which needs no other documents."""
+    """Computes XTR in training mode, else the mean MaxSim, which needs no other documents."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = k
 
     def forward(self, queries: MultiVector, documents: MultiVector) -> Tensor:
-        """Compute scores ``(n_q, n_d)``."""
+        """Compute scores ``(n_q, n_d)``: `xtr_in_batch` in training mode, else `mean_maxsim`."""
         return xtr_in_batch(queries, documents, self.k) if self.training else mean_maxsim(queries, documents)
 
 
 def _prepend_classes(model: Model, size: int) -> None:
-    """Put class tokens before documents, so that they begin with ``size`` of them."""
+    """Extend the document prompt of the model, so that every document begins with ``size`` class tokens."""
     tokenizer = model.tokenizer
     token = tokenizer.token_spans("a")[0].token
     if tokenizer.ids([token])[0] not in tokenizer.special_tokens():

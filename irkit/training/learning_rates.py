@@ -12,7 +12,7 @@ from irkit.errors import ConfigError
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a parameter in its model, without prefixes of the step and of other wrappers."""
+    """Return the name of a parameter in its model, without the prefixes that a step or a wrapper adds."""
     for wrapper in ("module.", "_fsdp_wrapped_module.", "_orig_mod."):
         name = name.replace(wrapper, "")
     return name.removeprefix("model.")
@@ -64,5 +64,5 @@ def split_groups(
 
 
 def _find_rate(name: str, rates: Mapping[str, float]) -> float | None:
-    """Return the learning rate of a parameter; None for the rate of all."""
+    """Return the rate of the first pattern found in the name of a parameter; None if no pattern is found."""
     return next((rate for pattern, rate in rates.items() if re.search(pattern, plain_name(name))), None)

@@ -47,8 +47,8 @@ def bag_loss(
 ) -> Tensor:
     """Compute the binary cross-entropy of the set of terms of each text, as the mean over the vocabulary.
 
-    One matrix of the size texts x vocabulary is stored, the errors of the probabilities in the dtype of the
-    products; none is stored without gradients.
+    For the gradients one matrix of the size texts x vocabulary is stored: the errors of the probabilities, in
+    the dtype of the products. Without gradients no such matrix is stored.
 
     Args:
         vectors: ``(n, width)``, one vector per text.
@@ -58,7 +58,7 @@ def bag_loss(
         cells: As for `token_loss`, per text.
 
     Returns:
-        The sum over the texts.
+        The sum of the losses over the texts, a scalar.
 
     Examples:
         >>> bag_loss(torch.zeros(1, 2), torch.eye(2), None, Ragged.from_rows([[1]])).item()
@@ -80,7 +80,10 @@ def _cast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
 
 
 def _trained(*inputs: Tensor | None) -> tuple[bool, ...]:
-    """Return which inputs get a gradient; unlike ``needs_input_grad``, none does without gradients."""
+    """Return, per input, whether the input gets a gradient.
+
+    With gradients switched off no input gets one; ``needs_input_grad`` would still be True.
+    """
     return tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
 
 

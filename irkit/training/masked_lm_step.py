@@ -29,7 +29,7 @@ class MaskedLMStep(TextStep):
     """
 
     def __init__(self, model: Model) -> None:
-        """Take a model.
+        """Store the model.
 
         Raises:
             BadValueError: The model is not sparse.
@@ -57,7 +57,11 @@ class MaskedLMStep(TextStep):
         return loss / self.divisor(count)
 
     def loss_sums(self, batch: MaskedBatch) -> dict[str, tuple[Tensor, int]]:
-        """Sum the loss and the correct predictions over the hidden tokens."""
+        """Sum the loss and the correct predictions over the hidden tokens of a batch.
+
+        Returns:
+            ``loss`` and ``accuracy``: per name the sum, and the number of hidden tokens.
+        """
         hidden = self.model.encoder(batch.tokens).values
         if len(hidden) != len(batch.tokens.values):
             raise BadValueError(

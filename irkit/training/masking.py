@@ -24,7 +24,7 @@ class MaskingConfig(Config):
     Attributes:
         rate: Share of the tokens of a text that are hidden, special tokens not counted.
         emphasis: How many times more often a new token is hidden than a token that the model knows: lambda of
-            the overlap-aware masking curriculum. 1 hides all alike.
+            the overlap-aware masking curriculum. 1 hides all tokens equally often.
         masked: Share of the hidden tokens that the mask token replaces.
         random: Share of the hidden tokens that a random token replaces. The rest stay visible, and are
             predicted all the same.
@@ -181,8 +181,9 @@ def _align_labels(
     """Tokenize texts with two tokenizers, and match the tokens of ``labels`` to those of ``tokenizer``.
 
     Returns:
-        The tokens of ``tokenizer``. Then for each token of ``labels`` that overlaps one of them: the position
-        ``(n,)`` of the first such token in their values, and the id ``(n,)`` of the label.
+        The tokens of ``tokenizer``, and two int64 tensors ``(n,)`` with an entry per token of ``labels`` that
+        overlaps a token of ``tokenizer``. The first tensor has the position of the first overlapped token in
+        the values of the Ragged. The second tensor has the id of the label.
     """
     rows: list[list[int]] = []
     positions: list[int] = []
@@ -248,7 +249,7 @@ class PretrainCollator:
         max_length: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Prepare.
+        """Store the tokenizer and the settings of masking.
 
         Args:
             tokenizer: Tokenizer of the model.

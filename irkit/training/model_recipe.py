@@ -21,7 +21,11 @@ from irkit.training.new_model import Attention, Lengths, NewModel, make_new_mode
 
 
 def _valid(check: Callable[[Any], object]) -> AfterValidator:
-    """Validate a setting, unless it is None, by the function that reads it later."""
+    """Make a validator that calls ``check`` on a setting, unless the setting is None.
+
+    Args:
+        check: The function that reads the setting later; raises an error for a bad one.
+    """
 
     def validate(setting: Any) -> Any:
         if setting is not None:
@@ -37,14 +41,15 @@ Projection = Annotated[str | dict[str, Any] | None, _valid(projection_config)]
 
 
 class _NamedModel(Config):
-    """What every model that has a name shares.
+    """The settings that every model with a name has.
 
     Attributes:
         kind: How the model is made.
         name: Directory, or name on the Hugging Face hub.
         attention: Implementation of attention: auto, eager, sdpa or flash.
-        similarity: cosine, dot, maxsim or meanmaxsim; None is the similarity of the kind or of the model.
-        prompts: Text to put in front of others, by name: query, document.
+        similarity: cosine, dot, maxsim or meanmaxsim; None keeps the similarity of an existing model, and
+            chooses the default of a new one.
+        prompts: Text that is put in front of every text of a side; the keys are ``query`` and ``document``.
     """
 
     kind: str
@@ -63,9 +68,9 @@ class PretrainedModel(_CutModel):
 
     Attributes:
         max_length: Texts are cut to this number of tokens; None cuts them where the model does.
-        query_length: The same for queries only.
-        document_length: The same for documents only.
-        queries: Another query side of a sparse model, see `Model.set_queries`.
+        query_length: ``max_length`` for queries only.
+        document_length: ``max_length`` for documents only.
+        queries: How a sparse model represents queries, if not like documents; see `Model.set_queries`.
         pooling: Which layers of the encoder pool, see `Model.add_pooling_layers`; None leaves them as they
             are.
     """
@@ -96,9 +101,9 @@ class SparseModel(_CutModel):
     Attributes:
         vocabulary: Terms, or a file with one per line; None takes the tokens of the tokenizer.
         max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.
-        query_length: The same for queries only.
-        document_length: The same for documents only.
-        queries: Another query side, see `Model.set_queries`.
+        query_length: ``max_length`` for queries only.
+        document_length: ``max_length`` for documents only.
+        queries: How the model represents queries, if not like documents; see `Model.set_queries`.
     """
 
     kind: Literal["sparse"] = "sparse"
@@ -116,8 +121,8 @@ class HeadModel(_CutModel):
         head: Name of the head.
         config: Settings of the head.
         max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.
-        query_length: The same for queries only.
-        document_length: The same for documents only.
+        query_length: ``max_length`` for queries only.
+        document_length: ``max_length`` for documents only.
         pooling: Layers of the encoder that pool, see `Model.add_pooling_layers`; None adds none.
     """
 
@@ -128,7 +133,12 @@ class HeadModel(_CutModel):
 
 
 def _with_kind(data: Any) -> Any:
-    """Add the default kind; a string is the name of a pre-trained model, the name of a head is its kind."""
+    """Complete the ``model`` of a recipe: return its keys and values with a valid ``kind``.
+
+    A string becomes a pre-trained model of this name. ``kind`` is ``"pretrained"`` by default. A kind that is
+    the name of a head becomes ``kind: head`` with this ``head``. Values that are neither text nor mapping are
+    returned as they are.
+    """
     if isinstance(data, str | Path):
         data = {"name": str(data)}
     if not isinstance(data, Mapping):
@@ -142,7 +152,7 @@ def _with_kind(data: Any) -> Any:
 
 
 def list_kinds() -> list[str]:
-    """Return what a recipe may name as the kind of its model: the kinds of models, and the heads."""
+    """Return the values that a recipe may give to ``model.kind``: kinds of models, and names of heads."""
     return list(dict.fromkeys([*MODEL_KINDS, *HEADS]))
 
 
@@ -184,7 +194,10 @@ def make_model(recipe: ModelRecipe) -> Model:
 
 
 def trained_model(recipe: ModelRecipe, folder: Path) -> PretrainedModel:
-    """Return the recipe of the model that a stage made from ``recipe``, with the same settings."""
+    """Return a recipe that opens the model in ``folder``, which an earlier stage made from ``recipe``.
+
+    Lengths, prompts and other settings that both kinds of recipes have are copied.
+    """
     settings = PretrainedModel.model_fields.keys() & type(recipe).model_fields.keys()
     settings -= {"kind", "name", "pooling"}
     return PretrainedModel(name=str(folder), **{name: getattr(recipe, name) for name in settings})

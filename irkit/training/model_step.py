@@ -61,7 +61,7 @@ class ModelStep(nn.Module):
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write the model to a directory, with adapters merged into its weights; its name stays."""
+        """Write the model to a directory, with adapters merged into its weights; the model keeps its name."""
         model, name = merged(self.model), self.model.name
         model.save_pretrained(path)
         model.name = name
@@ -71,7 +71,11 @@ class TextStep(ModelStep):
     """Step of an objective on texts without labels."""
 
     def loss_sums(self, batch: Any) -> dict[str, tuple[Tensor, int]]:
-        """Return the sum of each loss of a batch, and the number of texts or tokens that it sums over."""
+        """Compute the losses of a batch as sums.
+
+        Returns:
+            Per name of a loss: the sum, a scalar, and the number of texts or tokens over which it runs.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
@@ -93,9 +97,10 @@ class TextStep(ModelStep):
         return {name: total / max(1, counts[name]) for name, total in sums.items()}
 
     def divisor(self, count: int) -> float:
-        """Return the divisor of a sum of losses.
+        """Return the number by which this process divides a sum of losses.
 
-        The mean of the quotients over processes is the mean loss over the counts of all processes.
+        Each process divides its own sum. The mean of these quotients over the processes is then the mean loss
+        over the texts or tokens of all processes.
 
         Args:
             count: Number of texts or tokens in this process.
@@ -108,7 +113,7 @@ class TextStep(ModelStep):
 
 
 def add_lora(model: Model, settings: Mapping[str, Any]) -> None:
-    """Add adapters to the linear layers of the encoders, in place; only they and the heads are trained then.
+    """Add adapters to the linear layers of the encoders, in place; then only adapters and heads are trained.
 
     Args:
         model: Model whose encoder, and encoder of queries if it has one, get adapters.
@@ -134,7 +139,7 @@ def add_lora(model: Model, settings: Mapping[str, Any]) -> None:
 
 
 def merged(model: Model) -> Model:
-    """Return a copy with the adapters merged into the weights; the model itself if it has none."""
+    """Return a copy of the model with its adapters merged into the weights, or the model if it has none."""
     if not any(hasattr(module, "get_base_layer") for module in model.modules()):
         return model
     model = copy.deepcopy(model)

@@ -65,13 +65,19 @@ class MiningConfig(Config):
 
     @property
     def filters(self) -> bool:
-        """Whether scores decide which documents become negatives."""
+        """Whether bounds or margins of scores decide which documents become negatives."""
         bounds = (self.max_score, self.min_score, self.absolute_margin, self.relative_margin)
         return any(bound is not None for bound in bounds)
 
 
 class _Judgments(NamedTuple):
-    """Documents to train on, by descending grade; the query and all documents that no negative may be."""
+    """Judgments of one query.
+
+    Attributes:
+        relevant: Ids of the relevant documents, by descending grade.
+        excluded: Ids that must not become negatives: all documents with a grade above 0, and the id of the
+            query.
+    """
 
     relevant: list[str]
     excluded: set[str]
@@ -97,8 +103,8 @@ def mine(
         queries: Queries, streamed, see `irkit.Retriever.run`; those without a relevant document are skipped.
         qrels: Judgments; the index holds all their relevant documents.
         config: Settings.
-        teacher: Its scores are stored in the rows. If scores decide, the best candidates are those that it
-            scores highest.
+        teacher: Scores the documents; the rows hold the scores. If bounds or margins are set, the teacher
+            also ranks the candidates. None stores no scores.
         start: Number of rows to skip at the beginning; their queries are neither searched nor scored.
 
     Returns:

@@ -37,13 +37,13 @@ class NewModel(Lengths):
         sizes: Sizes of the encoder; by default as in BERT-base.
         tokenizer: Directory or name of a tokenizer or of a model; or how to train one on the texts of
             ``pretraining``, which `irkit pretrain` does.
-        vector: ``cls``, the first row of the encoder, or ``mean``, the mean of all rows. None is the mean if
-            the encoder pools, where one row is left, and cls otherwise.
+        vector: ``cls``, the first row of the encoder, or ``mean``, the mean of all rows. None stands for
+            ``mean`` if a layer of the encoder pools, because one row is left then, and for ``cls`` otherwise.
         attention: Implementation of attention: auto, eager, sdpa or flash.
         similarity: cosine or dot.
-        prompts: Text to put in front of others, by name: query, document.
+        prompts: Text that is put in front of every text of a side; the keys are ``query`` and ``document``.
         query_length: Queries are cut to this number of tokens; None cuts them at ``sizes.max_length``.
-        document_length: The same for documents.
+        document_length: Documents are cut to this number of tokens; None cuts them at ``sizes.max_length``.
 
     Source: TITE, sections 3.1, 3.2 and 4.1.
     """

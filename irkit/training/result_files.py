@@ -30,7 +30,7 @@ def write_results(evaluations: Mapping[str, Evaluation], path: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Read a file that `write_results` wrote.
+    """Read a file of `write_results`: (dataset, measure) -> query id -> value.
 
     Raises:
         StorageError: The file cannot be read.

@@ -21,12 +21,13 @@ def write_resumable(
     """Write training rows, one JSON object per line; the file appears when it is complete.
 
     Until then the rows are in ``.NAME.HASH.part`` beside the file, where HASH is the hash of ``key``. A call
-    with the same key resumes there, and a call with another key starts anew. Unfinished files of other keys
-    are removed at the end.
+    with the same key continues this hidden file, and a call with another key starts anew. Unfinished files of
+    other keys are removed at the end.
 
     Args:
         path: File to write; an existing file is replaced at the end.
-        rows: Returns all rows after the first so many.
+        rows: Called with the number of rows that are in the hidden file already; returns all rows after
+            these.
         key: JSON value that identifies everything on which the rows depend.
 
     Returns:

@@ -22,11 +22,12 @@ class Scores:
             needs them.
         columns: ``(b, n)`` int64, positions of the own documents in ``all`` and ``documents``; 0 where
             ``mask`` is False.
-        relevant: ``(b, d)`` bool, which documents are known to be relevant to a query; None if ``all`` is.
-        queries: ``(b, dim)`` vectors; None for models with one vector per token.
-        documents: ``(d, dim)`` vectors, or None likewise.
-        guide: Returns the scores ``(b, d)`` and the vectors ``(b, dim)`` and ``(d, dim)`` of another model;
-            None unless a loss names one.
+        relevant: ``(b, d)`` bool, which documents are known to be relevant to a query; None if ``all`` is
+            None.
+        queries: ``(b, dim)`` vectors of the queries; None for models with one vector per token.
+        documents: ``(d, dim)`` vectors of the documents; None for models with one vector per token.
+        guide: Function that returns the scores ``(b, d)`` of another model, its query vectors ``(b, dim)``
+            and its document vectors ``(d, dim)``; None unless a loss names one.
     """
 
     own: Tensor

@@ -27,7 +27,7 @@ class TextTrainingConfig(Config):
     Attributes:
         texts: One corpus or several, see `irkit.training.pretraining.corpus.read_texts`.
         validation: Corpus whose loss is measured during training; None measures nothing.
-        validation_texts: Number of its first texts that are used.
+        validation_texts: Number of texts of ``validation`` that are used, the first ones.
         max_length: Texts are cut to this number of tokens.
         masking: Which tokens are hidden from the encoder; None hides none.
         train: Arguments by the names of `irkit.training.TrainingArguments`.
@@ -55,7 +55,7 @@ class TextTrainingConfig(Config):
         return self
 
     def evaluation_defaults(self) -> dict[str, Any]:
-        """Return the trainer's arguments that a validation adds."""
+        """Return arguments of the trainer that make it validate regularly; none without ``validation``."""
         return {} if self.validation is None else {"eval_steps": 0.1, "eval_on_start": True}
 
 
@@ -73,7 +73,8 @@ def text_trainer(
         config: Texts and validation.
         arguments: Arguments of the trainer.
         collate: Makes a batch of numbered texts.
-        collate_validation: The same for the validation; it hides the same tokens for every seed.
+        collate_validation: Makes a batch of numbered texts of the validation, and hides the same tokens for
+            every seed.
 
     Raises:
         ConfigError: Arguments do not fit the model.

@@ -88,8 +88,8 @@ class TrainRecipe(Config):
     def arguments(self, output_dir: str | Path) -> TrainingArguments:
         """Make the arguments of the trainer.
 
-        If the recipe has a collection to evaluate on during training, the trainer does so, and ends with the
-        best model, unless ``train`` says which checkpoints are saved.
+        If the recipe has a collection to evaluate on during training, the trainer evaluates on this
+        collection. It then also ends with the best model, unless ``train`` says which checkpoints are saved.
 
         Raises:
             ConfigError: A name is unknown, or a value is impossible.
@@ -107,7 +107,8 @@ class StagedRecipe(TrainRecipe):
     """Training of a retriever after other stages; without ``data`` there are only the other stages.
 
     Attributes:
-        seeded: Keys of mappings whose ``seed`` is ``train.seed``, unless they say another.
+        seeded: Dotted keys of the mappings that get ``train.seed`` as their ``seed``, unless they have a
+            seed.
     """
 
     seeded: ClassVar[tuple[str, ...]] = ()
@@ -140,7 +141,8 @@ class StagedRecipe(TrainRecipe):
 
         Args:
             model: The model that the recipe names.
-            folder: Directory of the model that the stages before have made of it; None if there are none.
+            folder: Directory of the model that the earlier stages made from ``model``; None without earlier
+                stages.
         """
         parts = {name: getattr(self, name) for name in TrainRecipe.model_fields}
         return TrainRecipe(**parts | {"model": model if folder is None else trained_model(model, folder)})

@@ -136,7 +136,7 @@ def train(
 
 
 def run_recipe(prepared: Prepared, out: str | Path, *, overwrite: bool = False) -> Model:
-    """Train, measure and save what `prepare` made; arguments and errors as for `train`."""
+    """Train, measure and save the model of a prepared recipe; arguments and errors as for `train`."""
     directory = Path(out)
 
     def measure(model: Model) -> None:
@@ -191,7 +191,7 @@ def run_trainer(
 
 
 def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection]) -> dict[str, Evaluation]:
-    """Measure a model on each collection, by title, with the scores that are trained."""
+    """Evaluate a model on each collection, by the scores that ``step`` trains; return results by title."""
     results: dict[str, Evaluation] = {}
     compare: Any = step.interaction or score
     training = step.training

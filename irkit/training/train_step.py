@@ -33,13 +33,13 @@ Interaction = Callable[[MultiVector, MultiVector], Tensor]
 class TrainStep(ModelStep):
     """A model with its losses: called with a batch, it returns the loss.
 
-    The vectors that are compared come from `irkit.Model.encode_representation`, in float32 for any
-    precision of the encoder.
+    The vectors that are compared are those of `irkit.Model.encode_representation`. They are float32, whatever
+    the precision of the encoder.
 
     Gradient caching (``gradient_cache_size``) makes the memory of a batch independent of its activations.
     Texts are encoded in chunks, of which only the representations are stored. The loss of the whole batch is
-    computed from these, and the backward pass encodes each chunk again, with the same dropout, to pass its
-    gradient on. The gradients are the same as without it.
+    computed from these representations. The backward pass encodes each chunk again, with the same dropout, to
+    get the gradients of the weights. The gradients are the same as without caching.
 
     Attributes:
         model: Trained model.
@@ -71,7 +71,7 @@ class TrainStep(ModelStep):
         interaction: Interaction | None = None,
         gradient_cache_size: int | None = None,
     ) -> None:
-        """Join the parts.
+        """Store model and losses, and check that they fit each other.
 
         Raises:
             BadValueError: There is no loss, or a part does not fit the kind of the model.
@@ -165,7 +165,7 @@ class TrainStep(ModelStep):
         return Dense(made.to_dense()) if isinstance(made, Sparse) else made
 
     def _scores(self, joint: Joint, width: int | None) -> Scores:
-        """Compare the representations, cut to a width."""
+        """Compare the representations, cut to ``width`` dimensions; None compares them whole."""
         queries, documents = self._cut(joint.queries, width, "query"), self._cut(joint.documents, width)
         mask, columns = joint.own >= 0, joint.own.clamp(min=0)
         in_batch, matrix = "in_batch" in self.needs, None
@@ -205,7 +205,7 @@ class TrainStep(ModelStep):
         return score(queries, documents)
 
     def _penalties(self, queries: Representation, joint: Joint, progress: float) -> Tensor:
-        """Return the sum of the regularisers, and note how many terms queries and documents have."""
+        """Return the sum of the regularisers, and store the terms per query and per document in `parts`."""
         total = torch.zeros((), device=joint.own.device)
         if not isinstance(joint.documents, Dense) or self.model.kind != "sparse":
             return total
@@ -238,7 +238,7 @@ class TrainStep(ModelStep):
 
 
 def _guided(guide: Model, batch: Batch, joint: Joint) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scores and the vectors of a guide for a batch."""
+    """Return the scores of a guide ``(b, d)``, and its vectors: ``(b, dim)`` and ``(d, dim)``."""
     if batch.texts is None:
         raise BadValueError("TrainStep: a loss has a guide, but the batch no texts; see Collator")
     device = batch.own.device

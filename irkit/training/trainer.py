@@ -55,7 +55,7 @@ class Trainer(transformers.Trainer):
       weights, optimizer, scheduler, random states and counters. A resumed training continues with the next
       batch of the same order and gives bit by bit the same weights as one that was never interrupted.
     * A loss or gradient that is NaN or infinite ends the training; the last checkpoint stays.
-    * Evaluation is a function of the model.
+    * Evaluation calls the function ``evaluation`` with the model instead of reading a data set.
 
     Attributes:
         step: Module that computes the loss, such as the `TrainStep` of a model.
@@ -86,7 +86,7 @@ class Trainer(transformers.Trainer):
             model: A model to train by ``losses``; or, without losses and regularisers, a module that is
                 called with a batch and the share of completed steps and returns the loss, such as a
                 `TrainStep`.
-            args: Names and defaults are in `TrainingArguments`.
+            args: Arguments of the training.
             train_dataset: Result of `irkit.training.training_data.open_data`; or a DataLoader of batches for
                 a module.
             losses: Losses whose weighted sum is minimised.
@@ -213,7 +213,8 @@ class Trainer(transformers.Trainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Return the norm of the gradient.
 
-        It is read together with the losses, which is the only time that a step waits for the GPU.
+        The norm and the losses are read from the GPU together. This is the only time that a step waits for
+        the GPU.
 
         Raises:
             TrainingError: The norm or a loss is NaN or infinite.
@@ -239,7 +240,7 @@ class Trainer(transformers.Trainer):
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the parts of the loss, too, and warn if they show a collapse."""
+        """Log ``logs`` and the parts of the loss, and warn if these show a collapse."""
         is_end = "train_loss" in logs
         if self._steps and ("loss" in logs or is_end):
             means = {name: float(value) / self._steps for name, value in self._sums.items()}
@@ -272,7 +273,10 @@ class Trainer(transformers.Trainer):
         return self._whole().finished_model()  # type: ignore[no-any-return]
 
     def _whole(self, weights: Mapping[str, Tensor] | None = None) -> Any:
-        """Return the step with whole weights: with fsdp a copy, for which all processes have to call this."""
+        """Return the step with whole weights.
+
+        With fsdp the result is a copy, and all processes must make the call.
+        """
         if self._copy is None:
             return self.step
         put_weights(self._copy, trained_weights(self.step) if weights is None else weights, "all processes")
@@ -373,14 +377,14 @@ class Trainer(transformers.Trainer):
 
 
 class _Loader(DataLoader[Any]):
-    """Tells the order of batches the number of the epoch."""
+    """Passes the number of the epoch to the order of batches."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 class _ProgressBar(transformers.TrainerCallback):
-    """Show how many steps are done."""
+    """Shows how many steps are done."""
 
     def __init__(self, report: Callable[[str, int, int | None], None]) -> None:
         self.report = report

@@ -67,13 +67,13 @@ class EvaluationConfig(Config):
 
     @property
     def measure(self) -> str:
-        """The first measure."""
+        """The first of the measures, which chooses the best model."""
         return self.measures.split()[0]
 
 
 @dataclass(frozen=True)
 class JudgedCollection:
-    """A collection whose files fit each other.
+    """A collection whose documents, queries and judgments fit each other.
 
     Attributes:
         config: What to measure.
@@ -146,7 +146,7 @@ def evaluate_model(
     """Search a collection exactly and evaluate the result.
 
     Args:
-        model: Model of any kind. It comes back in the mode, training or evaluation, in which it was.
+        model: Model of any kind. The call leaves its mode, training or evaluation, as before.
         collection: See `open_collections`.
         score: Returns the scores ``(n_q, n_d)`` of queries and documents; higher is better.
         progress: Called with the number of documents done since its last call.
@@ -183,7 +183,12 @@ def _in_precision(model: Model, dtype: str) -> Model:
 
 
 def summarize(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
-    """Return means over collections by measure; of several also each one as ``collection_measure``."""
+    """Compute the mean of each measure over the collections.
+
+    Returns:
+        Means by measure. If there are several collections, also each of their values as
+        ``collection_measure``.
+    """
     values: dict[str, list[float]] = {}
     for evaluation in evaluations.values():
         for measure, value in evaluation.mean.items():

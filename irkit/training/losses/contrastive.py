@@ -73,7 +73,7 @@ class InfoNCE(TemperedLoss):
         return loss.mean()
 
     def _roles(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return which own documents ``(b, n)`` are positives, and which are negatives."""
+        """Return two ``(b, n)`` bool: which own documents are positives, and which are negatives."""
         if self.threshold is None:
             positive = known_positives(scores)
             return positive, scores.mask & ~positive
@@ -83,7 +83,7 @@ class InfoNCE(TemperedLoss):
         return positive, scores.mask & (best - targets > self.threshold)
 
     def _false_negatives(self, scores: Scores, columns: Tensor, positive: Tensor) -> Tensor:
-        """Return which documents of the batch ``(b, d)`` the guide scores above the positives."""
+        """Return ``(b, d)`` bool: which documents of the batch the guide scores above the positives."""
         guided = required(scores.guide, self, "guide")()[0]
         anchor = guided.gather(1, columns).masked_fill(~positive, torch.inf).amin(1, keepdim=True)
         margin = self.margin * anchor.abs() if self.margin_strategy == "relative" else self.margin
@@ -133,7 +133,17 @@ class PairwiseCrossEntropy(_PositiveLoss):
 
 
 def _placed(values: Tensor, columns: Tensor, mask: Tensor, width: int) -> Tensor:
-    """Scatter ``values (b, n)`` to ``columns`` where ``mask`` is set: ``(b, width)``, True elsewhere."""
+    """Scatter the columns of a bool matrix to other columns of a wider one.
+
+    Args:
+        values: ``(b, n)`` bool.
+        columns: ``(b, n)`` int64, the new column of each value.
+        mask: ``(b, n)`` bool, which values are scattered.
+        width: Number of columns of the result.
+
+    Returns:
+        ``(b, width)`` bool; True where nothing was scattered.
+    """
     placed = torch.ones(len(values), width + 1, dtype=torch.bool, device=values.device)
     placed.scatter_(1, columns.masked_fill(~mask, width), values)
     return placed[:, :width]  # the last column collects the masked values

@@ -26,12 +26,12 @@ class KLDivergence(_Distillation, TemperedLoss):
     """KL divergence of the model's distribution over a query's documents from the teacher's.
 
     Attributes:
-        temperature: Divisor of the scores. The loss is multiplied by its square, so that the gradient keeps
-            its size.
+        temperature: Divisor of the scores. The loss is multiplied by the square of the temperature, so that
+            the gradient keeps its size.
         teacher_temperature: Divisor of the targets; ``temperature`` by default.
-        normalize_scores: Normalisation of the scores of each query, before anything else; PyLate uses
+        normalize_scores: Normalisation of the model's scores of each query, before anything else; PyLate uses
             ``"minmax"``.
-        normalize_targets: The same for the targets.
+        normalize_targets: Normalisation of the targets of each query, before anything else.
 
     Source: TITE (section 3.4); Santhanam et al., ColBERTv2, arXiv 2112.01488; Hinton et al., arXiv 1503.02531
         (temperature).
@@ -59,7 +59,7 @@ class MarginMSE(_Distillation):
         pairs: ``"all"`` pairs of a query's documents, or pairs of the ``"first"`` document with each other
             one. For two documents both are the same.
         normalize_scores: Normalisation of the scores of each query, before anything else.
-        normalize_targets: The same for the targets.
+        normalize_targets: Normalisation of the targets of each query, before anything else.
 
     Source: Hofstätter et al., arXiv 2010.02666; all pairs: TITE (section 3.4).
     """
@@ -85,7 +85,7 @@ class ScoreMSE(_Distillation):
 
     Attributes:
         normalize_scores: Normalisation of the scores of each query, before anything else.
-        normalize_targets: The same for the targets.
+        normalize_targets: Normalisation of the targets of each query, before anything else.
     """
 
     kind: Literal["score_mse"] = "score_mse"

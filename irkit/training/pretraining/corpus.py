@@ -45,7 +45,7 @@ def read_texts(source: str | Path) -> Source[str]:
 
 
 def check_corpora(names: Iterable[str]) -> None:
-    """Check that corpora can be read more than once: for a check, in each process, and again at their end.
+    """Check that corpora can be read more than once.
 
     Raises:
         StorageError: A corpus is missing.
@@ -69,7 +69,7 @@ def first_texts(texts: Source[str], count: int) -> list[str]:
     """Return the first texts that are not blank.
 
     Raises:
-        BadValueError: There is none.
+        BadValueError: All texts are blank, or there are none.
     """
     first = list(islice((text for text in texts if text.strip()), count))
     if not first:
@@ -125,7 +125,7 @@ class TextDataset(Dataset):
         return index, self.stream[index]
 
     def measure(self, model: Model) -> None:
-        """Prepare to estimate the tokens of texts from bytes; the first texts are the sample for it."""
+        """Prepare to estimate the tokens of texts from their bytes, by the first texts as a sample."""
         texts = [self.stream[position] for position in range(SAMPLE_SIZE)]
         max_length = self.max_length or model.tokenizer.max_length
         self.sizes = _Costs(self.stream, TokenEstimate.from_sample(texts, model.tokenizer, max_length))
@@ -133,7 +133,7 @@ class TextDataset(Dataset):
 
 @dataclass(frozen=True)
 class _Costs:
-    """Estimated tokens of the text at a position."""
+    """Estimates the number of tokens of the text at a position."""
 
     stream: Stream[str]
     estimate: TokenEstimate

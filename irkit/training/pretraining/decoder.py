@@ -88,7 +88,12 @@ class Decoder(nn.Module):
         return embeddings.norm if self.embedding_norm is None else self.embedding_norm
 
     def _embed(self, embeddings: Embeddings, tokens: Ragged) -> tuple[Tensor, Tensor | None]:
-        """Return the embeddings of tokens, and their learned positions."""
+        """Embed tokens like the encoder does.
+
+        Returns:
+            The embeddings ``(total, hidden_size)``. And their position embeddings of the same shape, which
+            the first value already includes; None if the encoder does not learn positions.
+        """
         x, positions = embeddings.word(tokens.values), None
         if embeddings.position is not None:
             positions = embeddings.position(tokens.positions() + self.config.position_offset)

@@ -40,11 +40,12 @@ class Distillation(BaseObjective):
     Attributes:
         teacher: Directory or name of a model with the same tokenizer and vectors of the same kind and width;
             None is the model before training, without its pooling layers.
-        cosine: Weight of 1 - cosine.
-        mse: Weight of the squared error: of vectors relative to the teacher's squared length, or of
-            similarities.
-        states: Weight of 1 - cosine of hidden states: each row of the encoder, and the mean of the teacher's
-            states over its window. These say much more than one vector per text.
+        cosine: Weight of 1 - cosine of each vector and its target.
+        mse: Weight of the squared error. For one vector per text: the error of the vector, relative to the
+            squared length of the teacher's. For multi-vector models: the error of the similarities.
+        states: Weight of 1 - cosine of hidden states: of each row of the encoder, and the mean of the
+            teacher's hidden states over the window of the row. A text has many hidden states, so they teach
+            more than one vector per text.
 
     Source: Sanh et al. 2019, "DistilBERT", section 2, for the cosine; Reimers and Gurevych 2020, "Making
     Monolingual Sentence Embeddings Multilingual using Knowledge Distillation", for the squared error.
@@ -107,7 +108,17 @@ class _Distilling(ObjectiveModule):
         self._teacher, self._weights = teacher, weights
 
     def value(self, encoded: Encoded, cosine: Tensor, squares: Tensor, hidden: Ragged) -> Value:
-        """Return the weighted sum and its parts; ``hidden`` is the output of the teacher's encoder."""
+        """Weigh and add the parts of the loss.
+
+        Args:
+            encoded: Batch and output of the trained model.
+            cosine: Scalar, the mean of 1 - cosine.
+            squares: Scalar, the mean squared error.
+            hidden: Output of the teacher's encoder for the batch.
+
+        Returns:
+            The weighted sum and each part, multiplied by the number of texts of the batch.
+        """
         count = len(encoded.batch)
         total = self._weights.cosine * cosine + self._weights.mse * squares
         parts = {"cosine": cosine, "mse": squares}
@@ -156,7 +167,17 @@ class _ManyVectors(_Distilling):
         return self.value(encoded, (of_queries + of_documents) / 2, squares, hidden)
 
     def _means(self, head: MultiVectorHead, tokens: Ragged, side: Side, vectors: Ragged) -> Ragged:
-        """Average the teacher's vectors over the windows of the rows of ``head``."""
+        """Average the teacher's token vectors over the windows of the trained model, and normalise the means.
+
+        Args:
+            head: Head of the trained model, whose windows decide.
+            tokens: Token ids of the texts.
+            side: ``"query"`` or ``"document"``.
+            vectors: Vectors of the teacher, one per token that has a vector.
+
+        Returns:
+            One vector per vector of ``head``; ``vectors`` itself if this side is not pooled.
+        """
         if head.window == (1, 1) or not head.pools(side):
             return vectors
         teacher = self._teacher.head

@@ -33,10 +33,10 @@ from irkit.utils.plugins import Registry
 
 
 class MaskedAutoEncoding(BaseObjective):
-    """Cross-entropy of all tokens of a text, which a decoder predicts from its vector and some other tokens.
+    """Cross-entropy of all tokens of a text, predicted from the vector of the text and other tokens.
 
     Attributes:
-        mask_rate: Share of the other tokens that the decoder does not see when it predicts a token.
+        mask_rate: Share of the other tokens that the decoder, which makes the predictions, does not see.
 
     Source: Schlatt et al. 2025 (TITE), section 3.3, L_MAE; Xiao et al. 2022, "RetroMAE", section 3.3.
     """
@@ -50,7 +50,7 @@ class MaskedAutoEncoding(BaseObjective):
 
 
 class BagOfWords(BaseObjective):
-    """Binary cross-entropy of the set of tokens of a text, predicted from its vector.
+    """Binary cross-entropy of the set of tokens of a text, predicted from the vector of the text.
 
     Source: Schlatt et al. 2025 (TITE), section 3.3, L_BOW; Lin et al. 2017, "Focal Loss for Dense Object
     Detection", section 4.1, for the initial bias of the head.

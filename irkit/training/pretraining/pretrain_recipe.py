@@ -34,7 +34,7 @@ class PretrainingConfig(TextTrainingConfig):
         masking: Which tokens of the input are hidden; None hides none, as in the paper.
         max_length: Texts are cut to this number of tokens.
         validation: Corpus whose loss is measured during training; None measures nothing.
-        validation_texts: Number of its first texts that are used.
+        validation_texts: Number of texts of ``validation`` that are used, the first ones.
         train: Arguments by the names of `irkit.training.TrainingArguments`. ``max_steps`` is required; the
             defaults of the others are the schedule of the paper.
 

@@ -1,4 +1,4 @@
-"""One step of pre-training, a batch of texts in, the weighted sum of the objectives out; what these share."""
+"""One step of pre-training, a batch of texts in, the weighted sum of the objectives out."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Value:
     Attributes:
         total: Scalar, the sum of the loss over texts or tokens.
         count: Number of these texts or tokens.
-        parts: Other sums over them by name, for the log.
+        parts: Other sums over the same texts or tokens, by name, for the log.
     """
 
     total: Tensor
@@ -89,7 +89,7 @@ class BaseObjective(Config):
         """Make the module that is trained beside the model, in the same dtype and on the same device.
 
         Args:
-            model: Model to train; the module must not hold it.
+            model: Model to train; the module must not store the model as a submodule.
             seed: Seed of random weights and draws.
 
         Raises:
@@ -151,7 +151,7 @@ class PretrainStep(TextStep):
     """
 
     def __init__(self, model: Model, objectives: Sequence[BaseObjective], *, seed: int = 0) -> None:
-        """Join the parts.
+        """Make the module that each objective trains beside the model.
 
         Args:
             model: Model to train.
@@ -190,7 +190,7 @@ class PretrainStep(TextStep):
         return total
 
     def loss_sums(self, batch: PretrainBatch) -> dict[str, tuple[Tensor, int]]:
-        """Sum the loss of each objective over its texts or tokens."""
+        """Return, per objective, the sum of the loss and the number of texts or tokens that it runs over."""
         return {
             objective.kind: (value.total, value.count) for objective, value in self.values(self.encode(batch))
         }

@@ -1,7 +1,7 @@
 """Batches of examples.
 
-Which examples make a batch is a function of seed, epoch and step alone, so that no data is read for it. The
-collator makes token ids of their texts, of every document once.
+Seed, epoch and step alone decide which examples make a batch, so that no data is read to decide. The collator
+then tokenizes the texts of the examples, every document once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Batches:
     """Iterate over the batches of one process, each a list of keys of a `Mixture`.
 
     **Sampling.** A batch has examples of one dataset. Without weights, the dataset of each step is drawn in
-    proportion to the examples it has left, until an epoch has had every example once. With weights, it is
-    drawn by weight, and each dataset starts over when it ends. The examples of a dataset come in the order of
-    `Dataset.order`. An example whose query is in the batch already is put off to the next batch.
+    proportion to the examples it has left, until an epoch has had every example once. With weights, the
+    dataset of each step is drawn by weight, and each dataset starts over when it ends. The examples of a
+    dataset come in the order of `Dataset.order`. An example whose query is in the batch already is put off to
+    the next batch.
 
     **Token budgets.** A step takes examples in order until the next one would exceed the budget, at least one
     per process. How many tokens an example has is an estimate, see `Dataset.measure`.
@@ -110,7 +111,7 @@ class Batches:
         self._epoch = epoch
 
     def skip(self, steps: int) -> None:
-        """Skip the first ``steps`` batches of the next iteration, only of that; their data is not read."""
+        """Skip the first ``steps`` batches of the next iteration, without reading their data."""
         self._start = steps
 
     def __len__(self) -> int:
@@ -136,15 +137,16 @@ class Batches:
 
     @property
     def _weights(self) -> Array | None:
-        """Shares of the datasets; None if every example comes once."""
+        """Shares of the datasets, which sum to 1; None if every epoch has each example once."""
         weights = [dataset.config.weight for dataset in self._data.datasets]
         if weights[0] is None:
             return np.ones(1) if self._data.streaming else None
         return np.asarray(weights) / sum(filter(None, weights))
 
     def _steps(self, epoch: int) -> Iterator[tuple[int, list[int], int]]:
-        """Yield the number of a dataset, the examples of all processes, and the cycle, without an end.
+        """Yield steps without an end, each as (dataset number, example indices of all processes, cycle).
 
+        The cycle is the number of the pass over the data, which decides all random draws of the examples.
         `__iter__` ends every epoch where the first one ends, however well examples fit into batches: resuming
         counts steps.
         """
@@ -186,7 +188,7 @@ class Batches:
                 yield step
 
     def _costs(self, number: int) -> Any:
-        """Return a sequence of the tokens of each example; None if examples are counted."""
+        """Return the tokens of each example of a dataset, as a sequence; None if batches count examples."""
         sizes = self._data.datasets[number].sizes if self._tokens else None
         return sizes.data if isinstance(sizes, np.ndarray) else sizes
 
@@ -218,7 +220,7 @@ class Batches:
         return step
 
     def _share(self, step: list[int], costs: Any) -> list[int]:
-        """Return the examples of this process."""
+        """Return the examples of a step that this process takes."""
         if self._world == 1:
             return step
         if costs is None:
@@ -244,7 +246,7 @@ def _repeated(keys: Array | None) -> memoryview | None:
 
 
 class Collator:
-    """Join examples to a `Batch`.
+    """Joins examples to a `Batch`.
 
     Examples with the same query share the documents that are relevant to it. Documents with the same text are
     one document of the batch.

@@ -38,22 +38,25 @@ class DataConfig(Config):
         queries: Source of the query texts (see `irkit.data`) if ``source`` has ids; by default the folder
             that ``corpus`` or ``source`` is.
         corpus: Source of the document texts if ``source`` has ids.
-        qrels: Judgments: they name the relevant documents of a run, and documents that must not be negatives.
+        qrels: Source of judgments. They decide which documents of a run are relevant, and which documents
+            must not become negatives.
         split: Split of the judgments in the folder of ``source`` or of ``corpus``.
         relevant_grade: Lowest grade of a judgment that counts as relevant.
-        negatives: For a BEIR folder: a run whose documents, unless relevant, are the negatives.
-        scores: Whether scores of the source become targets.
-        documents: Number of documents of each example: one relevant and the others not, or, if there are
-            scores, any; None takes all.
-        sampling: Which documents: the first, any (drawn anew in every epoch), or those with the highest
-            scores.
-        weight: Share of the batches; None, as all datasets must then have it, mixes by number of examples.
+        negatives: Only for a BEIR folder: path of a run. Its documents become the negatives, unless they are
+            relevant.
+        scores: Whether the scores in the source become the targets of losses.
+        documents: Number of documents of each example. Without scores, one is relevant and the others are
+            not; with scores, any documents are taken. None takes all.
+        sampling: Which documents are taken, if there are more: ``"first"``; ``"random"``, drawn anew in every
+            epoch; or ``"top"``, those with the highest scores.
+        weight: Share of the batches that this dataset gets, relative to the weights of the others. None mixes
+            datasets by their numbers of examples; then no dataset may have a weight.
         shuffle: Whether examples come in random order, another one in every epoch.
         streaming: Whether to read front to back, in blocks that are shuffled, instead of by position: for
             pipes and for very large sources. A stream never ends, so training needs ``max_steps``.
-        limit: Use only the first so many examples.
-        sample: Use only so many examples, drawn at random: the same ones at every seed, streamed or not. A
-            stream is read once more, to count its examples.
+        limit: Number of examples to use, the first ones; None uses all.
+        sample: Number of examples to use, drawn at random; None uses all. The same ones are drawn for every
+            seed, streamed or not. A stream is read once more, to count its examples.
     """
 
     source: str

@@ -86,7 +86,7 @@ class TextStore:
         return np.where(self._hashes[rows] == hashes, self._sizes[rows], 0)
 
     def _find(self, name: str) -> int | None:
-        """Return the row of an id in the sorted tables."""
+        """Return the row of an id in the sorted tables; None if no text has the id."""
         wanted, mark = hash_of(name), _mark(name)
         row = bisect_left(self._sorted, wanted)
         while row < len(self) and self._sorted[row] == wanted:
@@ -102,7 +102,7 @@ Texts: TypeAlias = Mapping[str, str] | TextStore
 
 
 def _mark(name: str) -> bytes:
-    """Return what stands before the text of an id."""
+    """Return the bytes that stand before the text of an id: the id between two null characters."""
     return b"\0" + name.encode(errors="surrogatepass") + b"\0"
 
 
@@ -131,7 +131,11 @@ def _build(aside: Path, items: Source[Document] | Source[Query]) -> None:
 
 
 def _refuse_repeated_ids(path: Path, name: str, hashes: Array, starts: Array) -> None:
-    """Compare the ids that share a hash."""
+    """Check that ids with the same hash are different.
+
+    Raises:
+        BadValueError: An id comes more than once.
+    """
     repeated = np.flatnonzero(hashes[1:] == hashes[:-1]).tolist()
     data = path.read_bytes() if repeated else b""
     for row in repeated:
