@@ -39,9 +39,9 @@ class AdaptationConfig(TextTrainingConfig):
     Attributes:
         texts: One corpus or several, see `irkit.training.pretraining.corpus.read_texts`.
         validation: Corpus whose loss is measured during training; None measures nothing.
-        validation_texts: Number of its first texts that are used.
+        validation_texts: Number of texts of ``validation`` that are used, the first ones.
         preset: Schedule of the paper: ``"20k"`` steps, or ``"500"`` with the same share of warm-up. A step
-            has 2,048 texts, in as many batches as that takes.
+            has 2,048 texts; the number of batches per step follows from the batch size.
         max_length: Texts are cut to this number of tokens.
         masking: Which tokens are hidden.
         train: Arguments by the names of `irkit.training.TrainingArguments`; they override the preset.
@@ -61,7 +61,8 @@ class AdaptationConfig(TextTrainingConfig):
 
         Args:
             output_dir: Directory of the checkpoints.
-            frozen: Learning rates by pattern; those in ``train`` come before them.
+            frozen: Learning rates by regular expression, such as 0 for frozen parameters. Rates in ``train``
+                take precedence.
 
         Raises:
             ConfigError: A name is unknown, or a value is impossible.
@@ -89,7 +90,8 @@ def adapt(
         model: Model that `irkit.vocabulary.transfer_vocabulary` made; it is trained in place.
         config: Texts, masking and schedule.
         out: Directory of the result, see `irkit.training.run_directory`.
-        is_new: ``(vocabulary,)`` bool, tokens that are hidden more often; None hides all alike.
+        is_new: ``(vocabulary,)`` bool, tokens that are hidden more often; None hides all tokens equally
+            often.
         labels: Tokenizer of the terms of the head, if these are not tokens of the model, see
             `irkit.vocabulary.new_head`. Only the head is trained then.
 

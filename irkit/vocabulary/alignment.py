@@ -72,7 +72,7 @@ class Spelling:
             self.style = "bytes" if '"ByteLevel"' in around else "spaces" if _SPACE in around else "wordpiece"
 
     def form(self, token: str) -> Form:
-        """Return the form of a token that was not added."""
+        """Return the form of a token of the trained vocabulary, not of an added token."""
         if self.style == "wordpiece":
             inner = bool(self.prefix) and token.startswith(self.prefix) and token != self.prefix
             return Form(token.removeprefix(self.prefix if inner else "").encode(), not inner)
@@ -95,15 +95,19 @@ class Spelling:
         return text if form.starts else self.prefix + text
 
     def alike(self, other: Spelling) -> bool:
-        """Return True if both spell every form the same way."""
+        """Return True if this and the other tokenizer spell every form the same way."""
         return (self.style, self.prefix) == (other.style, other.prefix)
 
     def twins(self, form: Form, style: str) -> tuple[Form, ...]:
-        """Return the forms that match a form of a tokenizer of another style, the best first.
+        """Return the forms of this tokenizer that match a form of another tokenizer, the best first.
 
-        Tokenizers split punctuation, symbols and Chinese characters off the word before. So these match with
-        and without a word start: first the form without a space in front, or the same form for a tokenizer of
-        the same style.
+        For words this is ``form`` alone. Tokenizers split punctuation, symbols and Chinese characters off the
+        word before, so such characters match with and without a word start. If the style is the same,
+        ``form`` itself comes first. Otherwise the form without a space in front comes first.
+
+        Args:
+            form: A form of the other tokenizer.
+            style: Style of the other tokenizer.
         """
         if not _stands_alone(form.text):
             return (form,)
@@ -165,7 +169,7 @@ def align(source: Tokenizer, target: Tokenizer, *, normalize: bool = False) -> A
     Args:
         source: Tokenizer of the model that is transferred.
         target: Tokenizer of the new vocabulary.
-        normalize: Apply the last rule. The overlaps of the paper are without it.
+        normalize: Apply the last rule. The overlaps in the paper were computed without this rule.
 
     Raises:
         ConfigError: A tokenizer marks the ends of words.
@@ -221,7 +225,7 @@ def _normalized(forms: Mapping[Form, int], target: Tokenizer) -> dict[Form, int]
 
 
 def _first(known: Mapping[Form, int], forms: Iterable[Form]) -> int | None:
-    """Return the id of the first form that is known."""
+    """Return the id of the first of ``forms`` that is in ``known``; None if none is."""
     return next((known[form] for form in forms if form in known), None)
 
 
@@ -241,7 +245,7 @@ def _stands_alone(text: bytes) -> bool:
 
 
 def _byte_letters() -> dict[int, str]:
-    """Return the letter that byte-level BPE writes for each byte: itself if visible, else one from U+0100."""
+    """Return byte -> letter of byte-level BPE: the character itself if visible, else one from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}

@@ -1,9 +1,10 @@
 """Activation potential calibration: how many terms of a sparse model have a weight before it is fine-tuned.
 
 A masked language model gives nearly every term a positive logit, so nearly every term of a text would have a
-weight. The head computes the weight of a term from its highest logit over the tokens of the text, and has
-none if that is below 0. Calibration subtracts one shift from the bias of all terms. The shift that leaves a
-share ``rate`` of the terms is the ``1 - rate`` quantile of these highest logits over a sample of texts.
+weight. The head computes the weight of a term from the highest logit of the term over the tokens of the text.
+A term whose highest logit is below 0 gets no weight. Calibration subtracts one shift from the bias of all
+terms. The shift that leaves a share ``rate`` of the terms is the ``1 - rate`` quantile of these highest
+logits over a sample of texts.
 
 Source: "Bridging Vocabulary Gaps", section 4.2.3.
 """
@@ -40,8 +41,9 @@ class CalibrationConfig(Config):
             are level from 0.3 to 0.5, and a shift of 5 gave 0.4.
         texts: Number of texts in the sample, the first ones; 4 bytes per text and term are held in memory.
         max_length: Texts are cut to this number of tokens.
-        lowest: Rate below which a model counts as dead: nothing is left that training could change.
-        highest: Rate above which a model counts as dense.
+        lowest: Share of terms with a weight below which a model counts as dead: nothing is left that training
+            could change.
+        highest: Share of terms with a weight above which a model counts as dense.
 
     Source: "Bridging Vocabulary Gaps", sections 4.2.3, 5.3 and table 5.
     """
@@ -89,8 +91,8 @@ class Calibration:
 
     Attributes:
         shift: Number that was subtracted from the bias of every term.
-        before: Weights of the sample before.
-        after: Weights of the sample after.
+        before: Weights that the model gave to the sample before the calibration.
+        after: Weights that the model gives to the sample after the calibration.
     """
 
     shift: float
@@ -98,7 +100,7 @@ class Calibration:
     after: Activations
 
     def facts(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
+        """Return shift and weights as dictionaries, lists and numbers that JSON can hold."""
         return {"shift": self.shift, "before": vars(self.before), "after": vars(self.after)}
 
 

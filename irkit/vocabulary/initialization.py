@@ -64,13 +64,13 @@ def anchors(alignment: Alignment) -> Tensor:
 
 
 def semantic_mixture(alignment: Alignment, embeddings: Tensor, scores: int = 2**24) -> Sparse:
-    """Weigh the shared tokens around each new one: sparsemax of cosines in the space of the target.
+    """Weigh the shared tokens near each new token: sparsemax of cosines of the target embeddings.
 
     Similarities are computed block by block, and never held as a whole.
 
     Args:
         alignment: Alignment of source and target.
-        embeddings: ``(V', width)`` of the target.
+        embeddings: ``(V', width)``, the word embeddings of the target.
         scores: Number of similarities that are held at once, 4 bytes each.
 
     Returns:
@@ -99,7 +99,7 @@ def semantic_mixture(alignment: Alignment, embeddings: Tensor, scores: int = 2**
 def subtoken_mixture(
     alignment: Alignment, source: Tokenizer, target: Tokenizer, tokens: Sequence[int] | None = None
 ) -> Sparse:
-    """Weigh the tokens into which the source splits each new token, all alike.
+    """Give equal weights to the tokens into which the source splits each new token.
 
     A token that starts a word is split like a word, and a token that continues a word like the rest of one:
     ``##ing`` becomes ``##in`` and ``##g``, not ``in`` and ``##g``. Special tokens, and tokens that the source
@@ -150,13 +150,15 @@ def mix(mixture: Sparse, rows: Tensor) -> Tensor:
 def carry_over(
     rows: Tensor, alignment: Alignment, mixture: Sparse, random: torch.Generator | None = None
 ) -> Tensor:
-    """Make the matrix of the target from the matrix of the source.
+    """Make the embedding or output matrix of the target from the matrix of the source.
 
     Args:
-        rows: ``(V, width)`` of the source.
+        rows: ``(V, width)``, the matrix of the source.
         alignment: Alignment; shared tokens keep their rows bit by bit.
-        mixture: Mixtures of the new tokens; a token with an empty row starts as the mean of the anchors.
-        random: Draws new tokens instead, from a normal distribution with the deviation of ``rows``.
+        mixture: One row per new token, over the ids of the source. A token with an empty row starts as the
+            mean of the rows of `anchors`.
+        random: If given, the rows of new tokens are drawn by this generator instead of mixed: from a normal
+            distribution with the standard deviation of ``rows``.
 
     Returns:
         ``(V', width)``.
@@ -179,8 +181,8 @@ def align_prior(source: Tensor, target: Tensor) -> Tensor:
     Biases of terms that can never have a weight (-10000) do not count on either side, and stay.
 
     Args:
-        source: ``(V,)`` of the source.
-        target: ``(V',)`` of the target, such as the logarithms of token frequencies.
+        source: ``(V,)``, the output bias of the source.
+        target: ``(V',)``, biases for the target, such as the logarithms of token frequencies.
 
     Returns:
         ``(V',)``; the mean of the source everywhere if the target has no deviation.
@@ -195,19 +197,19 @@ def align_prior(source: Tensor, target: Tensor) -> Tensor:
 
 
 def is_allowed(bias: Tensor) -> Tensor:
-    """Return which terms can have a weight, not excluded by the head: ``(V,)`` bool."""
+    """Return which terms can have a weight, ``(V,)`` bool: those that the bias does not exclude."""
     return bias > _EXCLUDED
 
 
 def count_tokens(texts: Iterable[str], tokenizers: Sequence[tuple[Tokenizer, int]]) -> list[Tensor]:
-    """Compute the logarithms of token frequencies with add-one smoothing, which output biases learn.
+    """Compute the logarithms of relative token frequencies, with add-one smoothing.
 
     Args:
         texts: Texts; they are read once.
         tokenizers: Tokenizers, each with the size of its vocabulary.
 
     Returns:
-        ``(size,)`` float32 for each tokenizer.
+        ``(size,)`` float32 for each tokenizer. Trained output biases are close to these values.
     """
     stream = iter(texts)
     counts = [torch.ones(size, dtype=torch.float64) for _, size in tokenizers]

@@ -45,14 +45,15 @@ _ROLES = {"bos": "cls", "eos": "sep"}  # names in the config.json of some famili
 
 @dataclass(frozen=True)
 class Transfer:
-    """A model on its new vocabulary, and facts of the transfer.
+    """A model on its new vocabulary, and a description of how the vocabulary was replaced.
 
     Attributes:
         model: A sparse model; special tokens can never have a weight.
         alignment: Alignment of the two vocabularies.
         mixture: One row per new token, over the ids of the source: the tokens that it was made of. A row is
             empty if the token started as the mean of the shared tokens, or random.
-        facts: Facts that `save` writes as JSON.
+        facts: Description of the transfer that `save` writes as JSON, see
+            `irkit.vocabulary.transfer_report.describe`.
     """
 
     model: Model
@@ -72,7 +73,7 @@ class Transfer:
 
 
 class _Target(NamedTuple):
-    """Tokenizer of the target; embeddings ``(V', width)`` and output bias ``(V',)`` of its model, if any."""
+    """Tokenizer of the target; embeddings ``(V', width)`` and output bias ``(V',)`` of its model, or None."""
 
     tokenizer: Tokenizer
     embeddings: Tensor | None = None
@@ -99,8 +100,9 @@ def transfer_vocabulary(
             model, which is not changed.
         target: Name or directory of a model, or of a tokenizer alone.
         config: Initialisation of new tokens.
-        texts: A sample in which token frequencies are counted, for a source or target whose output bias does
-            not say them. Without the sample, such a target gets the mean bias of the source everywhere.
+        texts: A sample in which token frequencies are counted. It serves a source or target whose output bias
+            does not reflect token frequencies. Without the sample, such a target gets the mean bias of the
+            source everywhere.
         device: Device of the model, see `Model.sparse`.
 
     Returns:
@@ -183,7 +185,7 @@ def read_new_tokens(directory: str | Path) -> Tensor:
 
 
 def _open_source(source: str | Path | Model, device: Device | None) -> Model:
-    """Return a model that may be changed."""
+    """Return a copy of a sparse model, or load one; the caller may change the result."""
     if not isinstance(source, Model):
         if not isinstance(source, str | Path):
             raise BadTypeError(f"transfer_vocabulary: got {source!r:.60}, expected a name, path or Model")
@@ -272,7 +274,7 @@ def _output_bias(
 
 
 def _varies(bias: Tensor) -> bool:
-    """Return True if the bias distinguishes terms."""
+    """Return True if terms that can have a weight differ in bias."""
     values = bias[is_allowed(bias)]
     return len(values) > 1 and float(values.std()) > 1e-6
 
@@ -283,16 +285,16 @@ def _spread(bias: Tensor) -> dict[str, float]:
 
 
 def _empty(rows: int, size: int) -> Sparse:
-    """Return rows without terms."""
+    """Return a Sparse of ``rows`` rows without terms, over ``size`` terms."""
     return Sparse(Ragged(torch.zeros(0).long(), torch.zeros(rows)), torch.zeros(0), size)
 
 
 def _set_vocabulary(encoder: AnyEncoder, rows: Tensor, special_ids: Mapping[str, int]) -> None:
-    """Replace the word embeddings by ``rows (V', width)``, in place, and what else depends on the vocabulary.
+    """Replace the word embeddings of an encoder in place, and the settings that depend on the vocabulary.
 
     Args:
         encoder: Encoder.
-        rows: ``(V', width)``.
+        rows: ``(V', width)``, the new word embeddings.
         special_ids: Ids of special tokens by role, see `irkit.tokenizer.Tokenizer`; they replace those that
             config.json names.
 
@@ -317,7 +319,10 @@ def _set_vocabulary(encoder: AnyEncoder, rows: Tensor, special_ids: Mapping[str,
 
 
 def _move_positions(encoder: Encoder, by: int) -> None:
-    """Move the table of positions: RoBERTa counts positions from the id of its padding token plus 1."""
+    """Shift the learned positions of an encoder by ``by`` rows, in place.
+
+    RoBERTa counts positions from the id of its padding token plus 1, so another id moves the table.
+    """
     table = encoder.embeddings.position
     if table is None:
         return

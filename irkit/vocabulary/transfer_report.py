@@ -33,7 +33,7 @@ def describe(
         alignment: Alignment of source and target.
         mixture: One row per new token, over the ids of the source.
         tokenizers: Tokenizers of source and target.
-        embeddings: ``(V, width)`` before and ``(V', width)`` after.
+        embeddings: The word embeddings ``(V, width)`` before the transfer, and ``(V', width)`` after.
 
     Returns:
         Values that JSON can hold: ``vocabulary`` (sizes, overlap, tokens by rule), ``neighbors`` (of how many
@@ -70,7 +70,12 @@ def describe(
 
 
 def histogram(values: Tensor) -> dict[str, Any]:
-    """Return mean and deviation of ``values (n,)``, and the ``counts`` between each two ``edges``."""
+    """Summarise ``values (n,)`` as values that JSON can hold.
+
+    Returns:
+        ``mean``, ``deviation``, ``edges`` of bins of equal width, and ``counts``: the number of values in
+        each bin.
+    """
     if not len(values):
         return {"mean": 0.0, "deviation": 0.0, "edges": [], "counts": []}
     values = values.detach().double().cpu()
