@@ -1,8 +1,8 @@
 """Models without an encoder: BM25, and term weights or vectors that were computed elsewhere.
 
 Such a model replaces a `irkit.Model` in a `irkit.Retriever`, by name (``"bm25"``, ``"impacts"``,
-``"vectors"``) or as an object. The index stores everything that it needs, so that it need not be given when
-the index is opened.
+``"vectors"``) or as an object. The index stores everything that the model needs, so an index is opened
+without naming the model.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Analyzer:
         return list(filter(None, map(self._terms.__getitem__, _words(text).findall(text))))
 
     def spans(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """Yield each term with the start and end of its characters."""
+        """Yield each term with the positions of its first character and of the character after its last."""
         for match in _words(text).finditer(text):
             if term := self._terms[match[0]]:
                 yield term, match.start(), match.end()
@@ -133,7 +133,11 @@ _ASCII = re.compile(_pattern(r"\w"))
 
 @cache
 def _unicode() -> re.Pattern[str]:
-    r"""Return the pattern with combining marks, which many scripts need for vowels and ``\w`` lacks."""
+    r"""Return the pattern of a word in texts that are not ASCII.
+
+    The pattern lets combining marks continue a word: many scripts write vowels as marks, and ``\w`` lacks
+    them.
+    """
     marks = "".join(chr(code) for code in range(0x10000) if unicodedata.category(chr(code))[0] == "M")
     letter = rf"[^\W{_SINGLE}]"
     return re.compile(f"[{_SINGLE}]|" + _pattern(letter, f"(?:[{marks}]{letter}*+)*+"))

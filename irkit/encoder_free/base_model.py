@@ -37,7 +37,7 @@ class EncoderFreeModel(ABC):
     similarity_name: str = "dot"
 
     def __init__(self, config: EncoderFreeConfig) -> None:
-        """Use `BM25`, `Impacts` or `Vectors`."""
+        """Store the configuration; callers create `BM25`, `Impacts` or `Vectors`."""
         self.config = config
         self._vocabulary: Vocabulary | None = None
 
@@ -75,21 +75,22 @@ class EncoderFreeModel(ABC):
         return opened
 
     def begin(self, store: Store) -> None:  # noqa: B027 (there may be nothing to do)
-        """Prepare a new index, inside ``store.update()``."""
+        """Write what the model needs into a new index; call it inside ``store.update()``."""
 
     @abstractmethod
     def content(self, item: Document | Query) -> Any:
-        """Return the part of a document or a query that the model represents.
+        """Return the part of a document or a query that the model represents: a text, weights, or a vector.
 
         Raises:
-            BadValueError: The item lacks it.
+            BadValueError: The document or query lacks this part.
         """
 
     @abstractmethod
     def encode_representation(self, items: Iterable[Any], side: Side) -> Representation:
         """Return term weights or vectors, which the index compares.
 
-        Terms that the index lacks are dropped. Without items no index is needed.
+        Terms that the index lacks are dropped. If ``items`` is empty, the model need not be attached to an
+        index.
 
         Args:
             items: Values from `content`.
@@ -103,7 +104,7 @@ class EncoderFreeModel(ABC):
     def stored(
         self, items: Iterable[Any], *, chunk_size: int, progress: Callable[[int], object] | None = None
     ) -> Iterator[Representation]:
-        """Yield what an index stores of documents, in parts.
+        """Yield the rows that an index stores for documents, in parts.
 
         Args:
             items: Values from `content`.
@@ -124,7 +125,7 @@ class EncoderFreeModel(ABC):
         """Store the first ``count`` terms in the index; call it inside ``store.update()``.
 
         Args:
-            count: The ``dim`` of the part that is added next.
+            count: Number of terms; the ``dim`` of the next representation that the caller adds to the index.
         """
         self._terms.keep(count)
 
@@ -142,7 +143,10 @@ class EncoderFreeModel(ABC):
 
     @abstractmethod
     def _rows(self, items: Sequence[Any]) -> Representation:
-        """Return what is stored of documents; new terms get numbers."""
+        """Return the rows that an index stores for documents: counts or weights of terms, or vectors.
+
+        Terms that are new to the index get the next numbers.
+        """
 
 
 def check_side(side: str) -> None:
@@ -157,7 +161,7 @@ def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, 
     """Make sparse rows; terms are sorted, and the weights of equal terms are added up.
 
     Args:
-        rows: Numbers of terms; -1 is dropped.
+        rows: Numbers of terms, per row; the number -1 stands for no term and is dropped.
         weights: Weights of all terms, row after row; None stands for 1 each.
         dim: Number of terms.
     """
@@ -171,7 +175,14 @@ def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, 
 
 
 def sparse_from_keys(keys: Array, weights: Array, n: int, dim: int) -> Sparse:
-    """Make ``n`` sparse rows of keys, row * dim + term, in order, and their weights."""
+    """Make ``n`` sparse rows from one key per weight.
+
+    Args:
+        keys: ``(nonzeros,)`` int64 in rising order, each ``row * dim + term``.
+        weights: ``(nonzeros,)``, the weight of each key.
+        n: Number of rows.
+        dim: Number of terms.
+    """
     lengths = torch.from_numpy(np.bincount(keys // dim, minlength=n))
     terms = Ragged(torch.from_numpy((keys % dim).astype(np.int32)), lengths)
     return Sparse(terms, torch.from_numpy(weights.astype(np.float32)), dim)

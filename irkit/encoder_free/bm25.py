@@ -82,7 +82,11 @@ class BM25(EncoderFreeModel):
         return item.text if isinstance(item, Query) else item.full_text
 
     def encode_representation(self, items: Iterable[str], side: Side) -> Sparse:
-        """Return, per term, idf times count for queries and the rest of the formula for documents."""
+        """Return weights of terms whose inner product is the score of BM25.
+
+        The weight of a query term is idf times the count of the term in the query. The weight of a document
+        term is the rest of the formula.
+        """
         check_side(side)
         texts = list(strings(items))
         if not texts:
@@ -101,7 +105,7 @@ class BM25(EncoderFreeModel):
         return [TokenSpan(*span) for span in self.analyzer.spans(text)]
 
     def _queries(self, numbers: Sequence[Sequence[int]]) -> Sparse:
-        """Make rows as `sparse_rows` does, in a fraction of the time."""
+        """Weigh the terms of queries, given as numbers (-1 for no term), faster than `sparse_rows` would."""
         counts = [Counter(sorted(row)) for row in numbers]
         for row in counts:
             row.pop(-1, None)
@@ -120,7 +124,7 @@ class BM25(EncoderFreeModel):
 
 
 def _unchecked(terms: Array, lengths: Array, weights: Array, dim: int) -> Sparse:
-    """Make a Sparse without checks, which take longer than the search for a query."""
+    """Make a Sparse without its checks, because they take longer than the search for a query."""
     ragged, sparse = object.__new__(Ragged), object.__new__(Sparse)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -78,7 +78,11 @@ class RM3:
         return sparse_from_keys(keys, values, len(queries), queries.dim)
 
     def _relevance(self, index: Index, queries: Sparse, allowed: Array | None) -> tuple[Array, Array]:
-        """Return keys, query * dim + term, in order, and their weights in the documents found first."""
+        """Weigh the terms of the documents found first for each query.
+
+        Returns:
+            The keys ``query * dim + term`` int64 in rising order, and the weight of each key.
+        """
         hits = index.search(queries, min(self.documents, len(index)), allowed)
         owners, ranks = np.nonzero(hits.scores > 0)
         raw = cast(StoredRows, index).stored_arrays(hits.rows[owners, ranks])  # counts of terms
@@ -94,7 +98,17 @@ class RM3:
 
 
 def _distribution(keys: Array, weights: Array, limit: int | None, dim: int) -> tuple[Array, Array]:
-    """Return the ``limit`` heaviest keys of each query, with weights that add up to 1."""
+    """Keep the heaviest keys of each query, and normalise their weights.
+
+    Args:
+        keys: ``(n,)`` int64, each ``query * dim + term``, in rising order.
+        weights: ``(n,)``, the weight of each key.
+        limit: Number of keys to keep per query; None keeps all.
+        dim: Number of terms.
+
+    Returns:
+        The kept keys, ordered by query, and their weights, which add up to 1 per query.
+    """
     query = keys // dim
     if limit is not None:
         order = np.lexsort((keys, -weights, query))

@@ -42,7 +42,7 @@ class BM25Config(Config):
 
 
 class ImpactsConfig(Config):
-    """Settings of `Impacts`: none, besides the kind."""
+    """Settings of `Impacts`, the model of given term weights: no settings besides ``kind``."""
 
     kind: Literal["impacts"] = "impacts"
 
@@ -52,8 +52,9 @@ class VectorsConfig(Config):
 
     Attributes:
         similarity: ``"dot"``, or ``"cosine"``, which normalizes vectors.
-        representation: One vector per document or per token; None is decided by the first document.
-        dim: Width of a vector; None is decided by the first document.
+        representation: ``"dense"``, one vector per document, or ``"multi_vector"``, one per token. With None
+            the first document decides.
+        dim: Width of a vector. With None the first document decides.
     """
 
     kind: Literal["vectors"] = "vectors"
@@ -78,9 +79,9 @@ def is_encoder_free(name: object) -> bool:
 
 
 def encoder_free_index(name: str) -> dict[str, Any]:
-    """Return the default index of a model: it stores weights and vectors unchanged.
+    """Return the settings of the default index for a model; the index stores weights and vectors unchanged.
 
-    It is exact for vectors, and for BM25, whose queries are short.
+    Search is exact for vectors, and for BM25, whose queries are short.
     """
     if name == "vectors":
         return {"kind": "flat"}

@@ -68,8 +68,8 @@ class Vectors(EncoderFreeModel):
     """Represents documents and queries by the vectors that come with them.
 
     A vector is a list, an array or a tensor: ``(dim,)`` for dense models, ``(tokens, dim)`` for multi-vector
-    models. The first document decides kind and width, unless they are given. If it has weights by term, the
-    model becomes `Impacts`.
+    models. The first document decides kind and width, unless they are given. If the first document has
+    weights by term, `fit` returns an `Impacts` model instead.
 
     Args:
         similarity: ``"dot"`` compares vectors by inner product or MaxSim; ``"cosine"`` normalizes them first.
@@ -134,7 +134,7 @@ class Vectors(EncoderFreeModel):
         return model, documents
 
     def open(self, store: Store) -> Self:
-        """Return the model with kind and width of an index."""
+        """Return a new model with the settings of an index: similarity, kind and width of vectors."""
         settings = store.meta["model"]["settings"]
         return type(self)(**{key: value for key, value in settings.items() if key != "kind"})
 
@@ -152,7 +152,7 @@ class Vectors(EncoderFreeModel):
         """Return the vectors of queries, and whether there is a single one.
 
         Args:
-            queries: One vector, several, or a `Representation` of several.
+            queries: One vector, several vectors, or a `Representation` of several queries.
 
         Raises:
             BadTypeError: A query is a text, or anything but a vector.
@@ -225,7 +225,7 @@ class Vectors(EncoderFreeModel):
 
 
 def _axes(values: Any) -> int:
-    """Count the axes of nested lists and arrays by their first items; below 0 if they hold no numbers."""
+    """Count the axes of nested lists and arrays by their first items; below 0 if no numbers are in them."""
     axes = 0
     while isinstance(values, list | tuple):
         if not values:
