@@ -104,7 +104,17 @@ def fuse(
 
 
 def _points(method: Method, scores: Array, rrf_k: float) -> tuple[Array, float]:
-    """Return the points ``(n,)`` of the documents of a ranking, best first, and of documents it lacks."""
+    """Return the points of the documents of one ranking.
+
+    Args:
+        method: See `fuse`.
+        scores: ``(n,)`` scores of the ranking, the highest first.
+        rrf_k: See `fuse`.
+
+    Returns:
+        The points ``(n,)`` of the documents of the ranking, and the points of any document that is not in the
+        ranking.
+    """
     if method == "rrf":
         return 1 / (rrf_k + np.arange(1, len(scores) + 1)), 0.0
     if method == "sum":

@@ -14,7 +14,17 @@ from irkit.evaluation.measures import Evaluation
 
 
 class Comparison(NamedTuple):
-    """A row of `compare`: one system against the baseline under one measure."""
+    """A row of `compare`: one system against the baseline under one measure.
+
+    Attributes:
+        system: Name of the system.
+        measure: Name of the measure.
+        mean: Mean of the system over the queries.
+        difference: Mean of the system less the mean of the baseline.
+        p: p value of the test before the correction.
+        corrected_p: p value after the correction.
+        significant: Whether ``corrected_p`` is below ``alpha``.
+    """
 
     system: str
     measure: str
@@ -76,7 +86,7 @@ def compare(
 
 
 def correct_p(ps: list[float], correction: str | None) -> list[float]:
-    """Correct the p values of one family of tests for their number, see `compare`."""
+    """Return the p values of one family of tests, corrected for the number of tests, see `compare`."""
     if correction is None:
         return ps
     if not isinstance(correction, str) or correction not in ("holm", "bonferroni"):

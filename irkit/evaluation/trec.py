@@ -1,4 +1,4 @@
-"""The measures of trec_eval 10, by the names that it gives them.
+"""The measures of trec_eval 10, by the names that trec_eval gives them.
 
 pytrec_eval computes most of them. It contains trec_eval 9, so the rest is defined here:
 
@@ -122,7 +122,8 @@ def score_trec(
 def for_library(qrels: Qrels) -> Qrels:
     """Prepare judgments for pytrec_eval, which may hang if all grades of a query are negative.
 
-    To such a query a document with an empty id and the grade 0 is added, which no run contains.
+    A query whose grades are all negative gets a document of grade 0 whose id is empty; no run has an empty
+    id.
 
     Raises:
         BadValueError: A grade is above a million: trec_eval keeps a counter for each grade.
@@ -201,7 +202,11 @@ def _library_name(measure: TrecMeasure) -> str:
 
 
 def _interpolated(grades: Array, judged: Array, measure: TrecMeasure) -> float:
-    """Average the highest precision at each recall or above; recall * relevant is rounded to a count."""
+    """Average the interpolated precision over recall levels: the highest precision at the level or above.
+
+    The levels are the parameters of the measure, 0 to 1 in tenths by default. A level times the number of
+    relevant documents is rounded to a count, at least 1.
+    """
     recalls = _numbers(measure.parameters) or [tenth / 10 for tenth in range(11)]
     hits = np.flatnonzero(grades >= measure.level)
     precision = np.arange(1, len(hits) + 1) / (hits + 1)
@@ -212,7 +217,11 @@ def _interpolated(grades: Array, judged: Array, measure: TrecMeasure) -> float:
 
 
 def _utility(grades: Array, judged: Array, measure: TrecMeasure) -> float:
-    """Weight the counts of relevant and of other documents retrieved, and of relevant ones missed."""
+    """Compute the utility of a ranking as a weighted sum of counts.
+
+    The counts are: relevant documents retrieved, other documents retrieved, relevant documents missed. The
+    weights are the parameters of the measure, 1, -1 and 0 by default.
+    """
     hits = int((grades >= measure.level).sum())
     weights = _numbers(measure.parameters) or [1.0, -1.0, 0.0]
     counts = [hits, len(grades) - hits, int((judged >= measure.level).sum()) - hits]
