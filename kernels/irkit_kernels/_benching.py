@@ -21,8 +21,9 @@ def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, cores: int) -
 
     Args:
         ways: Functions by name.
-        rounds: How often each is called.
-        cores: With one core CPU time is measured, which other processes disturb less than wall time.
+        rounds: How often each function is called.
+        cores: Number of cores that the functions use. With 1, the CPU time is measured, which other processes
+            disturb less than wall time; otherwise the wall time.
 
     Returns:
         The seconds of each call, by name.

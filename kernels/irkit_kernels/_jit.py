@@ -48,7 +48,7 @@ _host: frozenset[str] | None = None  # features of this CPU, once they are read
 
 @contextmanager
 def compiling_for(target: Target | None) -> Iterator[None]:
-    """Write and compile code for another CPU, or as if this CPU lacked features; None is this CPU."""
+    """Within the block, write and compile code for ``target`` instead of this CPU; None means this CPU."""
     global _target
     before, _target = _target, target
     try:
@@ -123,7 +123,7 @@ def compile_ir(
 
 
 def array(lanes: int, kind: str, values: Sequence[float]) -> str:
-    """Return a constant vector; floats are rounded to float32."""
+    """Return the text of a constant vector in LLVM IR; floats are rounded to float32."""
     words = [number(value) if kind == "float" else str(int(value)) for value in values]
     if len(words) != lanes:
         raise ValueError(f"array: {lanes} lanes need as many values, got {len(words)}")
@@ -131,11 +131,11 @@ def array(lanes: int, kind: str, values: Sequence[float]) -> str:
 
 
 def splat(lanes: int, kind: str, value: float) -> str:
-    """Return a constant vector with ``value`` in every lane."""
+    """Return the text of a constant vector in LLVM IR, with ``value`` in every lane."""
     return array(lanes, kind, [value] * lanes)
 
 
 def number(value: float) -> str:
-    """Return a constant, rounded to float32 and spelt like LLVM's floats: the bits of a double."""
+    """Return the text of a float constant in LLVM IR: the value, rounded to float32, as bits of a double."""
     rounded = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016x}"

@@ -27,7 +27,12 @@ def operators() -> dict[str, Callable[..., Any]]:
 
 
 def stand_ins() -> dict[str, tuple[Any, str, Callable[..., None]]]:
-    """Return, per kernel, the module that launches it, its name there, and its replacement on CPU tensors."""
+    """Return the replacements of all Triton kernels.
+
+    Returns:
+        Name -> the module that launches the kernel, the kernel's name in this module, and a function on CPU
+        tensors that replaces the kernel.
+    """
     from ._products import triton_kernel as products
     from .maxsim import triton_kernel as maxsim
     from .ragged_pool import triton_kernel as ragged_pool

@@ -132,7 +132,7 @@ class Function:
         self.lines.append(f"  {text}")
 
     def typed(self, spec: Any, name: str) -> Any:
-        """Return the value, array or record of a name."""
+        """Wrap the LLVM variable ``name`` in a Value, Array or Record, as its kind ``spec`` says."""
         if isinstance(spec, Struct):
             return Record(spec, Array(self, "u8", name))
         if isinstance(spec, list):
@@ -152,7 +152,7 @@ class Function:
         return Value(self, kind, str(bool(value)).lower() if kind == "i1" else str(int(value)))
 
     def constants(self, element: str, values: Sequence[float]) -> Value:
-        """Return a constant vector."""
+        """Return a constant vector of ``values``, one per lane; ``element`` is the kind of a lane."""
         return Value(self, vector(len(values), element), array(len(values), llvm_type(element), values))
 
     def local(self, kind: str, count: int = 1) -> Array:
@@ -209,7 +209,7 @@ class Function:
         return Value(self, "void", "")
 
     def intrinsic(self, name: str, kind: str, *given: Any, flags: str = "") -> Value:
-        """Call one of LLVM's own functions, whose name ends in the kind of its last value."""
+        """Call one of LLVM's own functions; its name ends in the kind of the last of the given values."""
         last = [x for x in given if isinstance(x, Value)][-1]
         return self.call(f"llvm.{name}.{suffix(last.kind)}", *given, kind=kind, flags=flags)
 
@@ -247,7 +247,10 @@ class Function:
     def count(
         self, start: Operand, go: Callable[[Value], Value], step: Operand = 1, **carried: Any
     ) -> Iterator[Carried]:
-        """Write ``i = start; while go(i): ...; i += step``; after it the index is the one that ended it."""
+        """Write ``i = start; while go(i): ...; i += step``.
+
+        After the loop ``i`` is the first index for which ``go`` fails.
+        """
         before, head, inside, after = self._block, self._name(), self._name(), self._name()
         index, follow = (Value(self, "i64", f"%{self._name()}") for _ in range(2))
         first = {name: self._state(value) for name, value in carried.items()}
@@ -274,7 +277,7 @@ class Function:
 
     @contextmanager
     def repeat(self) -> Iterator[Repeat]:
-        """Write a block that runs once, and again as long as `Repeat.again_if` says."""
+        """Write a block that runs once, and again as long as the test given to `Repeat.again_if` holds."""
         head, after = self._name(), self._name()
         self.do(f"br label %{head}")
         self._begin(head)
@@ -316,7 +319,7 @@ class Function:
         return either.like(a), either.like(b)
 
     def _state(self, value: Any) -> Any:
-        """Return the first value of a carried variable."""
+        """Return the first value of a carried variable as a Value; numbers become constants."""
         if isinstance(value, list | tuple):
             return [self._state(item) for item in value]
         if isinstance(value, Value):
@@ -325,7 +328,7 @@ class Function:
         return self.constant(kind, value)
 
     def _again(self, value: Any) -> Any:
-        """Return a carried variable with a new name."""
+        """Return a Value, or a list of Values, of the same kind and with a new name."""
         many = isinstance(value, list)
         return [*map(self._again, value)] if many else Value(self, value.kind, f"%{self._name()}")
 
@@ -349,7 +352,7 @@ class Repeat:
 
 
 def _argument(code: Function, given: Any) -> tuple[str, str]:
-    """Return type and name of an argument."""
+    """Return LLVM's type and the name of an argument, as the text of a call needs them."""
     if isinstance(given, Array | Record):
         return "ptr", str(given)
     if not isinstance(given, Value):

@@ -1,4 +1,4 @@
-"""Values, arrays and records of the LLVM IR that `_typed` writes: see there."""
+"""Values, arrays and records of the LLVM IR that `_typed` writes; `_typed` explains them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Value:
 
     Attributes:
         kind: The kind.
-        lanes: The number of lanes of a vector; 0 if the value is none.
+        lanes: The number of lanes of a vector; 0 if the value is not a vector.
         element: The kind of a lane, or of the value.
     """
 
@@ -173,7 +173,7 @@ class Value:
         return self._convert(action, new)
 
     def mask(self, element: str) -> Value:
-        """Convert i1 to integers: all bits are set if it is true, else none."""
+        """Convert i1 to integers: all bits are set if the value is true, else none."""
         return self._convert("sext", element)
 
     def cast(self, kind: str) -> Value:
@@ -344,7 +344,7 @@ class Array:
         return Array(self.code, kind, str(self), align, step)
 
     def vectors(self, lanes: int, align: int | None = None) -> Array:
-        """Return the same memory, read in vectors that begin at any index of this one."""
+        """Return the same memory with vectors as elements; a vector may begin at any index of this array."""
         return Array(self.code, vector(lanes, self.kind), str(self), align or self.align, self.step)
 
     def exists(self) -> Value:
@@ -353,7 +353,7 @@ class Array:
 
 
 def parts(kind: str) -> tuple[int, str]:
-    """Return the lanes of a vector, or 0, and the kind of a lane."""
+    """Return the number of lanes of a vector and the kind of a lane; 0 and ``kind`` if it is no vector."""
     if kind[:1] != "<":
         return 0, kind
     lanes, _, element = kind[1:-1].partition(" x ")
@@ -369,7 +369,7 @@ def _width(element: str) -> int:
 
 
 def _sign(element: str) -> str:
-    """Return how LLVM's conversions to and from floats begin; i1 is 0 or 1."""
+    """Return ``ui`` or ``si``, as LLVM's conversions to and from floats are named; i1 is unsigned."""
     return "ui" if element[0] == "u" or element == "i1" else "si"
 
 
@@ -379,7 +379,7 @@ def llvm_type(kind: str) -> str:
 
 
 def suffix(kind: str) -> str:
-    """Return what the names of LLVM's overloaded functions end in."""
+    """Return the ending that LLVM's overloaded functions have for a kind, such as ``v16f32``."""
     lanes, element = parts(llvm_type(kind))
     element = {"float": "f32", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(element, element)
     return f"v{lanes}{element}" if lanes else element

@@ -111,7 +111,16 @@ def grid_gradients(
 
 
 def _sorted(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the order of the sorted keys, and ``(rows, 2)``: start and end of each row in that order."""
+    """Sort the products by the row that each one adds to.
+
+    Args:
+        keys: ``(e,)``, the row of each product.
+        rows: Number of rows.
+
+    Returns:
+        ``(e,)`` int64, the numbers of the products in sorted order. And ``(rows, 2)``: per row, the start and
+        the end of its products in this order.
+    """
     ordered, order = keys.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(rows + 1, dtype=keys.dtype, device=keys.device))
     return order, torch.stack([starts[:-1], starts[1:]], dim=1)

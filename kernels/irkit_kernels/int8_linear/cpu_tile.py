@@ -131,7 +131,10 @@ def _load_row(f: Function, x: Array, k: Value, i: Value, vectors: int) -> list[V
 
 
 def _tile(gelu: bool, vnni: bool) -> Function:
-    """Multiply 6 rows of ``q`` with one panel, and store the ``rows`` and ``columns`` that exist."""
+    """Multiply 6 rows of ``q`` with one panel, and store ``rows`` rows and ``columns`` columns.
+
+    The remaining rows and columns of the tile lie beyond the end of ``out``.
+    """
     pointers: dict[str, Any] = {"scales": "float*", "zeros": "i32*", "panel": "u8*"}
     numbers: dict[str, Any] = {"n": "i64", "rows": "i64", "columns": "i64"}
     f = Function("tile", align=1, q="u8*", width="i64", **pointers, k="i64", out="float*", **numbers)

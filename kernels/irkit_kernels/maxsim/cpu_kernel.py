@@ -42,7 +42,12 @@ def _plan_for(dtype: torch.dtype, paired: bool, features: frozenset[str]) -> Pla
 def maxsim(
     queries: Tokens, documents: Tokens, pairs: Tensor | None, with_argmax: bool, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Return scores ``(n_q, n_d)`` or ``(p,)``, and the argmax of `maxsim_forward` (else any tensor)."""
+    """Score queries against documents by compiled code.
+
+    Returns:
+        Scores ``(n_q, n_d)`` or ``(p,)``, float32. And the argmax of `maxsim_forward`; any tensor if
+        ``with_argmax`` is False.
+    """
     # inputs as the plan reads them: dtype, whole words, contiguous
     if plan.kind == "float32" and queries.values.dtype != torch.float32:
         queries, documents = queries.floats(), documents.floats()
@@ -103,9 +108,10 @@ def _arrange_queries(queries: Tokens, plan: Plan) -> tuple[Tensor, Tensor, Tenso
     """Arrange query tokens so that each row becomes one lane of the packed queries.
 
     Returns:
-        The rows. The vector at which each query starts, int32, which only ``paired`` plans read. For int8, by
-        lane, 128 times the sum of the token (the amount that unsigned document tokens add to its products),
-        and the scale of the token; both are None otherwise.
+        Four tensors. 1. The rows, ``(lanes, d)``. 2. ``(n_q,)`` int32, the number of the vector at which each
+        query starts; only ``paired`` plans read it. 3. For int8, 128 times the sum of the numbers of each
+        row, the amount that unsigned document tokens add to its products; else None. 4. For int8, the scale
+        of each row; else None.
     """
     x, offsets, scales = queries
     first = offsets  # 0, where there is one query

@@ -137,7 +137,7 @@ def _tile(plan: Plan, vectors: int, rows: int) -> Function:
 
 
 def _sum(plan: Plan) -> Function:
-    """Store the sum of ``best`` from query token ``start`` to ``stop``."""
+    """Store the sum of ``best`` over the query tokens ``start`` to ``stop`` in ``out``."""
     x = Function("sum", align=1, best="float*", start="i64", stop="i64", out="float*")
     best, start, stop, out = x.parameters
     whole = stop - (stop - start) % plan.lanes

@@ -128,7 +128,7 @@ def _backward(
     pairs: Tensor | None,
     argmax: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Differentiate the one inner product behind each maximum with respect to both of its tokens."""
+    """Return the gradients of queries and documents; each maximum is one inner product of two tokens."""
     if queries.is_cuda and pairs is None:
         from .._products.triton_kernel import grid_gradients
 
@@ -141,7 +141,12 @@ def _backward(
 def _entries(
     grad: Tensor, query_offsets: Tensor, total: int, pairs: Tensor | None, argmax: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the query token, the document token and the gradient of each maximum; -1 is no token."""
+    """List the inner products that were maxima, for the backward.
+
+    Returns:
+        Per maximum: the row of its query token, int32; the row of its document token, int32, -1 for none; and
+        its gradient, float32. All three are ``(e,)``.
+    """
     device = grad.device
     if pairs is None:
         tokens = torch.arange(total, dtype=torch.int32, device=device).repeat(argmax.shape[0])
@@ -157,7 +162,7 @@ def _entries(
 
 
 def _grads_of_maxima(grad: Tensor, query_offsets: Tensor, total: int) -> Tensor:
-    """Return ``(n_d, total_q)``: each maximum has the gradient of the score of its query and document."""
+    """Return ``(n_d, total_q)``: per maximum, the gradient of the score that it is part of."""
     queries = torch.arange(len(query_offsets) - 1, device=grad.device)
     rows = torch.repeat_interleave(queries, query_offsets.diff(), output_size=total)
     return grad.float().T[:, rows].contiguous()

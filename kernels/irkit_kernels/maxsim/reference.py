@@ -48,8 +48,9 @@ def maxsim_forward(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> 
 
     Returns:
         The scores ``(n_q, n_d)``, or ``(p,)`` with pairs, in float32 (float64 for float64). And argmax: the
-        row of the document token of each maximum, int32, -1 if the document has no tokens. It is
-        ``(n_d, total_q)``, or with pairs the tokens of the query of each pair, back to back.
+        row of the document token of each maximum, int32, -1 if the document has no tokens. Its shape is
+        ``(n_d, total_q)``. With pairs it is flat: one number per token of the query of each pair, back to
+        back.
     """
     dtype = torch.promote_types(queries.values.dtype, torch.float32)
     scores, argmax = [], [torch.empty(0, dtype=torch.int64)]
@@ -134,7 +135,7 @@ class _Reference(torch.autograd.Function):
 
 
 def _texts(queries: Tokens, documents: Tokens, pairs: Tensor | None) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices of the query's and the document's tokens of each pair; without pairs, by document."""
+    """Yield, per pair, the slice of the query's tokens and of the document's; without pairs, by document."""
     ends = [x.offsets.tolist() for x in (queries, documents)]
     rows = (
         pairs.tolist()

@@ -37,7 +37,7 @@ def _best(
     QUANTIZED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Return the largest inner product of each query token with a document token, and that token's row."""
+    """Return the largest inner product of each query token, and the row of the document token that has it."""
     dims = tl.arange(0, BLOCK_K)
     q_pointers = queries + rows.to(tl.int64)[:, None] * D + dims[None, :]
     best = tl.full(rows.shape, float("-inf"), tl.float32)
@@ -130,7 +130,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute `cpu_kernel.maxsim` on the device of the tensors.
 
-    The host waits for the device only if it has to allocate an argmax of pairs without knowing ``maxima``.
+    The host waits for the device only with pairs and ``with_argmax``, if ``maxima`` is None.
     """
     values = queries.values.contiguous()
     tokens, d, jobs = len(values), values.shape[1], queries.rows * documents.rows

@@ -104,7 +104,7 @@ class _Differentiate(Loops):
                 self._store(self.floats_at(name), out, first, loop.i)
 
     def _number(self, token: Value) -> Value:
-        """Return the number of a token and head."""
+        """Return the number of a token and the current head: ``token * heads + head``."""
         return token * self.arguments.heads + self.head
 
     def _queries(self, query: Value, start: Value, count: Value) -> None:
@@ -146,7 +146,7 @@ class _Differentiate(Loops):
             self.floats_at(name)[row] = value
 
     def _store(self, source: Array, out: Array, first: Value, at: Value, add: bool = False) -> None:
-        """Store row ``at`` of a scratch array as the gradient of token ``first + at``, or add it."""
+        """Store row ``at`` of ``source`` as the gradient of token ``first + at``, or ``add`` the row."""
         plan = self.plan
         target, row = out.at(self._number(first + at) * plan.head_dim), source.at(at * plan.width)
         for column in range(0, plan.head_dim, plan.lanes):
@@ -158,7 +158,7 @@ class _Differentiate(Loops):
 
 
 def _tile(plan: Plan) -> Tile:
-    """Write the function for a tile of queries; it stores their gradients in ``outputs``."""
+    """Write the function for a tile of queries; the function stores their gradients in ``outputs``."""
     x = Tile("tile", plan, plan.rows, dict.fromkeys(_OF_TILE, "u8*"))
     arguments, rows, lanes = vars(x.arguments), plan.rows, plan.lanes
     a = {name: array.cast("float", 1) for name, array in arguments.items() if name in _OF_TILE}

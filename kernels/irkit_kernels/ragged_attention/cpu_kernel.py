@@ -26,13 +26,13 @@ MAX_HEAD_DIM = 256
 
 
 def supported() -> bool:
-    """Return whether this CPU has compiled code."""
+    """Return whether this CPU can run the compiled code (AVX2 with FMA, AVX-512, or NEON)."""
     features = cpu_features()
     return "avx512f" in features or {"avx2", "fma"} <= features or "neon" in features
 
 
 def plan_for(head_dim: int, bfloat16: bool, dropout: bool = False) -> Plan:
-    """Return the fastest plan on this CPU, if it is `supported`."""
+    """Return the fastest plan on this CPU, which must be `supported`."""
     features = cpu_features()
     if "avx512f" in features:
         return Plan(head_dim, bfloat16, bfloat16 and "avx512bf16" in features, 16, dropout)
@@ -162,7 +162,7 @@ class _Attend(Loops):
             self._finish(loop.i, first + loop.i)
 
     def _clear(self, query: Value) -> None:
-        """Start the queries of a tile without keys."""
+        """Set maxima, sums and outputs of the queries of a tile to their values before any key."""
         plan = self.plan
         self.floats_at("maxima", query).vectors(plan.rows)[0] = LOWEST
         self.floats_at("sums", query).vectors(plan.rows)[0] = 0.0
@@ -197,7 +197,7 @@ class _Attend(Loops):
                 self.call(f"tile{half}", *arguments)
 
     def _finish(self, at: Value, query: Value) -> None:
-        """Divide by the sum of the weights and write the output; without keys it is 0."""
+        """Divide the output of a query by its sum of weights, and write it; without keys it is 0."""
         a, plan = self.arguments, self.plan
         total = self.floats_at("sums")[at]
         total = self.where(total.compare("une", 0.0), total, 1.0)

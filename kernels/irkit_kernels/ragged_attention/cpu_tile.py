@@ -30,7 +30,8 @@ class Tile(Function):
     """A function for a tile of queries, with the steps that forward and backward share.
 
     The first query sees keys ``low`` to ``high``, the next query one key further, and so on. ``key`` is the
-    number of the block's first key in its row; ``number`` the one of the first query and head (`retained`).
+    number of the block's first key in its row; ``number`` is ``token * heads + head`` of the first query
+    (`retained`).
 
     Attributes:
         plan: The variant of the code.
@@ -175,7 +176,7 @@ def tile(plan: Plan, rows: int) -> Function:
 
 
 def _all_scores(x: Tile) -> list[Value]:
-    """Store the scores of all groups of keys, two at a time; return the maxima of each query, by lane."""
+    """Store the scores of all groups of keys; return a vector per query, the maximum in each lane."""
     lanes = x.lanes
     lowest = [x.constant(x.floats, LOWEST)] * x.rows
     with x.range(x.first, x.stop - lanes, 2 * lanes, best=lowest) as pairs:
@@ -188,7 +189,11 @@ def _all_scores(x: Tile) -> list[Value]:
 
 
 def _scores(x: Tile, first: Value, groups: int, best: list[Value]) -> list[Value]:
-    """Store the scores of ``groups`` groups of keys from ``first`` on; return the new maxima."""
+    """Store the scores of ``groups`` groups of keys from ``first`` on.
+
+    Returns:
+        The maxima ``best``, a vector per query, updated by these scores.
+    """
     a, lanes, best = x.arguments, x.lanes, list(best)
     scores = x.visible(first, groups, x.products(a.queries, a.keys, first, groups))
     target = a.scores.at(first * (4 * x.rows)).cast("float", 1)
@@ -200,7 +205,7 @@ def _scores(x: Tile, first: Value, groups: int, best: list[Value]) -> list[Value
 
 
 def _weigh(x: Tile, first: Value, sums: list[Value], shifts: list[Value], states: list[Value]) -> list[Value]:
-    """Turn the scores of a group of keys into weights; return the new sums of each query, by lane."""
+    """Turn the scores of a group of keys into weights; return a vector per query: the sum of each lane."""
     plan, a, lanes, sums = x.plan, x.arguments, x.lanes, list(sums)
     scores = a.scores.at(first * (4 * x.rows)).cast("float", 1)
     weights = a.weights.at(first * (plan.packed * x.rows))
@@ -228,9 +233,9 @@ def _scramble(numbers: Value) -> Value:
 
 
 def _reduce(x: Function, vectors: list[Value], combine: Callable[[Value, Value], Any]) -> Value:
-    """Reduce each vector to one number; return the numbers side by side.
+    """Reduce each vector to one number by ``combine``; return one vector of these numbers.
 
-    All are reduced together: each round halves the lanes per vector and joins two registers into one.
+    All vectors are reduced together: each round halves the lanes per vector and joins two registers into one.
     """
     n, parts = len(vectors), list(vectors)
     missing: list[Any] = [None]  # the partner of the last one

@@ -82,7 +82,12 @@ def _forward(
     *,
     with_stats: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, and ``(total_q, heads, 2)``: the maximum of each query and head, and 1 / its sum."""
+    """Compute the attention and what the backward needs.
+
+    Returns:
+        The output. And statistics ``(total_q, heads, 2)`` float32: the maximum score of each query and head,
+        and 1 / the sum of its weights; empty without ``with_stats``.
+    """
     _check(query, key, value, query_offsets, key_offsets, window, dropout)
     kernel, scratch_size = _kernel(query.shape[2], query.dtype, dropout > 0)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
@@ -123,7 +128,7 @@ def _backward(
 
 
 def _numbers(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> list[int]:
-    """Return the arguments of both kernels that follow their pointers: strides in bytes, heads, window."""
+    """Return the integer arguments of both kernels: strides in bytes, number of heads, window."""
     strides = [query.element_size() * stride for x in (query, key, value) for stride in x.stride()[:2]]
     return [*strides, query.shape[1], FAR if window is None else min(window, FAR)]
 
@@ -158,14 +163,14 @@ def _has_code(query: Tensor) -> bool:
 
 @compiled_once
 def _kernel(head_dim: int, dtype: torch.dtype, dropout: bool) -> tuple[Callable[..., None], int]:
-    """Return the compiled forward and the size of its scratch memory."""
+    """Return the compiled forward and the size of its scratch memory in bytes."""
     plan = plan_for(head_dim, dtype == torch.bfloat16, dropout)
     return compile_plan(plan), scratch_layout(plan)[1]
 
 
 @compiled_once
 def _backward_kernel(head_dim: int, dtype: torch.dtype, dropout: bool) -> tuple[Callable[..., None], int]:
-    """Return the compiled backward, which multiplies in float32, and the size of its scratch memory."""
+    """Return the compiled backward, which multiplies in float32, and its scratch memory in bytes."""
     plan = replace(plan_for(head_dim, dtype == torch.bfloat16, dropout), dot=False)
     return compile_backward(plan), cpu_backward.scratch_layout(plan)[1]
 

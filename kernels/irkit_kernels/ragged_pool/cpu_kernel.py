@@ -25,7 +25,7 @@ def has_code(dtype: torch.dtype) -> bool:
 def pool(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """Compute the operator by compiled code; all tensors are contiguous."""
+    """Compute `op.ragged_pool` or, ``transposed``, its gradient by compiled code; tensors are contiguous."""
     out = values.new_empty(rows, values.shape[1])
     function = compiled(values.dtype == torch.bfloat16, transposed)
     pointers = [x.data_ptr() for x in (out, values, offsets, pooled)]
@@ -40,7 +40,7 @@ def pool(
 def plain(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """Compute the operator in torch: all rows add their first summand, then their second, and so on."""
+    """Compute what `pool` computes in torch: all rows add their first summand, then their second, ..."""
     sequence = torch.repeat_interleave((offsets if transposed else pooled).diff(), output_size=rows)
     first_token, tokens = offsets[sequence], offsets.diff()[sequence]
     first_window, windows = pooled[sequence], pooled.diff()[sequence]
@@ -58,7 +58,7 @@ def plain(
 
 @compiled_once
 def compiled(bfloat16: bool, transposed: bool) -> Callable[..., None]:
-    """Return the compiled function."""
+    """Compile `cpu_tile.write_ir` for this CPU, and return the function."""
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6
     rounds = "avx512bf16" in cpu_features()
     return compile_ir(write_ir(bfloat16, transposed, rounds), "ragged_pool", arguments)

@@ -105,7 +105,20 @@ def ragged_pool(
 def _pool(
     values: Tensor, offsets: Tensor, pooled: Tensor, kernel: int, stride: int, rows: int, transposed: bool
 ) -> Tensor:
-    """Compute the operator: windows from tokens; transposed, its gradient: tokens from windows."""
+    """Compute the mean of each window of tokens; if ``transposed``, the gradient of the tokens.
+
+    Args:
+        values: ``(t, d)`` tokens; if ``transposed``, the gradients of the windows.
+        offsets: ``(n + 1,)`` int32, offsets of the tokens.
+        pooled: ``(n + 1,)`` int32, offsets of the windows.
+        kernel: Tokens per window.
+        stride: Tokens from the start of a window to the start of the next.
+        rows: Rows of the result.
+        transposed: Whether to compute the gradient.
+
+    Returns:
+        ``(rows, d)``: a row per window; if ``transposed``, a row per token.
+    """
     values, offsets, pooled = values.contiguous(), offsets.contiguous(), pooled.contiguous()
     if values.is_cuda:
         from . import triton_kernel

@@ -47,7 +47,7 @@ def encode(
     codes: Codes,
     codebook: NDArray[np.int8],
 ) -> Tokens:
-    """Encode ``values (n, d)``."""
+    """Encode ``values (n, d)`` by compiled code, see `op.encode`."""
     (n, dim), nbits, vnni = values.shape, bits_of(codebook), has_vnni()
     width = packed_width(dim, nbits)
     kernel = _encode(dim, code_type(codes), nbits, width, vnni)
@@ -67,7 +67,7 @@ def encode(
 
 
 def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.int8]) -> NDArray[np.float32]:
-    """Return ``a * centroid + b * levels``, ``(n, d)``."""
+    """Return ``a * centroid + b * levels`` of ``n`` tokens: ``(n, d)`` float32."""
     (n, width), dim, nbits = tokens.packed.shape, centroids.shape[1], bits_of(codebook)
     vnni = has_vnni()
     kernel, levels = _decode(dim, code_type(tokens.codes), nbits, width, vnni), shifted(codebook)
@@ -87,8 +87,9 @@ def _pack_panels(centroids: NDArray[np.float32]) -> tuple[NDArray[np.int32], flo
     """Round centroids to bytes on one scale, and pack 64 per row.
 
     Returns:
-        The panels: -128 times the sums of the 64 centroids, then 4 dimensions of each, the next 4 of each,
-        and so on. And the largest sum of squares of a centroid's bytes.
+        The panels int32, a row per 64 centroids: -128 times the sum of each centroid's bytes, then 4
+        dimensions of each centroid, the next 4 of each, and so on. And the largest sum of squares of a
+        centroid's bytes.
     """
     count, dim = centroids.shape
     high = np.abs(centroids).max()

@@ -41,7 +41,8 @@ class PackedCentroids:
     """Centroids in the layout that `query_table` reads; made by `pack_centroids`.
 
     Attributes:
-        levels: ``(rows, padded dim)`` uint8, bytes of the vectors + 128; the last centroid fills up the rows.
+        levels: ``(rows, padded dim)`` uint8, the centroids' bytes + 128; rows after the last centroid repeat
+            it.
         scales: ``(rows,)`` float32, the value of one step of a centroid's bytes.
         count: Number of centroids.
         dim: Numbers per vector.
@@ -128,7 +129,16 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
 def _pack_query(
     query: NDArray[np.float32], plan: Plan, reach: float
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Pack a query whose scores are at most ``reach``."""
+    """Pack a query for `query_table`.
+
+    Args:
+        query: ``(m, d)`` float32.
+        plan: The variant of the code.
+        reach: Bound of the absolute scores: the largest norm of a query token times that of a centroid.
+
+    Returns:
+        The arrays ``query`` and ``header`` of `QueryTable`.
+    """
     (m, dim), lanes = query.shape, plan.lanes
     blocks, (q, scale) = -(-m // lanes), quantize_signed(query)
     padded = np.zeros((blocks * lanes, plan.dim), np.int8)

@@ -75,7 +75,7 @@ def _clear(x: Writer) -> None:
 
 
 def _insert(x: Writer, values: list[Value]) -> None:
-    """Insert a value into each column, and drop the lowest."""
+    """Insert a value into each falling column of best scores, and drop the lowest of the column."""
     with x.range(0, x.arguments.nprobe, values=values) as loop:
         place = x.arguments.best.at(loop.i * x.plan.lanes)
         lower = []
@@ -88,7 +88,7 @@ def _insert(x: Writer, values: list[Value]) -> None:
 
 
 def _least(x: Writer, part: Block) -> list[Value]:
-    """Return the last of the best scores of each query token, or its floor if that is higher."""
+    """Return, per query token, its ``nprobe``-th best score so far, or its floor if the floor is higher."""
     last, floor = _row(x, x.arguments.best, x.arguments.nprobe - 1), x.words(part.header, Header.FLOOR)
     return [x.maximum(a, b) for a, b in zip(last, floor, strict=True)]
 

@@ -162,7 +162,7 @@ class Writer(Function):
         """Multiply `TILE` byte vectors, ``stride`` bytes apart, with the tokens of a block.
 
         Returns:
-            Sums that started with ``bias``, by vector and register of query tokens.
+            The sums plus ``bias``, as ``[byte vector][register of query tokens]``.
         """
         plan = self.plan
 
@@ -185,7 +185,7 @@ class Writer(Function):
         return [sums[r * plan.vectors : (r + 1) * plan.vectors] for r in range(TILE)]
 
     def lookup_table(self) -> list[Value]:
-        """Load the 256 bytes of ``levels`` for `unpack`, if the CPU looks them up in registers."""
+        """Load the 256 ``levels`` into 4 registers for `unpack`; return [] without `has_permutes`."""
         levels = self.arguments.levels.vectors(64)
         return [levels[start] for start in range(0, 256, 64)] if self._permutes else []
 
@@ -204,14 +204,14 @@ class Writer(Function):
                 self._look_up(windows, target.at(plane * width + at), min(64, width - at), table)
 
     def _packed(self, source: Array, at: int, count: int) -> tuple[Value, Value]:
-        """Load ``count`` bytes, and the byte before each, padded to 64."""
+        """Return ``count`` bytes from ``at`` on, and the bytes one before; both padded to 64 bytes."""
         pad = [*range(count)] + [0] * (64 - count)
         x = source.vectors(count)[at]
         before = source.vectors(count)[at - 1] if at else self.shuffle(x, 0, [count, *range(count - 1)])
         return self.shuffle(x, None, pad), self.shuffle(before, None, pad)
 
     def _look_up(self, windows: Value, target: Array, count: int, table: list[Value]) -> None:
-        """Write the levels of 64 windows, of which ``count`` are needed."""
+        """Write the levels of 64 windows to ``target``; only the first ``count`` levels need be right."""
         if table:  # in registers: two look-ups of 128 levels each
             halves = [
                 self.call(_PERMUTE, low, windows, high, kind=windows.kind)

@@ -69,7 +69,7 @@ class Trellis:
         self.mask = scale_of(nbits) ** 2 - 1  # the lowest bits of a cost
 
     def set_numbers(self, chunk: int, numbers: Value) -> None:
-        """Set 16 numbers of the vector, integers from -128 to 127."""
+        """Set the 16 numbers of a chunk of the vector, integers from -128 to 127."""
         self.numbers.vectors(LANES)[LANES * chunk] = numbers * scale_of(self.nbits)
 
     def write(self, packed: Array) -> None:
@@ -142,7 +142,7 @@ class Trellis:
         return x.shuffle(costs[states[0] // LANES], None, [state % LANES for state in states])
 
     def _with_bits(self, costs: Value, bits: Value | int) -> Value:
-        """Return the costs with other lowest bits."""
+        """Return the costs with ``bits`` in place of their lowest bits."""
         return ((costs.cast(INTS) & ~self.mask) | bits).cast(FLOATS)
 
     def _minimum(self, candidates: list[Value]) -> Value:

@@ -106,7 +106,7 @@ class _Encoder:
     def _fit(self, vector: list[Value], centroid: list[Value], some: Value) -> tuple[Value, Value, Value]:
         """Return ``1 / b``, a and b of the smallest ``|x - a c - b u|``, u being the unpacked levels.
 
-        b is 0 without a residual, a is 0 without a centroid.
+        ``some`` says whether there is a residual; without one b is 0. If the centroid is zero, a is 0.
         """
         x, zero = self.x, self.x.constant(FLOATS, 0)
 

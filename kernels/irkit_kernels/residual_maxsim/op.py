@@ -119,7 +119,7 @@ def decode(tokens: Tokens, centroids: NDArray[np.float32], codebook: NDArray[np.
 
 
 def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
-    """Prepare centroids ``(K, d)``, once for all queries."""
+    """Round centroids ``(K, d)`` to bytes and pack them for `query_table`, once for all queries."""
     _vectors("pack_centroids", centroids=centroids)
     if not np.isfinite(centroids).all():
         raise ValueError("pack_centroids: got a centroid with NaN or infinity")
@@ -127,7 +127,7 @@ def pack_centroids(centroids: NDArray[np.float32]) -> PackedCentroids:
 
 
 def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> QueryTable:
-    """Score every centroid for every token of a query, both rounded to 8 bits.
+    """Score every centroid for every token of a query; numbers of both are rounded to 8 bits.
 
     Args:
         query: ``(m, d)``, not empty.

@@ -58,7 +58,7 @@ class CentroidTable(NamedTuple):
 
     Attributes:
         scores: ``(K, m)`` float32, inner products of vectors rounded to 8 bits.
-        bytes: ``(K, m)`` uint8, the same on a common scale of 256 steps.
+        bytes: ``(K, m)`` uint8, the scores on a common scale of 256 steps.
     """
 
     scores: NDArray[np.float32]
@@ -78,7 +78,7 @@ def packed_width(dim: int, nbits: int) -> int:
 
 
 def bits_of(codebook: Any) -> int:
-    """Return the bits per number of a codebook ``(2**(8 - nbits), 2**nbits)``, an array or a tensor."""
+    """Return ``nbits``, the bits per number, of a codebook ``(2**(8 - nbits), 2**nbits)``."""
     return int(codebook.shape[1]).bit_length() - 1
 
 

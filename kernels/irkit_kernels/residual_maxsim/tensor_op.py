@@ -136,7 +136,7 @@ def _by_pair(
     pairs: Tensor,
     residual: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """Score one pair after the other in torch; ``residual`` is queries, a, and b times the levels."""
+    """Score one pair after the other in torch; ``residual`` holds queries, a, and b * levels."""
     codes = codes.long()
     codes = codes.where((codes >= 0) & (codes < len(table)), len(table) - 1)
     out = table.new_full((len(pairs),), -torch.inf, dtype=torch.float32)

@@ -40,7 +40,7 @@ def _residual(
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
 ):
-    """Multiply the levels of tokens with query tokens, plane by plane."""
+    """Return the products ``[BLOCK_D, BLOCK_Q]`` float32 of the levels of tokens with query tokens."""
     total = tl.zeros([BLOCK_D, BLOCK_Q], tl.float32)
     columns = tl.arange(0, BLOCK_W)
     for plane in range(8 // NBITS):
@@ -89,7 +89,7 @@ def score(
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Score one pair by MaxSim; with ``NBITS`` 0 by the centroids alone."""
+    """Score one pair by MaxSim; if ``NBITS`` is 0, with each token replaced by its centroid."""
     job = tl.program_id(0).to(tl.int64)
     query, document = tl.load(pairs + 2 * job), tl.load(pairs + 2 * job + 1)
     q_start, q_stop = tl.load(query_offsets + query), tl.load(query_offsets + query + 1)

@@ -32,7 +32,7 @@ _BEST = {
 def check_lists(arrays: Mapping[str, Array], n: int, dim: int) -> None:
     """Raise an error if a search of some lists would leave their arrays.
 
-    The rows and codes of postings are not checked, because a search stays within its memory with any.
+    The rows and codes of postings are not checked: whatever their values, a search stays within its memory.
 
     Args:
         arrays: By name, as `build` returns them.

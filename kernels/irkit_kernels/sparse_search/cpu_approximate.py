@@ -95,7 +95,7 @@ def _add_best_postings() -> Function:
 
 
 def _score_highest() -> Function:
-    """Score the ``%wanted`` documents of the highest totals, and raise the limit that others must reach."""
+    """Score the ``%wanted`` documents of the highest totals, and raise the limit for the other documents."""
     x = Function("score_highest", f=FRAME, wanted="i64")
     f, wanted = x.parameters
     x.call("take_highest", f, wanted)
@@ -108,7 +108,7 @@ def _score_highest() -> Function:
 
 
 def _pick_lists() -> Function:
-    """Find the lists of the terms that can add most; set ``missing`` to what all others can add."""
+    """Find the lists of the terms that can add most; set ``missing`` to what all other postings can add."""
     x = Function("pick_lists", f=FRAME, query="i64")
     f, query = x.parameters
     start, m, cut = f.q_offsets[query], f.n_terms, f.n_picks

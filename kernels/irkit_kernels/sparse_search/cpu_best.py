@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def longest(n: int) -> int:
-    """Return the most postings that a list keeps, of ``n`` documents."""
+    """Return the maximum number of postings that a list keeps, for ``n`` documents."""
     return max(2048, n // 100)
 
 
@@ -95,7 +95,7 @@ def _groups(counts: Array) -> Iterator[tuple[int, int]]:
 def _blocks(
     forward: tuple[Array, Array, Array, Array | None], first: int = 0, last: int | None = None
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield rows, terms and weights of postings, block by block; with ``last`` only of some terms."""
+    """Yield rows, terms and float32 weights of postings, block by block."""
     offsets, terms, weights, scales = forward
     for start in range(0, len(terms), _BLOCK):
         here = np.asarray(terms[start : start + _BLOCK])

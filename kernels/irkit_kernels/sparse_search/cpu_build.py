@@ -78,7 +78,7 @@ def _read(forward: Forward, first: int, last: int) -> tuple[Array, Array, Array]
 
 
 def _ranges_of_terms(forward: Forward) -> Iterator[Array]:
-    """Yield the terms of each range."""
+    """Yield, per range of documents, the terms of all its postings in the order of documents."""
     offsets, terms = forward[:2]
     n = len(offsets) - 1
     for first in range(0, n, RANGE):
@@ -86,7 +86,7 @@ def _ranges_of_terms(forward: Forward) -> Iterator[Array]:
 
 
 def _count(forward: Forward, dim: int) -> tuple[Array, Array, Array]:
-    """Return term, range and number of postings of every list, sorted by term, then range."""
+    """Return three arrays with an entry per list: term, range, postings; sorted by term, then range."""
     columns = []
     for number, terms in enumerate(_ranges_of_terms(forward)):
         counts = np.bincount(terms, minlength=dim)
@@ -100,7 +100,7 @@ def _count(forward: Forward, dim: int) -> tuple[Array, Array, Array]:
 def _write(
     triples: tuple[Array, Array, Array], counts: Array, dense: Array, places: Array, postings: Array
 ) -> Array:
-    """Write the lists of a range, in the order of terms, and return their scales."""
+    """Write the lists of a range to ``postings``, in the order of terms; return the scale of each list."""
     rows, terms, weights = triples
     if not len(rows):
         return np.empty(0, np.float32)

@@ -60,7 +60,7 @@ def write_exact(terms: str, weights: str, wide: bool = False) -> str:
 
 
 def _sort_terms() -> Function:
-    """Copy the query's terms that documents can have, those first that bring most for what they cost.
+    """Copy the query's terms below ``dim``, in falling order of what a term adds to scores per cost.
 
     Sorts by insertion; a long query comes sorted already.
     """
@@ -101,7 +101,7 @@ def _sort_terms() -> Function:
 
 
 def _gather_lists() -> Function:
-    """Gather the query's lists by range, with the ranges' bounds; put its weights into the table of terms."""
+    """Gather the query's lists and the bound of each range; put the query's weights into ``table``."""
     x = Function("gather_lists", f=FRAME)
     (f,) = x.parameters
     terms, weights, table = f.sorted_terms, f.sorted_weights, f.table

@@ -80,7 +80,7 @@ def _search_one() -> Function:
 
 
 def _term(x: Function, f: Record, j: Value) -> tuple[Value, Value, Record]:
-    """Return a term of the query, its weight and its list; terms of no document have an empty one."""
+    """Return a query term, its weight, and its list; the list is empty if no document has the term."""
     place = f.given_terms.at(j * 4 * f.term_words)  # the lower half of 64 bits is first
     term = place.cast("u32").value.to("i64")
     weight = f.given_weights[j]
@@ -88,7 +88,7 @@ def _term(x: Function, f: Record, j: Value) -> tuple[Value, Value, Record]:
 
 
 def _check(x: Function, f: Record) -> Value:
-    """Fetch the lists; return an i64 that is not 0 if the query is refused."""
+    """Prefetch the query's lists; return an i64 that is not 0 if the query is refused, see `write_few`."""
     with x.range(0, f.given_length, last=-1, refused=0) as loop:
         term, weight, entry = _term(x, f, loop.i)
         first = entry.first.to("i64")
@@ -101,7 +101,7 @@ def _check(x: Function, f: Record) -> Value:
 
 
 def _lanes(value: Value) -> Value:
-    """Return an i64 in all lanes of 32 bits."""
+    """Return a vector with an i64, cut to 32 bits, in every lane."""
     return value.to("i32").broadcast(_LANES)
 
 

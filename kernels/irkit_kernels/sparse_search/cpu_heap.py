@@ -33,7 +33,7 @@ def _raise_theta(f: Record, theta: Value) -> None:
 
 
 def write_insert_hit() -> Function:
-    """Insert a hit at its place in the order, unless it is there already or not good enough."""
+    """Write the function that inserts a hit at its place, unless it is among the hits or below the worst."""
     x = Function("insert_hit", f=FRAME, row="i64", score="float")
     f, row, score = x.parameters
     low, high = x.local("i64"), x.local("i64")
@@ -102,7 +102,7 @@ def _sink_key() -> Function:
 def _push_hit() -> Function:
     """Keep a hit if it is among the k best so far.
 
-    A range may be scored twice (``rescoring``), so a hit is first looked for among those of the heap.
+    A range may be scored twice (``rescoring``), so a hit is first looked for in the heap.
     """
     x = Function("push_hit", f=FRAME, row="i64", score="float")
     f, row, score = x.parameters

@@ -14,9 +14,9 @@ __all__ = ["write_main"]
 def write_main(name: str) -> Function:
     """Write ``name(frame)``, which calls ``query`` for each of ``n_q`` queries.
 
-    A single query can be given as the caller has it, with terms of ``term_words`` 32-bit words. It is copied
-    without its terms of weight 0. ``refused`` is set if fewer than k documents are found for it, and if a
-    weight is negative or not finite; in this case nothing is searched.
+    A single query can be given as the caller stores it, with terms of ``term_words`` 32-bit words. The code
+    copies this query without its terms of weight 0. ``refused`` is set if fewer than k documents are found
+    for this query. It is also set if a weight is negative or not finite; then nothing is searched.
     """
     x = Function(name, public=True, f=FRAME)
     (f,) = x.parameters

@@ -75,7 +75,7 @@ def _postings(f: Record, entry: Record) -> tuple[Array, Value, Value]:
 
 
 def _share(f: Record, entry: Record) -> tuple[Value, Value]:
-    """Return what a code of a list adds to a sum: as it is, and in 256ths, rounded up."""
+    """Return what one step of a code adds to a sum: as a float, and as an integer in 256ths, rounded up."""
     share = entry.share * f.sum_scale
     return share, ceiling(share * 256)
 
@@ -115,7 +115,7 @@ def write_search_range() -> Function:
     early.value = bound * _EARLY
 
     def look(unread_bound: Value) -> None:
-        """Look at the sums: score some documents early, once, then see whether few are possible hits."""
+        """Decide from the sums: once, score some documents early; then, whether few are possible hits."""
         ready = (f.n_hits < f.k) & (unread_bound <= early.value)
         with x.when(ready):
             x.call("score_range", f, False)

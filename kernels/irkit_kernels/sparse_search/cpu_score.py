@@ -138,7 +138,7 @@ def write_score_pair(terms: str, weights: str, wide: bool = False) -> Function:
 
 
 def mark(f: Record, term: Value) -> None:
-    """Set the bit of a query term."""
+    """Set the bit of a query term in the marks."""
     bit = term & (_MARKS - 1)
     byte = f.marks.at(bit >> 3)
     one = 1 << (bit & 7).to("u8")
@@ -146,7 +146,7 @@ def mark(f: Record, term: Value) -> None:
 
 
 def clear_marks(f: Record) -> None:
-    """Set all bits to 0."""
+    """Set all bits of the marks to 0."""
     f.marks.cast(vector(_MARKS // 32, "u32")).value = 0
 
 

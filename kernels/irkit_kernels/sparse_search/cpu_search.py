@@ -46,10 +46,11 @@ class Thresholds:
     """Numbers of documents that decide how a `Searcher` searches; results do not depend on exact ones.
 
     Attributes:
-        few: Up to so many documents exact search adds up all scores, see `cpu_few`.
-        approximate: With fewer documents approximate search is exact.
-        per_score: Exact search of so many documents takes as long as scoring one. With fewer documents for
-            each document that may be scored approximate search is exact, too.
+        few: Up to this number of documents exact search adds up all scores, see `cpu_few`.
+        approximate: Below this number of documents approximate search is exact.
+        per_score: Exact search of this number of documents takes as long as scoring one document. If there
+            are fewer documents than this for each document that approximate search may score, search is
+            exact, too.
     """
 
     few: int = MOST_DOCUMENTS
@@ -67,7 +68,7 @@ class Exact:
         arrays: The result of `build_exact`.
         forward: ``offsets (n + 1)`` int64, ``terms``, ``weights`` and ``scales (n,)`` float32 or None of the
             documents.
-        thresholds: When to search in which way.
+        thresholds: Numbers of documents that decide how to search.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class Exact:
         return search
 
     def _functions(self, k: int, keep: Array | None = None) -> Functions:
-        """Return the machine code that finds ``k`` documents, first that for few documents, if it applies."""
+        """Return the functions to try for ``k`` hits: `cpu_few` first, if it applies, then `cpu_exact`."""
         few = keep is None and k <= min(MOST_HITS, len(self._forward[0]) - 1) and self._few
         return (_few(), self._exact) if few else (self._exact,)
 
@@ -229,7 +230,7 @@ class Exact:
         return {"few_lists": lists[0], "few_rows": lists[1], "few_weights": weights}
 
     def _allocate(self, *size: int) -> None:
-        """Make arrays of this thread for so many queries, terms and hits."""
+        """Make the arrays of this thread; ``size`` is the number of queries, of terms and of hits."""
         thread = self._thread
         thread.size = n_q, m, hits = tuple(map(max, size, thread.size))
         thread.offsets = np.empty(n_q + 1, np.int64)

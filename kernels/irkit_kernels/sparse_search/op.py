@@ -31,8 +31,8 @@ class Effort(NamedTuple):
 
     Attributes:
         cut: Number of lists that are read: the lists of the terms that can add most to a score.
-        doubt: Share, from 0 to 1, of what unread postings can add that counts for a document when it is
-            decided whether to score it. With 1 no document is lost.
+        doubt: Number from 0 to 1. A document is scored if its total plus ``doubt`` times what unread postings
+            can add is high enough. With 1 no document is lost.
         scored: Maximum number of documents that are scored; documents of the highest totals come first.
     """
 
@@ -71,7 +71,7 @@ def build(
         approximate: Build the lists of approximate search, too, for at most 2**24 documents.
 
     Returns:
-        The arrays by name.
+        The arrays that `Searcher` takes, by name.
 
     Raises:
         ValueError: The arrays have other dtypes or shapes, or there are too many documents.
@@ -94,8 +94,8 @@ class Searcher(Exact):
 
     Args:
         arrays: The result of `build`.
-        forward: The documents it was built from.
-        thresholds: When to search in which way.
+        forward: The documents that ``arrays`` were built from, as for `build`.
+        thresholds: Numbers of documents that decide how to search.
 
     Raises:
         ValueError: The arrays of documents are not as `build` takes them.

@@ -37,8 +37,8 @@ def maxima(
     """Compute the largest product of each term with a token of each sequence.
 
     Returns:
-        The maxima ``(n, v)`` float32, -inf without tokens. And the token of each, int32, -1 without tokens;
-        or ``(0, v)`` if ``with_argmax`` is False.
+        The maxima ``(n, v)`` float32, -inf without tokens. And the argmax ``(n, v)`` int32: the token of each
+        maximum, -1 without tokens; ``(0, v)`` if ``with_argmax`` is False.
     """
     n, (v, d), tokens = len(offsets) - 1, weight.shape, len(hidden)
     best = torch.full((n, v), -torch.inf, dtype=torch.float32, device="cpu")

@@ -58,8 +58,8 @@ def pool_forward(
         pooling: One of `POOLINGS`.
 
     Returns:
-        The weights ``(n, v)`` in float32 (float64 for float64). And argmax: for maxima the token of each,
-        ``(n, v)`` int32, -1 if there is none; for sums ``(0, v)``.
+        The weights ``(n, v)`` in float32 (float64 for float64). And argmax: for maxima ``(n, v)`` int32, the
+        row of ``hidden`` of each maximum, -1 without tokens; for sums an empty tensor ``(0, v)``.
     """
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     n, v = len(offsets) - 1, len(weight)

@@ -143,7 +143,13 @@ def _largest(weights: Tensor, numbers: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def tiles_of(v: int, numbers: int) -> Iterator[slice]:
-    """Yield ranges of terms. With ``numbers`` per term a tile holds at most `_TILE`, or else 64 terms."""
+    """Yield successive ranges that cover ``v`` terms.
+
+    Args:
+        v: Number of terms.
+        numbers: Numbers stored per term; a range has at most `_TILE` numbers in all, but never fewer than 64
+            terms except at the end.
+    """
     step = max(64, _TILE // max(1, numbers))
     for start in range(0, v, step):
         yield slice(start, min(start + step, v))
