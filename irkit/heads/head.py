@@ -31,14 +31,15 @@ class Head(nn.Module):
 
     Attributes:
         kind: Kind of the representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
-        model_type: Class of sentence-transformers that opens its models; ``"irkit"`` is none.
-        transformer_type: Type of the first module in its modules.json.
-        transformer_task: What that module does.
+        model_type: Class of sentence-transformers that opens models with this head; ``"irkit"`` if no class
+            does.
+        transformer_type: Type of the first module, the Transformer, in modules.json.
+        transformer_task: Task of the Transformer in sentence_bert_config.json.
         dim: Width of a vector, or size of the vocabulary.
         layers: Layers that vectors go through, `Projection` and `Normalize` in any order.
-        lengths: Number of tokens at which texts of a side are cut, special tokens included. A side that is
-            missing is cut by the tokenizer.
-        window: Kernel and stride, in tokens, of the rows that the encoder makes of texts that it pools.
+        lengths: For each side, the number of tokens at which its texts are cut, special tokens included.
+            The tokenizer cuts texts of a side that is missing.
+        window: Kernel and stride, in tokens, of the windows that a pooling encoder makes one row of.
         config: Configuration of the head, if it has one.
         vocabulary: Terms of a sparse head, unless they are the tokens of the tokenizer.
     """
@@ -58,7 +59,9 @@ class Head(nn.Module):
     def create(
         cls, encoder: AnyEncoder, tokenizer: Tokenizer, config: Mapping[str, Any] | Config | None = None
     ) -> Self:
-        """Make a new head for an encoder; by default its constructor takes the hidden size and the settings.
+        """Make a new head, with random weights, for an encoder.
+
+        By default the constructor of the class gets the hidden size, and ``config`` as keyword arguments.
 
         Raises:
             ConfigError: The head takes no such settings, or `settings` does not return them.
@@ -76,12 +79,15 @@ class Head(nn.Module):
         return head
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that `create` makes the head from again, apart from its weights; as JSON."""
+        """Return the ``config`` from which `create` makes the head again, without its weights.
+
+        All values can be written as JSON.
+        """
         return {}
 
     @classmethod
     def from_modules(cls, opened: OpenedModel) -> Self:
-        """Make the head of a sentence-transformers directory; it holds what `to_modules` gave."""
+        """Make the head from the modules that `to_modules` gave, read from a model directory."""
         (_, folder), *_ = opened.modules
         settings = read_json(folder / "config.json")
         settings.pop("head", None)
@@ -94,23 +100,33 @@ class Head(nn.Module):
         return head
 
     def to_modules(self, encoder: AnyEncoder) -> list[Module]:
-        """Return the modules that follow the Transformer in a directory of sentence-transformers."""
+        """Return the modules to write after the Transformer in a directory of sentence-transformers.
+
+        Each is a type, the settings for its config.json, and its weights by name.
+        """
         return [("irkit.Head", self.settings(), self.state_dict())]
 
     def save_encoder(self, encoder: AnyEncoder, folder: Path) -> None:
-        """Write the encoder to a folder; a head that transformers writes with its encoder does so here."""
+        """Write the encoder to a folder.
+
+        A subclass whose head is part of a transformers model writes the head to the folder too.
+        """
         encoder.save_pretrained(folder)
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Return what sentence_bert_config.json says about the sides."""
+        """Return the keys of sentence_bert_config.json that hold the lengths of the sides."""
         return {f"{side}_length": length for side, length in self.lengths.items()}
 
     def read_lengths(self, lengths: Mapping[Side, int]) -> None:
-        """Take the lengths that sentence_bert_config.json names."""
+        """Set `lengths` to those that sentence_bert_config.json names."""
         self.lengths = lengths
 
     def directory_settings(self, queries: Head) -> dict[str, Any]:
-        """Return what config_sentence_transformers.json says; ``queries`` is the head of queries."""
+        """Return the keys of config_sentence_transformers.json that belong to the head; none by default.
+
+        Args:
+            queries: Head of queries; the head itself if the model has one head for both sides.
+        """
         return {}
 
     @property
@@ -120,7 +136,7 @@ class Head(nn.Module):
 
     @property
     def pooled_sides(self) -> tuple[Side, ...] | None:
-        """Sides on which the pooling layers of an encoder work; None is both."""
+        """Return the sides on which the pooling layers of an encoder work; None means both."""
         return None
 
     def pools(self, side: Side) -> bool:
@@ -140,30 +156,46 @@ class Head(nn.Module):
         self.lengths = {**self.lengths, side: length}
 
     def look_up_words(self, tokenizer: Tokenizer) -> None:
-        """Look up the ids of the words that the configuration names; a model calls this when it is made."""
+        """Look up, and keep, the ids of the words that the configuration names; does nothing by default.
+
+        The constructor of a model calls this.
+        """
 
     def match_width(self, dim: int) -> None:
-        """Take the width of document vectors, if that changes no result; called for a head of queries."""
+        """Set the width of query vectors to ``dim``, that of document vectors, if no result changes.
+
+        A model calls this on its head of queries. Does nothing by default.
+        """
 
     def limited(self, max_active_dims: int) -> Self:
-        """Return a copy that shares all weights and keeps that many weights per text; sparse heads only."""
+        """Return a copy of a sparse head that keeps the ``max_active_dims`` highest weights per text.
+
+        The copy shares all parameters.
+
+        Raises:
+            BadValueError: The head is not sparse.
+        """
         raise BadValueError(f"encode: max_active_dims does nothing for a {self.kind} model; leave it out")
 
     def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
-        """Return the token ids that the encoder gets, and how many per row it attends to; None is all."""
+        """Return the input of the encoder for texts of ``side``; by default ``tokens`` and None.
+
+        Returns:
+            Ragged ids; and ``(n,)`` numbers of leading tokens that are attended to, None for all tokens.
+        """
         return tokens, None
 
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Representation:
-        """Make representations.
+        """Make one representation of each text.
 
         Args:
-            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``; fewer rows than
-                tokens where it pools.
+            hidden: Ragged ``(total, hidden_size)``, the encoder's output for ``tokens``. A pooling encoder
+                gives fewer hidden states than tokens.
             tokens: Ragged ids, as `expand` gives them.
-            prompt_length: Leading tokens of each text that belong to the prompt.
-            side: What the texts are.
+            prompt_length: Number of leading tokens of each text that belong to the prompt.
+            side: Side of the texts.
         """
         raise NotImplementedError
 
@@ -171,7 +203,7 @@ class Head(nn.Module):
         __call__ = forward
 
     def apply_layers(self, values: Tensor) -> Tensor:
-        """Put values through the layers, in float32 (or float64) however low the precision of the encoder."""
+        """Return ``values (total, width)`` after all layers, in float32 or, for float64 values, float64."""
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         for layer in self.layers:
             values = layer(values)
@@ -179,10 +211,10 @@ class Head(nn.Module):
 
 
 def width_after(layers: Iterable[nn.Module], width: int, name: str) -> int:
-    """Return the width of vectors after ``layers``, which take vectors of ``width``.
+    """Compute the width of the vectors that leave ``layers`` if vectors of ``width`` enter.
 
     Raises:
-        BadValueError: A layer takes another width than the layer before gives; the message begins with
+        BadValueError: A layer takes another width than the layer before gives. The message begins with
             ``name``.
     """
     for layer in layers:

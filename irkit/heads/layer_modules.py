@@ -37,7 +37,7 @@ LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A directory of sentence-transformers that is read except for its head.
+    """A directory of sentence-transformers of which everything but the head is read.
 
     Attributes:
         folder: Path of the directory.
@@ -57,11 +57,17 @@ class OpenedModel:
 
 
 def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -> Modules:
-    """Return class name and folder of each module that ``file`` lists by type and path.
+    """Return the class name and the folder of each module, after a check.
+
+    Args:
+        folder: Directory of the model.
+        entries: Type and path of each module, as ``file`` lists them.
+        file: Name of the file, for messages.
 
     Raises:
         CorruptError: A type is not a string, or a path is not a printable one.
-        ConfigError: A module is code of its own, or outside the directory.
+        ConfigError: A type is neither of sentence-transformers nor of irkit, or a path leads out of
+            ``folder``.
     """
     modules: Modules = []
     for kind, path in entries:
@@ -76,14 +82,14 @@ def known_modules(folder: Path, entries: Iterable[tuple[Any, Any]], file: str) -
 
 
 def read_layers(modules: Modules, feature: str) -> list[nn.Module]:
-    """Return the layers that module folders hold, in order, without those that work in training only.
+    """Read a layer from each module folder, in order; Dropout modules are left out.
 
     Args:
-        modules: Class name and folder of each.
-        feature: What the layers must read and write: sentence_embedding or token_embeddings.
+        modules: Class name and folder of each module.
+        feature: Value that the layers must read and write: sentence_embedding or token_embeddings.
 
     Raises:
-        ConfigError: There is no such layer, or it reads or writes another feature.
+        ConfigError: A class is not known, or a layer reads or writes another feature.
         CorruptError: The weights of a layer do not fit its settings.
     """
     layers: list[nn.Module] = []
@@ -104,11 +110,12 @@ def read_layers(modules: Modules, feature: str) -> list[nn.Module]:
 
 
 def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
-    """Return the type, settings and weights that a folder stores for a layer.
+    """Return the type, the settings and the weights to store for a layer.
 
     Args:
         layer: `Projection` or `Normalize`.
-        feature: What the layer reads and writes, if not what sentence-transformers before 6 expects.
+        feature: Value that the layer reads and writes, such as token_embeddings; None writes no such key,
+            which means sentence_embedding.
     """
     names = {} if feature is None else {"module_input_name": feature, "module_output_name": feature}
     if not isinstance(layer, Projection):
@@ -131,7 +138,7 @@ def layer_module(layer: nn.Module, feature: str | None = None) -> Module:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a file that people can read."""
+    """Write ``data`` to a file as indented JSON in UTF-8."""
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -155,7 +162,14 @@ def _projection(folder: Path, settings: dict[str, Any]) -> Projection:
 
 
 def _activation(name: Any, folder: Path) -> nn.Module:
-    """Make the activation of torch.nn that a configuration names; other classes could run foreign code."""
+    """Make the activation with the class name ``name``, such as ``torch.nn.modules.activation.Tanh``.
+
+    Classes outside torch.nn are refused, because they could run foreign code.
+
+    Args:
+        name: Name of the class with its module.
+        folder: Folder of the layer, for messages.
+    """
     home, _, last = str(name).rpartition(".")
     kind = getattr(nn, last, None) if f"{home}.".startswith("torch.nn.") else None
     if isinstance(kind, type) and issubclass(kind, nn.Module):

@@ -29,7 +29,7 @@ _BIASES = ("layers.0.bias", "layers.2.bias")
 
 
 class HeadParts(NamedTuple):
-    """Layers before the matrix, matrix and bias of a sparse head."""
+    """The parts of a sparse head: layers before the matrix, matrix ``(terms, width)`` and bias ``(terms,)``."""
 
     layers: nn.ModuleList
     weight: nn.Parameter
@@ -37,12 +37,13 @@ class HeadParts(NamedTuple):
 
 
 class SavedHead(Config):
-    """What config.json of a SparseHead folder says.
+    """The content of config.json in the folder of a SparseHead.
 
     Attributes:
-        pooling: As `SparseConfig` has it.
-        activation: As `SparseConfig` has it.
-        own_weights: Whether weights are beside it. Otherwise the head is that of the masked language model.
+        pooling: As in `SparseConfig`.
+        activation: As in `SparseConfig`.
+        own_weights: Whether the folder holds weights. Otherwise the head is that of the masked language model
+            whose encoder the model directory holds.
         hidden_activation: Activation between the linear layer and the norm; None where there are no layers.
         norm_eps: Added to the variance by the norm.
         vocabulary: The terms; None is the tokens of the tokenizer.
@@ -66,7 +67,8 @@ def describe(
         parameters: Names of the parameters of the head; None is the head in the checkpoint of the encoder.
 
     Returns:
-        The model's class and weight names, and its config.json; None if transformers has no such model.
+        A `MaskedLM`, with the model's class and its names of the head's weights; and the content of its
+        config.json. None, without a tuple, if transformers has no such model.
     """
     if not isinstance(encoder, Encoder):
         return None
@@ -80,7 +82,10 @@ def describe(
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with TensorFlow's names of norm parameters (gamma, beta) changed to torch's."""
+    """Return the tensors with TensorFlow's names of norm parameters changed to torch's.
+
+    ``.gamma`` at the end of a name becomes ``.weight``, and ``.beta`` becomes ``.bias``.
+    """
     names = {name: re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)) for name in tensors}
     return {names[name]: tensor for name, tensor in tensors.items()}
 
@@ -94,7 +99,18 @@ def has_head(encoder: AnyEncoder) -> bool:
 
 
 def load_parts(encoder: AnyEncoder, source: str) -> HeadParts:
-    """Return the head whose weights stand beside the encoder in its checkpoint, and remove them there."""
+    """Return the head of the masked language model that the encoder was loaded from.
+
+    The weights move: ``encoder.head_weights`` then lacks them. A `TransformersEncoder` loads its decoder.
+
+    Args:
+        encoder: Encoder; changed in place.
+        source: Where the weights come from, for messages.
+
+    Raises:
+        ConfigError: irkit knows no masked language model of this family.
+        CorruptError: Weights of the head are missing, left over, or of other shapes.
+    """
     if not isinstance(encoder, Encoder):
         decoder = encoder.load_decoder_()
         return HeadParts(nn.ModuleList(), cast(nn.Parameter, decoder.weight), decoder.bias)
@@ -124,13 +140,13 @@ def load_parts(encoder: AnyEncoder, source: str) -> HeadParts:
 
 
 def layers_of(described: MaskedLM, encoder: AnyEncoder) -> list[nn.Module]:
-    """Return the modules before the matrix, with random weights."""
+    """Make the modules before the matrix of the head ``described``, with random weights."""
     hidden_size, eps = encoder.hidden_size, described.norm_eps
     return transform_layers(hidden_size, described.activation, eps, parameters=described.names)
 
 
 def read_parts(encoder: AnyEncoder, saved: SavedHead, folder: Path) -> HeadParts:
-    """Return the head in a SparseHead folder of its own."""
+    """Read the layers, the matrix and the bias of a head from ``folder``, whose config.json is ``saved``."""
     if saved.hidden_activation is None and isinstance(encoder, TransformersEncoder):
         encoder.load_decoder_()  # hidden states are those that its own decoder gets
     tensors = read_weights(folder)
@@ -151,15 +167,15 @@ def fill(
     vocabulary: Sequence[str] | None = None,
     tie: bool = True,
 ) -> HeadParts:
-    """Return the parts of a head with weights from a file.
+    """Load weights into ``layers``, and return them with the matrix and the bias of the head.
 
     Args:
-        layers: Modules before the matrix, see `transform_layers`.
+        layers: Modules before the matrix, see `transform_layers`; changed in place.
         tensors: Weights by their names in the head.
         encoder: Encoder whose hidden states the head gets.
         source: Where the weights come from, for messages.
         vocabulary: Terms of the head; None is the tokens of the tokenizer.
-        tie: Whether a matrix equal to the encoder's word embeddings shares their memory.
+        tie: Whether a matrix equal to the encoder's word embeddings becomes the same parameter.
 
     Raises:
         CorruptError: Weights are missing, left over, or of other shapes.
@@ -189,14 +205,15 @@ def transform_layers(
     width: int | None = None,
     parameters: Container[str] = _BIASES,
 ) -> list[nn.Module]:
-    """Return the modules of a masked language model before its matrix: linear layer, activation, norm.
+    """Make the modules of a masked language model before its matrix: linear layer, activation, norm.
 
     Args:
         hidden_size: Width of the hidden states.
         activation: One of `ACTIVATIONS`.
-        norm_eps: Added to the variance.
+        norm_eps: Number that the norm adds to the variance.
         width: Width of the matrix; None is ``hidden_size``.
-        parameters: Names of the parameters; linear layer and norm have the biases that are named there.
+        parameters: Names of the parameters. The linear layer has a bias if ``layers.0.bias`` is among them,
+            and the norm if ``layers.2.bias`` is.
     """
     width = hidden_size if width is None else width
     return [

@@ -14,13 +14,14 @@ _LONGEST = 1 << 20  # tokens of a text: queries are filled up to their length
 
 
 class QueryExpansion(Config):
-    """Queries are filled up with a token whose vectors then stand for words that were not asked for.
+    """Fills short queries up with copies of one token, whose vectors can match words that are not asked for.
 
     Attributes:
-        length: Tokens of a query after it.
+        length: Number of tokens that a shorter query is filled up to.
         strategy: ``"fixed"`` cuts queries at ``length``, as ColBERT does; ``"min"`` leaves longer ones whole.
-        attend: Whether the other tokens see the added ones, which see the others in any case.
-        token: What is added; by default the mask token, else the last token of every text.
+        attend: Whether the tokens of the query attend to the added tokens. The added tokens attend to the
+            tokens of the query in any case.
+        token: Token that is added. None is the mask token or, without one, the separator token.
     """
 
     length: int = Field(32, ge=1, le=_LONGEST)
@@ -30,12 +31,12 @@ class QueryExpansion(Config):
 
 
 class TokenPooling(Config):
-    """Similar vectors of a text become one, see `irkit.heads.token_pooling.pool_tokens`.
+    """Averages similar vectors of a text into one, see `irkit.heads.token_pooling.pool_tokens`.
 
     Attributes:
-        pool_factor: Keep one vector of so many.
-        protected_tokens: Leading vectors that stay as they are.
-        normalize: Scale the results to length 1.
+        pool_factor: Number of vectors for each that is kept: 2 keeps half of the vectors.
+        protected_tokens: Number of leading vectors that stay as they are.
+        normalize: Whether the means are scaled to length 1.
         sides: Sides whose vectors are pooled.
     """
 
@@ -53,12 +54,12 @@ class MultiVectorConfig(Config):
             before a text that tell queries from documents, such as ``[Q]``); None is the tokenizer's limit.
             A ``query_expansion`` with the strategy ``"fixed"`` cuts queries at its own length instead.
         document_length: The same for documents.
-        query_expansion: None adds nothing to queries.
-        skiplist_words: Tokens that give no vector, punctuation by default. Those that the vocabulary does
-            not have are ignored. (PyLate looks up the token for unknown words in their place, so that
-            documents lose all their unknown words.)
-        skiplist_sides: Sides whose texts drop these tokens.
-        token_pooling: None keeps all vectors.
+        query_expansion: How short queries are filled up; None adds nothing to queries.
+        skiplist_words: Tokens that give no vector, punctuation by default. Words outside the vocabulary are
+            ignored. (PyLate drops the token for unknown words in their place, so that documents lose all
+            their unknown words.)
+        skiplist_sides: Sides whose texts drop the vectors of ``skiplist_words``.
+        token_pooling: How vectors are averaged; None keeps all vectors.
         pooled_sides: Sides whose texts the encoder's pooling layers shorten, if it has any; other texts go
             through the same weights without pooling.
 

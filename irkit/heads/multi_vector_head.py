@@ -1,4 +1,4 @@
-"""One vector a token, as in ColBERT: project, normalise, leave out tokens without meaning."""
+"""One vector per token, as in ColBERT: leave out punctuation, project and normalise the others."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _POOLING = {  # keys of `TokenPooling`, those of HierarchicalTokenPooling, and w
 
 
 class MultiVectorHead(Head):
-    """One vector a token, of the tokens that its configuration does not leave out.
+    """Turns the hidden states of a text into one vector per token; tokens of a skip list give none.
 
-    Of an encoder that pools, a vector stands for a window of tokens, and is left out if all of them are.
+    On an encoder that pools, each vector stands for a window of tokens. A window gives no vector if all its
+    tokens are on the skip list.
 
     Everything runs in float32 (or float64), however low the precision of the encoder.
 
     Attributes:
         layers: Modules applied to the hidden states, `Projection` and `Normalize` in any order.
-        config: What is done with the texts of either side.
-        skip_ids: ``(s,)`` ids of the tokens that give no vector; None until a model looks up the words of
-            its configuration.
+        config: Lengths, query expansion, skip list and token pooling.
+        skip_ids: ``(s,)`` int64 ids of the tokens that give no vector; None until a model looks up
+            ``config.skiplist_words``.
         expansion_id: Id of the token that fills queries up.
-        window: Kernel and stride, in tokens, of the rows that the encoder makes of texts that it pools.
+        window: Kernel and stride, in tokens, of the windows that a pooling encoder makes one row of.
         dim: Width of a token vector.
 
     Examples:
@@ -73,7 +74,7 @@ class MultiVectorHead(Head):
         skip_ids: Iterable[int] | None = None,
         expansion_id: int | None = None,
     ) -> None:
-        """Join layers and a configuration.
+        """Make a head of layers and a configuration.
 
         Args:
             hidden_size: Width of hidden states.
@@ -83,7 +84,8 @@ class MultiVectorHead(Head):
             expansion_id: Id of the token that fills queries up.
 
         Raises:
-            BadValueError: The widths of two layers do not meet, or there is no token to expand with.
+            BadValueError: The widths of two layers do not fit, or ``config`` expands queries but
+                ``expansion_id`` is None.
         """
         super().__init__()
         self.hidden_size, self.layers = hidden_size, nn.ModuleList(layers)
@@ -108,7 +110,14 @@ class MultiVectorHead(Head):
         *,
         projection: str | Mapping[str, Any] | ProjectionConfig | None = None,
     ) -> Self:
-        """Make a head with a projection of random weights; vectors get length 1 in any case."""
+        """Make a head with a projection of random weights, and vectors of length 1.
+
+        Args:
+            encoder: Encoder whose hidden states the head gets.
+            tokenizer: Tokenizer of the same model.
+            config: A `MultiVectorConfig`, or its keys and values; None is the default.
+            projection: As for `projection_config`; None projects nothing.
+        """
         layers: list[nn.Module] = [Normalize()]
         if projection is not None:
             layers[:0] = projection_layers(projection_config(projection), encoder.hidden_size)
@@ -123,7 +132,10 @@ class MultiVectorHead(Head):
         config: Mapping[str, Any] | Config | None,
         source: str = "multi-vector model",
     ) -> Self:
-        """Make a head of layers, and look up the token of its query expansion in a vocabulary."""
+        """Make a head of ``layers``; the tokenizer gives the id of the token that fills queries up.
+
+        ``source`` names the configuration in messages.
+        """
         if not isinstance(config, MultiVectorConfig):
             config = MultiVectorConfig.parse({} if config is None else dict(config), source)
         expansion, special = config.query_expansion, tokenizer.special_ids
@@ -134,7 +146,11 @@ class MultiVectorHead(Head):
 
     @classmethod
     def from_modules(cls, opened: OpenedModel) -> Self:
-        """Read Dense, Normalize and MultiVectorMask in any order, then HierarchicalTokenPooling."""
+        """Make the head from Dense, Normalize and MultiVectorMask; HierarchicalTokenPooling may come last.
+
+        Raises:
+            ConfigError: There is another module, or one after HierarchicalTokenPooling, or it is for images.
+        """
         layers: Modules = []
         mask: dict[str, Any] | None = None
         pooling: dict[str, Any] | None = None
@@ -169,7 +185,10 @@ class MultiVectorHead(Head):
         return cls.from_layers(opened.encoder, opened.tokenizer, made, settings, source)
 
     def to_modules(self, encoder: AnyEncoder) -> list[Module]:
-        """Return the layers, MultiVectorMask and, if it pools tokens, HierarchicalTokenPooling."""
+        """Return the modules to write: the layers, MultiVectorMask and HierarchicalTokenPooling.
+
+        The last is left out if the configuration pools no tokens.
+        """
         config, pooling = self.config, self.config.token_pooling
         mask = {
             "skiplist_words": list(config.skiplist_words),
@@ -183,7 +202,7 @@ class MultiVectorHead(Head):
         return modules
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Return what sentence_bert_config.json says about the sides."""
+        """Return the keys of sentence_bert_config.json that the head decides: task, lengths, expansion."""
         settings = self.config.model_dump()
         return {
             "transformer_task": self.transformer_task,
@@ -193,7 +212,7 @@ class MultiVectorHead(Head):
         }
 
     def read_lengths(self, lengths: Mapping[Side, int]) -> None:
-        """Do nothing: the configuration has them."""
+        """Do nothing: `from_modules` has read the lengths into the configuration."""
 
     def directory_settings(self, queries: Head) -> dict[str, Any]:
         """Return ``pooled_sides`` unless it is the default; sentence-transformers ignores this key."""
@@ -202,7 +221,7 @@ class MultiVectorHead(Head):
         return {} if pooled == default else {_POOLED_SIDES: list(pooled)}
 
     def skip(self, ids: Iterable[int]) -> None:
-        """Let these tokens give no vector, in place."""
+        """Replace the skip list, in place: from now on only tokens ``ids`` give no vector."""
         self.skip_ids = torch.tensor(sorted(set(ids)), dtype=torch.int64, device="cpu")
 
     def look_up_words(self, tokenizer: Tokenizer) -> None:
@@ -212,7 +231,7 @@ class MultiVectorHead(Head):
 
     @property
     def pooled_sides(self) -> tuple[Side, ...]:
-        """Sides on which the pooling layers of an encoder work."""
+        """Return the sides on which the pooling layers of an encoder work."""
         return self.config.pooled_sides
 
     def max_length(self, side: Side) -> int | None:
@@ -223,15 +242,15 @@ class MultiVectorHead(Head):
         return expansion.length if expansion and expansion.strategy == "fixed" else config.query_length
 
     def set_length(self, side: Side, length: int) -> None:
-        """Cut texts of ``side`` at ``length`` tokens; the configuration stores it."""
+        """Cut texts of ``side`` at ``length`` tokens; `config` is replaced by one with this length."""
         settings = self.config.model_dump() | {f"{side}_length": length}
         self.config = MultiVectorConfig.parse(settings, "multi-vector model")
 
     def expand(self, tokens: Ragged, side: Side) -> tuple[Ragged, Tensor | None]:
-        """Fill queries up.
+        """Fill queries up to the length of the query expansion; other texts stay as they are.
 
         Returns:
-            Ragged ids, and ``(n,)`` lengths of what the encoder attends to; None where that is all.
+            Ragged ids; and ``(n,)`` numbers of leading tokens that are attended to, None for all tokens.
         """
         expansion = self.config.query_expansion
         if side != "query" or expansion is None or self.expansion_id is None:
@@ -245,11 +264,11 @@ class MultiVectorHead(Head):
         return longer.to(tokens.device), None if expansion.attend else attended
 
     def spans(self, tokens: Ragged, side: Side) -> Ragged:
-        """Ragged ``(rows, 2)``: the tokens of `expand` behind each row of the encoder, see `windows`."""
+        """Return, for each hidden state, the range of expanded tokens that it stands for, see `windows`."""
         return windows(tokens, *(self.window if self.pools(side) else (1, 1)))
 
     def has_vector(self, tokens: Ragged, side: Side) -> Tensor:
-        """``(rows,)`` booleans on the CPU: the rows of the encoder that give a vector."""
+        """Tell which hidden states give a vector: ``(hidden states,)`` booleans on the CPU."""
         tokens = tokens.host()
         skip_ids = self.skip_ids if side in self.config.skiplist_sides else None
         if skip_ids is not None and len(skip_ids):
@@ -264,19 +283,19 @@ class MultiVectorHead(Head):
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> MultiVector:
-        """Make token vectors.
+        """Make the token vectors of each text, after token pooling.
 
         Args:
-            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``.
+            hidden: Ragged ``(total, hidden_size)``, the encoder's output for ``tokens``.
             tokens: Ragged ids, as `expand` gives them.
             prompt_length: Ignored: the tokens of a prompt give vectors too.
-            side: What the texts are.
+            side: Side of the texts.
 
         Returns:
-            MultiVector of width ``dim``, float32. A text all of whose tokens are left out has no vector.
+            MultiVector of width ``dim``, float32. A text all of whose tokens are skipped has no vector.
 
         Raises:
-            BadValueError: The encoder pools in another way than ``window`` says.
+            BadValueError: The number of hidden states does not fit ``window``.
         """
         vectors = self.token_vectors(hidden, tokens, side)
         pooling = self.config.token_pooling
@@ -290,9 +309,9 @@ class MultiVectorHead(Head):
         __call__ = forward
 
     def token_vectors(self, hidden: Ragged, tokens: Ragged, side: Side) -> Ragged:
-        """Return the vectors ``(total, dim)`` of the tokens that `has_vector` marks.
+        """Make the token vectors of each text, Ragged ``(vectors, dim)``, without token pooling.
 
-        These are the vectors that `forward` returns, before token pooling.
+        Only the hidden states that `has_vector` marks give a vector.
         """
         mask = self.has_vector(tokens, side)
         if len(hidden.values) != len(mask):
@@ -310,7 +329,7 @@ class MultiVectorHead(Head):
 
 
 def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
-    """Return, for each hidden state left after pooling, the tokens it covers.
+    """Return, for each hidden state that is left after pooling, the range of tokens that it covers.
 
     Args:
         tokens: Ragged ``(total, ...)`` tokens that the encoder gets.
@@ -318,7 +337,7 @@ def windows(tokens: Ragged, kernel: int, stride: int) -> Ragged:
         stride: Tokens from the start of a window to that of the next.
 
     Returns:
-        Ragged ``(hidden states, 2)`` int64: [start, end) in ``tokens.values``.
+        Ragged ``(hidden states, 2)`` int64: first position in ``tokens.values``, and the one after the last.
 
     Examples:
         >>> windows(Ragged.from_rows([[7, 8, 9], [5]]), 2, 2).values.tolist()

@@ -29,15 +29,16 @@ POOLINGS = tuple(_LEGACY_POOLING.values())
 
 
 class PooledHead(Head):
-    """One vector a text; a text without tokens becomes the pooling of nothing: zeros.
+    """Pools the hidden states of each text to one vector, and puts the vector through layers.
 
-    Pooling and everything after it run in float32 (or float64), however low the precision of the encoder.
+    A text without tokens is pooled to zeros. Pooling and layers run in float32 (or float64), however low the
+    precision of the encoder.
 
     Attributes:
-        pooling: Ways of pooling; the results of several stand side by side.
-        include_prompt: Whether the tokens of the prompt take part.
-        layers: What follows, `Projection` and `Normalize` in any order.
-        dim: Width of the result.
+        pooling: Ways of pooling. The results of several ways are concatenated.
+        include_prompt: Whether the tokens of the prompt are pooled too.
+        layers: Layers after pooling, `Projection` and `Normalize` in any order.
+        dim: Width of the vector after the layers.
 
     Examples:
         >>> tokens = Ragged.from_rows([[101, 7, 102], [101, 102]])
@@ -45,7 +46,7 @@ class PooledHead(Head):
         >>> PooledHead(4, "mean")(hidden, tokens).values.tolist()
         [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
 
-    Source: the Pooling module of sentence-transformers, whose names these are.
+    Source: the Pooling module of sentence-transformers, which has the same names for ways of pooling.
     """
 
     kind: ClassVar[str] = "dense"
@@ -59,12 +60,12 @@ class PooledHead(Head):
         *,
         include_prompt: bool = True,
     ) -> None:
-        """Join a pooling and layers.
+        """Make a head of a pooling and layers.
 
         Args:
             hidden_size: Width of the hidden states.
-            pooling: cls (first token), max, mean, mean_sqrt_len_tokens, weightedmean (token i counts
-                i times) or lasttoken; or several.
+            pooling: cls (first token), max, mean, mean_sqrt_len_tokens (sum divided by the root of the
+                number of tokens), weightedmean (token i, from 1, counts i times) or lasttoken; or several.
             layers: Applied to the pooled vectors in turn.
             include_prompt: False leaves the tokens of the prompt out.
 
@@ -84,12 +85,17 @@ class PooledHead(Head):
         self.dim = width_after(self.layers, hidden_size * len(self.pooling), "PooledHead")
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the constructor that are not layers."""
+        """Return ``pooling`` and ``include_prompt``, the arguments of the constructor that are no layers."""
         return {"pooling": list(self.pooling), "include_prompt": self.include_prompt}
 
     @classmethod
     def from_modules(cls, opened: OpenedModel) -> Self:
-        """Read Pooling, then Dense and Normalize in any order."""
+        """Make the head from a Pooling module, then Dense and Normalize modules in any order.
+
+        Raises:
+            ConfigError: There is another module.
+            CorruptError: Pooling expects another width than that of the hidden states.
+        """
         modules, hidden_size, folder = opened.modules, opened.encoder.hidden_size, opened.folder
         if not modules or modules[0][0] != "Pooling":
             first = modules[0][0] if modules else "nothing"
@@ -109,7 +115,10 @@ class PooledHead(Head):
         return cls(hidden_size, pooling, layers, include_prompt=settings.get("include_prompt", True))
 
     def to_modules(self, encoder: AnyEncoder) -> list[Module]:
-        """Return Pooling with the keys of version 2, if it has them, and the layers."""
+        """Return the modules to write: Pooling, then the layers.
+
+        Pooling has the keys of version 2 of sentence-transformers unless only version 6 can express it.
+        """
         pooling: dict[str, Any] = {key: mode in self.pooling for key, mode in _LEGACY_POOLING.items()}
         if [mode for mode in _LEGACY_POOLING.values() if mode in self.pooling] != list(self.pooling):
             pooling = {"pooling_mode": list(self.pooling)}  # only version 6 knows another order
@@ -131,8 +140,8 @@ class PooledHead(Head):
         Args:
             hidden: Ragged ``(total, hidden_size)``; a pooling encoder gives fewer rows than tokens.
             tokens: Ignored.
-            prompt_length: Leading tokens of each text that belong to the prompt.
-            side: Ignored: only prompts tell queries from documents.
+            prompt_length: Number of leading tokens of each text that belong to the prompt.
+            side: Ignored: both sides are pooled alike.
 
         Returns:
             Dense ``(n, dim)`` float32.
@@ -154,7 +163,13 @@ class PooledHead(Head):
 
 
 def _pool(mode: str, hidden: Ragged, skipped: int) -> Tensor:
-    """``(total, hidden_size)`` to ``(n, hidden_size)``; rows without tokens give zeros."""
+    """Pool the tokens of each row: ``(total, hidden_size)`` to ``(n, hidden_size)``; empty rows give zeros.
+
+    Args:
+        mode: Way of pooling, see `PooledHead`.
+        hidden: Hidden states to pool.
+        skipped: Number of tokens of a prompt that were removed from the start of each row.
+    """
     if mode == "mean_sqrt_len_tokens":
         counts = hidden.offsets.diff().clamp(min=1)
         return _bag("sum", hidden) / counts.sqrt()[:, None]
@@ -171,6 +186,6 @@ def _pool(mode: str, hidden: Ragged, skipped: int) -> Tensor:
 
 
 def _bag(mode: str, rows: Ragged) -> Tensor:
-    """Sum, mean or maximum over each row; zeros where it is empty."""
+    """Return the sum, mean or max (``mode``) of each row, ``(n, width)``; an empty row gives zeros."""
     positions = torch.arange(len(rows.values), device=rows.device, dtype=torch.int32)
     return F.embedding_bag(positions, rows.values, rows.offsets, mode=mode, include_last_offset=True)

@@ -33,18 +33,18 @@ class Normalize(nn.Module):
     """Scale vectors to length 1; a zero vector stays zero."""
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """``(n, dim)`` to ``(n, dim)``."""
+        """Return ``vectors (n, dim)`` at length 1."""
         return F.normalize(vectors, dim=-1)
 
 
 class Projection(nn.Module):
-    """One layer ``f(x)`` of a projection, and optionally the input added back.
+    """Computes one layer ``f(x)`` of a projection, and optionally adds the input to the result.
 
     ``f(x)`` is ``activation(x W + b)`` or, gated, ``(x W + b) * activation(x V + c)``. With a residual the
-    result is ``x R + f(x)`` (learned) or ``x R + alpha f(x)`` (identity), where ``R`` is there only if the
-    widths differ.
+    result is ``x R + f(x)`` (learned) or ``x R + alpha f(x)`` (identity). ``R`` is a matrix if input and
+    output differ in width; otherwise ``x`` is added as it is.
 
-    Source: the Dense module of sentence-transformers and PyLate, whose parameter names it shares; for
+    Source: the Dense module of sentence-transformers and PyLate, which has the same names of parameters; for
     gates and alpha, equations 13 and 17 of the paper.
     """
 
@@ -66,8 +66,8 @@ class Projection(nn.Module):
             in_features: Width of the input.
             out_features: Width of the output.
             bias: Whether the linear layers have a bias (the residual's never has one).
-            activation: Applied to the linear layer, or to its gate; nothing by default.
-            gated: Multiply with a second linear layer.
+            activation: Applied to the linear layer or, if ``gated``, to the gate; None applies nothing.
+            gated: Whether a second linear layer, the gate, multiplies the first.
             residual: ``"learned"``, as in sentence-transformers and PyLate, where R starts at random; or
                 ``"identity"``, as in the paper, where R starts as an identity matrix and alpha, 1 at
                 first, is learned too.
@@ -85,7 +85,7 @@ class Projection(nn.Module):
         self.register_parameter("alpha", nn.Parameter(torch.ones(())) if residual == "identity" else None)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """``(n, in_features)`` to ``(n, out_features)``."""
+        """Project ``vectors (n, in_features)`` to ``(n, out_features)``."""
         projected: Tensor = self.linear(vectors)
         if self.gated:
             projected = projected * self.activation(self.gate(vectors))
@@ -99,22 +99,22 @@ class Projection(nn.Module):
 
 
 class ProjectionConfig(Config):
-    """A projection; by default the single linear layer of ColBERT.
+    """Settings of a projection; by default the single linear layer of ColBERT.
 
     Layers before the last alternate between widening from the hidden size ``d`` to ``scale * d`` and
-    going back to ``d`` (section 4.1); activation, gate and residual belong to them alone (section 5.1).
-    The last is linear. One exception: a GLU of depth 1 is equation 17.
+    going back to ``d`` (section 4.1). Only these layers have the activation, gate and residual (section 5.1);
+    the last layer is linear. One exception: the only layer of a GLU of depth 1 is gated (equation 17).
 
     Attributes:
         depth: Number of layers.
-        scale: Width between the layers, rho, in hidden sizes.
-        activation: identity, relu, gelu or silu; of a GLU also sigmoid.
+        scale: Width of a widened layer as a multiple of the hidden size; rho in the paper.
+        activation: identity, relu, gelu or silu; with ``glu`` also sigmoid.
         glu: Whether layers are gated; ``activation`` then applies to the gate.
         residual: none; identity (equation 13 and section 4.2.1: the input, widened by a matrix that
             starts as the identity, plus alpha times the layer); or learned (sentence-transformers,
             PyLate: a matrix that starts at random, no alpha).
-        dim: Width of the result.
-        bias: Whether linear layers have one.
+        dim: Width of the projected vectors.
+        bias: Whether linear layers have a bias.
 
     Examples:
         >>> ProjectionConfig(depth=2, residual="identity").scale
@@ -220,7 +220,7 @@ def projection_layers(config: ProjectionConfig, hidden_size: int) -> list[Projec
 
 
 def merge_runs(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the layers of a head with each run of projections merged into one, see `merge_projections`."""
+    """Merge each run of consecutive projections into one, see `merge_projections`; keep other layers."""
     folded: list[nn.Module] = []
     for projections, run in groupby(layers, lambda layer: isinstance(layer, Projection)):
         part = list(run)
@@ -237,7 +237,7 @@ def merge_projections(layers: Iterable[nn.Module]) -> Projection:
         layers: `Projection` layers in turn, at least one.
 
     Returns:
-        A layer with a bias only if one of them has one; without residual.
+        A layer without residual; with a bias only if one of ``layers`` has a bias.
 
     Raises:
         BadValueError: A layer is not linear, or no `Projection`.

@@ -42,18 +42,19 @@ _ACTIVATIONS = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}  # of Sp
 
 
 class SparseHead(TermHead):
-    """A weight for each term of a vocabulary, most of them zero.
+    """Turns the hidden states of a text into a weight for each term of a vocabulary, most of them zero.
 
-    Hidden states go through ``layers``, then through a matrix with a row for each term (often the word
-    embeddings of the encoder, the same parameter); logits are activated and pooled over the tokens of the
-    text, special tokens included. All but the matrix is float32, however low the precision of the encoder.
+    Hidden states go through ``layers``, then through a matrix with a row for each term. Often this matrix is
+    the parameter of the encoder's word embeddings. The resulting logits are activated, then pooled over the
+    tokens of the text, special tokens included. All but the matrix is float32, however low the precision of
+    the encoder.
 
     Attributes:
         layers: Modules before the matrix, see `transform_layers`.
-        weight: ``(dim, width)``.
-        bias: ``(dim,)`` of logits, or None.
-        config: What is done with logits.
-        vocabulary: The terms, if they are not the tokens of the tokenizer.
+        weight: The matrix, ``(dim, width)``.
+        bias: Bias of the logits, ``(dim,)``, or None.
+        config: Activation and pooling of the logits, and how many weights a text keeps.
+        vocabulary: The terms; None if the terms are the tokens of the tokenizer.
         dim: Number of terms.
 
     Examples:
@@ -76,7 +77,7 @@ class SparseHead(TermHead):
         *,
         vocabulary: Sequence[str] | None = None,
     ) -> None:
-        """Join the parts.
+        """Make a head of its parts, see the attributes of the class.
 
         Raises:
             BadValueError: Shapes do not fit, or the vocabulary has another length or a term twice.
@@ -108,17 +109,18 @@ class SparseHead(TermHead):
         *,
         vocabulary: Sequence[str] | None = None,
     ) -> Self:
-        """Take the head of the checkpoint if it is a masked language model, else make a new one.
+        """Take the head of the encoder's checkpoint if this is a masked language model; else make a new one.
 
-        The matrix of a new head is the word embeddings of the encoder. Its layer starts as the identity,
-        because hidden states lie near the embeddings of their tokens: a text then weighs its own words and
-        words like them before any training. Special tokens get no weights.
+        The matrix of a new head is the word embeddings of the encoder, and its layer starts as the identity.
+        Hidden states lie near the embeddings of their tokens, so that even without training the words of a
+        text, and words like them, get weights. Special tokens get no weights.
 
         Args:
             encoder: Gives the hidden states.
             tokenizer: Tokenizer of the same model.
             config: How logits of tokens become weights of a text.
-            vocabulary: Terms other than the tokens; the row of a term starts as the mean of its tokens.
+            vocabulary: Terms of the head; None is the tokens. The matrix row of a term starts as the mean of
+                the rows of its tokens.
 
         Raises:
             BadTypeError: ``vocabulary`` is not a list of strings.
@@ -145,7 +147,10 @@ class SparseHead(TermHead):
         return head._with_vocabulary(tokenizer, vocabulary)
 
     def _with_vocabulary(self, tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Self:
-        """Return a head whose output matrix has a row per term: the mean of the rows of its tokens."""
+        """Return a head over the terms ``vocabulary``, with the same layers and configuration.
+
+        The row of a term in the new matrix is the mean of the old rows of the term's tokens; so is its bias.
+        """
         tokens = tokenizer.without_special_tokens()(vocabulary)
         if len(tokens) == 0 or int(tokens.lengths.min()) == 0:
             empty = next((term for term, row in zip(vocabulary, tokens, strict=True) if not len(row)), None)
@@ -164,7 +169,7 @@ class SparseHead(TermHead):
 
     @classmethod
     def from_checkpoint(cls, encoder: AnyEncoder, source: str, config: SparseConfig | None = None) -> Self:
-        """Make the head whose weights stand beside the encoder in its checkpoint."""
+        """Make the head of the masked language model that the encoder was loaded from, see `load_parts`."""
         return cls._join(masked_lm_parts.load_parts(encoder, source), config, source)
 
     @classmethod
@@ -175,7 +180,11 @@ class SparseHead(TermHead):
         source: str,
         vocabulary: Sequence[str] | None = None,
     ) -> Self:
-        """Make a head of parts from a file, which may not fit each other."""
+        """Make a head of parts that were read from a file.
+
+        Raises:
+            CorruptError: The parts do not fit each other; the message names ``source``.
+        """
         try:
             return cls(*parts, config, vocabulary=vocabulary)
         except BadValueError as error:
@@ -183,7 +192,10 @@ class SparseHead(TermHead):
 
     @classmethod
     def from_modules(cls, opened: OpenedModel) -> Self:
-        """Read SpladePooling or irkit's own SparseHead, and the limits of the directory."""
+        """Make the head from a module SpladePooling or irkit's own SparseHead.
+
+        config_sentence_transformers.json gives the numbers of weights to keep.
+        """
         listed = ", ".join(name for name, _ in opened.modules) or "nothing"
         if listed not in SPARSE_MODULES:
             raise ConfigError(
@@ -216,7 +228,8 @@ class SparseHead(TermHead):
         """Describe encoder and head as one masked language model of transformers.
 
         Returns:
-            The model's class and weight names, and its config.json; None if transformers has no such model.
+            A `MaskedLM`, with the model's class and its names of the head's weights; and the content of its
+            config.json. None, without a tuple, if transformers has no such model.
         """
         known = describe(encoder, dict(self.named_parameters()))
         if known is None or self.vocabulary is not None or self.weight.shape != encoder.word_embeddings.shape:
@@ -224,7 +237,7 @@ class SparseHead(TermHead):
         return known if repr(self.layers) == repr(nn.ModuleList(layers_of(known[0], encoder))) else None
 
     def to_modules(self, encoder: AnyEncoder) -> list[Module]:
-        """Return SpladePooling if sentence-transformers computes the same, else irkit's own SparseHead."""
+        """Return one module: SpladePooling if it gives the same weights, else irkit's own SparseHead."""
         if isinstance(encoder, TransformersEncoder) and (decoder := encoder.decoder) is not None:
             own = decoder.weight is self.weight and decoder.bias is self.bias
             is_whole = own and self.vocabulary is None
@@ -278,14 +291,14 @@ class SparseHead(TermHead):
         whole.save_pretrained(folder)
 
     def exclude_(self, ids: Iterable[int]) -> None:
-        """Let these terms never have a weight: their bias becomes -10000, which every format saves.
+        """Exclude the terms ``ids`` from all results, in place: their bias becomes -10000.
 
-        `irkit.Model.sparse` does so with special tokens. Models that are loaded stay as they are, because
-        sentence-transformers gives weights to special tokens too, and an index may hold them;
-        ``model.head.exclude_(model.tokenizer.special_tokens())`` takes them away.
+        Every format saves this bias. `irkit.Model.sparse` excludes special tokens. Loaded models are not
+        changed, because sentence-transformers gives weights to special tokens too, and an index may hold
+        these weights; ``model.head.exclude_(model.tokenizer.special_tokens())`` excludes them.
 
         Raises:
-            BadValueError: There is no such term.
+            BadValueError: An id is below 0, or not below ``dim``.
         """
         chosen = sorted(set(ids))
         if chosen and not 0 <= chosen[0] <= chosen[-1] < self.dim:
@@ -296,7 +309,7 @@ class SparseHead(TermHead):
             self.bias[chosen] = _NEVER
 
     def included(self) -> Tensor:
-        """Return ``(dim,)`` booleans: the terms that can have weights, see `exclude_`."""
+        """Return ``(dim,)`` booleans: True for each term that can have a weight, see `exclude_`."""
         if self.bias is None:
             return torch.ones(self.dim, dtype=torch.bool, device=self.weight.device)
         return self.bias.detach() > _NEVER / 2
@@ -304,13 +317,13 @@ class SparseHead(TermHead):
     def with_matrix(
         self, weight: nn.Parameter, bias: nn.Parameter | None, vocabulary: Sequence[str] | None = None
     ) -> Self:
-        """Return a head with the same layers, configuration and lengths over other terms."""
+        """Return a head over other terms: with this matrix and bias, and the same layers and settings."""
         head = type(self)(self.layers, weight, bias, self.config, vocabulary=vocabulary)
         head.lengths = {**self.lengths}
         return head
 
     def pooling_problem(self) -> str | None:
-        """Return why the head cannot work on an encoder that pools."""
+        """Return why the head cannot work on an encoder that pools; never None."""
         return "weights of terms need a row for each token"
 
     def forward(
@@ -319,14 +332,14 @@ class SparseHead(TermHead):
         """Return the weights of the terms for each text.
 
         Args:
-            hidden: Ragged ``(total, hidden_size)``, what the encoder makes of ``tokens``.
+            hidden: Ragged ``(total, hidden_size)``, the encoder's output for the tokens.
             tokens: Ignored.
-            prompt_length: Ignored: the tokens of a prompt take part.
-            side: What the texts are; decides how many weights are kept.
+            prompt_length: Ignored: the tokens of a prompt are pooled too.
+            side: Side of the texts; decides how many weights are kept.
 
         Returns:
             Sparse over ``dim`` terms, float32; a text without tokens has no weights. Gradients flow through
-            its weights.
+            the weights.
         """
         most = self.config.max_active_dims(side)
         if torch.is_grad_enabled():
@@ -342,14 +355,17 @@ class SparseHead(TermHead):
         __call__ = forward
 
     def dense(self, hidden: Ragged) -> Tensor:
-        """All weights before pruning, ``(n, dim)`` float32: what regularisers of training look at."""
+        """Return the weights of all terms, before any are dropped: ``(n, dim)`` float32.
+
+        Regularisers of training take these weights.
+        """
         from irkit_kernels.splade_pool import splade_pool
 
         inputs = self._inputs(hidden)
         return splade_pool(*inputs, activation=self.config.activation, pooling=self.config.pooling)
 
     def pruned(self, hidden: Ragged, side: Side) -> Tensor:
-        """Return ``(n, dim)`` float32 with zeros in place of the weights that are not kept; for training."""
+        """Return `dense` with zeros in place of the weights that ``config`` does not keep for ``side``."""
         values, most = self.dense(hidden), self.config.max_active_dims(side)
         if most is None or most >= self.dim:
             return values
@@ -358,7 +374,10 @@ class SparseHead(TermHead):
         return torch.where(mask, values, 0.0)
 
     def _inputs(self, hidden: Ragged) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the kernels' inputs: hidden states in the dtype of the matrix, offsets, matrix, bias."""
+        """Return the inputs of the kernels: hidden states after ``layers``, row offsets, matrix and bias.
+
+        Hidden states get the dtype of the matrix; float64 becomes float32.
+        """
         values, weight, bias = self.apply_layers(hidden.values), self.weight, self.bias
         if weight.dtype == torch.float64:  # which kernels do not know
             return values.float(), hidden.offsets, weight.float(), None if bias is None else bias.float()
@@ -373,10 +392,10 @@ class SparseHead(TermHead):
 
 
 def as_sparse_head(head: Head, operation: str) -> SparseHead:
-    """Return a head that is known to be sparse and to have an encoder.
+    """Return ``head`` itself, typed as a `SparseHead`.
 
     Raises:
-        BadValueError: The head is of another kind.
+        BadValueError: The head is of another class. The message begins with ``operation``.
     """
     if not isinstance(head, SparseHead):
         raise BadValueError(f"{operation}: the model makes {head.kind} vectors, expected a sparse one")

@@ -26,17 +26,19 @@ from irkit.utils.weights import read_weights, write_weights
 
 
 class StaticHead(TermHead):
-    """A text becomes its distinct tokens with a weight each: what inference-free sparse queries are.
+    """Turns a text into its distinct tokens, each with the weight that a table gives the token.
 
-    With a weight of 1 for each token these are lexical (binary) queries; with those of
+    With a weight of 1 for each token the results are lexical (binary) queries. With weights of
     `irkit.model.idf_weights` or of training they are the inference-free queries of learned sparse retrieval.
-    A token that comes twice counts once.
+    A token that occurs twice in a text counts once.
 
     Attributes:
-        weight: ``(tokens,)``, trained unless ``frozen``.
-        dim: Size of the vocabulary of the result; a token beyond ``weight`` or ``dim`` weighs nothing.
+        weight: Weight of each token, ``(tokens,)``; trained unless ``frozen``.
+        dim: Size of the vocabulary of the result. A token whose id is not below ``dim`` and
+            ``len(weight)`` weighs nothing.
         frozen: Whether training leaves the weights as they are.
-        config: How many weights of a text are kept, the largest by amount; the rest of it is of no use here.
+        config: Its limits say how many weights of a text are kept, the largest absolute values; its other
+            settings are not used.
 
     Examples:
         >>> head = StaticHead(torch.tensor([0.5, 2.0, 1.0]))
@@ -57,7 +59,7 @@ class StaticHead(TermHead):
         *,
         frozen: bool = False,
     ) -> None:
-        """Take ``weight (tokens,)`` over a vocabulary of ``dim``, by default as many as there are weights.
+        """Make a head of ``weight (tokens,)`` over a vocabulary of ``dim`` terms; None is ``len(weight)``.
 
         Raises:
             BadValueError: The weights are not a row of finite numbers.
@@ -81,7 +83,7 @@ class StaticHead(TermHead):
         Args:
             folder: Path of the folder.
             tokenizer: Tokenizer of the folder.
-            settings: config_sentence_transformers.json, which has the limits.
+            settings: Content of config_sentence_transformers.json, with the numbers of weights to keep.
 
         Raises:
             ConfigError: The configuration in the folder is invalid.
@@ -108,7 +110,7 @@ class StaticHead(TermHead):
         return cls(weight.float(), None, config, frozen=frozen)
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write the folder of a SparseStaticEmbedding, with its tokenizer as it is in memory."""
+        """Write the folder of a SparseStaticEmbedding, ``tokenizer`` included."""
         tokenizer.save(folder)
         write_json(folder / "config.json", {"frozen": self.frozen})
         write_weights(folder, {"weight": self.weight})
@@ -116,30 +118,33 @@ class StaticHead(TermHead):
             write_json(folder / "sentence_bert_config.json", self.transformer_settings())
 
     def match_width(self, dim: int) -> None:
-        """Take the width of document vectors if no token beyond it has a weight."""
+        """Set ``dim``, unless a token with a higher id has a weight."""
         if not bool(self.weight[dim:].any()):
             self.dim = dim
 
     def forward(
         self, hidden: Ragged, tokens: Ragged, prompt_length: int = 0, side: Side = "document"
     ) -> Sparse:
-        """Return `look_up` of the tokens, including the prompt's; ``hidden`` is ignored."""
+        """Return the weights of the distinct tokens of each text, those of the prompt included.
+
+        Only ``tokens`` and ``side`` are used. The limits of ``config`` for ``side`` apply, see `look_up`.
+        """
         return self.look_up(tokens, self.config.max_active_dims(side))
 
     if TYPE_CHECKING:  # nn.Module's own says Any
         __call__ = forward
 
     def look_up(self, tokens: Ragged, most: int | None = None) -> Sparse:
-        """Return the distinct tokens of each row in ascending order, with their weights.
+        """Return the distinct tokens of each row, ids ascending, with their weights.
 
         A weight of 0 is left out, unless it is being trained.
 
         Args:
             tokens: Ragged int64 ids.
-            most: Keep this many weights of each row, the largest by amount; None is all.
+            most: Keep this many weights of each row, the largest absolute values; None is all.
 
         Returns:
-            Float32 weights, which gradients reach.
+            Sparse over ``dim`` terms, float32. Gradients flow through the weights.
         """
         ids = tokens.values.cpu().numpy()  # a query is too short to be worth kernels of torch
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths.numpy())
@@ -159,7 +164,7 @@ class StaticHead(TermHead):
         return Sparse(Ragged(torch.from_numpy(terms).to(weights.device), lengths), weights, self.dim)
 
     def extra_repr(self) -> str:
-        """Return what a printed head says."""
+        """Return the text between the parentheses of a printed head."""
         return f"{len(self.weight)} weights, dim={self.dim}, {self.config!r}"
 
 

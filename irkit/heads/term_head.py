@@ -1,4 +1,4 @@
-"""What heads of weights over a vocabulary have in common: their configuration and its limits."""
+"""The base of sparse heads, and their configuration: how many weights of a text are kept."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _LIMITS = ("query_max_active_dims", "document_max_active_dims")
 
 
 class SparseConfig(Config):
-    """How logits of tokens become weights of a text.
+    """Says how the logits of a text's tokens become the weights of the text.
 
     Attributes:
-        pooling: Over the tokens of a text: ``"max"`` (SPLADE v2 and later) or ``"sum"`` (the first SPLADE).
-        activation: Of a logit: ``"log1p_relu"``, ``log(1 + relu(x))``; ``"log1p_log1p_relu"``, the logarithm
-            twice, which makes vectors sparser; or ``"relu"``.
+        pooling: Pooling over the tokens of a text: ``"max"`` (SPLADE v2 and later) or ``"sum"`` (the first
+            SPLADE).
+        activation: Function of a logit: ``"relu"``; ``"log1p_relu"``, ``log(1 + relu(x))``; or
+            ``"log1p_log1p_relu"``, ``log(1 + log(1 + relu(x)))``, which makes vectors sparser.
         query_max_active_dims: Keep this many weights of a query, the largest; None keeps all.
         document_max_active_dims: The same for documents.
 
@@ -40,20 +41,28 @@ class SparseConfig(Config):
 
 
 def read_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of either side that config_sentence_transformers.json says, by their names here."""
+    """Return ``query_max_active_dims`` and ``document_max_active_dims`` by name; None is no limit.
+
+    Args:
+        settings: Content of config_sentence_transformers.json. Its key ``max_active_dims`` stands for a
+            side that has no key of its own.
+    """
     both = settings.get("max_active_dims")
     return {name: settings.get(name, both) for name in _LIMITS}
 
 
 class TermHead(Head):
-    """Weights over a vocabulary, of which either side keeps so many of the largest."""
+    """Base of the heads that give weights over a vocabulary and keep a limited number of them per text."""
 
     config: SparseConfig
     kind: ClassVar[str] = "sparse"
     model_type: ClassVar[str] = "SparseEncoder"
 
     def directory_settings(self, queries: Head) -> dict[str, Any]:
-        """Return the limits of both sides."""
+        """Return the numbers of weights to keep, as keys of config_sentence_transformers.json.
+
+        ``queries`` gives the number for queries, this head that for documents. A warning says if they differ.
+        """
         if not isinstance(queries.config, SparseConfig):
             return {}
         limits = [queries.config.query_max_active_dims, self.config.document_max_active_dims]
@@ -67,7 +76,10 @@ class TermHead(Head):
         return dict(zip(_LIMITS, limits, strict=True))
 
     def limited(self, max_active_dims: int) -> Self:
-        """Return a copy that shares all weights and keeps that many weights per text."""
+        """Return a copy that keeps the ``max_active_dims`` largest weights per text, on either side.
+
+        The copy shares all parameters.
+        """
         twin = copy.copy(self)
         twin.config = self.config.model_copy(update=dict.fromkeys(_LIMITS, max_active_dims))
         return twin

@@ -21,9 +21,9 @@ _ROUNDS = 4  # of merges before the host looks whether all are done
 
 
 def pool_rows(vectors: Ragged, factor: float, protected: int = 1, distances: int = 1 << 26) -> Ragged:
-    """Apply `pool_tokens` to each row, on its device.
+    """Apply `pool_tokens` to each row, on the device of the vectors.
 
-    The clusters are the same on either device unless two distances are equal by chance.
+    A CPU and a GPU find the same clusters unless two distances are equal by chance.
 
     Args:
         vectors: Ragged ``(total, dim)`` of length 1; gradients flow through the means.
@@ -76,10 +76,11 @@ def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
 
     Args:
         vectors: Ragged ``(total, dim)``.
-        merges: ``(n,)`` on the device: number of merges per row; further merges of the same distance follow.
+        merges: ``(n,)`` on the device of the vectors: number of merges per row. Merges at the same distance
+            as the last of these are made too.
 
     Returns:
-        ``(total,)`` positions in ``vectors.values`` of the last vector of each vector's cluster.
+        ``(total,)``: for each vector, the position in ``vectors.values`` of the last vector of its cluster.
     """
     padded, there = vectors.to_padded()
     padded = padded.detach().float()
@@ -112,7 +113,10 @@ def _cluster(vectors: Ragged, merges: Tensor) -> Tensor:
 
 
 def _symmetric(distances: Tensor, upper: Tensor) -> Tensor:
-    """Mirror the upper triangle, and put infinity on the diagonal."""
+    """Return ``distances (n, m, m)`` with the upper triangle mirrored, and infinity on the diagonal.
+
+    ``upper (m, m)`` is True above the diagonal.
+    """
     distances = distances.masked_fill(~upper, torch.inf)
     return torch.minimum(distances, distances.mT)
 
@@ -120,7 +124,15 @@ def _symmetric(distances: Tensor, upper: Tensor) -> Tensor:
 def _merged(
     distances: Tensor, sizes: Tensor, sources: Tensor, nearest: Tensor, into: Tensor, gone: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return distances and sizes after slots ``into`` absorbed ``sources``; ``gone`` slots are far off.
+    """Return distances and sizes of clusters after a round of merges.
+
+    Args:
+        distances: ``(n, m, m)`` distances between the clusters in the slots.
+        sizes: ``(n, m)`` number of vectors of each cluster.
+        sources: ``(n, m)`` the slot that each slot absorbs, if ``into`` is True for it.
+        nearest: ``(n, m)`` distance of each cluster to its nearest.
+        into: ``(n, m)`` True for slots that absorb another.
+        gone: ``(n, m)`` True for slots that are absorbed; they get size 0 and infinite distances.
 
     Source: Lance and Williams 1967; the operations are those of scipy, in its order.
     """
@@ -144,11 +156,13 @@ def pool_tokens(vectors: Tensor, factor: float, protected: int = 1) -> Tensor:
 
     Args:
         vectors: ``(n, dim)`` of length 1; gradients flow through the means.
-        factor: Keep one vector of so many, at least 1; a single one at least.
-        protected: Leading vectors that stay as they are and come first.
+        factor: Number of vectors per cluster on average, at least 1: 2 leaves half of the vectors. At least
+            one vector is left.
+        protected: Number of leading vectors that stay as they are.
 
     Returns:
-        ``(m, dim)``; means are shorter than 1. Each cluster, in an order of no meaning.
+        ``(m, dim)``: the protected vectors, then the mean of each cluster in an arbitrary order. The mean of
+        different vectors is shorter than 1.
 
     Examples:
         >>> pool_tokens(torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), 2)
