@@ -29,7 +29,7 @@ _BIASES = ("layers.0.bias", "layers.2.bias")
 
 
 class HeadParts(NamedTuple):
-    """The parts of a sparse head: layers before the matrix, matrix ``(terms, width)`` and bias ``(terms,)``."""
+    """The parts of a sparse head: layers before the matrix, matrix ``(terms, width)``, bias ``(terms,)``."""
 
     layers: nn.ModuleList
     weight: nn.Parameter

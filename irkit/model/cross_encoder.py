@@ -19,18 +19,18 @@ Activation: TypeAlias = Literal["none", "sigmoid"]
 
 
 class CrossEncoder:
-    """A transformer that reads query and document together (Nogueira and Cho 2019).
+    """Scores pairs with a transformer that reads query and document together (Nogueira and Cho 2019).
 
     Args:
-        name: Directory or hub name of a sequence classifier with one label; or with two, whose score is the
-            log odds of the second label.
-        device: Where it runs; by default a GPU if there is one.
-        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        max_length: Maximum tokens of a pair; the longer text of a longer pair is cut. Default: the limit of
-            the model.
+        name: Directory or hub name of a sequence classifier with one or two labels. With two labels, the
+            score is the log odds of the second.
+        device: Device of the model; None is a GPU if there is one, else the CPU.
+        dtype: Type of the weights: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        max_length: Largest number of tokens of a pair. In a longer pair, the longer text is cut. None is the
+            limit of the model.
         activation: ``"none"`` returns logits, which margins and KL divergence are defined on; ``"sigmoid"``
             returns probabilities.
-        batch_tokens: Tokens of one forward pass, padding included.
+        batch_tokens: Largest number of tokens in one forward pass, padding included.
 
     Raises:
         StorageError: There is no such model.
@@ -135,7 +135,10 @@ def check_scorable(queries: Sequence[Query], documents: Sequence[Sequence[Docume
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """Hide the progress bar of transformers, which it draws even where there is no terminal."""
+    """Hide the progress bar of transformers inside the block; it would appear even without a terminal.
+
+    ``logging`` is the module ``transformers.utils.logging``.
+    """
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -146,7 +149,10 @@ def _quiet(logging: Any) -> Iterator[None]:
 
 
 def _batches(lengths: Array, batch_tokens: int) -> Iterator[list[int]]:
-    """Yield positions by descending length, which needs little padding, up to ``batch_tokens`` at a time."""
+    """Yield the positions of texts in batches, the longest first, so that batches need little padding.
+
+    Each batch has at most ``batch_tokens`` tokens, padding included, or one text.
+    """
     order = np.argsort(-lengths, kind="stable").tolist()
     start = 0
     while start < len(order):

@@ -1,4 +1,4 @@
-"""What is done with vectors: similarities, truncation, conversion to other types, terms of sparse ones."""
+"""Functions of vectors: similarity, truncation, conversion to other types, and terms of sparse vectors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
     """Return the similarity of each vector of ``a (n, dim)`` to each of ``b (m, dim)``: ``(n, m)``.
 
     Args:
-        name: Similarity, one of ``irkit.formats.parts.SIMILARITIES``; distances come back negative.
+        name: Similarity, one of ``irkit.formats.parts.SIMILARITIES``. Distances (euclidean, manhattan) are
+            returned with a negative sign.
         a: Vectors. For maxsim and meanmaxsim an array ``(tokens, dim)`` per text, or a MultiVector.
         b: Vectors of the same kind.
 
@@ -58,6 +59,8 @@ def compare(name: str, a: Vectors, b: Vectors) -> Tensor:
 def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
     """Return the similarity of vector ``i`` of ``a`` to vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
 
+    The arguments are those of `compare`.
+
     Raises:
         BadValueError: The shapes differ.
     """
@@ -72,7 +75,11 @@ def compare_pairs(name: str, a: Vectors, b: Vectors) -> Tensor:
 
 
 def _comparable(name: str, a: Vectors, b: Vectors) -> tuple[Any, Any]:
-    """Return both sides as token vectors, sparse rows or tensors ``(n, dim)``, whatever ``name`` compares."""
+    """Convert both sides to the type that the similarity ``name`` compares.
+
+    The result is two `MultiVector`, two `Sparse` or two float32 tensors ``(n, dim)``. For meanmaxsim the
+    vectors of ``a`` are `averaged`; for cosine, sparse rows get length 1.
+    """
     if name in SIMILARITIES["multi_vector"]:
         queries, documents = _texts(a), _texts(b)
         return averaged(queries) if name == "meanmaxsim" else queries, documents
@@ -86,21 +93,21 @@ def _comparable(name: str, a: Vectors, b: Vectors) -> tuple[Any, Any]:
 
 
 def averaged(queries: MultiVector) -> MultiVector:
-    """Divide token vectors of queries by their number, so that MaxSim is a mean of similarities."""
+    """Divide the token vectors of each query by their number, so that MaxSim is a mean, not a sum."""
     rows = queries.tokens
     counts = rows.lengths.to(rows.device)[rows.row_ids()]
     return MultiVector(rows.with_values(rows.values / counts[:, None]))
 
 
 def unit_length(rows: Sparse) -> Sparse:
-    """Scale the weights of each text to length 1; a text without weights stays without."""
+    """Scale the weights of each text so that their vector has length 1; a text without weights keeps none."""
     squares = rows.weights.new_zeros(len(rows)).index_add(0, rows.terms.row_ids(), rows.weights**2)
     norms = squares.sqrt().clamp(min=1e-12)
     return Sparse(rows.terms, rows.weights / norms[rows.terms.row_ids()], rows.dim)
 
 
 def _stacked(vectors: Vectors) -> Vectors:
-    """Return a list of tensors as one tensor, and anything else as it is."""
+    """Stack a list of tensors to one tensor; return anything else unchanged."""
     if isinstance(vectors, Sequence) and len(vectors) and isinstance(vectors[0], Tensor):
         return torch.stack(list(vectors))
     return vectors
@@ -117,7 +124,12 @@ def _sparse(vectors: Vectors, unit: bool) -> Sparse:
 
 
 def _texts(vectors: Vectors) -> MultiVector:
-    """Return the token vectors of several texts; one array of two dimensions is one text."""
+    """Convert ``vectors`` to float32 token vectors of several texts; one array ``(tokens, dim)`` is one text.
+
+    Raises:
+        BadTypeError: The vectors are sparse, or no arrays.
+        BadValueError: An array has another number of dimensions.
+    """
     if isinstance(vectors, MultiVector):
         return vectors
     if isinstance(vectors, Sparse):
@@ -160,8 +172,8 @@ def _rows(vectors: Vectors) -> Tensor:
 def postprocess(head: Head, rows: Representation, dim: int | None, unit: bool) -> Representation:
     """Truncate vectors to their first ``dim`` dimensions, and normalise them if ``unit`` is set.
 
-    Truncation makes a vector shorter. Token vectors of a head that normalises get back the length that they
-    had before (1, or less after token pooling, which averages vectors).
+    Token vectors of a head that normalises (``head.unit``) are scaled after truncation to the length that
+    they had before truncation.
 
     Args:
         head: The head that made ``rows``.
@@ -188,7 +200,10 @@ def postprocess(head: Head, rows: Representation, dim: int | None, unit: bool) -
 
 
 def check_dim(operation: str, dim: int | None, width: int) -> None:
-    """Raise BadValueError unless vectors of ``width`` can be truncated to ``dim``."""
+    """Raise BadValueError unless ``dim`` is None or a whole number from 1 to ``width``.
+
+    The message begins with ``operation``.
+    """
     if dim is not None and (not is_count(dim) or dim > width):
         raise BadValueError(
             f"{operation}: truncate_dim is {brief(dim)}; expected a whole number from 1 to {width}, the "
@@ -199,13 +214,14 @@ def check_dim(operation: str, dim: int | None, width: int) -> None:
 def convert(
     rows: Representation, options: Mapping[str, object], single: bool, device: torch.device
 ) -> Embeddings:
-    """Return rows as the types that `Model.encode` documents.
+    """Convert rows to what `Model.encode` returns: arrays or tensors, as the options say.
 
     Args:
         rows: Rows on the CPU.
         options: Options of `Model.encode`.
-        single: Whether there is one text, whose vector comes back without the list around it.
-        device: Device of tensors.
+        single: Whether the caller gave one text instead of several. The result is then one vector (one array
+            for a multi-vector model), without the dimension or list of texts.
+        device: Device of returned tensors, except those in a list of dense ones, which stay on the CPU.
     """
     as_tensor, as_numpy = options.get("convert_to_tensor"), options.get("convert_to_numpy", True)
     if isinstance(rows, MultiVector):
@@ -229,7 +245,7 @@ def convert(
 
 
 def _coo(rows: Sparse) -> Tensor:
-    """Return a sparse tensor (COO) ``(n, dim)``."""
+    """Convert rows to a sparse tensor (COO) ``(n, dim)``."""
     positions = torch.stack([rows.terms.row_ids(), rows.terms.values.long()])
     options: dict[str, Any] = {"check_invariants": False, "device": positions.device}
     return torch.sparse_coo_tensor(positions, rows.weights, (len(rows), rows.dim), **options).coalesce()
@@ -239,10 +255,12 @@ def _coo(rows: Sparse) -> Tensor:
 
 
 def as_sparse(operation: str, vectors: Any) -> Sparse:
-    """Return the rows of a tensor ``(n, dim)``, sparse or not, without zeros; ``(dim,)`` is one row.
+    """Convert a tensor ``(n, dim)``, sparse or dense, to `Sparse`, without zeros; ``(dim,)`` is one row.
+
+    A `Sparse` is returned unchanged. Messages begin with ``operation``.
 
     Raises:
-        BadTypeError: ``vectors`` is not a tensor.
+        BadTypeError: ``vectors`` is neither a tensor nor `Sparse`.
         BadValueError: The tensor has another shape.
     """
     if isinstance(vectors, Sparse):
@@ -268,11 +286,11 @@ def decode(rows: Sparse, vocabulary: Sequence[str], k: int | None = None) -> lis
 
     Args:
         rows: ``n`` rows.
-        vocabulary: The string of each term.
+        vocabulary: The string of each dimension, in order.
         k: Largest number of terms per row; None is all.
 
     Raises:
-        BadValueError: ``k`` is below 1, or the vocabulary has another size.
+        BadValueError: ``k`` is below 1, or the vocabulary has another size than ``rows.dim``.
 
     Examples:
         >>> rows = Sparse(Ragged.from_rows([[0, 2]]), torch.tensor([0.5, 2.0]), 3)
@@ -293,10 +311,11 @@ def decode(rows: Sparse, vocabulary: Sequence[str], k: int | None = None) -> lis
 
 
 def sparsity(rows: Sparse) -> dict[str, float]:
-    """Return the average number of terms per row, and the share of the vocabulary without a weight.
+    """Measure how sparse rows are.
 
     Returns:
-        ``active_dims`` and ``sparsity_ratio``, as in sentence-transformers; 0 and 1 without rows.
+        ``active_dims``, the mean number of terms per row, and ``sparsity_ratio``, the mean share of the
+        vocabulary without a weight (0 to 1). Without rows they are 0 and 1.
     """
     active = len(rows.weights) / max(1, len(rows))
     return {"active_dims": active, "sparsity_ratio": 1.0 - active / max(1, rows.dim)}

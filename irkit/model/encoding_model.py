@@ -1,4 +1,4 @@
-"""Texts in, vectors or representations out; comparing vectors; terms of sparse ones."""
+"""The part of `irkit.Model` that encodes texts, compares vectors, and names the terms of sparse vectors."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ class EncodeOptions(TypedDict, total=False):
 
     Attributes:
         prompt_name: Name of the prompt of the model that is written before each text.
-        prompt: Text written before each text; goes before ``prompt_name``.
-        batch_size: Most texts encoded at once; by default only their tokens count (``tokens_per_step``).
+        prompt: Text written before each text; if given, ``prompt_name`` is ignored.
+        batch_size: Largest number of texts encoded at once; None is any number, so that only
+            ``tokens_per_step`` limits a step.
         show_progress_bar: Show a bar on a terminal or in a notebook.
-        convert_to_numpy: False, without ``convert_to_tensor``, returns a list of tensors.
+        convert_to_numpy: True, the default, returns NumPy arrays. False, without ``convert_to_tensor``,
+            returns a list of tensors.
         convert_to_tensor: Return a tensor on the device of the model instead of an array.
         normalize_embeddings: Scale vectors to length 1.
-        truncate_dim: Keep this many leading dimensions.
-        max_active_dims: Sparse models only: keep this many weights per text, whatever the model says.
+        truncate_dim: Number of leading dimensions to keep; None is the setting of the model.
+        max_active_dims: Sparse models only: number of weights to keep per text, in place of the limits of the
+            model.
         convert_to_sparse_tensor: Sparse models only: False returns dense tensors.
-        device: Move the model there first; or several, each of which gets a process of its own.
+        device: Device to move the model to first; or several devices, which encode in a process each.
     """
 
     prompt_name: str | None
@@ -80,28 +83,37 @@ class EncodingModel(ModelParts):
     query_model: EncodingModel | None
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
-        """Encode queries: `encode` with the prompt named ``"query"`` unless the options give another."""
+        """Encode queries, with the prompt named ``"query"`` unless the options give another.
+
+        Arguments and results are those of `encode`.
+        """
         return self._encode(texts, "query", options)
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
-        """Encode documents: `encode` with the prompt named ``"document"`` unless the options give another."""
+        """Encode documents, with the prompt named ``"document"`` unless the options give another.
+
+        Arguments and results are those of `encode`.
+        """
         return self._encode(texts, "document", options)
 
     def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> Embeddings:
-        """Encode texts to vectors, as sentence-transformers does; a multi-vector model encodes documents.
+        """Encode texts to vectors, as sentence-transformers does.
+
+        If the model treats queries and documents differently, the texts are encoded as documents. Only the
+        prompt differs: it is the default prompt of the model unless the options give another.
 
         Args:
-            texts: Texts, or one text.
+            texts: Several texts, or one text.
             options: See `EncodeOptions`.
 
         Returns:
-            float32 ``(n, dim)``, or ``(dim,)`` for one text. For a multi-vector model, a list of one array
-            ``(tokens, dim)`` per text, or the array itself for one text. For a sparse model, a sparse
+            A float32 array ``(n, dim)``, or ``(dim,)`` for one text. For a multi-vector model, a list of one
+            array ``(tokens, dim)`` per text, or the array itself for one text. For a sparse model, a sparse
             tensor (COO) ``(n, dim)``, or ``(dim,)``, on the device of the model.
 
         Raises:
             BadTypeError: Something is not a string, or there is no such option.
-            BadValueError: There is no prompt of that name, no such device, or a number is below 1.
+            BadValueError: The prompt or the device does not exist, or a number is below 1.
         """
         return self._encode(texts, None, options)
 
@@ -152,13 +164,13 @@ class EncodingModel(ModelParts):
 
         Args:
             texts: Texts.
-            side: ``"query"`` or ``"document"``; decides the prompt and what else the head does to it.
+            side: ``"query"`` or ``"document"``; decides the prompt, the length and how the head treats texts.
             progress: Called with the number of texts finished since its last call.
 
         Returns:
-            One row per text in order, float32 on the CPU, such that `irkit.score` is the similarity of the
-            model: for cosine, vectors have length 1; for meanmaxsim, those of queries are divided by their
-            number.
+            One row per text in order, float32 on the CPU. `irkit.score` of such rows is the similarity of the
+            model: for cosine, vectors have length 1; for meanmaxsim, the token vectors of each query are
+            divided by their number.
 
         Raises:
             BadTypeError: Something is not a string.
@@ -177,8 +189,18 @@ class EncodingModel(ModelParts):
     ) -> Iterator[Representation]:
         """Encode any number of texts as `encode_representation` does, in chunks.
 
-        A model that was loaded for several devices runs a process on each of them here, unless one chunk
-        holds all texts.
+        A model that was loaded for several devices encodes in a process per device, unless one chunk holds
+        all texts.
+
+        Args:
+            texts: Texts, read as they are needed.
+            side: ``"query"`` or ``"document"``.
+            chunk_size: Number of texts per chunk.
+            progress: Called with the number of texts finished since its last call.
+            device: Device to move the model to first; or several devices, which encode in a process each.
+
+        Yields:
+            The rows of each chunk, in order.
         """
         if self.similarity_name not in ("cosine", "dot", "maxsim", "meanmaxsim"):
             raise BadValueError(
@@ -194,16 +216,15 @@ class EncodingModel(ModelParts):
             yield self._comparable(part, side)
 
     def encode_with_token_spans(self, text: str, side: Side) -> tuple[MultiVector, list[TokenSpan]]:
-        """Encode one text to token vectors, without token pooling, and say which token each belongs to.
-
-        Where the encoder pools, a vector belongs to a window of tokens, which is one span then.
+        """Encode one text to token vectors, without token pooling, and find the token of each vector.
 
         Args:
             text: A text.
             side: ``"query"`` or ``"document"``.
 
         Returns:
-            One row, as `encode_representation` gives it; and as many spans as it has vectors.
+            One row of token vectors, comparable like those of `encode_representation`; and one span per
+            vector. If the encoder pools, a span covers a window of tokens.
 
         Raises:
             BadTypeError: ``text`` is not a string.
@@ -215,12 +236,16 @@ class EncodingModel(ModelParts):
         return row, spans
 
     def token_spans(self, text: str, side: Side) -> list[TokenSpan]:
-        """Return the tokens of a text of ``side``, including the prompt, and their characters in it."""
+        """Return the tokens of a text of ``side``, those of the prompt included, and what each covers.
+
+        Returns:
+            One span per token, with its string and its range of characters in ``text``, see `TokenSpan`.
+        """
         pipeline = self.pipeline(side)
         return pipeline.tokenizer.token_spans(text, pipeline.prompt, pipeline.max_length)
 
     def _comparable(self, rows: Representation, side: Side) -> Representation:
-        """Return rows whose `irkit.score` is the similarity of the model."""
+        """Truncate and scale rows so that `irkit.score` of them is the similarity of the model."""
         rows = postprocess(self.head, rows, self.truncate_dim, self.similarity_name == "cosine")
         mean = self.similarity_name == "meanmaxsim" and side == "query"
         return averaged(rows) if mean and isinstance(rows, MultiVector) else rows
@@ -235,10 +260,11 @@ class EncodingModel(ModelParts):
     ) -> Iterator[Representation]:
         """Encode texts in chunks.
 
-        One device: encode in this process, after the model is moved there. Several: one process per device.
+        A single ``device`` encodes in this process, after the model is moved to it. A list of devices encodes
+        in one process per device. None encodes in this process, on the device of the model.
 
         Yields:
-            The rows of each chunk; one part without rows if there are no texts.
+            The rows of each chunk; one representation without rows if there are no texts.
         """
         check_functions("encode", progress=progress)
         devices = [] if device is None else find_devices(device)
@@ -255,26 +281,31 @@ class EncodingModel(ModelParts):
     def similarity(self, a: Vectors, b: Vectors) -> Tensor:
         """Compare each vector of ``a (n, dim)`` with each of ``b (m, dim)``: ``(n, m)``, higher is nearer.
 
-        One vector counts as ``n = 1``; distances (euclidean, manhattan) come back negative. Of a
-        multi-vector model ``a`` and ``b`` are lists of arrays ``(tokens, dim)``, or one such array.
+        One vector ``(dim,)`` counts as ``n = 1``. Distances (euclidean, manhattan) are returned with a
+        negative sign. For a multi-vector model, ``a`` and ``b`` are lists of arrays ``(tokens, dim)``, or one
+        array ``(tokens, dim)`` each.
         """
         return compare(self.similarity_name, a, b)
 
     def similarity_pairwise(self, a: Vectors, b: Vectors) -> Tensor:
-        """Compare vector ``i`` of ``a`` with vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``."""
+        """Compare vector ``i`` of ``a`` with vector ``i`` of ``b``, both ``(n, dim)``: ``(n,)``.
+
+        Types and signs are those of `similarity`.
+        """
         return compare_pairs(self.similarity_name, a, b)
 
     def decode(
         self, vectors: Sparse | Tensor, k: int | None = None
     ) -> list[list[tuple[str, float]]] | list[tuple[str, float]]:
-        """Terms and weights of sparse vectors, the heaviest first.
+        """Return the terms and weights of sparse vectors, the heaviest first.
 
         Args:
-            vectors: What `encode` or `encode_representation` of a sparse model returns.
-            k: Maximum number of terms per text; None: all.
+            vectors: Result of `encode` or `encode_representation` of a sparse model.
+            k: Largest number of terms per text; None is all.
 
         Returns:
-            Pairs of a term and its weight for each text, in a list, or for one vector ``(dim,)`` alone.
+            For each text, a list of pairs of a term and its weight. For one vector ``(dim,)``, one list of
+            pairs.
 
         Raises:
             BadTypeError: ``vectors`` is neither `Sparse` nor a tensor.
@@ -294,11 +325,11 @@ class EncodingModel(ModelParts):
 
 
 def _check_options(options: EncodeOptions, kind: str) -> None:
-    """Check whether a model of a kind can encode with these options.
+    """Check the options of `EncodingModel.encode` for a model of ``kind``.
 
     Raises:
-        BadTypeError: There is no such option, or a prompt is not a string.
-        BadValueError: An option does nothing for this kind of model, or a batch would have no text.
+        BadTypeError: An option does not exist, or a prompt is not a string.
+        BadValueError: An option does nothing for this kind of model, or ``batch_size`` is below 1.
     """
     check_options("encode", options, _KINDS)
     check_flags("encode", **{name: options.get(name) for name in _FLAGS if options.get(name) is not None})

@@ -1,4 +1,4 @@
-"""Devices, and lower precision: what the hardware has, and whether a model keeps its vectors in it."""
+"""Devices and lower precision: which there are, and whether a model's vectors stay nearly the same."""
 
 from __future__ import annotations
 
@@ -76,16 +76,18 @@ def find_devices(names: Device | None) -> list[torch.device]:
 
 
 def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str) -> AnyEncoder:
-    """Convert a float32 encoder to another precision; a head changes only in the weights that it shares.
+    """Convert a float32 encoder to another precision, in place.
+
+    The head changes only in weights that it shares with the encoder.
 
     Args:
         encoder: Encoder with float32 weights; changed in place.
         head: Head of the same model.
         tokenizer: Tokenizer of the same model.
         dtype: ``"float32"``; ``"bfloat16"``; ``"int8"`` (weights and inputs of linear layers, CPU only);
-            ``"auto"``: bfloat16 if the hardware multiplies it and each vector of 16 built-in sentences keeps
-            a cosine of 0.999 to its float32 vector, otherwise float32. For a multi-vector model the sentences
-            are encoded as documents and as queries, because pooling and expansion differ.
+            ``"auto"``: bfloat16 if the hardware multiplies bfloat16 and each vector of 16 built-in sentences
+            keeps a cosine of 0.999 to its float32 vector, otherwise float32. For a multi-vector model the
+            sentences are encoded as documents and as queries, because pooling and expansion differ.
 
     Returns:
         The encoder.
@@ -121,10 +123,10 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
 def keep_few_shapes() -> None:
     """Limit the caches of compiled products in oneDNN and torch to 64 shapes instead of 1,024.
 
-    Each number of tokens takes 0.5 MB of code, and hardly any two steps have the same number, so that the
-    caches would grow to 800 MB. Compiling is as fast as looking up. Both libraries read the environment
-    variables ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` and ``LRU_CACHE_CAPACITY`` at their first product. A
-    variable that is set already is left.
+    The function sets the environment variables ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` and
+    ``LRU_CACHE_CAPACITY``, unless they are set already. Both libraries read the variables at their first
+    product. Each number of tokens takes 0.5 MB of code, and hardly any two steps have the same number, so
+    that the caches would grow to 800 MB. Compiling is as fast as looking up.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")

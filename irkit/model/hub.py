@@ -38,10 +38,10 @@ scores = model.similarity(model.encode_query("a question"), model.encode_documen
 
 
 def local_directory(name_or_path: str | Path) -> Path:
-    """Return the directory ``name_or_path``, or a copy of the hub repository ``name`` or ``name@revision``.
+    """Return the directory ``name_or_path``, or download the hub repository ``name`` or ``name@revision``.
 
     Raises:
-        StorageError: There is neither.
+        StorageError: Neither a directory nor a repository has the name, or the download failed.
     """
     path, whole = Path(name_or_path), str(name_or_path)
     with explained(f"loading {whole:.200}"):  # too long a name, for one
@@ -67,7 +67,10 @@ def local_directory(name_or_path: str | Path) -> Path:
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """Turn whatever the hub's client raises into one line that starts with ``problem``."""
+    """Turn any error of the hub's client inside the block into a StorageError.
+
+    The message is one line, which starts with ``problem``.
+    """
     try:
         yield
     except IrkitError:
@@ -86,9 +89,16 @@ def upload(
     revision: str | None,
     commit_message: str,
 ) -> str:
-    """Upload what ``write`` writes into a new directory, see `irkit.Model.push_to_hub`.
+    """Upload a model directory to the hub, and return the address of the commit.
 
-    The model card names ``library_class`` of sentence-transformers; None names irkit alone.
+    Args:
+        write: Writes the model to the path that it is called with, which does not exist yet.
+        library_class: Class of sentence-transformers that a new model card names; None names irkit alone.
+        repo_id: This and the other arguments are those of `irkit.Model.push_to_hub`.
+        token: See `irkit.Model.push_to_hub`.
+        private: See `irkit.Model.push_to_hub`.
+        revision: See `irkit.Model.push_to_hub`.
+        commit_message: See `irkit.Model.push_to_hub`.
     """
     from huggingface_hub import HfApi
 

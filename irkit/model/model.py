@@ -32,7 +32,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class Model(EncodingModel):
-    """Texts in, vectors or representations out.
+    """Encodes texts to vectors or representations, and compares vectors.
 
     A model holds its parts; `pipeline` joins the parts that encode texts of one side.
 
@@ -40,14 +40,14 @@ class Model(EncodingModel):
         tokenizer: Text to ids.
         encoder: Ids to hidden states.
         head: Hidden states to a representation of each text.
-        query_model: What queries go through if that is not the way of documents, see `set_queries`.
-        prompts: Written before a text, by name; ``"query"`` and ``"document"`` always exist.
-        default_prompt_name: The prompt that `encode` takes if none is named.
+        query_model: Model that encodes queries, see `set_queries`; None if queries and documents share one.
+        prompts: Text to write before each text, by name; ``"query"`` and ``"document"`` always exist.
+        default_prompt_name: Name of the prompt of `encode` if the caller gives none; None is no prompt.
         truncate_dim: Number of leading dimensions kept of each vector (Matryoshka); None is all.
         tokens_per_step: Largest number of tokens encoded at once; None is 1024 on a CPU and 32768 on a GPU,
             and up to four times as many where layers pool.
-        devices: Devices it was loaded to; a stream of documents is encoded on all of them.
-        name: What it was loaded from, or saved to first.
+        devices: Devices that the model was loaded for; `stream_representations` encodes on all of them.
+        name: Name or path that the model was loaded from, or else saved to first.
 
     Examples:
         >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -83,19 +83,20 @@ class Model(EncodingModel):
         language model is taken for a sparse model with max pooling and log(1 + relu).
 
         Args:
-            name_or_path: A directory, or the name of a repository of the Hugging Face hub, where
-                ``"name@revision"`` is one of its states; this can be written wherever a model is named.
-            revision: A branch, a tag or a commit of the hub, as after ``@``.
-            device: Where it runs; by default a GPU if there is one. Of several, such as
+            name_or_path: A directory, or the name of a repository of the Hugging Face hub.
+                ``"name@revision"`` is one state of the repository; this form is allowed wherever a model is
+                named.
+            revision: A branch, a tag or a commit of the repository, as after ``@``.
+            device: Device of the model; by default a GPU if there is one. Of several devices, such as
                 ``["cuda:0", "cuda:1"]``, all encode documents for an index, the first does the rest.
-            dtype: Encoder's precision: float32, bfloat16, int8 (CPU), or auto, which is bfloat16 where the
-                hardware has it and the model keeps its vectors in it (cosine 0.999).
+            dtype: Encoder's precision: float32, bfloat16, int8 (CPU) or auto. The last is bfloat16 if the
+                hardware has it and it hardly changes the vectors (cosine 0.999), else float32.
             attention: auto, eager, sdpa or flash.
 
         Raises:
             StorageError: There is no such model.
-            ConfigError: It is of a kind that irkit cannot run.
-            CorruptError: Its files are damaged.
+            ConfigError: The model is of a kind that irkit cannot run.
+            CorruptError: The model's files are damaged.
             BadValueError: There is no such dtype, device or attention.
         """
         operation = "Model.from_pretrained"
@@ -118,12 +119,13 @@ class Model(EncodingModel):
         markers: tuple[str, str] | None = None,
         **options: Unpack[LoadOptions],
     ) -> Self:
-        """Make a multi-vector model on the encoder of another model: its head is not trained yet.
+        """Make a multi-vector model with a new, untrained head on the encoder of another model.
 
         Args:
             name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
-            projection: From hidden states to token vectors, of random weights; None takes hidden states
-                as they are. Vectors get length 1 in any case.
+            projection: Layers, of random weights, that turn hidden states into token vectors, see
+                `irkit.heads.projection.projection_config`. None takes hidden states as they are. Vectors get
+                length 1 in any case.
             config: How texts of either side become token vectors, see `irkit.heads.MultiVectorConfig`.
             markers: Tokens that start queries and documents, such as ``("[Q] ", "[D] ")``; new ones start
                 as the mean of all tokens.
@@ -158,22 +160,23 @@ class Model(EncodingModel):
     ) -> Self:
         """Make a learned sparse model on the encoder of another model.
 
-        If the checkpoint is a masked language model, its head is used. Otherwise the head is not trained yet:
-        a layer that starts as the identity, and the word embeddings of the encoder, so that
-        nearly all terms have weights; ``max_active_dims`` keeps the largest. Special tokens get none.
+        If the checkpoint is a masked language model, its head is used. Otherwise the head is new and
+        untrained: a layer that starts as the identity, and the word embeddings of the encoder. With a new
+        head nearly all terms get weights, of which ``max_active_dims`` keeps the largest. Special tokens get
+        no weights.
 
         Args:
             name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
             config: How logits of tokens become weights of a text, see `irkit.heads.SparseConfig`.
-            vocabulary: What weights are given to, if not to the tokens of the tokenizer; a term starts as the
-                mean of its tokens.
-            queries: Separate query encoder, see `set_queries`; None encodes them as documents.
+            vocabulary: Terms that get weights; None is the tokens of the tokenizer. The matrix row of a term
+                starts as the mean of the rows of its tokens.
+            queries: Separate query encoder, see `set_queries`; None encodes queries as documents.
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
             BadTypeError: ``name_or_path`` is neither a string nor a path, or there is no such option.
             ConfigError: There is no such key or value.
-            BadValueError: A term stands twice in the vocabulary, or it is empty.
+            BadValueError: A term stands twice in the vocabulary or has no tokens, or there are no terms.
         """
         settings = {"vocabulary": vocabulary}
         return cls._make("Model.sparse", name_or_path, "sparse", config, settings, (), queries, **options)
@@ -186,10 +189,10 @@ class Model(EncodingModel):
         config: Mapping[str, Any] | None = None,
         **options: Unpack[LoadOptions],
     ) -> Self:
-        """Make a model with a head of `irkit.heads.HEADS`, such as one of another package, on an encoder.
+        """Make a model with a new head of any registered kind on the encoder of another model.
 
         Args:
-            head: Name of the head.
+            head: Name in `irkit.heads.HEADS`, to which other packages can add heads.
             name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
             config: Settings of the head, see `irkit.heads.Head.create`.
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
@@ -215,7 +218,21 @@ class Model(EncodingModel):
         queries: str | Mapping[str, Any] | QueryConfig | None = None,
         **options: Unpack[LoadOptions],
     ) -> Self:
-        """Put a new head, which takes ``config`` and ``settings``, on the encoder of a model."""
+        """Make a model with a new head on the encoder of another model.
+
+        Args:
+            operation: Name of the caller, for messages.
+            name_or_path: As for `from_pretrained`.
+            head: Name in `irkit.heads.HEADS`.
+            config: Configuration of the head.
+            settings: Further arguments of the head's `create`.
+            markers: Prompts of queries and of documents, which become tokens; or nothing.
+            queries: As for `sparse`.
+            options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
+
+        Raises:
+            BadTypeError: An option does not exist.
+        """
         check_options(operation, options, LoadOptions.__annotations__)
         dtype, attention = options.get("dtype", "float32"), options.get("attention", "auto")
         _check_source(operation, name_or_path, dtype=dtype, attention=attention)
@@ -236,7 +253,7 @@ class Model(EncodingModel):
 
     @classmethod
     def _assemble(cls, parts: Parts, devices: list[torch.device], dtype: str) -> Self:
-        """On its device, in its precision."""
+        """Make a model of its parts, on the first of ``devices``, with encoders in precision ``dtype``."""
         queries = parts.pop("query", None)
         documents: SideParts = parts
         model = cls(**documents).to(devices[0]).eval()
@@ -253,13 +270,14 @@ class Model(EncodingModel):
     def save_pretrained(self, path: str | Path, format: str = "sentence-transformers") -> None:
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
-        Of a TITE, or where layers pool, irkit alone does. It appears whole or not at all. A model directory
-        that is there already is replaced. A model without a name gets this one, so that an index that it
-        builds finds it again.
+        Only irkit opens the directory of a TITE or of another encoder that pools. The directory appears whole
+        or not at all, and replaces a model directory of that name. A model without a name takes ``path`` as
+        its name, so that an index that it builds finds it again.
 
         Args:
-            path: The directory.
-            format: ``"stanford"`` writes a checkpoint of Stanford's ColBERT instead, of models that are one.
+            path: Directory to write to.
+            format: ``"sentence-transformers"``; or ``"stanford"``, which writes a checkpoint of Stanford's
+                ColBERT if the model can be expressed as one.
 
         Raises:
             StorageError: Something that is not part of a model is in the way, or writing failed.
@@ -287,8 +305,8 @@ class Model(EncodingModel):
         Args:
             repo_id: ``"user/name"``; made if it does not exist.
             token: Access token of the hub; by default the one you logged in with.
-            private: Whether a new repository is private.
-            revision: Branch; made if it does not exist.
+            private: Whether a new repository is private; None is the default of the hub.
+            revision: Branch, which is made if it does not exist; None is the main branch.
             commit_message: Message of the commit.
 
         Returns:

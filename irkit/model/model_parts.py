@@ -28,7 +28,7 @@ from irkit.tokenizer import Tokenizer
 
 
 class ModelParts(nn.Module):
-    """What `irkit.Model` consists of; its attributes are described there."""
+    """Base of `irkit.Model` that holds its parts; `irkit.Model` describes the attributes."""
 
     name: str = ""
     _int8_fingerprint: str | None = None
@@ -44,12 +44,14 @@ class ModelParts(nn.Module):
         similarity_name: str | None = None,
         truncate_dim: int | None = None,
     ) -> None:
-        """Join the parts. The tokenizer is set to cut texts at the positions the encoder has.
+        """Make a model of its parts, see the attributes of `irkit.Model`.
+
+        The `max_length` of ``tokenizer`` is lowered, in place, to the number of positions of the encoder.
 
         Raises:
             BadValueError: There is no such similarity or prompt, queries are expanded beyond the positions of
                 the encoder, a length leaves nothing of a text or a vector, or the encoder pools and the head
-                needs a row for each token.
+                needs a hidden state for each token.
         """
         super().__init__()
         keep_few_shapes()
@@ -86,7 +88,7 @@ class ModelParts(nn.Module):
             tokenizer.check_length(head.max_length(side), f"{side}_length")
 
     def _follow_pooling(self) -> None:
-        """Tell the head how many tokens each row of the encoder stands for."""
+        """Set the window of the head to that of the encoder's pooling, after `check_pooling`."""
         if isinstance(self.encoder, Encoder):
             if any(self.encoder.config.schedule):
                 check_pooling(self.encoder, self.head)
@@ -94,7 +96,7 @@ class ModelParts(nn.Module):
 
     @property
     def parts(self) -> Parts:
-        """The arguments of the constructor, and under ``"query"`` those of the query model."""
+        """Return the arguments that make the model again; ``"query"`` holds those of the query model."""
         parts = cast(Parts, {name: getattr(self, name) for name in SideParts.__annotations__})
         if self.query_model is not None:
             parts["query"] = self.query_model.parts
@@ -102,12 +104,12 @@ class ModelParts(nn.Module):
 
     @property
     def kind(self) -> str:
-        """Kind of its representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
+        """Kind of the representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
         return self.head.kind
 
     @property
     def dim(self) -> int:
-        """Width of its vectors."""
+        """Width of the vectors, after truncation; for a sparse model, the number of terms."""
         return self.truncate_dim or self.head.dim
 
     @property
@@ -117,7 +119,7 @@ class ModelParts(nn.Module):
 
     @property
     def similarity_name(self) -> str:
-        """How its vectors are compared; one of `irkit.formats.SIMILARITIES` for its kind.
+        """Name of the similarity of vectors, one of `irkit.formats.SIMILARITIES` for the kind of the model.
 
         The default is cosine for dense vectors, dot for sparse ones, and maxsim for token vectors.
         """
@@ -132,7 +134,7 @@ class ModelParts(nn.Module):
 
     @property
     def vocabulary(self) -> list[str]:
-        """The term of each dimension of a sparse model; a row without a token is ``[id]``.
+        """Return the term of each dimension of a sparse model; ``[id]`` for a dimension without a token.
 
         Raises:
             BadValueError: The model is not sparse.
@@ -145,11 +147,12 @@ class ModelParts(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that stand for weights, head and tokenizer, in whatever precision they run.
+        """Return 32 hexadecimal digits that change when document vectors would change, except by precision.
 
-        They also cover the pooling schedule of the encoder; the settings and prompts of both sides of a
-        multi-vector model, and those of documents of a sparse model. The weights of a separate query encoder
-        are left out. Computed from the weights at each call, 0.1 s for 20 million.
+        The digits cover weights, head, tokenizer and pooling schedule. For a multi-vector model they also
+        cover the settings and prompts of both sides; for a sparse model, those of documents. The weights of a
+        separate query encoder are left out. Each call computes the digits from the weights, in 0.1 s for 20
+        million.
         """
         if self._int8_fingerprint:
             return self._int8_fingerprint
@@ -173,7 +176,10 @@ class ModelParts(nn.Module):
 
     @property
     def query_fingerprint(self) -> str:
-        """Digits for what only queries depend on; empty unless the model is sparse or has a query encoder."""
+        """Return 32 hexadecimal digits that cover what only queries depend on: prompt, length, query encoder.
+
+        The result is empty unless the model is sparse or has a query encoder.
+        """
         if self.query_model is None and self.kind != "sparse":
             return ""
         own = "" if self.query_model is None else self.query_model.fingerprint
@@ -183,10 +189,10 @@ class ModelParts(nn.Module):
         return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
     def prompt_named(self, name: str | None) -> str:
-        """Return the prompt of that name; an empty one for None.
+        """Return the prompt with the name ``name``; an empty string for None.
 
         Raises:
-            BadValueError: There is no prompt of that name.
+            BadValueError: No prompt has this name.
         """
         if name is not None and (not isinstance(name, str) or name not in self.prompts):
             raise BadValueError(
@@ -195,18 +201,20 @@ class ModelParts(nn.Module):
         return self.prompts[name] if name is not None else ""
 
     def max_length(self, side: Side) -> int | None:
-        """Return the number of tokens at which texts of ``side`` are cut; None is nowhere."""
+        """Return the number of tokens at which texts of ``side`` are cut; None if texts are never cut."""
         model = self.side_model(side)
         length, most = model.head.max_length(side), model.encoder.max_positions
         return model.tokenizer.max_length if length is None else min(length, most or length)
 
     def set_length(self, side: Side, length: int) -> None:
-        """Cut texts of ``side`` at ``length`` tokens, special tokens included; it is saved with the model.
+        """Cut texts of ``side`` at ``length`` tokens, special tokens included.
+
+        The length is saved with the model.
 
         Raises:
-            BadTypeError: The length is not an integer.
-            BadValueError: That leaves no room for the text, or there is no such side.
-            ConfigError: Queries are expanded to more tokens.
+            BadTypeError: ``length`` is not an integer.
+            BadValueError: ``length`` leaves no room for text, or there is no such side.
+            ConfigError: Queries are expanded to more than ``length`` tokens.
         """
         if not isinstance(side, str) or side not in get_args(Side):
             raise BadValueError(f"set_length: side {brief(side)}, expected {' or '.join(get_args(Side))}")
@@ -220,7 +228,7 @@ class ModelParts(nn.Module):
             model.head.set_length(side, length)
 
     def __repr__(self) -> str:
-        """What it is in a few lines; ``encoder``, ``head`` and ``query_model`` show their modules."""
+        """Describe the model in a few lines; print ``encoder`` or ``head`` to see all modules."""
         weights = list(self.parameters())
         number = f"{sum(weight.numel() for weight in weights):,} in {weights[0].dtype}".replace("torch.", "")
         layers = len(getattr(self.encoder, "layers", ()))
@@ -241,7 +249,7 @@ class ModelParts(nn.Module):
         return self if side == "document" or self.query_model is None else self.query_model
 
     def pipeline(self, side: Side, prompt: str | None = None) -> Pipeline:
-        """Return what turns texts of ``side`` into representations, with the parts that the model has now.
+        """Make the pipeline that turns texts of ``side`` into representations, with the current parts.
 
         Args:
             side: Side of the texts.
@@ -253,10 +261,10 @@ class ModelParts(nn.Module):
         return Pipeline(*parts, prompt, self.max_length(side), self.tokens_per_step)
 
     def attach_query_encoder(self, parts: SideParts | None) -> None:
-        """Give queries separate parts; None encodes queries with the parts for documents.
+        """Encode queries with separate ``parts`` from now on; None encodes queries like documents.
 
         Raises:
-            BadValueError: Their vectors cannot be compared with the vectors of documents.
+            BadValueError: The parts give vectors that cannot be compared with the vectors of documents.
         """
         if parts is None:
             self.query_model = None
@@ -275,7 +283,7 @@ class ModelParts(nn.Module):
         self.query_model = queries
 
     def forward(self, tokens: Ragged, prompt_length: int = 0, side: Side = "document") -> Representation:
-        """Encode token ids, with gradients: what training runs.
+        """Encode token ids, with gradients, for training.
 
         Args:
             tokens: Ragged int64 on the device of the model.
@@ -291,21 +299,21 @@ class ModelParts(nn.Module):
         __call__ = forward
 
     def set_queries(self, choice: str | Mapping[str, Any] | QueryConfig | None) -> Self:
-        """Give queries of a sparse model a side of their own, in place; documents stay what they are.
+        """Choose how a sparse model encodes queries, in place; documents are encoded as before.
 
-        An index that was built with the model stays of use, but its results change. A length that queries had
-        of their own stays theirs.
+        An index that was built with the model can still be used, but its results change. If queries are cut
+        at another length than documents, this length is kept.
 
         Args:
-            choice: ``"lexical"``: each distinct token weighs 1. ``"static"``: each has a weight of its own,
-                which training changes; ``{"kind": "static", "weights": "idf.json"}``, or weights by token as
-                `idf_weights` gives them, says where it starts. Neither runs an encoder.
-                ``{"kind": "encoder", "model": "name"}``: the encoder of another sparse model. None: queries
-                are encoded as documents.
+            choice: ``"lexical"``: each distinct token weighs 1, and no encoder runs. ``"static"``: each
+                distinct token has a weight from a table, which training changes, and no encoder runs. The
+                table starts at 1 for each token, or at ``{"kind": "static", "weights": "idf.json"}``, or at
+                ``{"kind": "static", "weights": idf_weights(...)}``. ``{"kind": "encoder", "model": "name"}``:
+                another sparse model encodes queries. None: queries are encoded as documents.
 
         Raises:
             ConfigError: There is no such kind, key or value, or weights are not for tokens of the model.
-            BadValueError: The model is not sparse, or the other one has another vocabulary.
+            BadValueError: The model is not sparse, or the model for queries has another vocabulary.
             StorageError: There are no such weights, or there is no such model.
 
         Examples:
@@ -335,20 +343,22 @@ class ModelParts(nn.Module):
     def add_pooling_layers(self, choice: Mapping[str, Any] | PoolingChoice | Sequence[Any] | None) -> Self:
         """Let layers of the encoder average over neighbouring tokens, in place; all weights stay as they are.
 
-        Later layers then work on fewer rows, and a multi-vector model makes as many times fewer vectors of a
-        document; of queries as before, unless its ``pooled_sides`` name them. Quality suffers until the model
-        was trained like this, see `irkit.training.pretraining.distillation_objectives`. The fingerprint
-        changes: pool before you build an index. Only irkit opens what is saved then.
+        Later layers then work on fewer hidden states. A multi-vector model makes fewer vectors per document,
+        by the same factor; queries keep one vector per token, unless its ``pooled_sides`` name queries.
+
+        Quality suffers until the model is trained with pooling, see
+        `irkit.training.pretraining.distillation_objectives`. The fingerprint changes: pool before you build
+        an index. Only irkit can open the saved model.
 
         Args:
-            choice: Which layers, see `irkit.model.pooling.PoolingChoice`: its keys and values, such as
-                ``{"factor": 4}``; or a list with an `irkit.encoder.Pooling`, its keys and values, or None for
-                each layer. None pools nowhere.
+            choice: A `irkit.model.pooling.PoolingChoice` or its keys and values, such as ``{"factor": 4}``.
+                Or a list with one item per layer: an `irkit.encoder.Pooling`, its keys and values, or None.
+                None instead of a list removes all pooling.
 
         Raises:
             ConfigError: There is no such key or value, or the encoder has too few layers.
-            BadValueError: The model is sparse, leaves prompts out of its mean, or is in int8; or transformers
-                runs its encoder. Nothing is changed.
+            BadValueError: The model is sparse, leaves prompts out of its pooling, or is in int8; or
+                transformers runs its encoder. Nothing is changed.
 
         Examples:
             >>> model = Model.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -360,10 +370,11 @@ class ModelParts(nn.Module):
         return self
 
     def merge_projections(self) -> Self:
-        """Collapse the projections of the head into one matrix, in place; outputs stay equal to 1e-5.
+        """Merge consecutive projections of the head into one matrix, in place; outputs stay equal to 1e-5.
 
-        What was trained with several linear layers then costs what one does, and is saved as the one Dense
-        that every reader of these files knows. The fingerprint changes: merge before you build an index.
+        A head that was trained with several linear layers then costs as much as one layer, and is saved as
+        one Dense module, which every reader of these files knows. The fingerprint changes: merge before you
+        build an index.
 
         Raises:
             BadValueError: A layer is gated or has an activation, or the model is in int8; nothing is changed.
@@ -375,6 +386,9 @@ class ModelParts(nn.Module):
         return self
 
     def _refuse_int8(self, operation: str, remedy: str) -> None:
-        """Raise BadValueError if weights of the model, or of its query model, are int8."""
+        """Raise BadValueError if weights of the model, or of its query model, are int8.
+
+        The message begins with ``operation`` and ends with ``remedy``.
+        """
         if any(part and part._int8_fingerprint for part in (self, self.query_model)):
             raise BadValueError(f"{operation}: the weights are int8; {remedy}")

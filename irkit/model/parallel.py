@@ -30,11 +30,12 @@ def encode_in_processes(
 ) -> Iterator[Representation]:
     """Encode texts as `Pipeline.stream` does, on several devices at once.
 
-    Processes are spawned: a script that calls this needs the usual ``if __name__ == "__main__":``.
+    Processes are spawned: a script that calls this function needs ``if __name__ == "__main__":``.
 
     Args:
-        pipeline: Moved to the CPU while they run; all processes share one copy of its weights there.
-        devices: One process each, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
+        pipeline: Pipeline to run. It is moved to the CPU while the processes run, which share this one copy
+            of its weights.
+        devices: Device of each process, such as ``["cuda:0", "cuda:1"]`` or ``["cpu", "cpu"]``.
         texts: Read as they are needed; at most a few chunks per process are held at a time.
         chunk_size: Number of texts that a process gets at a time.
         progress: Called with the number of texts finished since the last call.

@@ -38,7 +38,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Tokenizer, encoder and head of one side, and how texts are written and cut; see `irkit.Model.pipeline`.
+    """Encodes texts of one side: tokenizer, encoder, head, prompt and lengths; see `irkit.Model.pipeline`.
 
     Attributes:
         tokenizer: Text to ids.
@@ -81,13 +81,17 @@ class Pipeline:
         return self.tokenizer(texts, self.prompt, self.max_length)
 
     def encode_tokens(self, tokens: Ragged) -> Representation:
-        """Encode rows of token ids; order and errors as in `begin`."""
+        """Encode rows of token ids, and wait for the results; arguments and errors are those of `begin`.
+
+        Returns:
+            One row per text, in the order of ``tokens``, float32 on the CPU.
+        """
         return self.begin(tokens)()
 
     def stream(
         self, texts: Iterable[str], chunk_size: int = CHUNK, progress: Progress | None = None
     ) -> Iterator[Representation]:
-        """Encode any number of texts; the next chunk is tokenized while one is encoded.
+        """Encode any number of texts in chunks; while one chunk is encoded, the next is tokenized.
 
         Args:
             texts: Read as they are needed.
@@ -102,7 +106,7 @@ class Pipeline:
         yield from behind(copies, by=self.device.type == "cuda")
 
     def begin(self, tokens: Ragged, progress: Progress | None = None) -> Callable[[], Representation]:
-        """Start to encode rows of token ids, without waiting for a GPU that does it.
+        """Start to encode rows of token ids, without waiting for a GPU to finish.
 
         Args:
             tokens: Ragged int64 ids on the CPU, as `tokenize` returns them.
@@ -110,7 +114,7 @@ class Pipeline:
 
         Returns:
             A function that waits for the results and returns one row per text, in the order of ``tokens``,
-            float32 on the CPU. It raises BadValueError if a number is infinite or NaN.
+            float32 on the CPU. The function raises BadValueError if a number is infinite or NaN.
         """
         one_thread_after_fork()
         # without an encoder all rows are looked up at once, in no time
@@ -139,11 +143,11 @@ class Pipeline:
         return lambda: _check_finite(finish())
 
     def encode_with_token_spans(self, text: str) -> tuple[MultiVector, list[TokenSpan]]:
-        """Encode one text without token pooling, and say which token each vector belongs to.
+        """Encode one text without token pooling, and find the token of each vector.
 
         Returns:
-            One row of token vectors on the CPU, and one span per vector. Where the encoder pools, the span
-            covers a window of tokens.
+            One row of token vectors on the CPU; and one span per vector. If the encoder pools, a span covers
+            a window of tokens.
 
         Raises:
             BadValueError: The head does not make token vectors.
@@ -168,7 +172,7 @@ class Pipeline:
         return MultiVector(vectors), [_join(spans[start:end]) for start, end in windows]
 
     def _step_size(self) -> int:
-        """Return the largest number of tokens per step."""
+        """Return the largest number of tokens to encode at once."""
         if self.tokens_per_step:
             return self.tokens_per_step
         size, stride = _TOKENS_PER_STEP.get(self.device.type, _TOKENS_PER_STEP["cpu"]), 1
@@ -184,7 +188,7 @@ class Pipeline:
 
 
 def _check_finite(rows: Representation) -> Representation:
-    """Return the rows, or raise an error about numbers that no index takes and that have no score."""
+    """Return ``rows`` themselves, or raise BadValueError if a number is infinite or NaN."""
     if isinstance(rows, Dense):
         values = rows.values
     else:
@@ -197,7 +201,10 @@ def _check_finite(rows: Representation) -> Representation:
 
 
 def _join(spans: Sequence[TokenSpan]) -> TokenSpan:
-    """Return neighbouring tokens as one, at the characters of those that are in the text."""
+    """Merge the spans of neighbouring tokens into one, from the first to the last character in the text.
+
+    The token of the result is all tokens, separated by spaces. Added tokens cover no characters.
+    """
     inside = [span for span in spans if span.start < span.end] or spans[:1]
     return TokenSpan(" ".join(span.token for span in spans), inside[0].start, inside[-1].end)
 
@@ -212,12 +219,12 @@ def hidden_states(
     attended: Tensor | None,
     side: Side,
 ) -> Ragged:
-    """Encode ``tokens`` for a head, which decides whether the encoder's pooling layers work on ``side``.
+    """Compute the hidden states of tokens, Ragged ``(total, hidden_size)``.
 
     Args:
-        encoder: Gives hidden states.
-        head: Takes them.
-        tokens: Ragged int64 ids, as the head expands them.
+        encoder: Encoder to run.
+        head: Head that takes the hidden states, and says whether the encoder pools texts of ``side``.
+        tokens: Ragged int64 ids, as `Head.expand` gives them.
         attended: ``(n,)`` number of leading tokens per row that are attended to; None is all.
         side: Side of the texts.
     """
@@ -227,15 +234,15 @@ def hidden_states(
 
 
 def plan_steps(lengths: Tensor, budget: int, batch_size: int | None = None) -> list[Tensor]:
-    """Cut rows, the longest first, into steps of at most ``budget`` tokens or one row.
+    """Group rows, the longest first, into steps of at most ``budget`` tokens; a longer row is a step alone.
 
     Args:
-        lengths: ``(n,)`` tokens per row.
+        lengths: ``(n,)`` number of tokens of each row.
         budget: Largest number of tokens in a step.
         batch_size: Largest number of rows in a step; None is any number.
 
     Returns:
-        Row numbers per step; one empty step if there are no rows.
+        The row numbers of each step, an int64 tensor; one empty step if there are no rows.
     """
     order = torch.argsort(lengths, descending=True, stable=True)
     steps, start, used, most = [], 0, 0, batch_size or len(order)
@@ -252,8 +259,8 @@ def run_steps(
 ) -> Iterator[_Result]:
     """Yield ``run(step)`` for each step, in order.
 
-    On a CPU every core runs whole steps by itself: small operations then wait for no other core, which makes
-    two cores 1.2 times as fast as two threads on one step.
+    On a CPU each core runs whole steps in a thread of its own, because small operations then wait for no
+    other core. Two cores are 1.2 times as fast in this way as with two threads on one step.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     workers = min(threads, len(steps), _MOST_WORKERS)
@@ -266,7 +273,7 @@ def run_steps(
 
 
 def copy_to_cpu(rows: Representation) -> Callable[[], Representation]:
-    """Start to copy rows to the CPU, and return a function that waits for the copy."""
+    """Start to copy rows to the CPU, and return a function that waits for the copy and returns it."""
     make: Callable[..., Representation]
     if isinstance(rows, Dense):
         tensors, make = [rows.values], Dense
@@ -305,7 +312,10 @@ def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
 
 
 def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """Yield ``function(item)`` in order; a thread computes the second and later ones one item ahead."""
+    """Yield ``function(item)`` for each item, in order; a thread computes each result one item ahead.
+
+    The caller's thread computes the first result.
+    """
     iterator = iter(items)
     with ThreadPoolExecutor(1, "irkit-tokenizer") as pool:  # starts its thread when first used
         for first in iterator:
@@ -318,9 +328,10 @@ def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Itera
 
 
 def behind(calls: Iterable[Callable[[], _Result]], by: int) -> Iterator[_Result]:
-    """Yield the results of calls in order; each is called after ``by`` more were made.
+    """Call each function that ``calls`` yields, and yield the results in order.
 
-    Meanwhile a GPU works on those that were made and not yet called.
+    A function is called after ``by`` further functions were taken from ``calls``. So a GPU can work on ``by``
+    steps that were started (see `Pipeline.begin`) while the caller handles an earlier result.
     """
     waiting: deque[Callable[[], _Result]] = deque()
     for call in calls:

@@ -1,4 +1,4 @@
-"""Pooling layers for encoders that were trained without: which layers pool, and which models allow it."""
+"""Pooling for encoders that were trained without: choose the layers, and check that a model can pool."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class PoolingChoice(Config):
     """Which layers of an encoder pool, and how.
 
     Attributes:
-        factor: How many times fewer rows than tokens are left, a power of ``stride``; None is as many as it
-            takes to leave one row of the longest text. Not given where ``layers`` are numbers.
+        factor: Number of tokens per hidden state that is left, a power of ``stride``: 4 leaves a quarter.
+            None leaves one hidden state of the longest text. Must be None if ``layers`` are numbers.
         layers: ``"late"`` takes the last layers, ``"staggered"`` layers at equal distances, the last among
-            them; or numbers of layers from 0, see `irkit.encoder.presets.pooling_schedule`. The earlier, the
-            faster.
-        kernel: Rows of a window.
-        stride: Rows from the start of a window to that of the next.
+            them; or numbers of layers from 0, see `irkit.encoder.presets.pooling_schedule`. The earlier the
+            layers, the faster the encoder.
+        kernel: Number of hidden states in a window.
+        stride: Number of hidden states from the start of one window to the start of the next.
         location: See `irkit.encoder.Pooling`.
 
     Examples:
@@ -53,8 +53,8 @@ class PoolingChoice(Config):
         """Return the pooling of each layer.
 
         Args:
-            count: Layers of the encoder.
-            max_length: Tokens of the longest text.
+            count: Number of layers of the encoder.
+            max_length: Number of tokens of the longest text.
 
         Raises:
             ConfigError: There are too few layers, a layer does not exist, or ``factor`` is not a power of
@@ -75,11 +75,11 @@ class PoolingChoice(Config):
 
 
 def pooling_choice(choice: Any) -> PoolingChoice | Schedule | None:
-    """Parse the layers that a recipe or a caller chooses.
+    """Convert a choice of pooling layers, as recipes and callers write it, to checked objects.
 
     Args:
-        choice: Keys and values of a `PoolingChoice`; or a list with a `Pooling`, its keys and values, or None
-            per layer; None pools nowhere.
+        choice: A `PoolingChoice` or its keys and values. Or a list with one item per layer: a `Pooling`, its
+            keys and values, or None. None instead of a list pools nowhere.
 
     Raises:
         ConfigError: A key or a value is unknown or impossible.
@@ -101,13 +101,13 @@ def pooling_choice(choice: Any) -> PoolingChoice | Schedule | None:
 def set_pooling(
     encoder: AnyEncoder | InferenceFreeEncoder, head: Head, layers: Any, max_length: int | None
 ) -> None:
-    """Give the encoder of a model a schedule, in place, see `irkit.Model.add_pooling_layers`.
+    """Set which layers of an encoder pool, in place, see `irkit.Model.add_pooling_layers`.
 
     Args:
         encoder: Encoder of the model.
         head: Head of the same model.
         layers: As for `pooling_choice`.
-        max_length: Tokens at which texts are cut; None is nowhere.
+        max_length: Number of tokens at which texts are cut; None if they are never cut.
 
     Raises:
         ConfigError: There is no such schedule, or it does not fit the layers.
@@ -129,10 +129,10 @@ def set_pooling(
 
 
 def check_pooling(encoder: AnyEncoder, head: Head) -> None:
-    """Check whether a head can work on an encoder that pools.
+    """Check that a head can work on an encoder that pools.
 
     Raises:
-        BadValueError: The head needs a row for each token.
+        BadValueError: The head needs a hidden state for each token.
     """
     problem = head.pooling_problem()
     if problem is not None:

@@ -26,18 +26,22 @@ _Name = Annotated[str, BeforeValidator(lambda name: str(name) if isinstance(name
 
 
 class LexicalQueries(Config):
-    """Each distinct token of a query weighs 1, special tokens weigh nothing; nothing is trained."""
+    """Query side without an encoder: each distinct token weighs 1, special tokens weigh nothing.
+
+    Nothing of it is trained.
+    """
 
     kind: Literal["lexical"] = "lexical"
 
 
 class StaticQueries(Config):
-    """A weight of its own for each distinct token of a query, wherever it stands.
+    """Query side without an encoder: a table gives the weight of each distinct token of a query.
 
     Attributes:
-        weights: Where they start: by token, as `idf_weights` gives them; or an ``idf.json`` of OpenSearch, or
-            a directory or a repository of the hub that holds one. None is 1 for each token.
-        frozen: Whether training leaves them as they are.
+        weights: Weights at the start: by token, as `idf_weights` gives them; or an ``idf.json`` of
+            OpenSearch, or a directory or a repository of the hub that holds this file. None is 1 for each
+            token, and 0 for special tokens.
+        frozen: Whether training leaves the weights as they are.
     """
 
     kind: Literal["static"] = "static"
@@ -46,11 +50,11 @@ class StaticQueries(Config):
 
 
 class EncodedQueries(Config):
-    """Queries have an encoder of their own.
+    """Query side with an encoder of its own.
 
     Attributes:
-        model: A sparse model, as for `Model.from_pretrained`, with the vocabulary of the documents' model;
-            where that has a query side of its own, this is what counts.
+        model: Name of a sparse model, as for `Model.from_pretrained`, with the vocabulary of the documents'
+            model. If the named model has a query side of its own, this side encodes the queries.
     """
 
     kind: Literal["encoder"] = "encoder"
@@ -64,7 +68,7 @@ _CLASSES: dict[str, type[QueryConfig]] = {
 
 
 def query_config(choice: str | Mapping[str, Any] | QueryConfig) -> QueryConfig:
-    """The configuration that ``choice`` stands for.
+    """Return the configuration of a query side that ``choice`` stands for.
 
     Args:
         choice: A configuration; its keys and values; or ``"lexical"`` or ``"static"``.
@@ -91,13 +95,13 @@ def query_config(choice: str | Mapping[str, Any] | QueryConfig) -> QueryConfig:
 def query_parts(
     config: QueryConfig, tokenizer: Tokenizer, head: Head, load_encoder: LoadEncoder
 ) -> SideParts:
-    """Make a query side.
+    """Make the tokenizer, the encoder and the head of a query side.
 
     Args:
         config: Kind of the side, and its settings.
-        tokenizer: Tokenizer of documents.
-        head: Head of documents.
-        load_encoder: Makes an encoder from a directory.
+        tokenizer: Tokenizer for documents.
+        head: Head for documents.
+        load_encoder: Function that makes an encoder from a directory.
 
     Raises:
         BadValueError: The head is not sparse.
@@ -126,17 +130,17 @@ def query_parts(
 
 
 def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
-    """Return weights of query tokens by their document frequency: ``log(1 + (n - df + 0.5) / (df + 0.5))``.
+    """Compute weights of query tokens by their document frequency: ``log(1 + (n - df + 0.5) / (df + 0.5))``.
 
-    ``n`` counts the texts that have a token. Special tokens and tokens that no text holds get no weight.
-    Written to a file as JSON, the result is an ``idf.json`` of OpenSearch.
+    ``n`` is the number of texts that have at least one token, and ``df`` the number of texts that hold the
+    token. Written to a file as JSON, the result is an ``idf.json`` of OpenSearch.
 
     Args:
-        texts: Texts of a collection, read once, as they are needed; they are not cut.
+        texts: Texts of a collection, read once, as they are needed. Long texts are not cut.
         tokenizer: Tokenizer of the model.
 
     Returns:
-        A number above 0 for each token, in the order of ids.
+        A number above 0 for each token that a text holds, in the order of ids, without special tokens.
 
     Raises:
         BadTypeError: Something is not a string.
@@ -167,7 +171,13 @@ def idf_weights(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def check_terms(queries: Sequence[str], documents: Sequence[str], special: Container[int]) -> None:
-    """Raise BadValueError unless either side means the same by each dimension, special tokens aside."""
+    """Raise BadValueError unless each dimension has the same term on both sides.
+
+    Args:
+        queries: Term of each dimension, for queries.
+        documents: Term of each dimension, for documents; as many.
+        special: Dimensions of special tokens, whose terms may differ.
+    """
     for number, (query, document) in enumerate(zip(queries, documents, strict=True)):
         if query != document and number not in special:
             raise BadValueError(
@@ -177,7 +187,10 @@ def check_terms(queries: Sequence[str], documents: Sequence[str], special: Conta
 
 
 def _words(vocabulary: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer that splits at spaces and punctuation and knows the words of the vocabulary."""
+    """Make a tokenizer that splits at spaces and punctuation; ids are positions in ``vocabulary``.
+
+    If all words of the vocabulary are lower-case, texts are lower-cased first.
+    """
     unknown = " "  # no word of a text has a space
     numbers = {word: number for number, word in enumerate([*vocabulary, unknown])}
     backend = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token=unknown))
