@@ -1,4 +1,4 @@
-"""Model directories: which format one has, what is read from it, and what is written."""
+"""Read and write model directories; find out which format a directory has."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
 
     Args:
         directory: Holds a model of sentence-transformers, PyLate, Stanford's ColBERT or Hugging Face.
-        load_encoder: Makes the encoder from the directory with its weights.
+        load_encoder: Function that makes an encoder from the directory that holds its weights.
 
     Returns:
-        What `irkit.model.Model` is made of.
+        The arguments of `irkit.model.Model`, see `Parts`.
 
     Raises:
         StorageError: ``directory`` is not a model directory.
@@ -90,7 +90,10 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
 
 
 def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Tokenizer, AnyEncoder]:
-    """Read tokenizer and encoder of a model directory of any known format; arguments as for `read_model`."""
+    """Read only the tokenizer and the encoder (of documents) of a model directory of any known format.
+
+    Arguments and errors are those of `read_model`.
+    """
     folder = Path(directory)
     _refuse_adapter(folder)
     if (folder / "modules.json").is_file():
@@ -104,7 +107,7 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
 
 
 def _check_ids(tokenizer: Tokenizer, encoder: AnyEncoder | InferenceFreeEncoder, folder: Path) -> None:
-    """Raise where a text could get an id that the encoder has no vector for."""
+    """Raise CorruptError if the tokenizer can give an id for which the encoder has no word embedding."""
     if isinstance(encoder, InferenceFreeEncoder):
         return
     highest, rows = tokenizer.highest_id(), len(encoder.word_embeddings)
@@ -127,11 +130,11 @@ def _refuse_adapter(folder: Path) -> None:
 def write_model(parts: Parts, directory: str | Path, format: str = "sentence-transformers") -> None:
     """Write a model directory that the library of the format opens as the same model.
 
-    The directory appears whole or not at all. It replaces a model directory of that name, whose README.md
-    stays.
+    The directory appears whole or not at all. It replaces a model directory of the same name, but keeps the
+    README.md of the old directory.
 
     Args:
-        parts: Parts of the model.
+        parts: Arguments of `irkit.model.Model`.
         directory: Directory to write to.
         format: ``"sentence-transformers"`` or ``"stanford"`` (ColBERT).
 

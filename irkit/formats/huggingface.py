@@ -18,10 +18,10 @@ from irkit.tokenizer import Tokenizer
 
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read config.json, weights and tokenizer; add a head that takes the mean of the tokens.
+    """Read config.json, weights and tokenizer, and add a new head.
 
-    A warning says so, unless layers of the encoder pool already. A masked language model gets a sparse head
-    instead.
+    A masked language model gets a sparse head, see `_read_masked_lm`. Any other encoder gets a head that
+    takes the mean over the tokens, and a warning says so; there is no warning if layers of the encoder pool.
 
     Raises:
         ConfigError: The directory holds a classifier or a model of something else than text.
@@ -47,13 +47,13 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
 
 
 def _read_masked_lm(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read the directory of a masked language model: SPLADE with max pooling and log(1 + relu).
+    """Read a masked language model as a sparse model: SPLADE with max pooling and log(1 + relu).
 
-    Queries go through the model in ``query/`` if there is one (naver's directories with two encoders), or
-    weigh their tokens by ``idf.json`` (OpenSearch).
+    If there is a model in ``query/``, as in naver's directories with two encoders, this model encodes
+    queries. Otherwise, if there is an ``idf.json`` of OpenSearch, the file gives the weights of query tokens.
 
     Raises:
-        CorruptError: Weights of its head are missing, or of other shapes than config.json says.
+        CorruptError: Weights of the head are missing, or of other shapes than config.json says.
     """
     encoder, tokenizer = load_encoder(folder), Tokenizer.from_pretrained(folder)
     head = SparseHead.from_checkpoint(encoder, str(folder))

@@ -1,4 +1,4 @@
-"""What every format reads and writes: the parts of a model."""
+"""The parts of a model, which every format reads and writes: tokenizer, encoder, head and settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SideParts(TypedDict):
 
 
 class Parts(SideParts):
-    """The arguments of `irkit.model.Model`; ``query`` holds those for queries if queries have their own."""
+    """The arguments of `irkit.model.Model`; ``query`` holds those of a separate query model, if any."""
 
     query: NotRequired[SideParts]
 
@@ -42,10 +42,10 @@ class Format(NamedTuple):
     """A kind of model directory.
 
     Attributes:
-        fits: Returns True if a directory is of this kind.
-        read: Reads one; None if irkit only writes them.
-        write: Writes a model to a new directory; None if irkit only reads them.
-        query_side: Whether it can hold a query side of its own.
+        fits: Function that returns True if a directory is of this kind.
+        read: Function that reads such a directory; None if irkit only writes this format.
+        write: Function that writes a model to a new directory; None if irkit only reads this format.
+        query_side: Whether the format can hold a separate query model.
     """
 
     fits: Callable[[Path], bool]
@@ -55,5 +55,5 @@ class Format(NamedTuple):
 
 
 def static_parts(tokenizer: Tokenizer, head: Head) -> SideParts:
-    """Return a side without an encoder; its tokenizer is a copy that adds no special tokens."""
+    """Make a side without an encoder, with a copy of ``tokenizer`` that adds no special tokens."""
     return {"tokenizer": tokenizer.without_special_tokens(), "encoder": InferenceFreeEncoder(), "head": head}

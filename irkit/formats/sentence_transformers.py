@@ -48,7 +48,7 @@ _OUTPUTS = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}  #
 
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read a directory, see `irkit.formats.read_model`."""
+    """Read a directory of sentence-transformers or PyLate, see `irkit.formats.read_model`."""
     settings = read_optional(folder / "config_sentence_transformers.json")
     sides = _branches(folder, _modules(folder))
     kind = str(settings.get("model_type") or _implied_type(settings, sides["document"]))
@@ -84,14 +84,14 @@ def text_encoder(folder: Path) -> Path:
     """Return the folder of the Transformer module that encodes the documents of a model directory.
 
     Raises:
-        ConfigError: The first module is not a Transformer, or gives something else than a vector, or logits,
-            per token.
+        ConfigError: The first module is not a Transformer, or its output is neither a vector nor logits per
+            token.
     """
     return _transformer(folder, _branches(folder, _modules(folder))["document"], *_OUTPUTS)
 
 
 def _write(parts: Parts, folder: Path) -> None:
-    """Write a directory, see `irkit.formats.write_model`."""
+    """Write a directory of sentence-transformers, see `irkit.formats.write_model`."""
     folder.mkdir(parents=True, exist_ok=True)
     head, query = parts["head"], parts.get("query")
     if query is None:
@@ -127,10 +127,16 @@ def _write(parts: Parts, folder: Path) -> None:
 
 
 def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[str, str]]:
-    """Write the modules of one side; the first without a prefix is the directory itself.
+    """Write the modules of one side, each to a folder in ``folder``.
+
+    Args:
+        parts: Tokenizer, encoder and head of the side.
+        folder: Directory of the model.
+        prefix: Start of the names of module folders. If it is empty, the Transformer is written to
+            ``folder`` itself.
 
     Returns:
-        Path and type of each module.
+        Path, relative to ``folder``, and type of each module, in order.
     """
     tokenizer, encoder, head = parts["tokenizer"], parts["encoder"], parts["head"]
     kind = head.transformer_type
@@ -175,7 +181,12 @@ def _modules(folder: Path) -> Modules:
 
 
 def _implied_type(settings: dict[str, Any], modules: Modules) -> str:
-    """Return the type of a directory that does not name it, as those of early versions of PyLate."""
+    """Return the ``model_type`` of a directory that does not give one, such as those of early PyLate.
+
+    Args:
+        settings: Content of config_sentence_transformers.json.
+        modules: Class name and folder of each module.
+    """
     if "query_prefix" in settings or "do_query_expansion" in settings:
         return "ColBERT"
     sparse = any(name in SPARSE_MODULES for name, _ in modules)
@@ -201,7 +212,11 @@ def _read_side(
 
 
 def _read_added_head(opened: OpenedModel) -> Head:
-    """Read a head that another package adds; config.json of the first module after the encoder names it."""
+    """Read a head that another package adds; config.json of the module after the Transformer gives its name.
+
+    Raises:
+        ConfigError: No installed package adds a head of this name.
+    """
     settings = read_json(opened.modules[0][1] / "config.json") if opened.modules else {}
     name = settings.get("head")
     if name not in HEADS:
@@ -217,10 +232,10 @@ def _lengths(folder: Path, settings: Mapping[str, Any]) -> dict[Side, int]:
 
     Args:
         folder: Directory of the model, for messages.
-        settings: Settings of the first module.
+        settings: Content of sentence_bert_config.json in the folder of the first module.
 
     Returns:
-        Lengths of the sides that the settings name.
+        Length by side, without the sides that ``settings`` gives no length for.
     """
     by_side = {side: settings.get(f"{side}_length") for side in get_args(Side)}
     lengths = {side: length for side, length in by_side.items() if length is not None}
@@ -230,10 +245,15 @@ def _lengths(folder: Path, settings: Mapping[str, Any]) -> dict[Side, int]:
 
 
 def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return prompts by name; those of queries and documents begin with PyLate's marker, if there is one.
+    """Return the prompts by name; ``"query"`` and ``"document"`` begin with PyLate's markers, if any.
 
-    Some authors name the document prompt "passage" or "corpus". Version 6 of sentence-transformers is meant
-    to accept these names too, but does not find them.
+    Some authors name the document prompt "passage" or "corpus", so these prompts also count as
+    ``"document"``. Version 6 of sentence-transformers is meant to accept these names too, but does not find
+    them.
+
+    Args:
+        folder: Directory of the model, for messages.
+        settings: Content of config_sentence_transformers.json.
     """
     saved = settings.get("prompts") or {}
     markers = {side: settings.get(f"{side}_prefix") or "" for side in ("query", "document")}
@@ -251,7 +271,16 @@ def _prompts(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _transformer(folder: Path, modules: Modules, *tasks: str) -> Path:
-    """Return the folder of the Transformer that modules start with, and that does one of the tasks."""
+    """Return the folder of the first module, after a check that it is a Transformer for text.
+
+    Args:
+        folder: Directory of the model, for messages.
+        modules: Class name and folder of each module.
+        tasks: Allowed values of ``transformer_task``, such as ``"fill-mask"``.
+
+    Raises:
+        ConfigError: The first module is no Transformer, does another task or takes other input than text.
+    """
     if not modules or modules[0][0] not in ("Transformer", "MLMTransformer"):
         first = modules[0][0] if modules else "nothing"
         raise ConfigError(f"loading {folder}: what runs starts with {first}, expected Transformer")
@@ -286,7 +315,7 @@ class _Routes(Config, extra="ignore"):
 
 
 def _branches(folder: Path, modules: Modules) -> dict[Side, Modules]:
-    """Return the modules of each side; only those for documents if queries use the same modules.
+    """Return the modules of each side; without ``"query"`` if queries use the modules of documents.
 
     Args:
         folder: Directory of the model.
@@ -324,7 +353,15 @@ def _branches(folder: Path, modules: Modules) -> dict[Side, Modules]:
 
 
 def _route(side: Side, config: _Routes, file: Path) -> str:
-    """Return the route that texts of ``side`` take; route_mappings go before routes of that name."""
+    """Return the name of the Router's route for texts of ``side``.
+
+    route_mappings decide first; then a route with the name of the side; then a route ``"text"``.
+
+    Args:
+        side: Side of the texts.
+        config: Content of router_config.json.
+        file: Path of router_config.json, for messages.
+    """
     rules = {}
     for key, route in (config.parameters.route_mappings or {}).items():
         try:

@@ -25,7 +25,7 @@ _PUNCTUATION = tuple(string.punctuation)
 
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
-    """Read config.json, weights, tokenizer and, if it is there, artifact.metadata.
+    """Read a checkpoint: config.json, weights, tokenizer and, if the file exists, artifact.metadata.
 
     Raises:
         CorruptError: The projection is missing or does not fit the encoder.
@@ -67,10 +67,10 @@ def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
 
 
 def _write(parts: Parts, folder: Path) -> None:
-    """Write what `_read` reads back with the same outputs.
+    """Write a checkpoint of Stanford's ColBERT from which `_read` makes a model with the same outputs.
 
     Raises:
-        BadValueError: The model does something that these checkpoints have no place for.
+        BadValueError: The model has a setting that these checkpoints cannot express.
     """
     encoder, head, tokenizer = parts["encoder"], parts["head"], parts["tokenizer"]
     markers = [_token(tokenizer, parts.get("prompts", {}).get(side, "")) for side in ("query", "document")]
@@ -109,12 +109,17 @@ def _write(parts: Parts, folder: Path) -> None:
 
 
 def _token(tokenizer: Tokenizer, prompt: str) -> str | None:
-    """Return the token that a prompt consists of, as it is or without outer spaces; None if there is none."""
+    """Return the token that equals ``prompt``, with or without outer spaces; None if no token does."""
     return next((token for token in (prompt, prompt.strip()) if tokenizer.ids([token])), None)
 
 
 def _problems(parts: Parts, markers: list[str | None]) -> list[str]:
-    """Return what these checkpoints cannot hold of a model, for the message."""
+    """Return the features of a model that these checkpoints cannot express, as phrases for a message.
+
+    Args:
+        parts: Parts of the model.
+        markers: For each side, the token that its prompt consists of; None if the prompt is not one token.
+    """
     encoder, head = parts["encoder"], parts["head"]
     if not isinstance(head, MultiVectorHead):
         return [f"{head.kind} vectors"]
