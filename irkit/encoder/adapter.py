@@ -1,4 +1,4 @@
-"""Any other transformers model with the interface of `Encoder`: packed if it allows that, else padded."""
+"""Run any other transformers model with the interface of `Encoder`: rows are packed, padded or run alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TransformersEncoder(nn.Module):
     def load_decoder_(self) -> nn.Linear:
         """Load the checkpoint again, as a masked language model.
 
-        From then on the encoder returns the hidden states that the decoder of that model takes.
+        From then on the encoder returns the hidden states that are the input of this model's decoder.
 
         Returns:
             The decoder ``(hidden_size, V)``; it is saved with the encoder.
@@ -110,11 +110,11 @@ class TransformersEncoder(nn.Module):
         return decoder
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write the model as transformers does."""
+        """Write the model to a directory as transformers does, the decoder included if there is one."""
         self.whole.save_pretrained(str(directory))
 
     def grow_(self, vocab_size: int) -> None:
-        """Make room for tokens that were added to the vocabulary, see `Encoder.grow_`."""
+        """Extend the word embeddings to ``vocab_size`` rows, in place, see `Encoder.grow_`."""
         old = int(self.settings.vocab_size)
         if vocab_size > old:
             weight = self.whole.resize_token_embeddings(vocab_size, mean_resizing=False).weight
@@ -136,12 +136,12 @@ class TransformersEncoder(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the output."""
+        """Width of the hidden states."""
         return int(self.settings.hidden_size) if self.decoder is None else self.decoder.in_features
 
     @property
     def word_embeddings(self) -> nn.Parameter:
-        """``(vocab_size, width)``: a row for each token."""
+        """The matrix ``(vocab_size, width)`` with a row for each token."""
         weight: nn.Parameter = self.whole.get_input_embeddings().weight
         return weight
 
@@ -189,7 +189,10 @@ class TransformersEncoder(nn.Module):
         return self._hidden(output)[0]
 
     def _choose(self) -> tuple[bool, bool]:
-        """Return whether rows can be packed, and whether each has to run alone.
+        """Run the check at loading, in evaluation mode, and choose how rows run.
+
+        Returns:
+            Whether rows can be packed; and whether each has to run alone. Two False mean padding.
 
         Raises:
             ConfigError: The model cannot run, or its results differ from run to run.
@@ -208,7 +211,17 @@ class TransformersEncoder(nn.Module):
             self.model.train(training)
 
     def _compare(self, is_narrow: bool) -> tuple[bool, bool]:
-        """Run the rows of the check alone, packed and padded, see `_choose`."""
+        """Choose the first of packed, padded and alone that gives the results of rows that run alone.
+
+        Args:
+            is_narrow: Whether all attention windows were narrowed; without that, rows are not packed.
+
+        Returns:
+            As `_choose`.
+
+        Raises:
+            ConfigError: Results are not finite, or differ from run to run.
+        """
         # rows of random tokens, and what each gives alone
         longest = self.max_positions or max(_CHECKED)
         lengths = torch.tensor([min(length, longest) for length in _CHECKED])
@@ -249,9 +262,12 @@ class TransformersEncoder(nn.Module):
 
 @contextmanager
 def _narrowed(model: Any) -> Iterator[bool]:
-    """Narrow the attention windows inside the block, so that the rows of the check reach beyond them.
+    """Narrow the attention windows inside the block, so that the short rows of the check are longer.
 
-    With windows of their own width the check would take seconds. Yields False if a window cannot be narrowed.
+    With rows longer than the original windows the check would take seconds.
+
+    Yields:
+        True; or False, with no window changed, if a window cannot be narrowed.
     """
     parts = [(part, getattr(part, "config", None)) for part in model.modules()]
     parts += [(config, config) for config in {id(config): config for _, config in parts}.values()]
@@ -271,7 +287,7 @@ def _narrowed(model: Any) -> Iterator[bool]:
 
 
 def _longest(model: Any) -> int | None:
-    """Return the number of positions of the model; None is any number."""
+    """Return the number of tokens in the longest row that a model takes; None is any number."""
     longest = getattr(model.config, "max_position_embeddings", None) or 0
     for name, part in model.named_modules():  # as in RoBERTa, the first are of padding
         if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:

@@ -25,7 +25,7 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
     """Return a model of transformers in evaluation mode; code inside the directory is never run.
 
     Args:
-        kind: The class that picks the architecture, such as ``AutoModel``.
+        kind: Name of the class of transformers that picks the architecture, such as ``AutoModel``.
         directory: Directory of the model.
         dtype: Type of the weights in memory.
 
@@ -57,7 +57,7 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
 
 
 def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
-    """Raise ConfigError if config.json has no layers or absurdly many."""
+    """Raise ConfigError if ``settings``, those of config.json, have no layers or more than `MOST_LAYERS`."""
     for key, value in settings.items():
         if key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers") and (
             not isinstance(value, int) or not 0 < value <= MOST_LAYERS
@@ -68,7 +68,11 @@ def _check_layers(settings: dict[str, Any], directory: str | Path) -> None:
 
 
 def _check_size(kind: str, directory: str | Path, advice: str) -> None:
-    """Raise CorruptError, before taking memory, if config.json has more weights than the files have bytes."""
+    """Raise CorruptError if config.json describes more weights than the weight files have bytes.
+
+    The check runs before memory is taken. Arguments are those of `load_transformers`; ``advice`` ends the
+    message.
+    """
     import transformers
 
     try:
@@ -109,7 +113,12 @@ def _check_weights(model: Any, report: Any, directory: str | Path, advice: str) 
 
 
 def _is_of_encoder(name: str, model: Any) -> bool:
-    """Return True for an unexpected weight of the encoder; False for one of a task head, pooler or buffer."""
+    """Tell whether an unexpected weight belongs to the encoder; False for task heads, poolers and buffers.
+
+    Args:
+        name: Name of the weight in the checkpoint.
+        model: Model that was loaded.
+    """
     base = model.base_model
     for prefix in (f"{base.base_model_prefix}.", "model."):
         name = name.removeprefix(prefix)

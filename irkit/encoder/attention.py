@@ -1,9 +1,9 @@
 """Attention over rows of different lengths: one function, three implementations that agree.
 
 Rows are packed: queries, keys and values of all rows stand back to back in one tensor, and offsets say where
-a row begins. So no computation is spent on padding. `eager` writes the formula out on padded rows; the others
-are tested against it. `sdpa` is torch's fused attention, on a CPU the kernel ``ragged_attention`` instead.
-`flash` is the variable-length kernel of Dao et al. 2022, "FlashAttention".
+a row begins. So no computation is spent on padding. `eager` writes the formula out on padded rows; tests
+compare the others with `eager`. `sdpa` is torch's fused attention, or on a CPU the kernel
+``ragged_attention``. `flash` is the variable-length kernel of Dao et al. 2022, "FlashAttention".
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ def attend(
     dropout: float = 0.0,
     pooling: Pooling | None = None,
 ) -> Tensor:
-    """Softmax attention within each row, without attention between rows.
+    """Compute softmax attention within each row, without attention between rows.
 
     Args:
-        query: Ragged ``(total_q, heads, head_dim)``; may be shorter than ``key``.
-        key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``; where rows are shorter, they
-            lack the last tokens.
-        value: As ``key``.
+        query: Ragged ``(total_q, heads, head_dim)``; rows may be shorter than those of ``key`` (pooling).
+        key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``. A row may lack the last tokens,
+            which are then not attended to.
+        value: Values, with the shape and the lengths of ``key``.
         backend: ``eager`` writes out the formula on padded rows; ``sdpa`` is fused attention: torch's, or
             on a CPU the kernel ``ragged_attention``; ``flash`` is the unpadded flash attention of CUDA.
-        window: Largest distance at which tokens attend to each other; None is any.
+        window: Largest distance, in tokens, at which tokens attend to each other; None is any.
         dropout: Probability of dropping an attention weight.
-        pooling: What made the queries from rows like the keys: ``window`` counts from the middle of each.
+        pooling: Pooling that shortened the queries: ``window`` then counts from the middle of the tokens
+            that a query stands for. None if the queries were not pooled.
 
     Returns:
         ``(total_q, heads, head_dim)``, packed as ``query``; zeros where no key is near enough.
@@ -74,7 +75,7 @@ def attend(
 
 
 def check_lengths(tokens: Ragged, most: int | None) -> None:
-    """Raise BadValueError about a row that is longer than the position embeddings; None is any length."""
+    """Raise BadValueError if a row has more than ``most`` tokens; None allows any length."""
     if most is not None and tokens.max_length > most:
         raise BadValueError(
             f"Encoder: a row of {tokens.max_length} tokens exceeds the {most} positions of the model; "
@@ -83,7 +84,7 @@ def check_lengths(tokens: Ragged, most: int | None) -> None:
 
 
 def leading(tokens: Ragged, lengths: Tensor) -> Ragged:
-    """Return the positions in ``tokens.values`` of the first ``lengths (n,)`` tokens of each row."""
+    """Return, as Ragged, the positions in ``tokens.values`` of the first ``lengths (n,)`` tokens per row."""
     most = torch.minimum(lengths.cpu(), tokens.lengths)
     return tokens.part_positions(torch.zeros_like(most), most)
 
@@ -92,12 +93,12 @@ def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend
     """Return the backend for ``wish``, one of auto, eager, sdpa and flash.
 
     ``auto`` is flash on CUDA in half precision, autocast included, if a kernel is installed that runs on the
-    GPU; otherwise it is sdpa. If another precision or a package would allow flash, a warning says so once per
-    process.
+    GPU; otherwise it is sdpa. If another precision or a further package would make flash possible, a warning
+    says so once per process.
 
     Raises:
-        BadValueError: The wish is unknown, or flash was wished for where it cannot run.
-        MissingDependencyError: flash was wished for and neither torch nor flash-attn has it.
+        BadValueError: The wish is unknown, or is flash on a device or in a precision that it cannot run in.
+        MissingDependencyError: The wish is flash, and neither torch nor flash-attn has a kernel.
     """
     modern = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     able = modern and _cast(dtype) in (torch.float16, torch.bfloat16)
@@ -190,7 +191,10 @@ def _padded(
 
 
 def _spread(rows: Ragged, slots: Tensor) -> Tensor:
-    """Pad ``(total, heads, head_dim)`` with zeros to ``(n, heads, longest, head_dim)``."""
+    """Pad rows ``(total, heads, head_dim)`` with zeros to ``(n, heads, longest, head_dim)``.
+
+    ``slots (total,)`` is the position of each token in the padded rows, ``row * longest + position``.
+    """
     padded = rows.values.new_zeros(len(rows) * rows.max_length, *rows.values.shape[1:])
     padded.index_copy_(0, slots, rows.values)
     return padded.view(len(rows), rows.max_length, *padded.shape[1:]).transpose(1, 2)
@@ -224,7 +228,7 @@ def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropou
 
 
 def _flash_kernel() -> Callable[..., Tensor] | None:
-    """Return flash-attn's function, or torch's kernel with the same arguments, or None without either."""
+    """Return flash-attn's function, else torch's kernel with the same arguments; None if neither is there."""
     return _flash_attn() or (_torch_flash if torch.backends.cuda.is_flash_attention_available() else None)
 
 
@@ -238,7 +242,11 @@ def _flash_attn() -> Callable[..., Tensor] | None:
 
 
 def _torch_flash(*rows: Tensor | int, dropout_p: float, window_size: tuple[int, int]) -> Tensor:
-    """Call the kernel of `torch.nn.attention.varlen.varlen_attn`, here with dropout; it has a gradient."""
+    """Call torch's kernel of flash attention with the arguments of flash-attn's function.
+
+    `torch.nn.attention.varlen.varlen_attn` calls the same kernel, but has no dropout. Gradients flow through
+    the kernel.
+    """
     left, right = window_size
     options = {"return_debug_mask": False, "window_size_left": left, "window_size_right": right}
     out: Tensor = torch.ops.aten._flash_attention_forward(*rows, dropout_p, is_causal=False, **options)[0]
@@ -257,10 +265,13 @@ def _slow_path(dtype: torch.dtype) -> str:
 
 @cache
 def _tell(message: str) -> None:
-    """Warn, once per process for each message."""
+    """Give the warning ``message``, unless this process has given the same warning before."""
     warnings.warn(message, stacklevel=2)
 
 
 def _cast(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that autocast on CUDA would use; autocast does not cover flash attention."""
+    """Return the dtype of autocast on CUDA, or ``dtype`` outside autocast.
+
+    Flash attention casts its inputs to this dtype, because autocast does not cover it.
+    """
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT, post-norm encoders with learned positions; and ModernBERT.
+"""The families BERT, RoBERTa and DistilBERT, post-norm with learned positions; and ModernBERT.
 
 ModernBERT is pre-norm and has rotary positions, gated feed-forward blocks and local attention.
 """

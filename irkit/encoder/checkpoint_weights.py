@@ -1,4 +1,4 @@
-"""Copy weights in and out of an encoder, under the names of a checkpoint."""
+"""Copy the weights of a checkpoint into an encoder, and back under the names of the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Undrawn(TorchFunctionMode):
     """Skip `torch.nn.init` inside the block; on the device ``meta`` it would import torch._dynamo for 2 s."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func``, but for `torch.nn.init`, which hands the tensor by name."""
+        """Call ``func``; for functions of `torch.nn.init`, return the tensor unchanged instead."""
         if getattr(func, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"]
         return func(*args, **(kwargs or {}))
@@ -32,9 +32,9 @@ def import_weights(
     """Fill ``module`` from the tensors of a checkpoint, strictly, on the CPU.
 
     Args:
-        module: Encoder, its parameters named as in ``names``; on the device ``meta`` they take no memory yet.
-        names: Our name to the names in the checkpoint.
-        family: Prefixes to strip, and heads that may be there.
+        module: Encoder; may be on the device ``meta``, where parameters take no memory yet. Filled in place.
+        names: For each parameter of ``module``, the names of its parts in the checkpoint.
+        family: Family of the checkpoint, which says what prefixes and task heads its names can have.
         tensors: Tensors of the checkpoint by name.
         source: Path of the checkpoint, for messages.
 
@@ -85,12 +85,21 @@ def import_weights(
 
 
 def todays_name(name: str) -> str:
-    """Return the name of a weight with TensorFlow's name of a norm parameter changed to torch's."""
+    """Return ``name`` with ``.gamma`` at the end changed to ``.weight``, and ``.beta`` to ``.bias``.
+
+    These are TensorFlow's and torch's names of the parameters of a norm.
+    """
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
 def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
-    """Return weights or gradients by their names in the checkpoint, the reverse of `import_weights`."""
+    """Return weights by their names in the checkpoint, the reverse of `import_weights`.
+
+    Args:
+        parameters: Parameters of an encoder, or gradients, by name.
+        names: For each parameter, the names of its parts in the checkpoint.
+        prefix: Text before each name in the checkpoint.
+    """
     result: dict[str, Tensor] = {}
     for name, parts in names.items():
         pieces = parameters[name].chunk(len(parts))
@@ -99,12 +108,15 @@ def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str
 
 
 def find_prefix(tensors: Mapping[str, Tensor], names: NameMap, family: Family) -> str:
-    """Return the prefix of the names of the encoder in a checkpoint with a task head; often empty."""
+    """Return the prefix, such as ``"bert."``, of the encoder's weights in a checkpoint; empty if none fits.
+
+    Checkpoints with a task head usually have a prefix. Arguments are those of `import_weights`.
+    """
     first = names["embeddings.word.weight"][0]
     return next((prefix for prefix in family.prefixes if prefix + first in tensors), "")
 
 
 def listed_names(names: Iterable[str]) -> str:
-    """Return the first five names and the number of the others."""
+    """Join the first five names and the number of the others to a text for a message."""
     listed = list(names)
     return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "nothing"

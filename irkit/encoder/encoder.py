@@ -25,14 +25,14 @@ _POOLED = "pooled_"  # before the model_type of a family that pools in irkit onl
 
 
 class Encoder(nn.Module):
-    """BERT, RoBERTa, DistilBERT, ModernBERT or TITE as one transformer on rows of different lengths.
+    """Runs BERT, RoBERTa, DistilBERT, ModernBERT or TITE on rows of different lengths, without padding.
 
     Attributes:
         settings: Keys of ``config.json``, as Hugging Face writes them.
-        config: The same as a configuration.
+        config: The configuration that ``settings`` describe.
         attention: Requested attention backend: auto, eager, sdpa or flash.
-        head_weights: Weights of task heads found beside the encoder, by their names in the checkpoint.
-        prefix: Prefix of the encoder's own names there.
+        head_weights: Weights of task heads in the checkpoint of the encoder, by their names there.
+        prefix: Prefix of the names of the encoder's weights in the checkpoint, such as ``"bert."``.
 
     Examples:
         >>> settings = {"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1,
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
         """Build an encoder of random weights.
 
         Raises:
-            ConfigError: ``settings`` describe something this encoder cannot be.
+            ConfigError: ``settings`` describe an architecture that this class does not have.
         """
         super().__init__()
         if not isinstance(settings, Mapping):
@@ -128,8 +128,8 @@ class Encoder(nn.Module):
     def save_pretrained(self, directory: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors`` as transformers reads them.
 
-        For an encoder with a schedule, of a family without pooling, ``model_type`` says so: transformers then
-        refuses it instead of leaving the pooling out.
+        If layers of a family without pooling pool, ``model_type`` gets a name that transformers does not
+        know. transformers then refuses the directory, instead of leaving the pooling out.
         """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,18 +152,21 @@ class Encoder(nn.Module):
             cast(Layer, layer).quantize_()
 
     def grow_(self, vocab_size: int) -> None:
-        """Make room for tokens that were added to the vocabulary; they start as the mean of all others."""
+        """Extend the word embeddings to ``vocab_size`` rows, in place; new rows are the mean of the old rows.
+
+        A smaller ``vocab_size`` changes nothing.
+        """
         old = self.word_embeddings.detach()
         if vocab_size > len(old):
             self.set_embeddings_(torch.cat([old, old.mean(0).expand(vocab_size - len(old), -1)]), {})
 
     def set_embeddings_(self, rows: Tensor, special_ids: Mapping[str, int]) -> None:
-        """Replace the word embeddings; a decoder that shares them keeps sharing them.
+        """Replace the values of the word embeddings, in place; a decoder still shares the parameter.
 
         Weights of task heads over the old vocabulary are dropped.
 
         Args:
-            rows: ``(vocab_size, width)``.
+            rows: New word embeddings ``(vocab_size, width)``.
             special_ids: New values of keys of ``config.json``, such as ``pad_token_id``.
         """
         old = self.word_embeddings.shape[:1]  # first dimension of those task heads
@@ -174,13 +177,14 @@ class Encoder(nn.Module):
         self.config = self.embeddings.config = encoder_config(self.settings)
 
     def set_pooling_(self, schedule: Sequence[Pooling | None]) -> None:
-        """Set which layers pool, in place; weights are unchanged and the schedule is saved with them.
+        """Set which layers pool, in place; weights do not change, and saving writes the schedule.
 
         Args:
             schedule: Pooling per layer, from the input up; None does not pool.
 
         Raises:
-            ConfigError: The schedule has another number of layers, or the family's files cannot hold it.
+            ConfigError: The schedule has another number of layers, or config.json of the family cannot
+                express it.
 
         Examples:
             >>> settings = {"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 2,
@@ -210,12 +214,12 @@ class Encoder(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the output."""
+        """Width of the hidden states."""
         return self.config.hidden_size
 
     @property
     def word_embeddings(self) -> nn.Parameter:
-        """``(vocab_size, width)``: a row for each token."""
+        """The matrix ``(vocab_size, width)`` with a row for each token."""
         return cast(nn.Parameter, self.embeddings.word.weight)
 
     if TYPE_CHECKING:  # nn.Module's own says Any
@@ -225,18 +229,18 @@ class Encoder(nn.Module):
         ) -> Ragged: ...
 
     def forward(self, tokens: Ragged, attended: Tensor | None = None, pooled: bool = True) -> Ragged:
-        """Encode token ids.
+        """Encode token ids to hidden states.
 
         Args:
             tokens: Ragged int64 ``(total,)``.
             attended: ``(n,)`` number of leading tokens per row that are attended to, at least 1. The other
-                tokens attend to them but not the other way round. None is all.
+                tokens attend to these tokens, but no token attends to the others. None is all.
             pooled: False switches the pooling of layers off.
 
         Returns:
-            Hidden states of the last layer, Ragged ``(total', hidden_size)``: a row for each token, or fewer
-            where layers pool. A text longer than the schedule was made for leaves several rows, of which the
-            dense head takes the mean: it is one vector all the same.
+            Hidden states of the last layer, Ragged ``(total', hidden_size)``: one per token, or fewer if
+            layers pool. An encoder that pools texts to one hidden state leaves several of a text that is
+            longer than its schedule was made for.
 
         Raises:
             BadValueError: A row is longer than the position embeddings.

@@ -20,18 +20,18 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 class Pooling(Config):
-    """How a layer shortens its rows: it averages over windows of neighbouring tokens.
+    """Settings of a layer that shortens its rows: it averages over windows of neighbouring tokens.
 
-    Windows that the end of a row cuts off average over the tokens that exist.
+    A window that reaches beyond the end of a row averages over the tokens that exist.
 
     Attributes:
-        kernel: Tokens in a window.
-        stride: Tokens from the start of one window to that of the next.
-        location: What is pooled: the input of attention (``pre``), only its queries and the residual
-            (``intra``), or its residual sum (``post``).
-        positions: Where rotary positions put the queries of ``intra``: at the middle of their window
-            (``stride``), or as the authors' code does, which counts windows as if they did not overlap
-            (``kernel``). Without overlap both are one.
+        kernel: Number of tokens in a window.
+        stride: Number of tokens from the start of one window to the start of the next.
+        location: Values that are pooled: the input of attention (``pre``), only the queries and the residual
+            (``intra``), or the residual sum after attention (``post``).
+        positions: Rotary position of a pooled query, for ``intra``: the middle of its window (``stride``);
+            or, as in the authors' code, the middle as if windows did not overlap (``kernel``). If windows do
+            not overlap, both are equal.
 
     Source: Schlatt et al. 2025 (TITE), section 3.1.
     """
@@ -48,24 +48,30 @@ class Pooling(Config):
         return self
 
     def shorten(self, length: int) -> int:
-        """Return how many hidden states are left after pooling ``length`` of them."""
+        """Return the number of hidden states that are left of a row of ``length`` hidden states."""
         return -(-max(length - self.kernel, 0) // self.stride) + 1 if length else 0
 
     def centres(self, windows: Tensor) -> Tensor:
-        """Return the middles of windows in tokens; a window that the row cuts off counts as a whole one."""
+        """Return the positions, in tokens, of the middles of windows with the numbers ``windows``.
+
+        A window that reaches beyond the end of its row counts as a whole one.
+        """
         return windows * self.stride + (self.kernel - 1) / 2
 
     def rotary_positions(self, windows: Tensor) -> Tensor:
-        """Return the rotary positions of queries made of windows, see ``positions``."""
+        """Return the rotary positions of queries pooled from windows with the numbers ``windows``.
+
+        The setting ``positions`` decides. The results may be fractional.
+        """
         step = self.kernel if self.positions == "kernel" else self.stride
         return windows * step + (self.kernel - 1) / 2
 
 
 class LayerConfig(Config):
-    """One transformer layer.
+    """Settings of one transformer layer.
 
     Attributes:
-        hidden_size: Width of what the layer returns; at least that of the layer before.
+        hidden_size: Width of the hidden states that the layer returns; not below that of the layer before.
         num_heads: Attention heads.
         intermediate_size: Inner width of the feed-forward block.
         attention_norm: Whether attention has a norm (pre-norm models skip it in the first layer, whose
@@ -99,11 +105,11 @@ class LayerConfig(Config):
 
 
 class EncoderConfig(Config):
-    """One transformer encoder.
+    """Settings of one transformer encoder.
 
     Attributes:
         vocab_size: Rows of the word embedding.
-        layers: The layers, from the input up; none narrower than the one before.
+        layers: Settings of the layers, from the input up; no layer is narrower than the layer before.
         embedding_size: Width of the word and position embeddings, which a linear layer then maps to the width
             of the first layer; an output matrix of this width can share the word embeddings. None: the width
             of the first layer, without a linear layer.
@@ -157,7 +163,7 @@ class EncoderConfig(Config):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the output."""
+        """Width of the hidden states of the last layer."""
         return self.layers[-1].hidden_size
 
     @property
@@ -167,12 +173,12 @@ class EncoderConfig(Config):
 
     @property
     def schedule(self) -> tuple[Pooling | None, ...]:
-        """Pooling per layer."""
+        """Pooling of each layer, from the input up; None for a layer that does not pool."""
         return tuple(layer.pooling for layer in self.layers)
 
     @property
     def window(self) -> tuple[int, int]:
-        """Kernel and stride, in tokens, of the window that a row of the output stands for."""
+        """Kernel and stride, in tokens, of the windows that the hidden states of the last layer stand for."""
         kernel = stride = 1
         for pooling in filter(None, self.schedule):
             kernel, stride = kernel + (pooling.kernel - 1) * stride, stride * pooling.stride

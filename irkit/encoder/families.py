@@ -29,14 +29,14 @@ FAMILIES: Registry[Family] = Registry(
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
-    """Return what the keys of a ``config.json`` describe.
+    """Return the configuration of the encoder that a ``config.json`` describes.
 
-    The key ``pooling`` is irkit's own: a list with the settings of `Pooling`, or null, for each layer of an
-    encoder that was trained without pooling.
+    The key ``pooling`` is irkit's own. It is a list with one item per layer: the settings of a `Pooling`, or
+    null. Families with their own keys for pooling, such as TITE, do not need it.
 
     Raises:
         KeyError: A key of the family is missing.
-        ConfigError: The settings describe something that the encoder cannot be.
+        ConfigError: The settings describe an architecture that `irkit.encoder.Encoder` does not have.
     """
     config = FAMILIES[str(settings.get("model_type"))].config(settings)
     schedule = settings.get("pooling")
@@ -53,7 +53,7 @@ def masked_lm(settings: Settings) -> MaskedLM | None:
     """Describe the head of masked language modelling that belongs to a ``config.json``.
 
     Returns:
-        None for families without one, such as TITE.
+        Class, weight names and settings of the head; None for families without such a head, as TITE.
 
     Raises:
         ConfigError: irkit does not know the activation function of the head.
@@ -69,10 +69,14 @@ def masked_lm(settings: Settings) -> MaskedLM | None:
 
 
 def schedule_settings(family: str, schedule: Sequence[Pooling | None]) -> dict[str, Any]:
-    """Return the keys of ``config.json`` that hold a pooling schedule.
+    """Return the keys and values for ``config.json`` that express a pooling schedule.
+
+    Args:
+        family: Name of the family, the ``model_type`` of ``config.json``.
+        schedule: Pooling per layer, from the input up; None does not pool.
 
     Raises:
-        ConfigError: The family cannot hold such a schedule.
+        ConfigError: The keys of the family cannot express the schedule.
     """
     if not all(pooling is None or isinstance(pooling, Pooling) for pooling in schedule):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a model family is: how to read its ``config.json``, and where its checkpoints keep the weights."""
+"""The description of a model family: how to read its ``config.json``, and the names of its weights."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 class MaskedLM(NamedTuple):
-    """The head of masked language modelling in one checkpoint: a layer, a norm and a row for each token.
+    """The masked language modelling head of a checkpoint: a linear layer, a norm and an output matrix.
 
     Attributes:
-        architecture: Class of transformers.
-        names: Parameters of the sparse head to names in the checkpoint. Where there are two, the
-            first counts; files whose matrix is the word embeddings hold only the second.
+        architecture: Name of the class of transformers.
+        names: For each parameter of a `SparseHead`, its names in the checkpoint. Of two names, the first
+            counts if the file has both; files whose matrix is the word embeddings have only the second.
         activation: Activation function after the linear layer.
-        norm_eps: Added to the variance by the norm.
+        norm_eps: Number that the norm adds to the variance.
     """
 
     architecture: str
@@ -45,14 +45,16 @@ class Family(NamedTuple):
     """One family of checkpoints.
 
     Attributes:
-        config: Reads ``config.json``; raises ConfigError for what the encoder cannot do.
+        config: Function that reads ``config.json``; raises ConfigError for what the encoder cannot do.
         weights: Names in the checkpoint by module of `irkit.encoder.Encoder`, without ``.weight`` and
-            ``.bias``; ``layers.`` stands for every layer, whose number replaces ``{}``. Weights of several
-            names are stacked on top of each other: query, key and value are one matrix here.
-        prefixes: What may stand before every name of the encoder.
-        heads: Prefixes of weights that belong to task heads; kept and saved again, never an error.
-        masked_lm: Describes the head of masked language modelling that belongs to a ``config.json``.
-        schedule: Keys of ``config.json`` that hold a pooling schedule; None is irkit's own key ``pooling``.
+            ``.bias``. ``layers.`` stands for every layer, whose number replaces ``{}``. The weights of
+            several names are concatenated: query, key and value are one matrix in `Encoder`.
+        prefixes: Prefixes that the names of the encoder's weights may have, such as ``"bert."``.
+        heads: Prefixes of weights of task heads, which are kept and saved again.
+        masked_lm: Function that describes the masked language modelling head that belongs to a
+            ``config.json``; None if the family has no such head.
+        schedule: Function that returns the keys of ``config.json`` for a pooling schedule; None uses irkit's
+            own key ``pooling``.
     """
 
     config: Callable[[Settings], EncoderConfig]
@@ -63,7 +65,10 @@ class Family(NamedTuple):
     schedule: Callable[[Sequence[Pooling | None]], dict[str, Any]] | None = None
 
     def checkpoint_names(self, parameter: str) -> tuple[str, ...]:
-        """Return the names in the checkpoint of one of our parameters, such as ``layers.0.qkv.bias``."""
+        """Return the names in the checkpoint of the parts of one parameter of `irkit.encoder.Encoder`.
+
+        ``layers.0.qkv.bias``, for example, has three parts: query, key and value.
+        """
         module, _, suffix = parameter.rpartition(".")
         layer = _LAYER.fullmatch(module)
         theirs = self.weights[f"layers.{layer[2]}" if layer else module]
@@ -72,10 +77,10 @@ class Family(NamedTuple):
 
 
 def masked_lm_names(dense: str, norm: str, decoder: str, *biased: str) -> NameMap:
-    """Map the parameters of the masked language modelling head to names in a checkpoint.
+    """Map each parameter of a `SparseHead` to its names in the checkpoint of a masked language model.
 
     Args:
-        dense: Name of the linear layer.
+        dense: Name of the linear layer in the checkpoint, without ``.weight``.
         norm: Name of the norm.
         decoder: Name of the output matrix.
         biased: Names of further modules that hold a copy of the output bias.
@@ -91,10 +96,10 @@ def masked_lm_names(dense: str, norm: str, decoder: str, *biased: str) -> NameMa
 
 
 def count_layers(settings: Settings, key: str = "num_hidden_layers") -> int:
-    """Return the number of layers that ``config.json`` says.
+    """Return the number of layers, ``key`` of a ``config.json``.
 
     Raises:
-        ConfigError: Nothing can be built with that number.
+        ConfigError: The number is not from 1 to `MOST_LAYERS`.
     """
     count = settings[key]
     if type(count) is not int or not 0 < count <= MOST_LAYERS:
@@ -103,7 +108,7 @@ def count_layers(settings: Settings, key: str = "num_hidden_layers") -> int:
 
 
 def activation(name: str) -> Activation:
-    """Return the activation that Hugging Face calls ``name``.
+    """Return irkit's name of the activation function that Hugging Face calls ``name``.
 
     Raises:
         ConfigError: irkit has no such activation.

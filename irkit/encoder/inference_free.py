@@ -1,4 +1,4 @@
-"""The encoder of a model without one: token ids pass through to a head that looks them up."""
+"""A stand-in for the encoder of a model without one: it passes token ids on to a head that looks them up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from irkit.core.ragged import Ragged
 
 
 class InferenceFreeEncoder(nn.Module):
-    """Takes the place of the encoder in a model without one: a text costs its tokenization and a look-up.
+    """Stands in for the encoder of a model without one, and passes token ids on to the head.
+
+    A text then costs no more than its tokenization and a look-up of weights.
 
     Attributes:
         family: ``"none"``.
@@ -32,4 +34,4 @@ class InferenceFreeEncoder(nn.Module):
         return tokens
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write nothing."""
+        """Do nothing: there are no weights to write."""

@@ -43,9 +43,10 @@ def make_norm(config: EncoderConfig, size: int) -> nn.Module:
 
 
 class Dropout(nn.Dropout):
-    """Dropout as in torch, at a quarter of its cost on a CPU, where the probability is rounded to a 65536th.
+    """Drops out numbers as torch does, at a quarter of torch's cost on a CPU.
 
-    A CPU draws 64 bits at a time, and 16 of them decide about a number.
+    On a CPU the probability is rounded to a multiple of 1/65536: random bits are drawn 64 at a time, and 16
+    bits decide about each number.
 
     Examples:
         >>> Dropout(0.5).eval()(torch.ones(3))
@@ -53,7 +54,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Zero some of the numbers in training; the others grow by ``1 / (1 - p)``."""
+        """Set a share ``p`` of the numbers to zero, in training; multiply the others by ``1 / (1 - p)``."""
         if not self.training or not 0 < self.p < 1 or not input.is_cpu or torch.compiler.is_compiling():
             return super().forward(input)
         return _Dropped.apply(input, self.p)  # type: ignore[no-any-return, no-untyped-call]
@@ -77,7 +78,10 @@ class _Dropped(torch.autograd.Function):
 
 
 class Embeddings(nn.Module):
-    """Word, learned position and token type embeddings, summed and normalised."""
+    """Turns token ids into the sum of word, position and token type embeddings, normalised.
+
+    Only learned positions have embeddings. Every token has the first token type.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -102,13 +106,13 @@ class Embeddings(nn.Module):
 
 
 class Context:
-    """What layers on the same rows share, computed once: key positions and rotary tables.
+    """Holds what all layers on the same rows need and compute once: key positions and rotary tables.
 
     Attributes:
-        rows: Lengths of the rows; their values do not matter.
+        rows: A Ragged with the lengths of the rows, whose values are not used.
         backend: Attention implementation.
-        attended: ``(n,)`` number of leading elements per row that are attended to; None is all.
-        pooled: Whether layers with a pooling pool.
+        attended: ``(n,)`` number of leading tokens per row that are attended to; None is all.
+        pooled: Whether layers with a `Pooling` pool; False switches pooling off.
     """
 
     def __init__(
@@ -119,21 +123,21 @@ class Context:
         self._rotary: dict[float, tuple[Tensor, Tensor]] = {}
 
     def seen(self, values: Tensor) -> Ragged:
-        """Return the ``values (total, ...)`` that are attended to."""
+        """Return the rows of ``values (total, ...)`` without the tokens that are not attended to."""
         if self._keys is None:
             return self.rows.with_values(values)
         return self._keys.with_values(values[self._keys.values])
 
     def rotary(self, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the positions, see `rotary_table`."""
+        """Return cosines and sines of the rotary angles of all tokens, see `rotary_table`."""
         if base not in self._rotary:
             self._rotary[base] = rotary_table(self.rows.positions(), base, head_dim)
         return self._rotary[base]
 
     def shorten(self, pooling: Pooling) -> Context:
-        """Return the context of the rows that ``pooling`` leaves.
+        """Return the context of the shorter rows after ``pooling``.
 
-        Only windows are attended to that the attended elements would make alone.
+        As many leading windows are attended to as pooling makes of the attended tokens alone.
         """
         if self.rows.max_length <= 1:
             return self
@@ -145,10 +149,11 @@ class Context:
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward block, each with a residual sum and a norm before or after it.
+    """Runs attention and a feed-forward block, each with a residual sum and a norm before or after.
 
-    Pooling is linear and its weights add up to one, so it goes before whatever linear map follows it and
-    that map runs on fewer rows: the queries of ``intra``, and the output projection of ``post``.
+    Pooling is linear with weights that add up to one, so it commutes with linear maps. Pooling therefore runs
+    before the projection of the queries (``intra``) and before the output projection (``post``), which then
+    run on fewer hidden states.
     """
 
     def __init__(self, config: EncoderConfig, layer: LayerConfig, input_size: int) -> None:
@@ -171,14 +176,14 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        """Transform ``(total, input_size)`` to ``(total', hidden_size)``.
+        """Transform hidden states ``(total, input_size)`` to ``(total', hidden_size)``.
 
         Args:
-            x: Hidden states.
-            context: Context of these rows.
+            x: Hidden states of all rows, back to back.
+            context: Context of the rows.
 
         Returns:
-            Hidden states, in shorter rows if the layer pools, and their context.
+            Hidden states, fewer if the layer pools; and the context of their rows.
         """
         pooling = self.layer.pooling if context.pooled else None
         if pooling is None or context.rows.max_length <= 1:
@@ -196,11 +201,14 @@ class Layer(nn.Module):
         return self.after_attention(pooled, attended), after
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the output of attention and the feed-forward block, each with its norm.
+        """Add the projected output of attention to ``x``, then that of the feed-forward block, with norms.
 
         Args:
-            x: ``(total, input_size)``, input of the layer, pooled.
-            attended: ``(total, hidden_size)``, what its attention gives.
+            x: ``(total, input_size)``, input of the layer; pooled if the layer pools.
+            attended: ``(total, hidden_size)``, output of attention before the output projection.
+
+        Returns:
+            ``(total, hidden_size)``, the output of the layer.
         """
         location = self.config.norm_location
         x = F.pad(x, (0, self.added)) if self.added else x
@@ -211,13 +219,17 @@ class Layer(nn.Module):
         return self.mlp_norm(x) if location == "post" else x
 
     def _attend(self, queries: Tensor, keys: Tensor, query_context: Context, key_context: Context) -> Tensor:
-        """Return the attention of ``queries (total', input_size)`` to ``keys (total, input_size)``.
+        """Project hidden states to queries, keys and values, and compute attention.
 
         Args:
-            queries: Hidden states that attend; ``keys`` itself unless the layer pools queries only.
-            keys: Hidden states to attend to.
+            queries: Hidden states ``(total', input_size)`` that attend; the same tensor as ``keys`` unless
+                the layer pools queries only.
+            keys: Hidden states ``(total, input_size)`` to attend to.
             query_context: Context of the queries.
             key_context: Context of the keys.
+
+        Returns:
+            ``(total', hidden_size)``, before the output projection.
         """
         heads, base, same = self.layer.num_heads, self.layer.rotary_base, queries is keys
         if key_context.rows.max_length <= 1:  # the softmax over one key is 1
@@ -247,7 +259,10 @@ class Layer(nn.Module):
         return attended.flatten(1)
 
     def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
-        """Return parts ``first`` to ``last - 1`` of query, key and value, ``(total, size)`` each."""
+        """Project ``x`` to query (0), key (1) and value (2), and return parts ``first`` to ``last - 1``.
+
+        Each part is ``(total, hidden_size)``.
+        """
         size = self.layer.hidden_size
         if self.config.norm_location == "pre":
             x = self.attention_norm(x)
@@ -262,7 +277,7 @@ class Layer(nn.Module):
         return tuple(map(self.attention_norm, split)) if self.config.norm_location == "qkv" else split
 
     def quantize_(self) -> None:
-        """Replace the linear maps by int8 ones for inference on the CPU."""
+        """Replace the linear maps by int8 ones, in place, for inference on the CPU."""
         from irkit_kernels.int8_linear import Int8Linear
 
         fused = self.config.activation == "gelu" and not self.config.gated
@@ -281,13 +296,13 @@ class Layer(nn.Module):
 
 
 def _plus(x: Tensor, fresh: Tensor) -> Tensor:
-    """Return the sum, in the memory of ``fresh`` if no gradients are needed."""
+    """Return ``x + fresh``; without gradients the sum overwrites ``fresh``."""
     alone = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != fresh.dtype
     return x + fresh if alone else fresh.add_(x)
 
 
 def _thirds(linear: nn.Linear) -> Iterator[nn.Linear]:
-    """Yield the three maps that ``linear`` joins."""
+    """Split a linear map that joins query, key and value, and yield the three maps; memory is shared."""
     size = linear.out_features // 3
     for start in range(0, 3 * size, size):
         part = nn.Linear(linear.in_features, size, bias=linear.bias is not None, device="meta")
@@ -317,7 +332,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activatio
 
 
 def apply_linear(layer: nn.Module, x: Tensor, activation: Activation | None = None) -> Tensor:
-    """Return ``activation(layer(x))``; a layer that is not a plain matrix (int8, LoRA, hooks) is called."""
+    """Return ``activation(layer(x))``, by `linear` if the layer is plain; int8, LoRA and hooks still work."""
     if is_plain(layer):
         return linear(x, layer.weight, layer.bias, activation)
     y: Tensor = layer(x)
@@ -336,7 +351,10 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def _fits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return True if oneDNN takes these tensors and neither gradients, autocast nor a graph are needed."""
+    """Tell whether `linear` can use oneDNN for these tensors.
+
+    There must be enough rows on a CPU, in a dtype that oneDNN has, and no gradients, autocast or compilation.
+    """
     return (
         x.is_cpu
         and len(x) >= _MIN_ROWS

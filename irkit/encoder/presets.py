@@ -1,4 +1,4 @@
-"""The published TITE models by name, of any size, as the keys of a ``config.json``."""
+"""Make the ``config.json`` of a TITE by the name of a published model, in any size."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Location = Literal["pre", "intra", "post"]
 
 
 class Preset(NamedTuple):
-    """The settings in which the published TITE models differ.
+    """The settings in which the TITE models of Table 3 of the paper differ.
 
     Attributes:
         arrangement: Which layers pool, see `pooling_schedule`; None means that no layer pools.
-        kernel: Tokens in a window. Windows do not overlap: the stride is the same number.
+        kernel: Number of tokens in a window. Windows do not overlap: the stride is the same number.
         location: Where in a layer the tokens are pooled, see `Pooling`.
         upscale: Whether hidden states grow to twice their width.
     """
@@ -49,14 +49,14 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class EncoderSizes(Config):
-    """Size of an encoder; the default is BERT-base.
+    """Sizes of an encoder; the defaults are those of BERT-base.
 
     Attributes:
-        layers: Transformer layers.
-        hidden_size: Width of the hidden states, of the first layer where they grow.
-        heads: Attention heads; None is one for each 64 of the width.
+        layers: Number of transformer layers.
+        hidden_size: Width of the hidden states; if the width grows, that of the first layer.
+        heads: Number of attention heads; None is one for each 64 of the width.
         intermediate_size: Inner width of the feed-forward blocks; None is four times the width.
-        max_length: Tokens of the longest text in training, which is pooled to one vector.
+        max_length: Number of tokens of the longest text that is pooled to one vector.
     """
 
     layers: int = Field(default=12, ge=1)
@@ -77,17 +77,17 @@ def pooling_schedule(
     """Choose the layers that pool.
 
     Args:
-        arrangement: ``late`` is the last layers, ``staggered`` spreads those that do not pool evenly from
-            the first layer on; both take as many as make one row of ``max_length``. Or the numbers of the
-            layers, from 0.
-        layers: Layers of the encoder.
-        kernel: Tokens in a window.
-        stride: Tokens from one window to the next.
-        max_length: Rows that become one; 4 with kernel and stride 2 leaves a quarter of the rows.
-        location: Where in a layer, see `Pooling`.
+        arrangement: ``late`` pools in the last layers. ``staggered`` spreads the layers that do not pool
+            evenly, from the first layer on. In both, as many layers pool as turn ``max_length`` hidden states
+            into one. A list holds the numbers of the pooling layers, from 0.
+        layers: Number of layers of the encoder.
+        kernel: Number of tokens in a window.
+        stride: Number of tokens from the start of one window to the start of the next.
+        max_length: Number of hidden states that become one; 4 with kernel and stride 2 leaves a quarter.
+        location: Where in a layer the tokens are pooled, see `Pooling`.
 
     Returns:
-        How each layer pools; None is not at all.
+        Pooling of each layer; None for a layer that does not pool.
 
     Raises:
         ConfigError: The layers are too few, there is no such layer, or the windows skip tokens.
@@ -139,7 +139,7 @@ def tite_settings(
     vocab_size: int = 30_522,
     **sizes: int | None,
 ) -> dict[str, Any]:
-    """Describe a TITE: what `Encoder` builds one of random weights from.
+    """Return the ``config.json`` of a TITE, from which `Encoder` builds a TITE of random weights.
 
     Args:
         preset: A name in `PRESETS` or its number in Table 3: ``2-late`` (1), ``2-staggered`` (2), ``3-late``
@@ -147,8 +147,8 @@ def tite_settings(
             ``bert-base``, which does not pool.
         variant: ``paper`` has rotary positions; ``released``, the published checkpoints, also learned
             ones, and the tanh form of GELU.
-        vocab_size: Tokens of the vocabulary.
-        sizes: What differs from BERT-base, see `EncoderSizes`. The schedule follows from them.
+        vocab_size: Number of tokens in the vocabulary.
+        sizes: Sizes that differ from BERT-base, see `EncoderSizes`. The pooling layers follow from the sizes.
 
     Returns:
         The keys of a ``config.json``, as the authors' code reads them.

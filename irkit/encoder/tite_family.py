@@ -79,10 +79,10 @@ def _tite_pooling(kernel: int | None, stride: int | None, how: Settings) -> Pool
 
 
 def _tite_schedule(schedule: Sequence[Pooling | None]) -> dict[str, Any]:
-    """Return the keys of ``config.json`` that hold a schedule.
+    """Return the keys and values for ``config.json`` of a TITE that express a pooling schedule.
 
     Raises:
-        ConfigError: Layers would pool at several locations, or count positions in two ways.
+        ConfigError: The layers differ in ``location`` or ``positions`` of their `Pooling`.
     """
     locations = {pooling.location for pooling in schedule if pooling}
     if len(locations) > 1:
