@@ -1,4 +1,4 @@
-"""Texts to token ids, from the files of a model directory."""
+"""Tokenizers, which turn texts into token ids, from the files of a model directory."""
 
 from irkit.tokenizer.text_tokenizer import Tokenizer, TokenSpan, strings, well_formed
 from irkit.tokenizer.tokenizer_files import read_optional, sentence_settings

@@ -1,4 +1,4 @@
-"""The tokenizer: texts to token ids, with the special tokens and the length of the model."""
+"""The tokenizer: it turns texts into token ids, adds the model's special tokens, and cuts long texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ _LENGTH_UNKNOWN = 10**9  # tokenizer_config.json says 1e30 where its author set 
 
 
 class TokenSpan(NamedTuple):
-    """A token and the characters ``text[start:end]`` it covers; an added token covers none."""
+    """The string of a token and the characters ``text[start:end]`` that the token covers.
+
+    Tokens of a prompt and special tokens cover no characters: ``start`` equals ``end``.
+    """
 
     token: str
     start: int
@@ -52,12 +55,12 @@ class TokenSpan(NamedTuple):
 
 
 class Tokenizer:
-    """Turns text into ids as in training: special tokens are added, texts are cut to a length, never padded.
+    """Turns texts into token ids: adds special tokens and cuts texts to a length, but never pads.
 
     Attributes:
-        backend: The `tokenizers.Tokenizer` that does the work.
-        special_ids: Ids of the special tokens the vocabulary has, by role: cls, sep, mask, pad, unk.
-        do_lower_case: Texts are lower-cased first (a setting of sentence-transformers).
+        backend: The `tokenizers.Tokenizer` that splits texts and looks up ids.
+        special_ids: Ids of the special tokens in the vocabulary, by role: cls, sep, mask, pad, unk.
+        do_lower_case: Whether texts are lower-cased first (a setting of sentence-transformers).
 
     Examples:
         >>> tokenizer = Tokenizer.from_pretrained(minilm)  # doctest: +SKIP
@@ -66,7 +69,13 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, source: Path, settings: Mapping[str, Any]) -> None:
-        """Wrap ``backend``, loaded from the directory ``source`` with this tokenizer_config.json."""
+        """Make a tokenizer around ``backend``, in place.
+
+        Args:
+            backend: Tokenizer of the library tokenizers.
+            source: Directory that the backend was loaded from, whose files `save` copies.
+            settings: Content of tokenizer_config.json.
+        """
         self.backend = backend
         self.source = source
         self.do_lower_case = False
@@ -87,17 +96,17 @@ class Tokenizer:
     def from_pretrained(cls, directory: str | Path) -> Tokenizer:
         """Load the tokenizer of a model directory.
 
-        The longest length is decided as sentence-transformers does: ``max_seq_length`` of its own
-        settings, else the lesser of ``model_max_length`` (tokenizer_config.json) and
-        ``max_position_embeddings`` (config.json).
+        `max_length` is found as in sentence-transformers: ``max_seq_length`` of sentence_bert_config.json,
+        else the lesser of ``model_max_length`` (tokenizer_config.json) and ``max_position_embeddings``
+        (config.json).
 
         Args:
-            directory: Holds tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt
-                (RoBERTa), or files of which transformers makes a tokenizer.
+            directory: Directory with tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt
+                (RoBERTa), or files from which transformers makes a tokenizer.
 
         Raises:
             StorageError: There is no tokenizer.
-            CorruptError: Its files are damaged.
+            CorruptError: The files of the tokenizer are damaged.
         """
         folder = Path(directory)
         with reraise_as(CorruptError, f"loading the tokenizer of {folder}", _ADVICE):
@@ -119,7 +128,7 @@ class Tokenizer:
 
     @property
     def max_length(self) -> int | None:
-        """Number of tokens at which texts are cut, special tokens included; None is nowhere."""
+        """Number of tokens at which texts are cut, special tokens included; None if texts are never cut."""
         truncation = self.backend.truncation
         return None if truncation is None else int(truncation["max_length"])
 
@@ -132,7 +141,14 @@ class Tokenizer:
             self.backend.enable_truncation(length, direction=self._side)
 
     def check_length(self, length: int | None, name: str = "max_length") -> None:
-        """Raise an error about ``name`` if ``length`` is no whole number or leaves no room for text."""
+        """Check that ``length`` is None, or a whole number of tokens that leaves room for text.
+
+        ``name`` is the name of the setting, for messages.
+
+        Raises:
+            BadTypeError: ``length`` is not an integer.
+            BadValueError: ``length`` leaves no room beside the special tokens.
+        """
         if length is not None and (isinstance(length, bool) or not isinstance(length, int | np.integer)):
             raise BadTypeError(f"Tokenizer: {name} is {brief(length)}; expected a whole number of tokens")
         special = self.backend.num_special_tokens_to_add(False)
@@ -140,7 +156,7 @@ class Tokenizer:
             raise BadValueError(f"Tokenizer: {name} {length} leaves no room beside {special} special tokens")
 
     def highest_id(self) -> int:
-        """Return the highest id that a text can get, added tokens included; -1 if there is none.
+        """Return the highest id that a text can get, added tokens included; -1 if there are no tokens.
 
         Raises:
             CorruptError: The tokenizer does not work.
@@ -155,10 +171,10 @@ class Tokenizer:
         return int(self.backend.get_vocab_size())
 
     def __call__(self, texts: Iterable[str], prompt: str = "", max_length: int | None = None) -> Ragged:
-        """Return the ids of texts.
+        """Convert texts to token ids.
 
         Args:
-            texts: Any strings; half of a surrogate pair, which no encoding can hold, becomes U+FFFD.
+            texts: Strings. A lone half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD.
             prompt: Written before each text.
             max_length: Number of tokens at which texts are cut; None is the `max_length` of the tokenizer.
 
@@ -182,7 +198,10 @@ class Tokenizer:
         return Ragged(torch.from_numpy(values), torch.from_numpy(lengths))
 
     def token_spans(self, text: str, prompt: str = "", max_length: int | None = None) -> list[TokenSpan]:
-        """Return the tokens of one text as strings, with the characters that they cover."""
+        """Return a `TokenSpan` for each token of one text, prompt and special tokens included.
+
+        Arguments are those of `__call__`.
+        """
         backend, skipped = self._backend(max_length), len(prompt)
         with reraise_as(BadValueError, "tokenizing", _ADVICE):
             encoding = backend.encode(well_formed(prompt + text))
@@ -198,25 +217,25 @@ class Tokenizer:
         return [token_id for token_id in ids if token_id is not None]
 
     def tokens(self, count: int) -> list[str]:
-        """Return the tokens of the ids below ``count``; ``[id]`` for an id without a token."""
+        """Return the tokens of the ids 0 to ``count - 1``; ``[id]`` for an id without a token."""
         tokens = map(self.backend.id_to_token, range(count))
         return [f"[{number}]" if token is None else token for number, token in enumerate(tokens)]
 
     def special_tokens(self) -> list[int]:
-        """Return the ids of all special tokens: those with a role, and those added as special."""
+        """Return the ids of all special tokens, ascending: `special_ids`, and tokens added as special."""
         added = self.backend.get_added_tokens_decoder()
         return sorted({*self.special_ids.values(), *(key for key, token in added.items() if token.special)})
 
     def add_marker(self, marker: str, *, new: bool = True) -> None:
-        """Make ``marker`` one token wherever a text holds it.
+        """Make ``marker`` one special token wherever it occurs in a text, in place.
 
-        If the vocabulary lacks the marker but holds the marker without outer spaces (``"[unused0]"`` for
-        ``"[unused0] "``), that token is taken.
+        If the vocabulary has the marker only without outer spaces (``"[unused0]"`` for ``"[unused0] "``),
+        this token is used.
 
         Args:
-            marker: A text.
-            new: Give the marker a new id if the vocabulary lacks it; the encoder has to grow for this id.
-                Otherwise such a marker stays plain text.
+            marker: Text of the marker.
+            new: Whether a marker that is not in the vocabulary gets a new id, for which the encoder has to
+                grow. If False, such a marker stays plain text.
         """
         known = [name for name in (marker, marker.strip()) if self.ids([name])]
         token = known[0] if known else marker if new else ""
@@ -226,7 +245,10 @@ class Tokenizer:
             self._has_markers = True
 
     def without_special_tokens(self) -> Tokenizer:
-        """Return a copy that adds no special tokens, so that more of a text fits; no files describe it."""
+        """Return a copy that adds no special tokens, so that more tokens of a text fit.
+
+        Saving the copy writes its state from memory, because no files describe the copy.
+        """
         twin = copy.copy(self)
         twin.backend, twin._cut, twin._is_moved = copy.deepcopy(self.backend), {}, True
         twin.backend.post_processor = None
@@ -242,7 +264,7 @@ class Tokenizer:
 
     @property
     def signature(self) -> str:
-        """What tells tokenizers apart: vocabulary size, special tokens and the ids of a tricky sentence."""
+        """Text that differs between tokenizers: vocabulary size, special ids and ids of a test sentence."""
         backend, text = self.backend, _PROBE
         if backend.normalizer is not None:
             text = backend.normalizer.normalize_str(text)
@@ -255,13 +277,17 @@ class Tokenizer:
     def move(self) -> None:
         """Mark the tokenizer as moved to an encoder of another family.
 
-        From then on, saving writes the tokenizer from memory: the files it was loaded from belong to the
-        old family.
+        From then on, `save` writes the tokenizer from memory, because the files that it was loaded from
+        belong to the old family.
         """
         self._is_moved = True
 
     def save(self, directory: str | Path) -> None:
-        """Write the files it was loaded from, and tokenizer.json if it is missing or markers were added."""
+        """Write the files of the tokenizer to ``directory``.
+
+        The files that the tokenizer was loaded from are copied. tokenizer.json is written from memory if it
+        is missing or markers were added. After `move`, everything is written from memory.
+        """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         copied = () if self._is_moved else _COPIED
@@ -278,9 +304,10 @@ class Tokenizer:
             (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
 
     def _backend(self, max_length: int | None) -> tokenizers.Tokenizer:
-        """Return a backend that cuts at ``max_length``.
+        """Return a backend that cuts texts at ``max_length`` tokens; None is the length of the tokenizer.
 
-        Each length has a copy, because the length is a state of the backend, which threads share.
+        The backend is a copy, kept for each length: the length is a state of a backend, and threads share
+        backends.
         """
         if max_length is None or max_length == self.max_length:
             return self.backend
@@ -298,7 +325,7 @@ def strings(texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts one by one, and check that each is a string.
 
     Raises:
-        BadTypeError: Something is not a string, or ``texts`` is one string or no sequence at all.
+        BadTypeError: An item is not a string, or ``texts`` is one string or not iterable.
     """
     if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
         what = "one string; write [text]" if isinstance(texts, str) else f"{type(texts).__name__}"

@@ -1,4 +1,4 @@
-"""The backend of a tokenizer from whichever files a model directory has."""
+"""Read the backend of a tokenizer from whichever tokenizer files a model directory has."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ _SIGNS = ("precompiled_charsmap", '"String"', '"Regex"', "\\u")  # of parts that
 
 
 def sentence_settings(directory: Path) -> dict[str, Any]:
-    """Return the keys of sentence_bert_config.json, or of the same file under an older name.
+    """Return the content of sentence_bert_config.json, or of the same file under an older name.
 
-    Without such a file there are none.
+    The result is empty if there is no such file.
     """
     return next((read_json(file) for file in sorted(directory.glob("sentence_*_config.json"))), {})
 
 
 def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Build the backend from whichever files are there; ``settings`` are those of tokenizer_config.json."""
+    """Make the backend of a tokenizer from the first kind of tokenizer files that ``folder`` has.
+
+    The order is tokenizer.json, vocab.txt of BERT, vocab.json and merges.txt of RoBERTa, then whatever
+    transformers can read. ``settings`` is the content of tokenizer_config.json.
+
+    Raises:
+        CorruptError: A file is damaged.
+    """
     words, backend = folder / "vocab.txt", None
     try:
         if (folder / "tokenizer.json").is_file():
@@ -53,7 +60,13 @@ def read_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
 
 
 def _check_normalizer(file: Path) -> None:
-    """Refuse a normalizer that needs so much memory that the tokenizers library would end the process."""
+    """Check that the normalizer in tokenizer.json does not take too much memory.
+
+    Without this check the library tokenizers would end the process.
+
+    Raises:
+        CorruptError: The normalizer is cut, or makes texts many times as long.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         if not any(sign in text for sign in _SIGNS):  # most have no such part, and parsing takes time
@@ -109,5 +122,5 @@ def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if there is no such file."""
+    """Read a JSON object from a file; return an empty dict if the file does not exist."""
     return read_json(path) if path.is_file() else {}
