@@ -23,11 +23,11 @@ class Cell(NamedTuple):
         variant: Name of the variant.
         measure: Measure, such as ``nDCG@10``.
         dataset: Name of the dataset, or ``"average"`` for the mean over the datasets, each of equal weight.
-        seeds: Mean over the queries by seed.
+        seeds: For each seed, the mean of the measure over the queries.
         mean: Mean over the seeds.
         deviation: Sample standard deviation over the seeds; None for a single seed.
-        difference: Difference of the mean to the mean of the baseline; None without a baseline.
-        p: Result of `paired_p`; None for the baseline, and without one.
+        difference: ``mean`` minus the mean of the baseline; None without results of the baseline.
+        p: Result of `paired_p`; None for the baseline itself, or without results of the baseline.
         corrected_p: ``p`` after Holm's correction for all variants under the same measure and dataset.
     """
 
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
     corrected_p: float | None = None
 
     def significant(self, alpha: float = 0.05) -> bool:
-        """Return True if the corrected p is below ``alpha``."""
+        """Return True if ``corrected_p`` is below ``alpha``; False if it is None."""
         return self.corrected_p is not None and self.corrected_p < alpha
 
 
@@ -52,13 +52,13 @@ def tabulate(
     """Summarise the results of all runs, and test the variants against the baseline.
 
     Args:
-        runs: Results by variant and seed; variants may have fewer seeds than others, or none.
+        runs: Results by variant and seed. Variants may have fewer seeds than others, or none.
         baseline: Name of the variant that the others are tested against.
-        datasets: Datasets that count, in this order; all by default.
+        datasets: Names of the datasets to include, in order; empty for all.
 
     Returns:
-        One cell per measure, dataset and variant with a seed, in this order; the average of several datasets
-        comes last.
+        One cell per measure, dataset and variant, sorted in this order; variants without a seed have none.
+        Cells of the average over several datasets come last.
 
     Raises:
         BadValueError: Runs were evaluated on different queries.
@@ -82,13 +82,13 @@ def tabulate(
 
 
 def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
-    """Compute the two-sided p of a paired t-test of the mean difference, averaged over datasets.
+    """Compute the two-sided p of a paired t-test: is the mean difference, averaged over datasets, 0?
 
     With one dataset this is the usual paired t-test. With several, the variances of the means add up, and the
     degrees of freedom follow Welch and Satterthwaite.
 
     Args:
-        differences: Differences ``(queries,)`` of each dataset, at least two per dataset.
+        differences: For each dataset, ``(queries,)`` differences between two variants; at least two queries.
 
     Examples:
         >>> round(paired_p([np.array([0.1, 0.2, 0.3])]), 4)
@@ -112,7 +112,17 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
 def _aligned(
     variant: str, seeds: Mapping[int, Results], key: tuple[str, str], first: Results
 ) -> npt.NDArray[np.float64]:
-    """Return the values of one dataset ``(seeds, queries)``, with queries in the order of the first run."""
+    """Return the values of a variant ``(seeds, queries)``, with queries in the order of the first run.
+
+    Args:
+        variant: Name of the variant, for messages.
+        seeds: Results of the variant by seed.
+        key: Key of the results that is wanted: a measure and a dataset.
+        first: Results of the first run of the study.
+
+    Raises:
+        BadValueError: A run was evaluated on other queries than the first run.
+    """
     queries = first.get(key, {})
     for seed, scores in seeds.items():
         values = scores.get(key, {})

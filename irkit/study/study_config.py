@@ -30,14 +30,16 @@ class StudyConfig(Config):
 
     Attributes:
         name: Title of the report.
-        recipe: Recipe of `irkit train`, `pretrain` or `transfer-vocab` without a seed. A file of a study can
-            name the file of a recipe instead, relative to itself.
-        variants: Changes of the recipe by name of the variant.
-        grid: Values by axis: changes by name; or a list of values if the axis is a key of the recipe.
-        exclude: Combinations of the grid to leave out: names or values by axis, all of which must be met.
+        recipe: Recipe of `irkit train`, `pretrain` or `transfer-vocab` without a seed. A study file may give
+            the path of a recipe file instead, relative to the study file.
+        variants: For each name of a variant, its changes of the recipe.
+        grid: For each axis, its possible values: changes of the recipe by name; or, if the axis is a key of
+            the recipe, a list of values of this key.
+        exclude: Combinations of the grid to leave out. Each gives a name or a value for some axes; a variant
+            that has all of these is left out.
         baseline: Name of the variant that the others are compared with.
         seeds: Values of ``train.seed``.
-        keep_models: Keep the models; results and recipes always stay.
+        keep_models: Whether the trained models are kept; results and recipes always stay.
 
     Examples:
         >>> study = StudyConfig(
@@ -79,7 +81,7 @@ class StudyConfig(Config):
     def resolve(
         cls, study: StudyConfig | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()
     ) -> StudyConfig:
-        """Make a study and check it.
+        """Make the configuration of a study, and check it.
 
         Args:
             study: A study, its keys and values, or a YAML file.
@@ -100,14 +102,19 @@ class StudyConfig(Config):
         return cls.parse(data, source)
 
     def changes(self) -> dict[str, Changes]:
-        """Return the changes of each variant by its name, in the order of the report."""
+        """Return for each variant its changes of the recipe: name to key to value, in the report's order.
+
+        Variants of the grid are included.
+        """
         combinations = {", ".join(labels): changes for labels, changes in self._combinations()}
         if both := sorted(self.variants.keys() & combinations.keys()):
             raise ValueError(f"variant {both[0]!r} is in variants and in grid; rename it in variants")
         return self.variants | combinations
 
     def recipes(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield variant, seed and whole recipe of every run; all variants with the first seed come first.
+        """Yield the variant's name, the seed and the whole recipe of every run.
+
+        All variants with the first seed come first, then all with the second.
 
         Raises:
             ConfigError: A change does not fit the recipe.
@@ -138,7 +145,7 @@ class StudyConfig(Config):
                 yield labels, {key: value for _, changes in combination for key, value in changes.items()}
 
     def _labels(self, combination: Mapping[str, Any]) -> set[tuple[str, str]]:
-        """Return an entry of ``exclude`` as pairs of axis and label."""
+        """Convert an entry of ``exclude`` to pairs of an axis and the label of its value, after a check."""
         labels = set()
         for axis, value in combination.items():
             if axis not in self.grid:
@@ -153,12 +160,12 @@ class StudyConfig(Config):
 
 
 def folder_name(variant: str) -> str:
-    """Return the name of the folder of a variant."""
+    """Convert the name of a variant to the name of its folder: lower case, with ``-`` for other signs."""
     return re.sub(r"[^\w.=+]+", "-", variant).strip("-.").lower() or "-"
 
 
 def _quoted(value: Any) -> str:
-    """Write a value as YAML with quoted strings, so that no string is read as another type."""
+    """Return a value as YAML with quoted strings, so that no string is read as another type."""
     return yaml.safe_dump(value, default_style='"', allow_unicode=True, sort_keys=False)
 
 

@@ -34,7 +34,7 @@ def write_report(out: str | Path) -> list[Cell]:
         out: Directory of a study.
 
     Returns:
-        The cells of the tables.
+        The cells of the tables, as `tabulate` returns them.
 
     Raises:
         StorageError: The directory holds no study.
@@ -60,7 +60,10 @@ def write_report(out: str | Path) -> list[Cell]:
 
 
 def _tested_datasets(study: StudyConfig) -> list[str]:
-    """Return the datasets that only finished models are measured on, from the recipe without changes."""
+    """Return the names of the datasets with ``at_end``, which only finished models are evaluated on.
+
+    The names come from the study's recipe without the changes of any variant.
+    """
     parts = as_list(study.recipe.get("evaluation") or [])
     return [part.get("name") or Path(part["source"]).name for part in parts if part.get("at_end")]
 

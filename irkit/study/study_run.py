@@ -1,4 +1,4 @@
-"""Train the runs of a study, each in a process of its own, several at once if there are devices."""
+"""Train the runs of a study, each in a process of its own, several at once if there are several GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Process(NamedTuple):
 
 
 def check_study(study: StudyConfig, out: Path) -> list[Trial]:
-    """Check everything that can be checked before a training.
+    """Check recipes, directory and packages of a study before any run starts.
 
     Args:
         study: The study.
@@ -80,9 +80,10 @@ def run_study(
     Args:
         study: A `StudyConfig`, its keys and values, or a YAML file.
         out: Directory of recipes, logs, models, results and report.
-        jobs: Number of runs at once; one per GPU by default. Each gets a GPU, or its share of the processor.
+        jobs: Number of runs at once; None is one per GPU, or 1 without a GPU. Each run gets a GPU, if there
+            is one, and an equal share of the CPU cores.
         overrides: Changes of the recipe of all variants, such as ``"train.max_steps=10"``.
-        progress: Called with each run that ends, and the seconds it took.
+        progress: Called after each run, with the run and the seconds that it took.
 
     Returns:
         All runs; their attributes `finished` and `failure` say how they ended.
@@ -139,7 +140,11 @@ def _resolve(trial: Trial) -> TrainRecipe:
 
 
 def _check_parts_of(waiting: Iterable[Trial]) -> None:
-    """Raise an error if every variant would fail; if only some would, warn of each of these."""
+    """Open the parts of all recipes (see `check_parts`), and warn about each variant that cannot be trained.
+
+    Raises:
+        IrkitError: No variant can be trained.
+    """
     recipes = {trial.variant: _resolve(trial) for trial in waiting}
     failures = check_parts(recipes)
     if failures and len(failures) == len(recipes):
@@ -151,13 +156,15 @@ def _check_parts_of(waiting: Iterable[Trial]) -> None:
 
 
 def check_parts(recipes: Mapping[str, TrainRecipe]) -> dict[str, IrkitError]:
-    """Open the models, data, texts and collections of recipes; a part of several recipes is opened once.
+    """Open the models, data, texts and collections of recipes, to find errors before any training.
+
+    A part that several recipes name is opened once.
 
     Args:
         recipes: Recipes by variant.
 
     Returns:
-        The first error of each variant that cannot be trained.
+        For each variant that cannot be trained, its first error.
     """
     errors: dict[str, IrkitError | None] = {}
     failures: dict[str, IrkitError] = {}
@@ -176,10 +183,11 @@ def check_parts(recipes: Mapping[str, TrainRecipe]) -> dict[str, IrkitError]:
 
 
 def _parts(recipe: TrainRecipe) -> Iterator[tuple[str, Any, Callable[[Any], object]]]:
-    """Yield what a recipe names: models, tokenizers, texts, data and evaluations.
+    """List the parts that a recipe names: models, tokenizers, texts, data and evaluations.
 
     Yields:
-        The kind of a part, its setting in the recipe, and a function that opens the part from its setting.
+        The kind of a part, such as ``"model"``; its value in the recipe; and a function that opens the part
+        when it is called with this value.
     """
     from irkit.model.hub import local_directory
     from irkit.tokenizer import Tokenizer
@@ -211,10 +219,13 @@ def _parts(recipe: TrainRecipe) -> Iterator[tuple[str, Any, Callable[[Any], obje
 
 
 def _slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return one environment (variables of a process) per slot, where runs follow each other.
+    """Return the environment variables for each of ``jobs`` slots; a slot runs one process after another.
 
-    A slot has a GPU of its own as long as there are enough, and a share of the cores. By default there are
-    as many slots as GPUs, or one without a GPU.
+    The variables give each slot a GPU, which several slots share if there are more slots than GPUs, and an
+    equal share of the CPU cores. ``jobs`` None makes as many slots as GPUs, or one without a GPU.
+
+    Raises:
+        BadValueError: ``jobs`` is below 1.
     """
     import torch
 
@@ -232,17 +243,25 @@ def _slots(jobs: int | None) -> list[dict[str, str]]:
 
 
 def _verb(trial: Trial) -> str:
-    """Return the verb that runs the recipe: ``train``, ``pretrain`` or ``transfer-vocab``.
+    """Return the subcommand of ``irkit`` for the recipe: ``train``, ``pretrain`` or ``transfer-vocab``.
 
-    The keys of the recipe decide, whatever their values: a variant may set a stage to null, to compare
-    without it.
+    The keys ``pretraining`` and ``vocabulary`` decide, even if their value is null: in this way a variant may
+    leave a stage out.
     """
     verbs = {"pretraining": "pretrain", "vocabulary": "transfer-vocab"}
     return next((verb for key, verb in verbs.items() if key in trial.recipe), "train")
 
 
 def _start(trial: Trial, slot: dict[str, str]) -> _Process:
-    """Start the process of a run, with the environment ``slot`` (see `_slots`)."""
+    """Start the process of a run, after its recipe is written; the process writes to the run's ``.log``.
+
+    Args:
+        trial: Run to start.
+        slot: Environment variables of the process, see `_slots`.
+
+    Raises:
+        LockedError: An earlier process of the run is still alive.
+    """
     recipe = trial.write_recipe()
     trial.beside(".failed").unlink(missing_ok=True)
     path = trial.beside(".log")
@@ -260,9 +279,10 @@ def _start(trial: Trial, slot: dict[str, str]) -> _Process:
 
 
 def _finish(ended: _Process, keep_model: bool) -> None:
-    """Record why a run failed, from the last line of its output.
+    """Handle the end of a run's process.
 
-    If the run succeeded and ``keep_model`` is False, delete its model.
+    If the run failed, write the exit code and the last line of its output to its ``.failed`` file. If the run
+    succeeded and ``keep_model`` is False, delete its model.
     """
     trial, code = ended.trial, ended.process.returncode
     if code == 0 and trial.finished:

@@ -19,14 +19,15 @@ from irkit.utils.atomic import explained, write_text
 
 @dataclass(frozen=True)
 class Trial:
-    """A variant trained with one seed.
+    """One run of a study: a variant that is trained with one seed.
 
     Attributes:
         variant: Name of the variant.
         seed: Value of ``train.seed``.
         recipe: The whole recipe.
-        folder: Directory of the run, see `irkit.training.run_directory`. Beside it are the recipe, ``.yaml``,
-            the output of the process, ``.log``, and after a failure its message, ``.failed``.
+        folder: Directory of the run, see `irkit.training.run_directory`. Files beside the directory have its
+            name and a suffix: ``.yaml`` is the recipe, ``.log`` the output of the process, ``.failed`` the
+            message of a failure.
     """
 
     variant: str
@@ -35,12 +36,12 @@ class Trial:
     folder: Path
 
     def beside(self, suffix: str) -> Path:
-        """Return the path beside the folder that ends in ``suffix``."""
+        """Return the path of a file beside ``folder``: the path of ``folder`` with ``suffix`` appended."""
         return self.folder.with_name(self.folder.name + suffix)
 
     @property
     def results(self) -> Path:
-        """Measures of the finished model by query, the last file before the model."""
+        """Path of the measures of the finished model by query; the file is written just before the model."""
         return self.folder / "evaluation.jsonl"
 
     @property
@@ -50,17 +51,17 @@ class Trial:
 
     @property
     def failure(self) -> str | None:
-        """Message of the last attempt, if it failed."""
+        """Message of the last attempt if it failed; None if it did not fail."""
         try:
             return self.beside(".failed").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def check(self) -> None:
-        """Refuse to resume a run that was begun with another recipe.
+        """Check that a run that was begun before had the same recipe.
 
         Raises:
-            ConfigError: The recipes differ.
+            ConfigError: The run was begun with another recipe.
         """
         begun = (self.folder / "recipe.yaml").exists()
         if not begun or not self.beside(".yaml").exists():
@@ -74,7 +75,7 @@ class Trial:
                 )
 
     def write_recipe(self) -> Path:
-        """Write the recipe to a file, and return its path."""
+        """Write the recipe to the ``.yaml`` file beside ``folder``, and return the path of this file."""
         path = self.beside(".yaml")
         with explained(f"making {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ class Trial:
         return path
 
     def drop_model(self) -> None:
-        """Delete everything but results and recipe."""
+        """Delete everything in ``folder`` but ``.jsonl`` files and the recipe; `finished` stays true."""
         with explained(f"removing the model in {self.folder}"):
             self.beside(".done").touch()
             for path in self.folder.iterdir():
@@ -101,7 +102,7 @@ def trials(study: StudyConfig, out: Path) -> list[Trial]:
 
 
 def _flatten(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings with their keys, joined by dots."""
+    """Yield pairs of a key and a value for nested mappings; the keys of all levels are joined by dots."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{path}{key}.")
