@@ -1,1 +1,1 @@
-"""What every room uses: atomic files, weight files, progress, signals, forks."""
+"""Helpers for all other packages of irkit: atomic files, locks, weight files, progress, signals, plugins."""

@@ -1,13 +1,13 @@
 """Files and folders that appear whole or not at all, and errors of the operating system in words.
 
 Everything is written aside, under a hidden name in the same folder, synced, and renamed to its own name
-("published"). A kill leaves the old content, and the hidden name, which the next writer removes unless it is
-locked (`irkit.utils.locks`). To write
+("published"). A kill leaves the old content and the hidden file or folder. The next writer removes hidden
+files and folders that are not locked (`irkit.utils.locks`). To write
 
 * a file: `replacing`, or `write_text`;
-* a folder, and to try again from nothing after a kill: `scratch` and `publish_folder`;
-* a folder that a killed process is to resume: any folder of the caller's, then `publish_folder`;
-* into a folder that other files share: `publish_entries`, the entry that makes it complete last.
+* a folder that is made from nothing again after a kill: `scratch`, then `publish_folder`;
+* a folder that is resumed after a kill: any folder of the caller's, then `publish_folder`;
+* files among others in a folder: `publish_entries`, with the file that marks the folder complete last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from irkit.utils.locks import hold_lock
 
 
 def check_folder(folder: Path, operation: str) -> None:
-    """Check that a folder exists or can be made, and is writable, before the work for it begins.
+    """Check that a folder is writable or can be made; callers do so before a long computation.
 
     Raises:
         StorageError: The check failed; the message begins with ``operation``.
@@ -41,7 +41,12 @@ def check_folder(folder: Path, operation: str) -> None:
 
 @contextlib.contextmanager
 def explained(operation: str, outcome: str = "") -> Iterator[None]:
-    """Turn an error of the operating system into a StorageError that says what was being done."""
+    """Turn an error of the operating system inside the block into a StorageError.
+
+    Args:
+        operation: Start of the message: what was being done, such as ``"saving FILE"``.
+        outcome: End of the message: what the state is now; empty for none.
+    """
     try:
         yield
     except StorageError:
@@ -53,7 +58,7 @@ def explained(operation: str, outcome: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a path to write to; its file replaces ``path`` when it is complete and on the disk.
+    """Yield a path to write a file to. At the end of the block the file is synced and replaces ``path``.
 
     Args:
         path: File to replace, or to make.
@@ -92,10 +97,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside ``target`` to make something in; it is removed at the end.
+    """Yield a new hidden folder beside ``target`` to work in; the folder is removed at the end of the block.
 
-    Folders of killed processes are removed at the start. If one of them had moved ``target`` to ``old`` in
-    its folder, and there is no ``target``, it is moved back.
+    Hidden folders that killed processes left for the same target are removed at the start. If such a process
+    had moved ``target`` to the name ``old`` in its hidden folder, and ``target`` is missing, ``old`` is moved
+    back.
     """
     stem = f".{target.name[:50]}-"
     for left in abandoned(target.parent, rf"{re.escape(stem)}\d{{1,9}}-\w{{8}}\.part"):
@@ -114,11 +120,11 @@ def scratch(target: Path) -> Iterator[Path]:
 
 
 def abandoned(folder: Path, names: str) -> Iterator[Path]:
-    """Yield the paths in a folder that no process has locked; lock each one while it is handled.
+    """Yield the paths in a folder that no process has locked; each is locked until the next is asked for.
 
     Args:
-        folder: Folder to look into.
-        names: Regular expression that the whole name matches.
+        folder: Folder to search, without its subfolders.
+        names: Regular expression that must match the whole name.
     """
     with contextlib.suppress(OSError):
         for path in sorted(path for path in folder.iterdir() if re.fullmatch(names, path.name)):
@@ -137,9 +143,9 @@ def _lives(process: int) -> bool:
 
 
 def publish_folder(unfinished: Path, folder: Path) -> None:
-    """Give a finished folder its name, after everything in it has reached the disk.
+    """Rename the folder ``unfinished`` to ``folder``, after its content is synced to the disk.
 
-    A folder of that name is deleted first.
+    An existing ``folder`` is deleted first.
 
     Raises:
         StorageError: Writing failed.
@@ -151,7 +157,7 @@ def publish_folder(unfinished: Path, folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder, if it is there, under another name, so that nobody reads half of it meanwhile."""
+    """Delete a folder if it exists; it is renamed first, so that nobody reads a half-deleted folder."""
     if folder.exists():
         doomed = folder.with_name(f".{folder.name}.deleted")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -160,9 +166,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def publish_entries(paths: Iterable[Path], folder: Path) -> None:
-    """Put files and folders into a folder, in this order; each appears whole and replaces one of its name.
+    """Copy files and folders into a folder, in order; each appears whole and replaces one of the same name.
 
-    Weights (``.safetensors``) become hard links where the file system has them, to store them once.
+    Weights (``.safetensors``) become hard links if the file system has these, so that they are stored once.
 
     Raises:
         OSError: Writing failed.
@@ -206,7 +212,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a directory and its parents so that they survive a power cut."""
+    """Make a directory and its missing parents, and sync their names, so that they survive a power cut."""
     missing = [path for path in folder.parents if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder, *missing):
@@ -214,7 +220,13 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Wait until the name of a file or a directory is on the disk, if its directory can be synced."""
+    """Wait until the name of a file or a directory is on the disk.
+
+    Does nothing on a file system that cannot sync directories.
+
+    Raises:
+        OSError: The disk failed or is full.
+    """
     try:
         sync(path.parent)
     except OSError as error:
@@ -223,7 +235,7 @@ def sync_name(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
+    """Wait until the content of a file, or the list of names in a directory, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

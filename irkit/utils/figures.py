@@ -33,10 +33,10 @@ _STYLE = {
 
 
 def draw_svg(draw: Callable[[Any], object], width: float, height: float) -> str:
-    """Draw a figure.
+    """Draw a figure as SVG.
 
     Args:
-        draw: Draws on the `matplotlib.figure.Figure` that it is called with.
+        draw: Function that draws; it is called with an empty `matplotlib.figure.Figure`.
         width: Width in inches. Pages scale the picture down if they are narrower.
         height: Height in inches.
 

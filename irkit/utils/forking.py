@@ -9,11 +9,12 @@ from functools import cache
 
 @cache
 def one_thread_after_fork() -> None:
-    """Make children that are forked from now on compute with one thread; called before a computation.
+    """Limit torch and FAISS to one thread in all children that are forked from now on.
 
-    A fork copies the list of OpenMP's threads into the child, but not the threads. The next operation with
-    several threads would wait for them forever; an operation with one thread waits for none. A thread that
-    the child starts may call ``torch.set_num_threads`` to get threads of its own.
+    Call this function before a computation with several threads. A fork copies OpenMP's list of threads into
+    the child, but not the threads. An operation with several threads in the child would wait forever for the
+    missing threads; an operation with one thread does not wait. A thread that the child starts may call
+    ``torch.set_num_threads`` to get threads of its own.
     """
     os.register_at_fork(after_in_child=_one_thread)
 

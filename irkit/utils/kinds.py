@@ -1,4 +1,4 @@
-"""Fields that hold a configuration of any kind of a table, such as a loss; other packages can add kinds."""
+"""Fields for a configuration whose class is chosen by its key ``kind``; other packages can add kinds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Kind = TypeVar("Kind", bound=Config)
 
 
 def own_kinds(*configs: type[Kind]) -> dict[str, type[Kind]]:
-    """Return configurations by the default of their field ``kind``, for a `Registry`."""
+    """Return configuration classes by the default of their field ``kind``, for a `Registry`."""
     return {str(config.model_fields["kind"].default): config for config in configs}
 
 
 @dataclass(frozen=True)
 class KindOf:
-    """Annotation of a field: its key ``kind`` chooses from a table, and the choice validates the other keys.
+    """Annotates a field: the key ``kind`` of its value chooses a class from ``table``, which validates it.
 
-    Errors read like pydantic's for a tagged union. Such a union is closed: its members have to be imported
-    when the class of the field is made. Here a kind of another package is imported when a configuration
-    names it.
+    Errors read like pydantic's for a tagged union. The classes of a tagged union have to be imported when
+    the class with the field is made. Here a class of another package is imported when a configuration names
+    its kind.
 
     Examples:
         >>> class Recipe(Config):  # doctest: +SKIP
@@ -37,7 +37,7 @@ class KindOf:
     table: Registry[type[Any]]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validate by `_validate`; write the configuration with all keys of its class."""
+        """Return a schema that validates by `_validate` and writes all keys of the chosen class."""
         return core_schema.no_info_plain_validator_function(
             self._validate,
             serialization=core_schema.plain_serializer_function_ser_schema(
@@ -48,7 +48,7 @@ class KindOf:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return a JSON schema of all kinds; error messages take the known keys from the schema."""
+        """Return a JSON schema that allows any kind; error messages take the known keys from this schema."""
         return {"anyOf": [handler(config.__pydantic_core_schema__) for config in self.table.values()]}
 
     def _validate(self, value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 
 
 def try_lock(file: int | IO[Any]) -> bool:
-    """Lock an open file for one holder; return False if another one holds it.
+    """Lock an open file without waiting; return False if another holder has the lock.
 
     The lock lasts until `unlock`, or until every process that inherited the open file has closed it.
 
@@ -30,21 +30,22 @@ def try_lock(file: int | IO[Any]) -> bool:
 
 
 def unlock(file: int | IO[Any]) -> None:
-    """Release the lock of an open file, also if a forked process has the file open."""
+    """Release the lock of an open file, even if a forked process still has the file open."""
     fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path, *, create: bool = False, required: bool = False) -> Iterator[None]:
-    """Lock a file or a folder inside the ``with`` block, which tells others that it is in use.
+    """Lock a file or a folder inside the block, to tell others that the path is in use.
 
     Args:
-        path: File or folder; links are not followed.
-        create: Create the file.
-        required: Raise an error if the lock cannot be had. Otherwise the block runs without it.
+        path: File or folder to lock; links are not followed.
+        create: Whether a missing file is created.
+        required: Whether a lock that another holder has, or that the file system lacks, is an error. If
+            False, the block then runs without the lock.
 
     Raises:
-        OSError: The path cannot be opened, or ``required`` is set and the lock cannot be had.
+        OSError: The path cannot be opened, or ``required`` is set and the lock cannot be taken.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     descriptor = os.open(path, flags, 0o666)
@@ -61,9 +62,9 @@ def hold_lock(path: Path, *, create: bool = False, required: bool = False) -> It
 
 
 class FileLock:
-    """An exclusive lock on the file ``path``, taken on construction without waiting.
+    """Holds an exclusive lock on the file ``path``, taken on construction without waiting.
 
-    A forked process does not inherit it.
+    A forked process does not hold the lock. The file is created if it is missing.
 
     Raises:
         BlockingIOError: The lock is already held.
@@ -81,13 +82,13 @@ class FileLock:
         _locks.add(self)
 
     def release(self) -> None:
-        """Let others write; does nothing the second time."""
+        """Release the lock and close the file; does nothing if the lock is released already."""
         if self._descriptor >= 0:
             unlock(self._descriptor)  # closing is not enough where a forked process has the file open
             self.forget()
 
     def forget(self) -> None:
-        """Close the file and leave the lock to the process that this one was forked from."""
+        """Close the file in a forked process; the parent process keeps the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

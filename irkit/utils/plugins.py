@@ -1,4 +1,4 @@
-"""Tables of parts by name, such as heads or index kinds, to which other packages add by entry points."""
+"""Tables of parts, such as heads or kinds of index, by name; other packages add parts by entry points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Part = TypeVar("Part")
 
 
 class Registry(Mapping[str, Part], Generic[Part]):
-    """Parts by name: irkit's own first, then the parts of installed packages, sorted.
+    """Maps names to parts (objects or classes): irkit's own first, then those of other packages, sorted.
 
     A package adds a part by an entry point in its ``pyproject.toml``::
 
@@ -31,24 +31,24 @@ class Registry(Mapping[str, Part], Generic[Part]):
     def __init__(
         self, group: str, expected: type, own: Mapping[str, Part | str], reserved: Collection[str] = ()
     ) -> None:
-        """Start a table with irkit's own parts.
+        """Make a table of irkit's own parts, which reads entry points later.
 
         Args:
-            group: Name of the entry points, such as ``"irkit.heads"``.
-            expected: What a part must be: an instance or a subclass of this class.
-            own: irkit's parts by name; a string ``"module:name"`` is imported when it is looked up.
-            reserved: Other names that packages cannot take, because they mean something else beside parts.
+            group: Group of the entry points, such as ``"irkit.heads"``.
+            expected: Class of the parts: a part must be an instance or a subclass of it.
+            own: irkit's parts by name; a string ``"module:name"`` is imported when its name is looked up.
+            reserved: Further names that other packages cannot take.
         """
         self.group, self.expected = group, expected
         self._own, self._loaded, self._reserved = dict(own), dict[str, Part](), {*own, *reserved}
         self._added: dict[str, EntryPoint] | None = None
 
     def __getitem__(self, name: str) -> Part:
-        """Return a part, imported if need be.
+        """Return the part with the name ``name``, and import the part if it is not imported yet.
 
         Raises:
-            KeyError: There is no part of that name.
-            ConfigError: Another package adds the name, but its part cannot be imported or is something else.
+            KeyError: No part has this name.
+            ConfigError: The part cannot be imported, or is not of the expected class.
         """
         if name not in self._loaded:
             own = self._own.get(name)
@@ -69,10 +69,10 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return len(self._own) + len(self._find_added())
 
     def _find_added(self) -> dict[str, EntryPoint]:
-        """Return the entry points of other packages by name, read once.
+        """Return the entry points of other packages by name; the first call reads them.
 
         Raises:
-            ConfigError: A name is irkit's own, or two packages add it.
+            ConfigError: A name is irkit's own or reserved, or two packages add the same name.
         """
         if self._added is None:
             added: dict[str, EntryPoint] = {}

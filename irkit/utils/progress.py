@@ -27,11 +27,11 @@ def progress_bar(action: str, unit: str, total: int | None = None) -> Iterator[C
 
 @contextmanager
 def stage_progress_bar(unit: str, **totals: int | None) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar for each stage in turn; each behaves like `progress_bar`.
+    """Show a progress bar for each stage in turn, as `progress_bar` does for one action.
 
     Args:
-        unit: Unit that is counted.
-        totals: Stage -> number of its units; overrides the total that is reported.
+        unit: Unit that is counted, such as ``"documents"``.
+        totals: Number of units by name of the stage; overrides the total that the function is called with.
 
     Yields:
         An `irkit.index.StageProgress`: a function to call with the stage, the number of units done since its

@@ -18,9 +18,10 @@ _came: list[signal.Signals] = []
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, so that everything is cleaned up.
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt inside the block, so that ``finally`` blocks run.
 
-    A signal that is ignored, as by ``nohup``, or has a handler already is left alone.
+    A signal that is ignored, as by ``nohup``, or that has a handler already, is not changed. Outside the main
+    thread nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -38,7 +39,10 @@ def interruptible() -> Iterator[None]:
 
 
 def how_ended() -> tuple[str, int]:
-    """Return a word for the last KeyboardInterrupt, and its exit code: 128 plus the number of the signal."""
+    """Return a word for the signal that ended the last `interruptible` block, and an exit code.
+
+    The word is "terminated", "hung up" or "interrupted". The exit code is 128 plus the number of the signal.
+    """
     number = _came[0] if _came else signal.SIGINT
     return _WORDS[number], 128 + number
 

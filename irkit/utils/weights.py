@@ -15,7 +15,10 @@ from irkit.errors import CorruptError, StorageError
 
 
 def read_weights(directory: str | Path) -> dict[str, Tensor]:
-    """Read all tensors of a model directory: safetensors, or ``pytorch_model.bin`` without running its code.
+    """Read all tensors of a model directory, by name, to the CPU.
+
+    The file is ``model.safetensors``, else ``pytorch_model.bin``, whose code is not run; both may be split
+    into several files.
 
     Raises:
         StorageError: There is no weight file.
@@ -36,7 +39,7 @@ def read_weights(directory: str | Path) -> dict[str, Tensor]:
 
 
 def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write ``model.safetensors``; tensors are copied to contiguous memory of the CPU.
+    """Write tensors by name, from any device, to ``model.safetensors`` in ``directory``.
 
     Raises:
         StorageError: Writing failed.
@@ -50,7 +53,15 @@ def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> None:
-    """Raise CorruptError about the first weight that is infinite or no number: all vectors would be."""
+    """Check that all weights are finite; otherwise a model would give infinite vectors or NaN.
+
+    Args:
+        tensors: Pairs of a name and a tensor.
+        source: Where the weights come from, for messages.
+
+    Raises:
+        CorruptError: A tensor holds an infinite number or NaN; the message names the first such tensor.
+    """
     for name, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
