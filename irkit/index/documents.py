@@ -7,22 +7,23 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from irkit.arguments import brief
-from irkit.data.document import Document
+from irkit.arguments import brief, check_counts
+from irkit.data.document import JSON, Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array, corrupt
-from irkit.index.filters import Seen, check_filter, note_values, parse_filter
+from irkit.index.facets import count_values
+from irkit.index.fields import Fields, encode_old_metadata, has_old_metadata, type_of
+from irkit.index.filters import Condition, as_json, check_key, check_type, conditions, evaluate, parse_filter
 from irkit.index.index_base import live_rows, row_list
 from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
 from irkit.index.store import Store, check_store
 
-_BLOBS = ("ids.bin", "documents.jsonl", "metadata.jsonl")
+_BLOBS = ("ids.bin", "documents.jsonl")
 
 
 class Documents:
@@ -44,7 +45,8 @@ class Documents:
         check_store("Documents", store, "Store.open(path)")
         self.store = store
         self._known = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
-        self._mask = lru_cache(maxsize=16)(self._scan_metadata)
+        self._fields = Fields(store)
+        self._mask = lru_cache(maxsize=16)(self._evaluate)
 
     def __len__(self) -> int:
         """Rows ever added, removed ones included."""
@@ -103,8 +105,10 @@ class Documents:
             columns = (
                 [identifier.encode() for identifier in ids],
                 [_line(item) for item in items],
-                [_json(item.metadata, item.id) if item.metadata else b"" for item in items],
             )
+            # as JSON says it: keys are strings, and tuples are lists
+            metadata = [json.loads(_json(item.metadata, item.id)) if item.metadata else {} for item in items]
+            self._upgrade()
             start = len(self)
             ends = np.empty((len(items), len(columns)), np.int64)
             for number, (name, parts) in enumerate(zip(_BLOBS, columns, strict=True)):
@@ -112,6 +116,7 @@ class Documents:
                 self.store.append(name, np.frombuffer(b"".join(parts), np.uint8))
             self.store.append("ends.bin", ends)
             self.store.append("hashes.bin", _hashes(ids))
+            self._fields.append(start, metadata)
             return range(start, len(self))
 
     @snapshot
@@ -159,49 +164,76 @@ class Documents:
         """Return the rows whose metadata meets all conditions, for ``Index.search(allowed=)``.
 
         Args:
-            where: A condition per key: a value to be equal to; a list of such values; or operators and
-                values, as in ``{">=": 2000, "<": 2010}``, where operators are ``== != < <= > >= in``. A
-                stored list meets a condition if one of its elements does. A document without the key meets
-                none.
+            where: A condition per key: a value to be equal to; a list of such values; or operators and values,
+                as in ``{">=": 2000, "<": 2010}``:
+
+                * ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``: numbers compare with numbers, and strings with
+                  strings. A ``date`` or ``datetime`` stands for its ``isoformat()``, which is a string.
+                * ``in`` and ``not in`` a list.
+                * ``all``: a stored list has all values of a list.
+                * ``prefix``: a string begins so.
+                * ``exists``: ``True`` or ``False``; a key whose value is null exists.
+
+                A stored list meets a condition if one of its elements does; ``!=`` and ``not in`` ask that
+                none is equal. A document without the key meets only ``{"exists": False}``. ``"_id"`` is the
+                id. ``{"$and": [...]}``, ``{"$or": [...]}`` and ``{"$not": {...}}`` combine filters, at any
+                depth; ``$not`` also finds documents without a key.
 
         Returns:
             ``(len(self),)`` bool; treat it as read-only. Results of the last filters are kept.
 
         Raises:
+            BadTypeError: Ids are not strings.
             BadValueError: An operator or a value makes no sense, no document has a key, or a value is of
                 another type than the values of the documents for its key.
         """
-        parse_filter(where)
-        return self._mask(self.store.version, json.dumps(where, sort_keys=True))
-
-    def _scan_metadata(self, version: int, where: str) -> Array:
-        conditions = json.loads(where)
-        meets, seen = parse_filter(conditions), Seen((key, {}) for key in conditions)
-        mask = np.full(len(self), meets({}))
-        for rows, values in self._metadata():
-            mask[rows] = [meets(value) for value in values]
-            note_values(seen, values)
+        parsed = parse_filter(where)
         if len(self):  # an index without documents has no keys to compare with
-            check_filter(conditions, seen, self._metadata_keys)
-        return mask
+            for condition in conditions(parsed):
+                if condition.key != "_id":
+                    self._check(condition)
+        return self._mask(self.store.version, as_json(where))
 
-    def _metadata_keys(self) -> set[str]:
-        return {key for _, values in self._metadata() for key in chain.from_iterable(values)}
+    @snapshot
+    def facets(self, key: str, where: Mapping[str, Any] | None = None, k: int = 10) -> list[tuple[JSON, int]]:
+        """Return the most frequent values of a key, and how many documents have each.
 
-    def _metadata(self) -> Iterator[tuple[Array, list[dict[str, Any]]]]:
-        """Yield rows that have metadata, and their metadata, block by block."""
-        block = self.store.limits.filter_rows
-        for start in range(0, len(self) if self.store.rows("metadata.jsonl") else 0, block):
-            rows = np.arange(start, min(start + block, len(self)))
-            blob, starts, ends = self._spans(2, rows)
-            lines = bytes(blob[starts[0] : ends[-1]])
-            with self._readable("metadata"):
-                values = json.loads(b"[" + lines.replace(b"\n", b",")[:-1] + b"]")  # one call is far faster
-                rows = rows[np.asarray(ends) > np.asarray(starts)]
-                if len(values) != len(rows):
-                    raise ValueError(f"{len(values)} values for {len(rows)} documents")
-                values = list(map(_mapping, values))
-            yield rows, values
+        Args:
+            key: Key of the metadata. Each different element of a list counts.
+            where: Count documents that meet this filter; removed documents never count.
+            k: Maximum number of values.
+
+        Returns:
+            Values and counts; the highest count first, then in the order of the first documents.
+
+        Raises:
+            BadValueError: No document has the key, ``k`` is below 1, or the filter makes no sense.
+        """
+        check_counts("facets", k=k)
+        if not isinstance(key, str):
+            raise BadTypeError(f"facets: the key is {brief(key)}; expected a string")
+        counted = live_rows(self.store, len(self)) & (True if where is None else self.filter(where))
+        if len(self):
+            check_key(key, sorted(self._fields.keys()), "facets")
+        return count_values(self._fields, key, counted)[:k]
+
+    def _evaluate(self, version: int, where: str) -> Array:
+        return evaluate(parse_filter(json.loads(where)), self._fields, len(self), self.find)
+
+    def _check(self, condition: Condition) -> None:
+        """Refuse a condition that no document could meet, because of its key or the type of its value."""
+        key, fields = condition.key, self._fields
+        kinds = fields.types(key)
+        if not kinds:
+            check_key(key, sorted(fields.keys()))
+        check_type(condition, sorted(kinds, key=lambda kind: int(kinds[kind][0])), self._example)
+
+    def _example(self, key: str, kind: int) -> Any:
+        """Return a value of a key and a type."""
+        row = int(self._fields.column(key, kind, len(self)).rows[0])
+        value = self.fetch(np.array([row]))[0].metadata.get(key)
+        values = value if isinstance(value, list) else [value]
+        return next((value for value in values if type_of(value) == kind), value)
 
     @contextlib.contextmanager
     def _readable(self, what: str) -> Iterator[None]:
@@ -210,6 +242,18 @@ class Documents:
             yield
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise corrupt(self.store.path, f"its {what} cannot be read ({error!r:.100})") from error
+
+    def _upgrade(self) -> None:
+        """Store the metadata of an index of before in columns, instead of lines of JSON."""
+        if not has_old_metadata(self.store):
+            return
+        for arrays in encode_old_metadata(self.store):
+            for name, array in arrays.items():
+                self.store.append(name, array)
+        ends = self.store.read("ends.bin")[:, :2].copy()
+        self.store.drop("metadata.jsonl")
+        self.store.drop("ends.bin")
+        self.store.append("ends.bin", ends)
 
     def _refuse_duplicates(self, ids: list[str]) -> None:
         seen: set[str] = set()

@@ -1,149 +1,285 @@
-"""Conditions on metadata, such as ``{"year": {">=": 2000}, "lang": ["de", "en"]}``."""
+"""Conditions on metadata, such as ``{"year": {">=": 2000}, "lang": ["de", "en"]}``: parsed, checked, evaluated."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from irkit.arguments import brief, suggest
-from irkit.data.document import JSON
-from irkit.errors import BadValueError
+from irkit.errors import BadTypeError, BadValueError
+from irkit.index.array_files import Array
+from irkit.index.fields import BOOL, DICT, FLOAT, HUGE, INT, LIST, STRING, Fields
+from irkit.index.matching import ORDER, is_number, match_entries
 
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_SIGNS = ("==", "!=", *_ORDER, "in")
+_SIGNS = ("==", "!=", *ORDER, "in", "not in", "all", "prefix", "exists")
+_LISTS = ("in", "not in", "all")
+_ID_SIGNS = ("==", "!=", "in", "not in")
+_DEEPEST = 50  # groups inside each other
 _KINDS = {
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    str: "a string",
-    dict: "keys and values",
-    list: "a list",
+    BOOL: "true or false",
+    INT: "a number",
+    FLOAT: "a number",
+    HUGE: "a number",
+    STRING: "a string",
+    DICT: "keys and values",
+    LIST: "a list",
 }
-
-Seen = dict[str, dict[str, JSON]]
-"""Key -> kind of value ("a number", ...) -> an example from the metadata, for the keys of a filter."""
+"""What messages call the types of `irkit.index.fields`; null and an empty list agree with every type."""
 
 
-def parse_filter(where: Mapping[str, Any]) -> Callable[[Mapping[str, JSON]], bool]:
-    """Return a function that says whether metadata meets all conditions; `Documents.filter` explains them.
+@dataclass(frozen=True)
+class Condition:
+    """A condition on a key: an operator and a value, or several values in a list."""
+
+    key: str
+    sign: str
+    wanted: Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """Filters that are combined: ``$and``, ``$or`` or ``$not``, which has one."""
+
+    sign: str
+    parts: tuple[Parsed, ...]
+
+
+Parsed: TypeAlias = Condition | Group
+
+
+def parse_filter(where: Mapping[str, Any]) -> Group:
+    """Return a filter, which `irkit.index.Documents.filter` explains, in parts.
 
     Raises:
+        BadTypeError: Ids are not strings.
         BadValueError: An operator or a value makes no sense.
 
     Examples:
-        >>> meets = parse_filter({"year": {">=": 2000, "<": 2010}})
-        >>> meets({"year": 2005}), meets({"year": 2010}), meets({"year": "2005"}), meets({})
-        (True, False, False, False)
+        >>> parse_filter({"year": {">=": 2000}, "$not": {"lang": "de"}}).parts[0]
+        Condition(key='year', sign='>=', wanted=2000)
     """
-    tests = [(key, _test(sign, wanted)) for key, sign, wanted in _conditions(where)]
-    return lambda metadata: all(key in metadata and test(metadata[key]) for key, test in tests)
+    return _parse(where, 0)
 
 
-def note_values(seen: Seen, metadata: Iterable[Mapping[str, JSON]]) -> None:
-    """Note in ``seen``, which has the keys of a filter, which kinds of values metadata has for them."""
-    for values in metadata:
-        for key, kinds in seen.items():
-            if key in values:
-                for value in _elements(values[key]):
-                    kinds.setdefault(_KINDS.get(type(value), ""), value)  # null is of any kind
-                kinds.setdefault("", None)
+def as_json(where: Mapping[str, Any]) -> str:
+    """Return a filter that `parse_filter` accepts as JSON, the same for equal filters."""
+    return json.dumps(where, sort_keys=True, default=date.isoformat)
 
 
-def check_filter(where: Mapping[str, Any], seen: Seen, known: Callable[[], Iterable[str]]) -> None:
-    """Refuse conditions that no document could meet, because of a misspelt key or a value of another type.
+def conditions(parsed: Parsed) -> Iterator[Condition]:
+    """Yield the conditions of a filter."""
+    if isinstance(parsed, Condition):
+        yield parsed
+        return
+    for part in parsed.parts:
+        yield from conditions(part)
+
+
+def evaluate(
+    parsed: Parsed, fields: Fields, count: int, find: Callable[[Sequence[str]], Array]
+) -> Array:
+    """Return ``(count,)`` bool, which rows meet a filter.
 
     Args:
-        where: What `parse_filter` takes.
-        seen: What `note_values` noted for the metadata of all documents.
-        known: Returns all keys of the metadata; called for a message only.
+        parsed: The filter.
+        fields: The metadata.
+        count: Rows.
+        find: Returns the rows of ids, -1 for unknown ones.
+    """
+    if isinstance(parsed, Condition):
+        return _evaluate_id(parsed, count, find) if parsed.key == "_id" else _evaluate(parsed, fields, count)
+    masks = (evaluate(part, fields, count, find) for part in parsed.parts)
+    if parsed.sign == "$not":
+        return ~next(masks)
+    combine: Any = np.logical_or if parsed.sign == "$or" else np.logical_and
+    result = next(masks, None)
+    if result is None:
+        return np.ones(count, np.bool_)
+    for mask in masks:
+        result = combine(result, mask)
+    return result
+
+
+def check_key(key: str, keys: Sequence[str], operation: str = "filter") -> None:
+    """Refuse a key that no document has.
 
     Raises:
-        BadValueError: There is such a condition; the message names the nearest key, or the values of the key.
+        BadValueError: There is none in ``keys``; the message names the nearest key.
     """
-    for key, sign, wanted in _conditions(where):
-        if not seen[key]:
-            keys = sorted(known())
-            hint = f"there are {', '.join(map(repr, keys[:20]))}" if keys else "none has metadata"
-            hint = suggest(key, keys, hint, cutoff=0.5)
-            raise BadValueError(f"filter: no document has the key {key!r:.60}; {hint}")
-        kinds = {kind: example for kind, example in seen[key].items() if kind}
-        for value in _elements(wanted):
-            # the types of numpy are subclasses
-            own = next((_KINDS[kind] for kind in _KINDS if isinstance(value, kind)), None)
-            if kinds and own is not None and own not in kinds:
-                others = " or ".join(f"{kind}, such as {brief(example)}" for kind, example in kinds.items())
-                raise BadValueError(
-                    f"filter: {key!r} {sign} {brief(value)} is {own}; documents have {others}"
-                )
+    if key not in keys:
+        hint = f"there are {', '.join(map(repr, keys[:20]))}" if keys else "none has metadata"
+        hint = suggest(key, keys, hint, cutoff=0.5)
+        raise BadValueError(f"{operation}: no document has the key {key!r:.60}; {hint}")
 
 
-def _conditions(where: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return the conditions one by one, checked.
+def check_type(condition: Condition, kinds: Sequence[int], example: Callable[[str, int], Any]) -> None:
+    """Refuse a condition that no document could meet because of the type of its value.
+
+    Args:
+        condition: Condition on a key that occurs.
+        kinds: Types of the values of the key, in order of their first rows.
+        example: Returns a value of a key and a type.
 
     Raises:
-        BadValueError: An operator or a value makes no sense.
+        BadValueError: No value has the type of a wanted one; the message names the types that there are.
     """
+    if condition.sign == "exists":
+        return
+    names = {_KINDS[kind]: kind for kind in reversed(kinds) if kind in _KINDS}
+    for value in _listed(condition.wanted):
+        own = _kind_of(value)
+        if names and own is not None and own not in names:
+            there = " or ".join(
+                f"{name}, such as {brief(example(condition.key, kind))}"
+                for name, kind in reversed(names.items())
+            )
+            raise BadValueError(
+                f"filter: {condition.key!r} {condition.sign} {brief(value)} is {own}; documents have {there}"
+            )
+
+
+def _kind_of(value: Any) -> str | None:
+    """Return what messages call the type of a wanted value; None for null."""
+    if isinstance(value, bool):
+        return _KINDS[BOOL]
+    return _KINDS[STRING] if isinstance(value, str) else _KINDS[INT] if is_number(value) else None
+
+
+def _listed(wanted: Any) -> Sequence[Any]:
+    return wanted if isinstance(wanted, list | tuple) else [wanted]
+
+
+# ---- parsing ----
+
+
+def _parse(where: Any, depth: int) -> Group:
     if not isinstance(where, Mapping) or not all(isinstance(key, str) for key in where):
         raise BadValueError(
             f"filter: got {brief(where, 100)}, expected a dictionary such as {{'year': {{'>=': 2000}}}}"
         )
-    conditions = []
+    if depth > _DEEPEST:
+        raise BadValueError(f"filter: more than {_DEEPEST} groups inside each other; expected fewer")
+    parts: list[Parsed] = []
     for key, given in where.items():
+        if key.startswith("$"):
+            parts.append(_parse_group(key, given, depth + 1))
+            continue
         if not isinstance(given, Mapping):
             given = {"in" if isinstance(given, list | tuple) else "==": given}
         if not given:
             raise BadValueError(f"filter: {key!r} has no condition; expected a value, or {{'>=': 2000}}")
-        conditions += [(key, sign, _checked(key, sign, wanted)) for sign, wanted in given.items()]
-    return conditions
+        parts += [_parse_condition(key, sign, wanted) for sign, wanted in given.items()]
+    return Group("$and", tuple(parts))
 
 
-def _checked(key: str, sign: Any, wanted: Any) -> Any:
+def _parse_group(sign: str, given: Any, depth: int) -> Group:
+    if sign == "$not":
+        return Group(sign, (_parse(given, depth),))
+    if sign not in ("$and", "$or"):
+        raise BadValueError(
+            f"filter: {suggest(sign, ('$and', '$or', '$not'))} Got {sign!r:.60}; keys that begin with $ combine filters"
+        )
+    if not isinstance(given, list | tuple) or not given:
+        raise BadValueError(
+            f"filter: {sign} has {brief(given, 100)}; expected filters in a list, such as "
+            f"{{'{sign}': [{{'year': 2000}}, {{'lang': 'de'}}]}}"
+        )
+    return Group(sign, tuple(_parse(part, depth) for part in given))
+
+
+def _parse_condition(key: str, sign: Any, wanted: Any) -> Condition:
     if not isinstance(sign, str) or sign not in _SIGNS:
         raise BadValueError(
-            f"filter: {key!r} has the operator {brief(sign)}, expected one of {' '.join(_SIGNS)}"
+            f"filter: {key!r} has the operator {brief(sign)}, expected one of {' '.join(_SIGNS[:-4])}, "
+            "'not in', all, prefix, exists"
         )
-    choices = _elements(wanted)
-    if sign in _ORDER:
-        usable = _comparable(wanted, wanted)
+    if key == "_id":
+        return _parse_ids(sign, wanted)
+    if isinstance(wanted, list | tuple):
+        wanted = tuple(_plain(value) for value in wanted)
     else:
-        usable = all(isinstance(choice, bool | int | float | str | None) for choice in choices)
-    usable = usable and not any(isinstance(choice, float) and choice != choice for choice in choices)  # NaN
-    if not usable or (sign == "in") != isinstance(wanted, list | tuple):
-        expected = "a number or a string" if sign in _ORDER else "a number, a string, a boolean or null"
-        if sign == "in":
-            expected = f"a list, each {expected}"
+        wanted = _plain(wanted)
+    expected = "a number, a string, a boolean or null"
+    usable = all(value is None or _kind_of(value) for value in _listed(wanted))
+    usable = usable and isinstance(wanted, tuple) == (sign in _LISTS)
+    if sign in ORDER:
+        expected, usable = "a number or a string", is_number(wanted) or isinstance(wanted, str)
+    elif sign == "prefix":
+        expected, usable = "a string", isinstance(wanted, str)
+    elif sign == "exists":
+        expected, usable = "true or false", isinstance(wanted, bool)
+    elif sign in _LISTS:
+        expected = f"a list, each {expected}"
+    if not usable or not all(map(_is_sayable, _listed(wanted))):
         raise BadValueError(f"filter: {key!r} {sign} {brief(wanted, 100)}; expected {expected}")
-    return wanted
+    return Condition(key, sign, wanted)
 
 
-def _test(sign: str, wanted: Any) -> Callable[[JSON], bool]:
-    choices = _elements(wanted)
-    if sign == "!=":
-        return lambda value: not any(_same(element, wanted) for element in _elements(value))
-    if sign in _ORDER:
-        above = _ORDER[sign]
-        return lambda value: any(
-            _comparable(element, wanted) and above(element, wanted) for element in _elements(value)
-        )
-    return lambda value: any(_same(element, choice) for element in _elements(value) for choice in choices)
+def _parse_ids(sign: str, wanted: Any) -> Condition:
+    if sign not in _ID_SIGNS:
+        raise BadValueError(f"filter: '_id' has the operator {sign!r}; expected one of {' '.join(_ID_SIGNS)}")
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise BadTypeError(f"filter: ids are {brief(wanted, 100)}, expected strings in a list")
+    return Condition("_id", sign, tuple(names))
 
 
-def _elements(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else [value]
+def _plain(value: Any) -> Any:
+    """Return a date as the string that metadata has for it."""
+    return value.isoformat() if isinstance(value, date) else value
 
 
-def _same(left: Any, right: Any) -> bool:
-    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)  # in Python, True == 1
+def _is_sayable(value: Any) -> bool:
+    """Return whether a value can be compared and written: no NaN, and no integer of thousands of digits."""
+    if isinstance(value, int):
+        return value.bit_length() < 10_000
+    return not isinstance(value, float) or value == value
 
 
-def _comparable(left: Any, right: Any) -> bool:
-    """Return whether these are two strings, or two numbers."""
-    if isinstance(left, str) or isinstance(right, str):
-        return isinstance(left, str) and isinstance(right, str)
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in (left, right))
+# ---- evaluation ----
+
+
+def _evaluate_id(condition: Condition, count: int, find: Callable[[Sequence[str]], Array]) -> Array:
+    named = np.zeros(count + 1, np.bool_)
+    named[find(condition.wanted)] = True  # the row of an unknown id is -1, the extra element
+    return ~named[:-1] if condition.sign in ("!=", "not in") else named[:-1]
+
+
+def _evaluate(condition: Condition, fields: Fields, count: int) -> Array:
+    key, sign, wanted = condition.key, condition.sign, condition.wanted
+    if sign == "exists":
+        present = _present(key, fields, count)
+        return present if wanted else ~present
+    if sign in ("!=", "not in"):
+        return _present(key, fields, count) & ~_any(key, "in", _listed(wanted), fields, count)
+    if sign == "all":
+        mask = _present(key, fields, count)
+        for value in wanted:
+            mask &= _any(key, "in", [value], fields, count)
+        return mask
+    if sign in ("==", "in"):
+        return _any(key, "in", _listed(wanted), fields, count)
+    return _any(key, sign, wanted, fields, count)
+
+
+def _any(key: str, sign: str, wanted: Any, fields: Fields, count: int) -> Array:
+    """Return the rows of which an element meets a condition."""
+    mask = np.zeros(count, np.bool_)
+    for kind in fields.types(key):
+        column = fields.column(key, kind, count)
+        met = match_entries(fields, column, kind, sign, wanted)
+        if met is not None:
+            mask[column.rows[met]] = True
+    return mask
+
+
+def _present(key: str, fields: Fields, count: int) -> Array:
+    mask = np.zeros(count, np.bool_)
+    for kind in fields.types(key):
+        mask[fields.column(key, kind, count).rows] = True
+    return mask

@@ -84,9 +84,14 @@ def common_arrays(entries: Entries) -> Iterator[Expected]:
     """Yield the arrays of any index: removed rows, documents, vocabularies."""
     yield "removed.bin", "<i8", (), None
     yield "hashes.bin", "<u8", (), None
-    yield "ends.bin", "<i8", (3,), count_rows(entries, "hashes.bin")
+    old = "metadata.jsonl" in entries  # before there were columns of metadata
+    yield "ends.bin", "<i8", (3 if old else 2,), count_rows(entries, "hashes.bin")
     for name in ("ids.bin", "documents.jsonl", "metadata.jsonl", "vocabulary.txt", "frequencies.bin"):
         yield name, "|u1", (), None
+    yield "field_entries.bin", "<i8", (2,), None
+    yield "field_runs.bin", "<i8", (3,), None
+    yield "field_strings.bin", "|u1", (), None
+    yield "field_ends.bin", "<i8", (), None
 
 
 def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) -> Iterator[Expected]:

@@ -72,24 +72,14 @@ def allowed_rows(documents: Documents, filter: Filter) -> np.ndarray[Any, np.dty
     """Return a mask ``(len(documents),)`` of the rows that a filter allows; unknown ids allow none.
 
     Raises:
-        BadTypeError: The filter is neither conditions nor ids.
+        BadTypeError: The filter is neither conditions nor ids, or an id is not a string.
         BadValueError: A condition makes no sense.
     """
     if isinstance(filter, str) or not isinstance(filter, Iterable):
         raise BadTypeError(
             f"filter: got {brief(filter, 100)}, expected conditions in a dictionary or a list of ids"
         )
-    conditions = dict(filter) if isinstance(filter, Mapping) else {"_id": list(filter)}
-    ids = conditions.pop("_id", None)
-    allowed = documents.filter(conditions)
-    if ids is None:
-        return allowed
-    names = [ids] if isinstance(ids, str) else ids
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise BadTypeError(f"filter: ids are {brief(ids, 100)}, expected strings in a list")
-    named = np.zeros(len(allowed) + 1, np.bool_)
-    named[documents.find(names)] = True  # the row of an unknown id is -1, the extra element
-    return allowed & named[:-1]
+    return documents.filter(filter if isinstance(filter, Mapping) else {"_id": list(filter)})
 
 
 def parse_strings(operation: str, strings: str | Iterable[str]) -> list[str]:

@@ -1,0 +1,41 @@
+"""Count the values of a key of metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from irkit.data.document import JSON
+from irkit.index.array_files import Array
+from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Fields
+
+
+def count_values(fields: Fields, key: str, counted: Array) -> list[tuple[JSON, int]]:
+    """Return the values of a key and the number of rows of each, the most frequent first.
+
+    Values that are dictionaries or lists in a list are left out.
+
+    Args:
+        fields: The metadata.
+        key: The key.
+        counted: ``(rows,)`` bool, the rows that count.
+    """
+    totals: dict[tuple[bool, JSON], list[int]] = {}  # count, and the first row; true is not 1
+    for kind in fields.types(key):
+        if kind not in (NULL, BOOL, INT, FLOAT, HUGE, STRING):
+            continue
+        column = fields.column(key, kind, len(counted))
+        chosen = counted[column.rows]
+        values, first, counts = np.unique(column.values[chosen], return_index=True, return_counts=True)
+        rows = column.rows[chosen][first].tolist()
+        plain: list[Any] = values.tolist()
+        if kind in (STRING, HUGE):
+            plain = fields.decode(values)
+        convert = {NULL: lambda value: None, BOOL: bool, HUGE: int}.get(kind, lambda value: value)
+        for value, row, count in zip(map(convert, plain), rows, counts.tolist(), strict=True):
+            total = totals.setdefault((kind == BOOL, value), [0, row])
+            total[0] += count
+            total[1] = min(total[1], row)
+    order = sorted(totals.items(), key=lambda item: (-item[1][0], item[1][1]))
+    return [(value, total) for (_, value), (total, _) in order]

@@ -1,0 +1,327 @@
+"""Typed columns of metadata, which filters read instead of JSON; they only grow, as all arrays of an index.
+
+An *entry* is a key, a row, and a value of that key: ``{"tags": ["a", "b"]}`` makes two. Equal elements of a
+list make one. The entries of documents that are added together are sorted by key and type, so that entries of
+one key and type lie back to back; such a stretch is a *run*. The arrays are:
+
+* ``field_entries.bin`` ``(entries, 2)``: the row, and the value in 8 bytes: an integer, the bits of a float64,
+  a boolean, or the number of a string. An integer of more than 64 bits is the number of its digits as a string.
+* ``field_runs.bin`` ``(runs, 3)``: the key (number of a string), the type, and the entry after the last.
+* ``field_strings.bin`` and ``field_ends.bin``: strings in UTF-8, and where each ends. Strings are numbered in
+  order. A writer gives a string that it has seen lately the number that it has; others may have several.
+
+A column, all entries of a key and a type, is collected in memory when a filter needs it, and extended by the new
+runs after an addition.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from irkit.data.document import JSON
+from irkit.index.array_files import Array, corrupt
+from irkit.index.layout import element_positions
+from irkit.index.store import Store
+
+EMPTY, NULL, BOOL, INT, FLOAT, HUGE, STRING, DICT, LIST = range(9)
+"""Types of entries. EMPTY stands for an empty list; dictionaries and lists in a list have no value."""
+
+_TYPES = {NoneType: NULL, bool: BOOL, int: INT, float: FLOAT, str: STRING, dict: DICT, list: LIST}
+_ENTRIES, _RUNS, _STRINGS, _ENDS = (
+    "field_entries.bin",
+    "field_runs.bin",
+    "field_strings.bin",
+    "field_ends.bin",
+)
+_EMPTY_ARRAYS = {
+    _ENTRIES: np.empty((0, 2), np.int64),
+    _RUNS: np.empty((0, 3), np.int64),
+    _STRINGS: np.empty(0, np.uint8),
+    _ENDS: np.empty(0, np.int64),
+}
+_REMEMBERED = 1 << 16  # strings whose numbers a writer keeps
+_LONG = 256  # characters of a string that is not among them
+
+
+@dataclass(frozen=True)
+class Column:
+    """The entries of a key and a type.
+
+    Attributes:
+        rows: ``(n,)`` int64, the row of each entry.
+        values: ``(n,)`` int64 or float64.
+        distinct: ``(m,)`` int64, numbers of the strings among the values; some may be there twice.
+        token: What the column was read from.
+        runs: Runs of the index when it was read.
+    """
+
+    rows: Array
+    values: Array
+    distinct: Array
+    token: object
+    runs: int
+
+
+class Fields:
+    """The metadata of the documents of a store, by key and type."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._numbers: dict[str, int] = {}  # of strings that were written lately
+        self._written: tuple[Any, ...] = ()  # the state of the store in which they are right
+        self._groups: tuple[object, int, dict[tuple[str, int], Array]] = (None, 0, {})
+        self._columns: dict[tuple[str, int], Column] = {}
+
+    def append(self, row: int, metadata: Sequence[Mapping[str, JSON]]) -> None:
+        """Store the metadata of rows ``row``, ``row + 1``, ... inside ``store.update()``."""
+        if self._written != self._state():  # changed by another object, or a change was undone
+            self._numbers.clear()
+        counts = [self.store.rows(name) for name in _EMPTY_ARRAYS]
+        for name, array in encode_fields(row, metadata, counts, self._numbers).items():
+            self.store.append(name, array)
+        self._written = self._state()
+
+    def types(self, key: str) -> dict[int, Array]:
+        """Return the types that values of a key have, and the runs of each; none for an unknown key."""
+        groups = self.store.derived(("fields", self), self._group)[2]
+        return {kind: groups[key, kind] for kind in range(LIST + 1) if (key, kind) in groups}
+
+    def keys(self) -> set[str]:
+        """Return all keys."""
+        return {key for key, _ in self.store.derived(("fields", self), self._group)[2]}
+
+    def column(self, key: str, kind: int, count: int) -> Column:
+        """Return the entries of a key and a type that occurs, in an index of ``count`` documents.
+
+        Raises:
+            CorruptError: A row or a string is not there.
+        """
+        token, n_runs, groups = self.store.derived(("fields", self), self._group)
+        column = self._columns.get((key, kind))
+        if column is None or column.token != token or column.runs > n_runs:
+            nothing = np.empty(0, np.int64)
+            column = Column(nothing, nothing.view(np.float64) if kind == FLOAT else nothing, nothing, token, 0)
+        group = groups[key, kind]
+        new = group[np.searchsorted(group, column.runs) :]
+        if len(new):
+            ends = self._read(_RUNS)[:, 2]
+            lengths = ends[new] - np.where(new > 0, ends[new - 1], 0)
+            entries = _gather(self._read(_ENTRIES), ends[new], lengths)
+            rows, values = entries[:, 0].copy(), entries[:, 1].copy()
+            strings, distinct = self._read(_ENDS), column.distinct
+            wrong = rows.min() < 0 or rows.max() >= count
+            if kind in (STRING, HUGE):
+                wrong = wrong or values.min() < 0 or values.max() >= len(strings)
+                if not wrong:
+                    distinct = np.concatenate([distinct, _distinct(values, len(strings))])
+            if wrong:
+                raise corrupt(self.store.path, f"metadata {key!r:.60} has rows or strings that are not there")
+            if kind == FLOAT:
+                values = values.view(np.float64)
+            if len(column.rows):
+                rows, values = np.concatenate([column.rows, rows]), np.concatenate([column.values, values])
+            column = Column(rows, values, distinct, token, n_runs)
+        self._columns[key, kind] = column
+        return column
+
+    def strings(self) -> tuple[Array, Array]:
+        """Return ``(bytes,)`` of all strings, and ``(strings,)`` where each ends."""
+        return self._read(_STRINGS), self._read(_ENDS)
+
+    def decode(self, numbers: Array) -> list[str]:
+        """Return the strings of ``numbers (n,)``."""
+        data, (starts, lengths) = self.strings()[0].data, string_spans(self, numbers)
+        spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        try:
+            return [bytes(data[start:end]).decode("utf-8", "surrogatepass") for start, end in spans]
+        except UnicodeDecodeError as error:
+            raise corrupt(self.store.path, f"a string of its metadata cannot be read ({error})") from error
+
+    def _state(self) -> tuple[Any, ...]:
+        return (self.store.epoch, os.getpid(), *(self.store.rows(name) for name in _EMPTY_ARRAYS))
+
+    def _read(self, name: str) -> Array:
+        if has_old_metadata(self.store):
+            old: Mapping[str, Array] = self.store.derived(("old fields", self), self._encode_old)
+            return old[name]
+        return self.store.read(name) if self.store.rows(name) else _EMPTY_ARRAYS[name]
+
+    def _encode_old(self) -> dict[str, Array]:
+        """Return the arrays of an index of before, whose metadata is JSON."""
+        parts = list(encode_old_metadata(self.store))
+        return {
+            name: np.concatenate([empty, *(part[name] for part in parts)])
+            for name, empty in _EMPTY_ARRAYS.items()
+        }
+
+    def _group(self) -> tuple[object, int, dict[tuple[str, int], Array]]:
+        """Return what the runs were read from, their number, and the runs of each key and type."""
+        store = self.store
+        token: object = (store.epoch, os.getpid(), has_old_metadata(store))
+        runs, entries, ends = self._read(_RUNS), len(self._read(_ENTRIES)), self._read(_ENDS)
+        before, done, groups = self._groups
+        if before != token or done > len(runs):
+            done, groups = 0, {}
+        if done < len(runs):
+            stops = runs[max(done - 1, 0) :, 2]
+            new = runs[done:]
+            fine = stops[0] >= 0 and (np.diff(stops) >= 0).all() and stops[-1] == entries
+            fine = fine and new[:, 0].min() >= 0 and new[:, 0].max() < len(ends)
+            if not (fine and new[:, 1].min() >= EMPTY and new[:, 1].max() <= LIST):
+                raise corrupt(store.path, "the runs of its metadata do not fit together")
+            codes, place = np.unique(new[:, 0] * 16 + new[:, 1], return_inverse=True)
+            order = np.argsort(place, kind="stable")
+            parts = np.split(order + done, np.cumsum(np.bincount(place))[:-1])
+            groups = dict(groups)
+            for name, code, part in zip(self.decode(codes // 16), codes.tolist(), parts, strict=True):
+                pair = (name, code % 16)
+                groups[pair] = np.concatenate([groups[pair], part]) if pair in groups else part
+                groups[pair].sort()  # a key may have several numbers
+        self._groups = (token, len(runs), groups)
+        return self._groups
+
+
+def string_spans(fields: Fields, numbers: Array) -> tuple[Array, Array]:
+    """Return where the strings of ``numbers (n,)`` start, and their lengths.
+
+    Raises:
+        CorruptError: They are not inside the file.
+    """
+    blob, ends = fields.strings()
+    stops = ends[numbers]
+    starts = np.where(numbers > 0, ends[numbers - 1], 0)
+    lengths = stops - starts
+    if len(numbers) and (starts.min() < 0 or lengths.min() < 0 or stops.max() > len(blob)):
+        raise corrupt(fields.store.path, "strings of its metadata lie outside of their file")
+    return starts, lengths
+
+
+def encode_fields(
+    row: int, metadata: Iterable[Mapping[str, JSON]], counts: Sequence[int], numbers: dict[str, int]
+) -> dict[str, Array]:
+    """Return rows to append to each array.
+
+    Args:
+        row: Row of the first document.
+        metadata: Metadata of each document, as JSON is parsed.
+        counts: Entries, runs, bytes of strings, and strings that are stored.
+        numbers: Numbers of strings that were stored lately; new ones are added.
+    """
+    n_entries, _, n_bytes, n_strings = counts
+    new: list[bytes] = []
+
+    def number(string: str) -> int:
+        known = numbers.get(string)
+        if known is None:
+            known = n_strings + len(new)
+            new.append(string.encode("utf-8", "surrogatepass"))
+            if len(numbers) >= _REMEMBERED:
+                numbers.clear()
+            if len(string) <= _LONG:
+                numbers[string] = known
+        return known
+
+    groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
+    for at, values in enumerate(metadata, row):
+        for key, value in values.items():
+            for kind, stored in _entries(value):
+                if kind in (STRING, HUGE):
+                    stored = number(stored)
+                rows, column = groups.setdefault((key, kind), ([], []))
+                rows.append(at)
+                column.append(stored)
+    runs, parts, end = [], [_EMPTY_ARRAYS[_ENTRIES]], n_entries
+    for (key, kind), (rows, column) in groups.items():
+        bits = np.array(column, np.float64).view(np.int64) if kind == FLOAT else np.array(column, np.int64)
+        parts.append(np.stack([np.array(rows, np.int64), bits], axis=1))
+        end += len(rows)
+        runs.append((number(key), kind, end))
+    ends = n_bytes + np.cumsum([*map(len, new)], dtype=np.int64)
+    return {
+        _ENTRIES: np.concatenate(parts),
+        _RUNS: np.array(runs, np.int64).reshape(-1, 3),
+        _STRINGS: np.frombuffer(b"".join(new), np.uint8),
+        _ENDS: ends,
+    }
+
+
+def has_old_metadata(store: Store) -> bool:
+    """Return whether metadata is stored as lines of JSON, as it was before there were columns."""
+    return "metadata.jsonl" in store.sizes()
+
+
+def encode_old_metadata(store: Store) -> Iterator[dict[str, Array]]:
+    """Yield the arrays for metadata that is stored as lines of JSON, block by block.
+
+    Raises:
+        CorruptError: It cannot be read.
+    """
+    numbers: dict[str, int] = {}
+    counts = [0] * len(_EMPTY_ARRAYS)
+    ends, lines = store.read("ends.bin")[:, 2], store.read("metadata.jsonl").data
+    for start in range(0, len(ends), store.limits.filter_rows):
+        stops = ends[start : start + store.limits.filter_rows].tolist()
+        starts = [int(ends[start - 1]) if start else 0, *stops[:-1]]
+        try:
+            metadata = [
+                json.loads(bytes(lines[begin:end])) if end > begin else {}
+                for begin, end in zip(starts, stops, strict=True)
+            ]
+            arrays = encode_fields(start, metadata, counts, numbers)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise corrupt(store.path, f"its metadata cannot be read ({error!r:.100})") from error
+        counts = [count + len(arrays[name]) for count, name in zip(counts, _EMPTY_ARRAYS, strict=True)]
+        yield arrays
+
+
+def _entries(value: JSON) -> Iterator[tuple[int, Any]]:
+    """Yield type and value of each element of a value; equal elements once."""
+    if not isinstance(value, list):
+        yield _entry(value)
+        return
+    seen = set()
+    for kind, stored in map(_entry, value):
+        mark = (stored, INT if kind == FLOAT else kind)  # 1 and 1.0 are equal, 1 and true are not
+        if mark not in seen:
+            seen.add(mark)
+            yield kind, stored
+    if not value:
+        yield EMPTY, 0
+
+
+def type_of(value: JSON) -> int:
+    """Return the type of a value that is an element, or no list."""
+    kind = _TYPES[type(value)]
+    return HUGE if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else kind
+
+
+def _entry(value: JSON) -> tuple[int, Any]:
+    kind = type_of(value)
+    if kind == HUGE:
+        return kind, str(value)
+    return kind, 0 if kind in (NULL, DICT, LIST) else value
+
+
+def _distinct(numbers: Array, count: int) -> Array:
+    """Return the different ones of ``numbers`` below ``count``, in order."""
+    if count > 8 * len(numbers):
+        return np.unique(numbers)
+    present = np.zeros(count, np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present)
+
+
+def _gather(entries: Array, ends: Array, lengths: Array) -> Array:
+    """Return copies of the entries of runs."""
+    if len(ends) <= 1 << 13:  # slices are faster than positions
+        spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+        return np.concatenate([entries[start:end] for start, end in spans])
+    gathered: Array = entries[element_positions(ends, lengths)]
+    return gathered

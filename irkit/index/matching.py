@@ -1,0 +1,220 @@
+"""Compare the values of a column with a wanted value: exact for numbers of any size, and without decoding strings."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from irkit.index.array_files import Array
+from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Column, Fields, string_spans
+
+ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
+_BEYOND = 1 << 64
+_FEW = 16  # values that are compared one by one
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number; a boolean is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def match_entries(fields: Fields, column: Column, kind: int, sign: str, wanted: Any) -> Array | None:
+    """Return ``(n,)`` bool, which entries of a column meet a condition; None if none can.
+
+    Args:
+        fields: The fields of the column.
+        column: Entries of type ``kind``.
+        kind: Type of the values.
+        sign: ``in``, ``prefix`` or one of `ORDER`.
+        wanted: Values for ``in``, otherwise one value.
+    """
+    values: Sequence[Any] = wanted if sign == "in" else [wanted]
+    strings = [text.encode("utf-8", "surrogatepass") for text in values if isinstance(text, str)]
+    numbers = [number for number in values if is_number(number)]
+    if kind == NULL:
+        return np.ones(len(column.rows), np.bool_) if None in values else None
+    if kind == BOOL:
+        flags = [int(flag) for flag in values if isinstance(flag, bool)]
+        return _any_equal(column.values, flags) if flags else None
+    if kind == STRING and strings:
+        return _match_strings(fields, column, sign, strings)
+    if kind == HUGE and numbers:
+        return _match_huge(fields, column, sign, numbers)
+    if kind in (INT, FLOAT) and numbers and sign != "prefix":
+        if sign == "in":
+            exact = (_to_int if kind == INT else _to_float)(numbers)
+            return _any_equal(column.values, exact) if exact else None
+        sign, bound = (_int_bound if kind == INT else _float_bound)(sign, numbers[0])
+        found: Array = ORDER[sign](column.values, bound)
+        return found
+    return None
+
+
+def _any_equal(values: Array, wanted: Sequence[Any]) -> Array:
+    if len(wanted) > _FEW:
+        return np.isin(values, np.array(wanted, values.dtype))
+    found: Array = values == wanted[0]
+    for value in wanted[1:]:
+        found |= values == value
+    return found
+
+
+def _to_int(numbers: Sequence[Any]) -> list[int]:
+    """Return the numbers that are integers of 64 bits."""
+    whole = [int(number) for number in numbers if isinstance(number, int) or number.is_integer()]
+    return [number for number in whole if _SMALLEST <= number <= _LARGEST]
+
+
+def _to_float(numbers: Sequence[Any]) -> list[float]:
+    """Return the numbers that a float64 is equal to."""
+    return [as_float for number in numbers if (as_float := _nearest(number)) == number]
+
+
+def _nearest(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf") if number > 0 else -float("inf")
+
+
+def _int_bound(sign: str, wanted: Any) -> tuple[str, int]:
+    """Return a comparison of integers of 64 bits that holds for the same integers."""
+    if isinstance(wanted, float):
+        if math.isinf(wanted):
+            wanted = math.copysign(_BEYOND, wanted)
+        elif not wanted.is_integer():  # x < 2.5 and x <= 2.5 if x <= 2
+            sign = "<=" if sign[0] == "<" else ">"
+        wanted = math.floor(wanted)
+    if wanted > _LARGEST:
+        return ("<=" if sign[0] == "<" else ">"), _LARGEST
+    if wanted < _SMALLEST:
+        return ("<" if sign[0] == "<" else ">="), _SMALLEST
+    return sign, int(wanted)
+
+
+def _float_bound(sign: str, wanted: Any) -> tuple[str, float]:
+    """Return a comparison of float64 that holds for the same float64."""
+    bound = _nearest(wanted)
+    if bound > wanted:
+        sign = "<" if sign[0] == "<" else ">="
+    elif bound < wanted:
+        sign = "<=" if sign[0] == "<" else ">"
+    return sign, bound
+
+
+def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any]) -> Array:
+    """Compare integers that 64 bits cannot hold; they are few."""
+    known = column.distinct
+    values = [int(text) if text.lstrip("-").isdecimal() else 0 for text in fields.decode(known)]
+    if sign == "in":
+        fine = [value in numbers for value in values]
+    else:
+        fine = [sign in ORDER and ORDER[sign](value, numbers[0]) for value in values]
+    return _entries_of(fields, column, known[np.array(fine, np.bool_)])
+
+
+def _match_strings(fields: Fields, column: Column, sign: str, wanted: Sequence[bytes]) -> Array:
+    text = Strings(fields, column.distinct)
+    if sign == "in":
+        places = text.equal(wanted)
+    elif sign == "prefix":
+        places = text.starting(wanted[0])
+    else:
+        places = np.flatnonzero(ORDER[sign](text.compare(wanted[0]), 0))
+    return _entries_of(fields, column, column.distinct[places])
+
+
+def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:
+    """Return which entries have one of these strings."""
+    if len(numbers) <= 2:
+        return _any_equal(column.values, numbers.tolist() or [-1])
+    wanted = np.zeros(len(fields.strings()[1]), np.bool_)
+    wanted[numbers] = True
+    found: Array = wanted[column.values]
+    return found
+
+
+class Strings:
+    """Strings of given numbers, compared eight bytes at a time."""
+
+    def __init__(self, fields: Fields, numbers: Array) -> None:
+        self._blob, _ = fields.strings()
+        self._starts, self._lengths = string_spans(fields, numbers)
+        if len(self._blob) < 8:
+            self._blob = np.concatenate([self._blob, np.zeros(8, np.uint8)])
+        self._words = np.ndarray((len(self._blob) - 7,), "<u8", self._blob, strides=(1,))
+
+    def equal(self, wanted: Sequence[bytes]) -> Array:
+        """Return the places of the strings that are one of the wanted ones."""
+        if len(wanted) <= _FEW:
+            places = [self._containing(np.flatnonzero(self._lengths == len(text)), text) for text in wanted]
+            return np.concatenate(places)
+        sizes = np.array([len(text) for text in wanted])
+        last = np.array([int.from_bytes(text[-8:], "little") for text in wanted], np.uint64)
+        places = np.flatnonzero(np.isin(self._lengths, np.unique(sizes)))
+        at = self._starts[places] + np.maximum(self._lengths[places] - 8, 0)
+        words = self._read(at) & _masks(self._lengths[places])
+        places = places[np.isin(words, np.unique(last))]
+        known, data = set(wanted), self._blob.data
+        starts, ends = self._starts[places], self._starts[places] + self._lengths[places]
+        spans = zip(starts.tolist(), ends.tolist(), strict=True)
+        return places[np.array([bytes(data[start:end]) in known for start, end in spans], np.bool_)]
+
+    def starting(self, prefix: bytes) -> Array:
+        """Return the places of the strings that begin with a prefix."""
+        return self._containing(np.flatnonzero(self._lengths >= len(prefix)), prefix)
+
+    def compare(self, wanted: bytes) -> Array:
+        """Return ``(n,)`` -1, 0 or 1: the order of each string and ``wanted``, byte by byte."""
+        result = np.zeros(len(self._starts), np.int8)
+        places = np.arange(len(self._starts))
+        for offset in range(0, len(wanted), 8):
+            inside = np.minimum(offset, self._lengths[places])
+            words = self._read(self._starts[places] + inside) & _masks(self._lengths[places] - inside)
+            word = int.from_bytes(wanted[offset : offset + 8].ljust(8, b"\0"), "big")
+            words = words.byteswap()
+            result[places] = (words > word).astype(np.int8) - (words < word)
+            places = places[words == word]
+        result[places] = np.sign(self._lengths[places] - len(wanted))
+        return result
+
+    def _containing(self, places: Array, text: bytes) -> Array:
+        """Return those of the places whose strings begin with a text, which is not longer than them.
+
+        The end of the text is compared first, as addresses and paths differ there.
+        """
+        for end in range(len(text), 0, -8):
+            start = max(end - 8, 0)
+            mask = np.uint64((1 << 8 * (end - start)) - 1)
+            word = np.uint64(int.from_bytes(text[start:end], "little"))
+            places = places[self._read(self._starts[places] + start) & mask == word]
+        return places
+
+    def _read(self, positions: Array) -> Array:
+        """Return the eight bytes at each position as numbers, the first byte lowest; zeros after the end."""
+        last = len(self._words) - 1
+        late = positions > last
+        if not late.any():
+            words: Array = self._words[positions]
+            return words
+        words = self._words[np.minimum(positions, last)]
+        shifts = (8 * (positions[late] - last)).astype(np.uint64)
+        words[late] = np.where(shifts < 64, words[late] >> np.minimum(shifts, np.uint64(63)), np.uint64(0))
+        return words
+
+
+def _masks(lengths: Array) -> Array:
+    """Return a mask of the bytes that the next eight of each string have."""
+    table = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
+    masks: Array = table[np.minimum(lengths, 8)]
+    return masks
