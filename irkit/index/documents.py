@@ -164,8 +164,8 @@ class Documents:
         """Return the rows whose metadata meets all conditions, for ``Index.search(allowed=)``.
 
         Args:
-            where: A condition per key: a value to be equal to; a list of such values; or operators and values,
-                as in ``{">=": 2000, "<": 2010}``:
+            where: A condition per key: a value to be equal to; a list of such values; or operators and
+                values, as in ``{">=": 2000, "<": 2010}``:
 
                 * ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``: numbers compare with numbers, and strings with
                   strings. A ``date`` or ``datetime`` stands for its ``isoformat()``, which is a string.
@@ -215,7 +215,7 @@ class Documents:
         counted = live_rows(self.store, len(self)) & (True if where is None else self.filter(where))
         if len(self):
             check_key(key, sorted(self._fields.keys()), "facets")
-        return count_values(self._fields, key, counted)[:k]
+        return count_values(self._fields, key, counted, k)
 
     def _evaluate(self, version: int, where: str) -> Array:
         return evaluate(parse_filter(json.loads(where)), self._fields, len(self), self.find)

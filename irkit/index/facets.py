@@ -11,8 +11,8 @@ from irkit.index.array_files import Array
 from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Fields
 
 
-def count_values(fields: Fields, key: str, counted: Array) -> list[tuple[JSON, int]]:
-    """Return the values of a key and the number of rows of each, the most frequent first.
+def count_values(fields: Fields, key: str, counted: Array, k: int) -> list[tuple[JSON, int]]:
+    """Return the ``k`` most frequent values of a key and the number of rows of each, the highest first.
 
     Values that are dictionaries or lists in a list are left out.
 
@@ -20,6 +20,7 @@ def count_values(fields: Fields, key: str, counted: Array) -> list[tuple[JSON, i
         fields: The metadata.
         key: The key.
         counted: ``(rows,)`` bool, the rows that count.
+        k: Maximum number of values.
     """
     totals: dict[tuple[bool, JSON], list[int]] = {}  # count, and the first row; true is not 1
     for kind in fields.types(key):
@@ -28,14 +29,18 @@ def count_values(fields: Fields, key: str, counted: Array) -> list[tuple[JSON, i
         column = fields.column(key, kind, len(counted))
         chosen = counted[column.rows]
         values, first, counts = np.unique(column.values[chosen], return_index=True, return_counts=True)
-        rows = column.rows[chosen][first].tolist()
+        rows = column.rows[chosen][first]
+        if kind in (INT, FLOAT) and not {INT, FLOAT} <= set(fields.types(key)):  # no value comes again
+            best = np.lexsort((rows, -counts))[:k]
+            values, rows, counts = values[best], rows[best], counts[best]
         plain: list[Any] = values.tolist()
         if kind in (STRING, HUGE):
-            plain = fields.decode(values)
-        convert = {NULL: lambda value: None, BOOL: bool, HUGE: int}.get(kind, lambda value: value)
-        for value, row, count in zip(map(convert, plain), rows, counts.tolist(), strict=True):
+            plain = fields.decode(values) if kind == STRING else fields.integers(values)
+        elif kind in (NULL, BOOL):
+            plain = [None if kind == NULL else bool(value) for value in plain]
+        for value, row, count in zip(plain, rows.tolist(), counts.tolist(), strict=True):
             total = totals.setdefault((kind == BOOL, value), [0, row])
             total[0] += count
             total[1] = min(total[1], row)
     order = sorted(totals.items(), key=lambda item: (-item[1][0], item[1][1]))
-    return [(value, total) for (_, value), (total, _) in order]
+    return [(value, total) for (_, value), (total, _) in order[:k]]

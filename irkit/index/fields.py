@@ -1,8 +1,8 @@
 """Typed columns of metadata, which filters read instead of JSON; they only grow, as all arrays of an index.
 
 An *entry* is a key, a row, and a value of that key: ``{"tags": ["a", "b"]}`` makes two. Equal elements of a
-list make one. The entries of documents that are added together are sorted by key and type, so that entries of
-one key and type lie back to back; such a stretch is a *run*. The arrays are:
+list make one. The entries of documents that are added together are sorted by key and type, so that entries
+of one key and type lie back to back; such a stretch is a *run*. The arrays are:
 
 * ``field_entries.bin`` ``(entries, 2)``: the row, and the value in 8 bytes: an integer, the bits of a float64,
   a boolean, or the number of a string. An integer of more than 64 bits is the number of its digits as a string.
@@ -10,8 +10,9 @@ one key and type lie back to back; such a stretch is a *run*. The arrays are:
 * ``field_strings.bin`` and ``field_ends.bin``: strings in UTF-8, and where each ends. Strings are numbered in
   order. A writer gives a string that it has seen lately the number that it has; others may have several.
 
-A column, all entries of a key and a type, is collected in memory when a filter needs it, and extended by the new
-runs after an addition.
+A column, all entries of a key and a type, is collected in memory when a filter needs it, and extended by the
+new runs after an addition. The arrays belong to the `Store` of the documents, so the commit of the documents
+is that of their metadata. An embedded database would have a commit of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ENTRIES, _RUNS, _STRINGS, _ENDS = (
     "field_strings.bin",
     "field_ends.bin",
 )
-_EMPTY_ARRAYS = {
+_EMPTY_ARRAYS: dict[str, Array] = {
     _ENTRIES: np.empty((0, 2), np.int64),
     _RUNS: np.empty((0, 3), np.int64),
     _STRINGS: np.empty(0, np.uint8),
@@ -107,7 +108,9 @@ class Fields:
         column = self._columns.get((key, kind))
         if column is None or column.token != token or column.runs > n_runs:
             nothing = np.empty(0, np.int64)
-            column = Column(nothing, nothing.view(np.float64) if kind == FLOAT else nothing, nothing, token, 0)
+            column = Column(
+                nothing, nothing.view(np.float64) if kind == FLOAT else nothing, nothing, token, 0
+            )
         group = groups[key, kind]
         new = group[np.searchsorted(group, column.runs) :]
         if len(new):
@@ -144,14 +147,21 @@ class Fields:
         except UnicodeDecodeError as error:
             raise corrupt(self.store.path, f"a string of its metadata cannot be read ({error})") from error
 
+    def integers(self, numbers: Array) -> list[int]:
+        """Return the integers whose digits are the strings of ``numbers (n,)``."""
+        try:
+            return [int(digits) for digits in self.decode(numbers)]
+        except ValueError as error:
+            raise corrupt(self.store.path, f"an integer of its metadata cannot be read ({error})") from error
+
     def _state(self) -> tuple[Any, ...]:
         return (self.store.epoch, os.getpid(), *(self.store.rows(name) for name in _EMPTY_ARRAYS))
 
     def _read(self, name: str) -> Array:
         if has_old_metadata(self.store):
-            old: Mapping[str, Array] = self.store.derived(("old fields", self), self._encode_old)
-            return old[name]
-        return self.store.read(name) if self.store.rows(name) else _EMPTY_ARRAYS[name]
+            return self.store.derived(("old fields", self), self._encode_old)[name]
+        stored: Array = self.store.read(name) if self.store.rows(name) else _EMPTY_ARRAYS[name]
+        return stored
 
     def _encode_old(self) -> dict[str, Array]:
         """Return the arrays of an index of before, whose metadata is JSON."""

@@ -1,4 +1,4 @@
-"""Conditions on metadata, such as ``{"year": {">=": 2000}, "lang": ["de", "en"]}``: parsed, checked, evaluated."""
+"""Filters such as ``{"year": {">=": 2000}, "lang": ["de", "en"]}``: parsed, checked, evaluated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def parse_filter(where: Mapping[str, Any]) -> Group:
 
 def as_json(where: Mapping[str, Any]) -> str:
     """Return a filter that `parse_filter` accepts as JSON, the same for equal filters."""
-    return json.dumps(where, sort_keys=True, default=date.isoformat)
+    return json.dumps(where, sort_keys=True, default=_plain)
 
 
 def conditions(parsed: Parsed) -> Iterator[Condition]:
@@ -80,9 +80,7 @@ def conditions(parsed: Parsed) -> Iterator[Condition]:
         yield from conditions(part)
 
 
-def evaluate(
-    parsed: Parsed, fields: Fields, count: int, find: Callable[[Sequence[str]], Array]
-) -> Array:
+def evaluate(parsed: Parsed, fields: Fields, count: int, find: Callable[[Sequence[str]], Array]) -> Array:
     """Return ``(count,)`` bool, which rows meet a filter.
 
     Args:
@@ -182,7 +180,7 @@ def _parse_group(sign: str, given: Any, depth: int) -> Group:
         return Group(sign, (_parse(given, depth),))
     if sign not in ("$and", "$or"):
         raise BadValueError(
-            f"filter: {suggest(sign, ('$and', '$or', '$not'))} Got {sign!r:.60}; keys that begin with $ combine filters"
+            f"filter: {sign!r:.60} combines no filters; {suggest(sign, ('$and', '$or', '$not'))}"
         )
     if not isinstance(given, list | tuple) or not given:
         raise BadValueError(
@@ -200,10 +198,7 @@ def _parse_condition(key: str, sign: Any, wanted: Any) -> Condition:
         )
     if key == "_id":
         return _parse_ids(sign, wanted)
-    if isinstance(wanted, list | tuple):
-        wanted = tuple(_plain(value) for value in wanted)
-    else:
-        wanted = _plain(wanted)
+    wanted = tuple(map(_plain, wanted)) if isinstance(wanted, list | tuple) else _plain(wanted)
     expected = "a number, a string, a boolean or null"
     usable = all(value is None or _kind_of(value) for value in _listed(wanted))
     usable = usable and isinstance(wanted, tuple) == (sign in _LISTS)

@@ -1,4 +1,4 @@
-"""Compare the values of a column with a wanted value: exact for numbers of any size, and without decoding strings."""
+"""Compare the values of a column with wanted ones: exact for numbers of any size, and no string is decoded."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _float_bound(sign: str, wanted: Any) -> tuple[str, float]:
 def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any]) -> Array:
     """Compare integers that 64 bits cannot hold; they are few."""
     known = column.distinct
-    values = [int(text) if text.lstrip("-").isdecimal() else 0 for text in fields.decode(known)]
+    values = fields.integers(known)
     if sign == "in":
         fine = [value in numbers for value in values]
     else:
@@ -157,11 +157,11 @@ class Strings:
     def equal(self, wanted: Sequence[bytes]) -> Array:
         """Return the places of the strings that are one of the wanted ones."""
         if len(wanted) <= _FEW:
-            places = [self._containing(np.flatnonzero(self._lengths == len(text)), text) for text in wanted]
-            return np.concatenate(places)
+            found = [self._containing(np.flatnonzero(self._lengths == len(text)), text) for text in wanted]
+            return np.concatenate(found)
         sizes = np.array([len(text) for text in wanted])
         last = np.array([int.from_bytes(text[-8:], "little") for text in wanted], np.uint64)
-        places = np.flatnonzero(np.isin(self._lengths, np.unique(sizes)))
+        places: Array = np.flatnonzero(np.isin(self._lengths, np.unique(sizes)))
         at = self._starts[places] + np.maximum(self._lengths[places] - 8, 0)
         words = self._read(at) & _masks(self._lengths[places])
         places = places[np.isin(words, np.unique(last))]
@@ -179,12 +179,16 @@ class Strings:
         result = np.zeros(len(self._starts), np.int8)
         places = np.arange(len(self._starts))
         for offset in range(0, len(wanted), 8):
-            inside = np.minimum(offset, self._lengths[places])
-            words = self._read(self._starts[places] + inside) & _masks(self._lengths[places] - inside)
-            word = int.from_bytes(wanted[offset : offset + 8].ljust(8, b"\0"), "big")
-            words = words.byteswap()
+            part = wanted[offset : offset + 8].ljust(8, b"\0")
+            lengths = self._lengths[places] - offset
+            words = self._read(self._starts[places] + np.minimum(offset, lengths + offset))
+            if lengths.min(initial=8) < 8:
+                words &= _masks(lengths)
+            if (same := words == np.uint64(int.from_bytes(part, "little"))).all():
+                continue
+            words, word = words.byteswap(), int.from_bytes(part, "big")
             result[places] = (words > word).astype(np.int8) - (words < word)
-            places = places[words == word]
+            places = places[same]
         result[places] = np.sign(self._lengths[places] - len(wanted))
         return result
 
@@ -203,10 +207,11 @@ class Strings:
     def _read(self, positions: Array) -> Array:
         """Return the eight bytes at each position as numbers, the first byte lowest; zeros after the end."""
         last = len(self._words) - 1
-        late = positions > last
-        if not late.any():
-            words: Array = self._words[positions]
+        words: Array
+        if positions.max(initial=0) <= last:
+            words = self._words[positions]
             return words
+        late = positions > last
         words = self._words[np.minimum(positions, last)]
         shifts = (8 * (positions[late] - last)).astype(np.uint64)
         words[late] = np.where(shifts < 64, words[late] >> np.minimum(shifts, np.uint64(63)), np.uint64(0))
@@ -216,5 +221,5 @@ class Strings:
 def _masks(lengths: Array) -> Array:
     """Return a mask of the bytes that the next eight of each string have."""
     table = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-    masks: Array = table[np.minimum(lengths, 8)]
+    masks: Array = table[np.clip(lengths, 0, 8)]
     return masks

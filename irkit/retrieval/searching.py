@@ -68,18 +68,17 @@ def find_rows(documents: Documents, ids: str | Iterable[str], operation: str, ad
     return rows
 
 
-def allowed_rows(documents: Documents, filter: Filter) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask ``(len(documents),)`` of the rows that a filter allows; unknown ids allow none.
+def parse_filter(filter: Filter) -> Mapping[str, Any]:
+    """Return conditions for `irkit.index.Documents.filter`.
 
     Raises:
-        BadTypeError: The filter is neither conditions nor ids, or an id is not a string.
-        BadValueError: A condition makes no sense.
+        BadTypeError: The filter is neither conditions nor ids.
     """
     if isinstance(filter, str) or not isinstance(filter, Iterable):
         raise BadTypeError(
             f"filter: got {brief(filter, 100)}, expected conditions in a dictionary or a list of ids"
         )
-    return documents.filter(filter if isinstance(filter, Mapping) else {"_id": list(filter)})
+    return filter if isinstance(filter, Mapping) else {"_id": list(filter)}
 
 
 def parse_strings(operation: str, strings: str | Iterable[str]) -> list[str]:
@@ -157,7 +156,7 @@ def find_hits(
     if feedback is not None and not callable(getattr(feedback, "expand", None)):
         raise BadTypeError(f"search: feedback is {brief(feedback)}; expected irkit.encoder_free.RM3 or None")
     index, model, documents = collection.index, collection.model, collection.documents
-    allowed = None if filter is None else allowed_rows(documents, filter)
+    allowed = None if filter is None else documents.filter(parse_filter(filter))
 
     def search(queries: Representation, depth: int) -> Hits:
         hits = index.search(queries, depth, allowed)
