@@ -279,6 +279,20 @@ def test_finds_most_of_the_best(backend: Backend) -> None:
         assert recall >= (1 if backend.exact else 0.9)
 
 
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+def test_finds_the_best_of_what_a_filter_allows(backend: Backend, share: float) -> None:
+    rng = np.random.default_rng(4)
+    data = reals(backend, 1500, rng)
+    if not backend.exact:
+        data = clustered(data, rng)
+    queries, allowed = data[:40], rng.random(1500) < share
+    index = open_index(Store.open(build(backend, [data])))
+    truth, _ = expected(truth_of(backend, index, queries, data), 10, allowed)
+    hits = index.search(queries, 10, allowed)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits.rows, truth, strict=True)])
+    assert recall >= (1 if backend.exact else 0.95)
+
+
 def test_one_build_equals_another(backend: Backend) -> None:
     rng = np.random.default_rng(2)
     data, queries = reals(backend, 100, rng), reals(backend, 5, rng)

@@ -4,11 +4,12 @@ An *entry* is a key, a row, and a value of that key: ``{"tags": ["a", "b"]}`` ma
 list make one. The entries of documents that are added together are sorted by key and type, so that entries
 of one key and type lie back to back; such a stretch is a *run*. The arrays are:
 
-* ``field_entries.bin`` ``(entries, 2)``: the row, and the value in 8 bytes: an integer, the bits of a float64,
-  a boolean, or the number of a string. An integer of more than 64 bits is the number of its digits as a string.
+* ``field_entries.bin`` ``(entries, 2)``: the row, and the value in 8 bytes: an integer, the bits of a
+  float64, a boolean, or the number of a string. A longer integer is the number of its digits as a string.
 * ``field_runs.bin`` ``(runs, 3)``: the key (number of a string), the type, and the entry after the last.
 * ``field_strings.bin`` and ``field_ends.bin``: strings in UTF-8, and where each ends. Strings are numbered in
-  order. A writer gives a string that it has seen lately the number that it has; others may have several.
+  order. Documents that are added together share their strings; others may repeat them, so an addition reads
+  nothing of what is stored.
 
 A column, all entries of a key and a type, is collected in memory when a filter needs it, and extended by the
 new runs after an addition. The arrays belong to the `Store` of the documents, so the commit of the documents
@@ -47,8 +48,6 @@ _EMPTY_ARRAYS: dict[str, Array] = {
     _STRINGS: np.empty(0, np.uint8),
     _ENDS: np.empty(0, np.int64),
 }
-_REMEMBERED = 1 << 16  # strings whose numbers a writer keeps
-_LONG = 256  # characters of a string that is not among them
 
 
 @dataclass(frozen=True)
@@ -75,19 +74,14 @@ class Fields:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._numbers: dict[str, int] = {}  # of strings that were written lately
-        self._written: tuple[Any, ...] = ()  # the state of the store in which they are right
         self._groups: tuple[object, int, dict[tuple[str, int], Array]] = (None, 0, {})
         self._columns: dict[tuple[str, int], Column] = {}
 
     def append(self, row: int, metadata: Sequence[Mapping[str, JSON]]) -> None:
         """Store the metadata of rows ``row``, ``row + 1``, ... inside ``store.update()``."""
-        if self._written != self._state():  # changed by another object, or a change was undone
-            self._numbers.clear()
         counts = [self.store.rows(name) for name in _EMPTY_ARRAYS]
-        for name, array in encode_fields(row, metadata, counts, self._numbers).items():
+        for name, array in encode_fields(row, metadata, counts).items():
             self.store.append(name, array)
-        self._written = self._state()
 
     def types(self, key: str) -> dict[int, Array]:
         """Return the types that values of a key have, and the runs of each; none for an unknown key."""
@@ -154,9 +148,6 @@ class Fields:
         except ValueError as error:
             raise corrupt(self.store.path, f"an integer of its metadata cannot be read ({error})") from error
 
-    def _state(self) -> tuple[Any, ...]:
-        return (self.store.epoch, os.getpid(), *(self.store.rows(name) for name in _EMPTY_ARRAYS))
-
     def _read(self, name: str) -> Array:
         if has_old_metadata(self.store):
             return self.store.derived(("old fields", self), self._encode_old)[name]
@@ -214,7 +205,7 @@ def string_spans(fields: Fields, numbers: Array) -> tuple[Array, Array]:
 
 
 def encode_fields(
-    row: int, metadata: Iterable[Mapping[str, JSON]], counts: Sequence[int], numbers: dict[str, int]
+    row: int, metadata: Iterable[Mapping[str, JSON]], counts: Sequence[int]
 ) -> dict[str, Array]:
     """Return rows to append to each array.
 
@@ -222,9 +213,9 @@ def encode_fields(
         row: Row of the first document.
         metadata: Metadata of each document, as JSON is parsed.
         counts: Entries, runs, bytes of strings, and strings that are stored.
-        numbers: Numbers of strings that were stored lately; new ones are added.
     """
     n_entries, _, n_bytes, n_strings = counts
+    numbers: dict[str, int] = {}
     new: list[bytes] = []
 
     def number(string: str) -> int:
@@ -232,10 +223,7 @@ def encode_fields(
         if known is None:
             known = n_strings + len(new)
             new.append(string.encode("utf-8", "surrogatepass"))
-            if len(numbers) >= _REMEMBERED:
-                numbers.clear()
-            if len(string) <= _LONG:
-                numbers[string] = known
+            numbers[string] = known
         return known
 
     groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
@@ -273,7 +261,6 @@ def encode_old_metadata(store: Store) -> Iterator[dict[str, Array]]:
     Raises:
         CorruptError: It cannot be read.
     """
-    numbers: dict[str, int] = {}
     counts = [0] * len(_EMPTY_ARRAYS)
     ends, lines = store.read("ends.bin")[:, 2], store.read("metadata.jsonl").data
     for start in range(0, len(ends), store.limits.filter_rows):
@@ -284,7 +271,7 @@ def encode_old_metadata(store: Store) -> Iterator[dict[str, Array]]:
                 json.loads(bytes(lines[begin:end])) if end > begin else {}
                 for begin, end in zip(starts, stops, strict=True)
             ]
-            arrays = encode_fields(start, metadata, counts, numbers)
+            arrays = encode_fields(start, metadata, counts)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise corrupt(store.path, f"its metadata cannot be read ({error!r:.100})") from error
         counts = [count + len(arrays[name]) for count, name in zip(counts, _EMPTY_ARRAYS, strict=True)]

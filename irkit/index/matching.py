@@ -1,4 +1,4 @@
-"""Compare the values of a column with wanted ones: exact for numbers of any size, and no string is decoded."""
+"""Compare the values of a column with wanted ones: numbers exactly, strings without decoding them."""
 
 from __future__ import annotations
 
