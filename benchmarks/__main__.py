@@ -6,7 +6,18 @@ import argparse
 import importlib
 import os
 
-SUITES = ("encode", "gpu", "index", "kernels", "memory", "multi_vector", "sparse", "tite", "training")
+SUITES = (
+    "encode",
+    "filters",
+    "gpu",
+    "index",
+    "kernels",
+    "memory",
+    "multi_vector",
+    "sparse",
+    "tite",
+    "training",
+)
 
 
 def main() -> None:

@@ -336,3 +336,16 @@ def test_batches_of_training_hold_no_text_twice(data_dir: Path) -> None:
     for start in range(0, len(found), BATCH):
         for texts in zip(*found[start : start + BATCH], strict=True):
             assert len(set(texts)) == BATCH
+
+
+def test_engines_of_metadata_agree() -> None:
+    from benchmarks.filters import measure
+
+    rows = measure(2000)
+    assert {row["condition"] for row in rows} == {
+        "number",
+        "float",
+        "string, few values",
+        "string, all differ",
+    }
+    assert all(row["irkit, ms"] > 0 and row["SQLite, ms"] > 0 for row in rows)

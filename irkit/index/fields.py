@@ -57,7 +57,8 @@ class Column:
     Attributes:
         rows: ``(n,)`` int64, the row of each entry.
         values: ``(n,)`` int64 or float64.
-        distinct: ``(m,)`` int64, numbers of the strings among the values; some may be there twice.
+        distinct: ``(3, m)`` int64, the strings among the values: number, start and length of each; some
+            may be there twice.
         token: What the column was read from.
         runs: Runs of the index when it was read.
     """
@@ -103,7 +104,11 @@ class Fields:
         if column is None or column.token != token or column.runs > n_runs:
             nothing = np.empty(0, np.int64)
             column = Column(
-                nothing, nothing.view(np.float64) if kind == FLOAT else nothing, nothing, token, 0
+                nothing,
+                nothing.view(np.float64) if kind == FLOAT else nothing,
+                nothing.reshape(3, 0),
+                token,
+                0,
             )
         group = groups[key, kind]
         new = group[np.searchsorted(group, column.runs) :]
@@ -117,7 +122,9 @@ class Fields:
             if kind in (STRING, HUGE):
                 wrong = wrong or values.min() < 0 or values.max() >= len(strings)
                 if not wrong:
-                    distinct = np.concatenate([distinct, _distinct(values, len(strings))])
+                    numbers = _distinct(values, len(strings))
+                    spans = np.stack([numbers, *self._spans(numbers)])
+                    distinct = np.concatenate([distinct, spans], axis=1)
             if wrong:
                 raise corrupt(self.store.path, f"metadata {key!r:.60} has rows or strings that are not there")
             if kind == FLOAT:
@@ -134,7 +141,7 @@ class Fields:
 
     def decode(self, numbers: Array) -> list[str]:
         """Return the strings of ``numbers (n,)``."""
-        data, (starts, lengths) = self.strings()[0].data, string_spans(self, numbers)
+        data, (starts, lengths) = self.strings()[0].data, self._spans(numbers)
         spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
         try:
             return [bytes(data[start:end]).decode("utf-8", "surrogatepass") for start, end in spans]
@@ -147,6 +154,16 @@ class Fields:
             return [int(digits) for digits in self.decode(numbers)]
         except ValueError as error:
             raise corrupt(self.store.path, f"an integer of its metadata cannot be read ({error})") from error
+
+    def _spans(self, numbers: Array) -> tuple[Array, Array]:
+        """Return where the strings of ``numbers (n,)`` start, and their lengths."""
+        blob, ends = self.strings()
+        stops = ends[numbers]
+        starts = np.where(numbers > 0, ends[numbers - 1], 0)
+        lengths = stops - starts
+        if len(numbers) and (starts.min() < 0 or lengths.min() < 0 or stops.max() > len(blob)):
+            raise corrupt(self.store.path, "strings of its metadata lie outside of their file")
+        return starts, lengths
 
     def _read(self, name: str) -> Array:
         if has_old_metadata(self.store):
@@ -187,21 +204,6 @@ class Fields:
                 groups[pair].sort()  # a key may have several numbers
         self._groups = (token, len(runs), groups)
         return self._groups
-
-
-def string_spans(fields: Fields, numbers: Array) -> tuple[Array, Array]:
-    """Return where the strings of ``numbers (n,)`` start, and their lengths.
-
-    Raises:
-        CorruptError: They are not inside the file.
-    """
-    blob, ends = fields.strings()
-    stops = ends[numbers]
-    starts = np.where(numbers > 0, ends[numbers - 1], 0)
-    lengths = stops - starts
-    if len(numbers) and (starts.min() < 0 or lengths.min() < 0 or stops.max() > len(blob)):
-        raise corrupt(fields.store.path, "strings of its metadata lie outside of their file")
-    return starts, lengths
 
 
 def encode_fields(

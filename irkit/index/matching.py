@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from irkit.index.array_files import Array
-from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Column, Fields, string_spans
+from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Column, Fields
 
 ORDER: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -114,7 +114,7 @@ def _float_bound(sign: str, wanted: Any) -> tuple[str, float]:
 
 def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any]) -> Array:
     """Compare integers that 64 bits cannot hold; they are few."""
-    known = column.distinct
+    known = column.distinct[0]
     values = fields.integers(known)
     if sign == "in":
         fine = [value in numbers for value in values]
@@ -124,14 +124,14 @@ def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any
 
 
 def _match_strings(fields: Fields, column: Column, sign: str, wanted: Sequence[bytes]) -> Array:
-    text = Strings(fields, column.distinct)
+    text = Strings(fields.strings()[0], *column.distinct[1:])
     if sign == "in":
         places = text.equal(wanted)
     elif sign == "prefix":
         places = text.starting(wanted[0])
     else:
         places = np.flatnonzero(ORDER[sign](text.compare(wanted[0]), 0))
-    return _entries_of(fields, column, column.distinct[places])
+    return _entries_of(fields, column, column.distinct[0][places])
 
 
 def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:
@@ -145,11 +145,16 @@ def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:
 
 
 class Strings:
-    """Strings of given numbers, compared eight bytes at a time."""
+    """Strings in ``blob (bytes,)``, compared eight bytes at a time.
 
-    def __init__(self, fields: Fields, numbers: Array) -> None:
-        self._blob, _ = fields.strings()
-        self._starts, self._lengths = string_spans(fields, numbers)
+    Args:
+        blob: All strings.
+        starts: ``(n,)`` where each string starts.
+        lengths: ``(n,)`` bytes of each.
+    """
+
+    def __init__(self, blob: Array, starts: Array, lengths: Array) -> None:
+        self._blob, self._starts, self._lengths = blob, starts, lengths
         if len(self._blob) < 8:
             self._blob = np.concatenate([self._blob, np.zeros(8, np.uint8)])
         self._words = np.ndarray((len(self._blob) - 7,), "<u8", self._blob, strides=(1,))
@@ -177,19 +182,19 @@ class Strings:
     def compare(self, wanted: bytes) -> Array:
         """Return ``(n,)`` -1, 0 or 1: the order of each string and ``wanted``, byte by byte."""
         result = np.zeros(len(self._starts), np.int8)
-        places = np.arange(len(self._starts))
+        places, starts, lengths = np.arange(len(result)), self._starts, self._lengths
         for offset in range(0, len(wanted), 8):
             part = wanted[offset : offset + 8].ljust(8, b"\0")
-            lengths = self._lengths[places] - offset
-            words = self._read(self._starts[places] + np.minimum(offset, lengths + offset))
-            if lengths.min(initial=8) < 8:
-                words &= _masks(lengths)
-            if (same := words == np.uint64(int.from_bytes(part, "little"))).all():
-                continue
-            words, word = words.byteswap(), int.from_bytes(part, "big")
-            result[places] = (words > word).astype(np.int8) - (words < word)
-            places = places[same]
-        result[places] = np.sign(self._lengths[places] - len(wanted))
+            if lengths.min(initial=offset + 8) < offset + 8:
+                words = self._read(starts + np.minimum(offset, lengths)) & _masks(lengths - offset)
+            else:
+                words = self._read(starts + offset)
+            same = words == np.uint64(int.from_bytes(part, "little"))
+            if not same.all():
+                words, word = words.byteswap(), int.from_bytes(part, "big")
+                result[places] = (words > word).astype(np.int8) - (words < word)
+                places, starts, lengths = places[same], starts[same], lengths[same]
+        result[places] = np.sign(lengths - len(wanted))
         return result
 
     def _containing(self, places: Array, text: bytes) -> Array:
