@@ -15,20 +15,12 @@ from irkit.evaluation.run import Run
 from irkit.index import IndexConfig, StageProgress, Store
 from irkit.index.state import snapshot
 from irkit.model import Device, Model
+from irkit.retrieval import searching
 from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
 from irkit.retrieval.collection import AnyModel, Collection, check_placement, open_model
 from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.scorer import Candidates, Interaction, RerankOptions, Scorer, rerank
-from irkit.retrieval.searching import (
-    Filter,
-    Hit,
-    find_hits,
-    find_rows,
-    parse_contents,
-    parse_filter,
-    read_hits,
-    read_run,
-)
+from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
 
 if TYPE_CHECKING:
@@ -324,26 +316,11 @@ class Retriever:
 
     @snapshot
     def facets(self, key: str, filter: Filter | None = None, k: int = 10) -> list[tuple[JSON, int]]:
-        """Return the most frequent values of a key of the metadata, and how many documents have each.
+        """Return the ``k`` most frequent values of a key of the metadata, and how many documents have each.
 
-        Args:
-            key: The key. Each different element of a list counts.
-            filter: Count the documents that meet it, see `search`; None counts all.
-            k: Maximum number of values.
-
-        Returns:
-            Values and counts; the highest count first, then in the order of the documents.
-
-        Raises:
-            BadValueError: No document has the key, ``k`` is below 1, or the filter makes no sense.
-
-        Examples:
-            >>> import tempfile
-            >>> notes = [Document(str(year), "note", metadata={"year": year}) for year in (2001, 2002)]
-            >>> Retriever.build("bm25", notes, tempfile.mkdtemp()).facets("year", {"year": {">": 2001}})
-            [(2002, 1)]
+        Only documents that meet ``filter`` count, see `search`; `Documents.facets` explains the rest.
         """
-        return self.documents.facets(key, None if filter is None else parse_filter(filter), k)
+        return self.documents.facets(key, None if filter is None else searching.parse_filter(filter), k)
 
     # ---- changing ----
 
