@@ -27,6 +27,7 @@ from irkit.index import Limits, compact, use_limits
 KINDS: dict[str, tuple[str, Any]] = {
     "flat": ("dense", "flat"),
     "faiss": ("dense", {"kind": "faiss", "factory": "IVF4,Flat"}),
+    "dense": ("dense", {"kind": "dense", "keep": "int8"}),
     "plaid": ("multi_vector", {"kind": "plaid", "centroids": 8}),
     "inverted": ("impacts", {"kind": "inverted", "dtype": "uint8"}),
     "bm25": ("bm25", "inverted"),
@@ -39,7 +40,14 @@ FAST = ["flat", "bm25"]
 def little_is_much() -> Iterator[None]:
     """A dozen documents are looked up, not scanned."""
     limits = Limits(
-        faiss_scan=8, faiss_scan_per_hit=1, inverted_unlisted=8, plaid_uncompressed=8, plaid_scan=8
+        dense_scan=8,
+        dense_scan_per_hit=1,
+        dense_points=2,
+        faiss_scan=8,
+        faiss_scan_per_hit=1,
+        inverted_unlisted=8,
+        plaid_uncompressed=8,
+        plaid_scan=8,
     )
     with use_limits(limits):
         yield

@@ -38,6 +38,9 @@ class Backend:
 SMALL = Limits(  # little data is cut into many blocks, and looked up rather than scanned
     scan_scores=32,
     scan_numbers=64,
+    dense_scan=20,
+    dense_scan_per_hit=1,
+    dense_points=8,
     faiss_scan=20,
     faiss_scan_per_hit=1,
     faiss_points=1,
@@ -51,6 +54,10 @@ SETTINGS: dict[str, list[Backend]] = {
     "flat": [
         *(Backend("flat", kind) for kind in ("dense", "multi_vector", "sparse")),
         Backend({"kind": "flat", "dtype": "int8"}, "multi_vector", False, True),
+    ],
+    "dense": [
+        Backend({"kind": "dense", "keep": keep}, "dense", False, keep != "float32")
+        for keep in ("int8", "float16", "float32")
     ],
     "faiss": [
         Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False)

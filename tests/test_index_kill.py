@@ -29,6 +29,7 @@ from irkit.index import Documents, Limits, Store, create_index, open_index, use_
 DIM, CHUNK = 4, 6
 CONFIGS: dict[str, Any] = {
     "faiss": "IVF4,Flat",
+    "dense": {"kind": "dense", "keep": "int8"},
     "plaid": {"kind": "plaid", "centroids": 8},
     "inverted": {"kind": "inverted", "dtype": "uint8", "mode": "exact"},
     "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "factory": "IVF4,Flat"},
@@ -44,11 +45,14 @@ def vectors(n: int, seed: int) -> Representation:
     rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((3 * n, DIM), dtype=np.float32))
     if kind == "inverted":
         return Sparse.from_dense(rows[:n].clamp(min=0))
-    return Dense(rows[:n]) if kind == "faiss" else MultiVector(Ragged(rows, torch.full((n,), 3)))
+    return Dense(rows[:n]) if kind in ("faiss", "dense") else MultiVector(Ragged(rows, torch.full((n,), 3)))
 
 
 # 30 documents are looked up and cut into blocks
 LIMITS = Limits(
+    dense_scan=8,
+    dense_scan_per_hit=1,
+    dense_points=2,
     faiss_scan=8,
     faiss_scan_per_hit=1,
     inverted_unlisted=8,

@@ -48,8 +48,8 @@ def index(
         corpus: BEIR folder, .jsonl, .csv, .tsv, .txt, <DOC>, also .gz; .parquet; - (standard input),
             ir_datasets:ID, hf:NAME; for the model vectors: .jsonl, .npy or .safetensors.
         out: Directory to write the index to.
-        choice: auto, flat, inverted, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS, or a
-            recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
+        choice: auto, flat, inverted, dense, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS,
+            or a recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
         override: Set a key of the index, of bm25 or of the recipe, such as ef_search=128. May be repeated.
         id_column: Column or key of the id; default: a usual name (id, ...), or the number of the row.
         text_column: Column or key of the text. May be repeated; the texts are joined by spaces.

@@ -11,7 +11,8 @@ The directory of an index::
     faiss.g9.index         what FAISS built, as FAISS writes it
     codes.g9.bin ...       plaid: centroid, coefficients and residual per token; mean per document
     lists.g9.bin ...       plaid: the documents of each centroid
-    segment_a.g9.bin ...   inverted: the lists of a range of rows
+    segment_a.g9.bin ...   inverted, dense: the lists of a range of rows
+    centroids.g9.bin ...   dense, plaid: what lists are around
     vocabulary.g2.txt      BM25, impacts: the terms, one per line; they grow with the documents
     frequencies.g9.bin     BM25: the number of documents that have each term
 
@@ -27,6 +28,7 @@ from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_kinds import INDEX_KINDS, IndexKind, index_config, index_names
 from irkit.index.index_settings import (
     AutoConfig,
+    DenseConfig,
     FaissConfig,
     FlatConfig,
     IndexConfig,
@@ -43,6 +45,7 @@ from irkit.index.topk import Hits
 __all__ = [
     "INDEX_KINDS",
     "AutoConfig",
+    "DenseConfig",
     "Documents",
     "FaissConfig",
     "Flat",

@@ -38,6 +38,7 @@ from irkit.errors import ConfigError
 from irkit.index.array_files import Entry
 from irkit.index.index_settings import (
     AutoConfig,
+    DenseConfig,
     FaissConfig,
     FlatConfig,
     IndexConfig,
@@ -128,6 +129,20 @@ def faiss_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Ite
     yield from _structure(entries, about)
 
 
+def dense_arrays(entries: Entries, about: Mapping[str, Any], config: DenseConfig) -> Iterator[Expected]:
+    """Yield the vectors, their rotation, and the centroids if rows are in lists."""
+    n, dim, width = about["rows"], about["dim"], -(-about["dim"] // 64) * 64
+    kept = {"int8": "|i1", "float16": "<f2", "float32": "<f4"}[config.keep]
+    yield "values.bin", kept, (width if config.keep == "int8" else dim,), n
+    if config.keep == "int8":
+        yield "scales.bin", "<f4", (), n
+    yield "rotation_signs.bin", "|i1", (width,), 3 if n else None
+    yield "rotation_order.bin", "<i4", (width,), 3 if n else None
+    lists = count_rows(entries, "centroids.bin")
+    yield "centroids.bin", "<f4", (dim,), lists or 1 if about.get("segments") else None
+    yield "margins.bin", "<f4", (), lists if "margins.bin" in entries else None
+
+
 def muvera_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
     """Yield the tokens in float16, and the structure over encodings if it covers rows."""
     yield "lengths.bin", "<i8", (), about["rows"]
@@ -162,6 +177,7 @@ _FACTORIES = {name: {"factory": name} for name in ("hnsw", "ivf", "pq", "ivfpqfs
 OWN_KINDS = {
     "flat": IndexKind(FlatConfig, "irkit.index.flat:open_flat", _ALL, flat_arrays),
     "inverted": IndexKind(InvertedConfig, "irkit.index.inverted:Inverted", ("sparse",), inverted_arrays),
+    "dense": IndexKind(DenseConfig, "irkit.index.dense_lists:DenseLists", ("dense",), dense_arrays),
     "faiss": IndexKind(FaissConfig, "irkit.index.faiss:Faiss", ("dense",), faiss_arrays, _FACTORIES),
     "plaid": IndexKind(PlaidConfig, "irkit.index.plaid:Plaid", ("multi_vector",), plaid_arrays),
     "muvera": IndexKind(MuveraConfig, "irkit.index.muvera:Muvera", ("multi_vector",), muvera_arrays),
@@ -256,7 +272,9 @@ def _validate(value: Any) -> IndexConfig:
     return config.model_validate(value)
 
 
-_Own: TypeAlias = AutoConfig | FlatConfig | FaissConfig | PlaidConfig | MuveraConfig | InvertedConfig
+_Own: TypeAlias = (
+    AutoConfig | FlatConfig | DenseConfig | FaissConfig | PlaidConfig | MuveraConfig | InvertedConfig
+)
 AnyIndexConfig: TypeAlias = Annotated[
     SerializeAsAny[IndexConfig], PlainValidator(_validate, json_schema_input_type=_Own)
 ]

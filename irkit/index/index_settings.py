@@ -67,6 +67,30 @@ class FaissConfig(IndexConfig):
     device: Device = "cpu"
 
 
+class DenseConfig(IndexConfig):
+    """Approximate search of dense vectors by lists and codes of one bit. Scores are exact for stored vectors.
+
+    Attributes:
+        keep: How vectors are stored: ``"float32"`` as they are, ``"float16"`` in half of the bytes,
+            ``"int8"`` in a quarter, with a scale per vector.
+        lists: Number of lists. Default: 4 times the square root of the number of documents.
+        probes: Lists read in a search; more finds more and takes longer. Default: the square root of the
+            number of lists. Many hits, or a filter that leaves little, read more.
+        candidates: Documents of these lists that are ranked by their stored vectors. Default: 50, and 2 per
+            hit.
+        seed: Makes the build reproducible.
+
+    Source: Gao and Long, RaBitQ, arXiv 2405.12497.
+    """
+
+    kind: Literal["dense"] = "dense"
+    keep: Literal["int8", "float16", "float32"] = "float16"
+    lists: int | None = Field(None, ge=1)
+    probes: int | None = Field(None, ge=1)
+    candidates: int | None = Field(None, ge=1)
+    seed: int = Field(0, ge=0)
+
+
 class PlaidConfig(IndexConfig):
     """Approximate MaxSim over compressed tokens: a centroid and a residual of a few bits each.
 

@@ -32,6 +32,10 @@ class Limits:
         inverted_segment: Rows of a segment of lists, at most.
         inverted_exact: Documents up to which the mode "auto" is exact.
         inverted_kernel: Thresholds of the kernel ``sparse_search``; None takes its defaults.
+        dense_scan: Rows that are scanned by an index of the kind `dense`, as lists would not be faster.
+        dense_scan_per_hit: Rows for each hit that it scans, too.
+        dense_points: Rows for each of its lists, at least.
+        dense_segment: Rows of a segment of its lists, at most.
         faiss_scan: Rows that are scanned, as a structure would not be faster.
         faiss_scan_per_hit: Rows for each hit that are scanned, too.
         faiss_points: Vectors for each centroid that FAISS asks for.
@@ -62,6 +66,10 @@ class Limits:
     inverted_segment: int = 1 << 24
     inverted_exact: int = 200_000
     inverted_kernel: Thresholds | None = None
+    dense_scan: int = 2048
+    dense_scan_per_hit: int = 16
+    dense_points: int = 16
+    dense_segment: int = 1 << 22
     faiss_scan: int = 2048
     faiss_scan_per_hit: int = 64
     faiss_points: int = 39

@@ -34,6 +34,10 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "flat_sparse": ("impacts", "sparse", "flat"),
     "flat_bm25": ("bm25", "text", "flat"),
     "flat_int8": ("vectors", "multi_vector", {"kind": "flat", "dtype": "int8"}),
+    **{
+        f"dense_{keep}": ("vectors", "dense", {"kind": "dense", "keep": keep})
+        for keep in ("int8", "float16", "float32")
+    },
     "hnsw": ("vectors", "dense", "hnsw"),
     "ivf": ("vectors", "dense", "ivf"),
     "pq": ("vectors", "dense", "pq"),
@@ -58,6 +62,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Structures are made and searched for few documents, too."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     limits = Limits(
+        dense_scan=10,
+        dense_scan_per_hit=1,
         faiss_scan=16,
         faiss_scan_per_hit=1,
         inverted_unlisted=16,

@@ -1,0 +1,297 @@
+"""Search of dense vectors by lists around centroids, and by codes of one bit per dimension.
+
+The store has all rows, in order of addition, in the precision that ``keep`` says. Over ranges of rows lie
+*segments*, whose lists and codes the kernel ``dense_search`` makes and searches. All segments share the
+centroids, which a k-means over a sample trains. Each segment follows the one before; small segments at the
+end are merged with what is added, so a row is coded a logarithmic number of times. Rows after the last
+segment are scanned.
+
+A search reads the lists of the best centroids, chooses candidates by the signs of their residuals, and ranks
+these by the stored rows. Everything is trained and coded anew once there are four times as many rows as
+those it was trained on. A filter that leaves few rows makes a search scan these.
+
+Source: Jegou et al., PAMI 2011 (lists); Gao and Long, RaBitQ, arXiv 2405.12497 (codes of one bit).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import torch
+from irkit_kernels.dense_search import (
+    Effort,
+    Encoder,
+    Rotation,
+    Searcher,
+    arrange,
+    assign,
+    list_margins,
+    make_rotation,
+)
+from irkit_kernels.dense_search.checks import check_rotation
+from irkit_kernels.dense_search.rotation import MAX_DIM, rotation_matrix
+
+from irkit.core.representation import Dense, Representation
+from irkit.errors import ConfigError
+from irkit.index.array_files import Array
+from irkit.index.clustering import sample_positions
+from irkit.index.index_base import Index, StageProgress
+from irkit.index.index_settings import DenseConfig
+from irkit.index.layout import fitting, row_blocks
+from irkit.index.segments import Allocate, add_segment, drop_segments, read_segments
+from irkit.index.state import snapshot
+from irkit.index.stored_rows import StoredRows, search_in_blocks, to_float16
+from irkit.index.topk import Hits, TopK
+
+_POINTS = 64  # rows sampled per centroid
+_ROUNDS = 8  # of k-means
+_GROWTH = 4  # segments that are so many times as large as what follows them stay as they are
+_LARGEST = 1e30  # square of a row's length that float32 can compute with
+_UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
+_QUERIES = 512  # searched at once
+_ROTATION = ("rotation_signs.bin", "rotation_order.bin")
+
+
+class DenseLists(StoredRows):
+    """Lists and codes over segments of rows; see the module for what is stored and how it is searched.
+
+    Scores are exact for the stored rows, and every search returns ``min(k, documents)`` hits: a scan finds
+    what the lists miss.
+    """
+
+    config: DenseConfig
+
+    def finish(self, progress: StageProgress | None = None) -> None:
+        """Train centroids if rows have become many, and put the rows without lists into a segment.
+
+        Args:
+            progress: Called with the stages "training" and "listing".
+        """
+        report, limits = progress or (lambda stage, count, total: None), self.store.limits
+        if len(self) - self._covered <= limits.dense_scan:
+            return
+        with self.store.update():
+            n, start = len(self), self._covered
+            segments = self.store.meta["index"].get("segments", [])
+            starts = [segment["start"] for segment in segments]
+            if n >= _GROWTH * self._count("trained"):
+                report("training", 0, None)
+                if not self._train():
+                    return
+                starts, start = [], 0
+            # merge the segments at the end that are small beside what is added
+            while starts and start - starts[-1] < _GROWTH * (n - start):
+                if n - starts[-1] > limits.dense_segment:
+                    break
+                start = starts.pop()
+            drop_segments(self.store, len(starts))
+            report("listing", 0, n - start)
+            with fitting(self.store.path):
+                encoder = Encoder(self.store.read("centroids.bin"), self._rotation())
+            for begin, end in row_blocks(None, start, n, limits.dense_segment):
+
+                def build(allocate: Allocate, begin: int = begin, end: int = end) -> dict[str, Array]:
+                    return self._lists(encoder, begin, end, report, n - start)
+
+                add_segment(self.store, begin, end, build)
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored."""
+        with self.store.update():
+            for name in _ROTATION:
+                if source.store.rows(name) and not self.store.rows(name):
+                    self.store.append(name, source.store.read(name))
+            super().copy(source, rows)
+
+    @snapshot
+    def stats(self) -> dict[str, Any]:
+        """Return what `Index.stats` returns, and numbers about lists, segments and the rows in them."""
+        about = self.store.meta["index"]
+        return super().stats() | {
+            "keep": self.config.keep,
+            "lists": self.store.rows("centroids.bin"),
+            "segments": len(about.get("segments", [])),
+            "covered": self._covered,
+        }
+
+    # ---- rows as they are stored ----
+
+    @property
+    def _covered(self) -> int:
+        """Number of rows in segments: the first ones."""
+        segments = self.store.meta["index"].get("segments")
+        return int(segments[-1]["stop"]) if segments else 0
+
+    def _rotation(self) -> Rotation:
+        """Return the rotation of the codes, and of rows in 8 bits."""
+
+        def make() -> Rotation:
+            rotation = Rotation(*map(self.store.read, _ROTATION))
+            with fitting(self.store.path):
+                check_rotation(rotation, self.dim)
+            return rotation
+
+        return self.store.derived("rotation", make)
+
+    def _matrix(self) -> torch.Tensor:
+        """Return the matrix ``(dim, width)`` that rotates rows."""
+        return self.store.derived("matrix", lambda: rotation_matrix(self.dim, self._rotation()))
+
+    def _check_build(self, representation: Representation) -> None:
+        if representation.dim > MAX_DIM:
+            raise ConfigError(
+                f"index: 'dense' holds vectors of up to {MAX_DIM} dimensions, got {representation.dim}; "
+                "choose 'hnsw' or 'flat'"
+            )
+
+    def _append(self, representation: Representation) -> None:
+        self._check_build(representation)
+        if not self.store.rows(_ROTATION[0]):
+            rotation = make_rotation(representation.dim, self.config.seed)
+            for name, array in zip(_ROTATION, rotation, strict=True):
+                self.store.append(name, array)
+            self.store.meta["index"]["dim"] = representation.dim
+        super()._append(representation)
+
+    def _encode(self, representation: Representation) -> dict[str, Array]:
+        if self.config.keep == "float16":
+            return to_float16(representation)
+        if self.config.keep == "float32":
+            return representation.arrays()
+        rotated = (cast(Dense, representation).values.detach().cpu().float() @ self._matrix()).numpy()
+        scales = np.abs(rotated).max(1, initial=0) / np.float32(127)
+        scales[scales == 0] = 1
+        return {"values": np.rint(rotated / scales[:, None]).astype(np.int8), "scales": scales}
+
+    def _decode(self, arrays: dict[str, Array]) -> Representation:
+        if "scales" not in arrays:
+            return Dense(torch.from_numpy(np.asarray(arrays["values"], np.float32)))
+        rotated = arrays["values"] * arrays["scales"][:, None]
+        return Dense(torch.from_numpy(rotated) @ self._matrix().T)
+
+    def _row_arrays(self) -> list[str]:
+        return ["values", "scales"] if self.config.keep == "int8" else ["values"]
+
+    # ---- building ----
+
+    def _train(self) -> bool:
+        """Store the centroids of a sample; return False if float32 cannot compute with its rows."""
+        store, n, limits = self.store, len(self), self.store.limits
+        lists = min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // limits.dense_points))
+        rows = sample_positions(n, _POINTS * lists, self.config.seed)
+        sample = np.concatenate([self._values(rows[at:stop]) for at, stop in self._row_blocks(0, len(rows))])
+        squares = np.square(sample, dtype=np.float64).sum(1)
+        if squares.max(initial=0) > _LARGEST:
+            return False
+        centroids = train_lists(sample, lists, self.config.seed)
+        for name in ("centroids.bin", "margins.bin"):
+            store.drop(name)
+        store.append("centroids.bin", centroids)
+        if np.abs(squares - 1).max(initial=0) > _UNIT:
+            store.append("margins.bin", list_margins(sample, centroids, assign(sample, centroids)))
+        store.meta["index"]["trained"] = n
+        return True
+
+    def _row_blocks(self, start: int, stop: int) -> Any:
+        return row_blocks(None, start, stop, max(1, self.store.limits.read_bytes // (4 * max(1, self.dim))))
+
+    def _values(self, rows: Array) -> Array:
+        """Return rows, ascending, as float32; their file does not stay in memory."""
+        arrays = {name: self.store.take(f"{name}.bin", rows) for name in self._row_arrays()}
+        return self._decode(arrays).arrays()["values"]
+
+    def _lists(
+        self, encoder: Encoder, start: int, stop: int, report: StageProgress, total: int
+    ) -> dict[str, Array]:
+        """Return the lists and codes of rows ``start`` to ``stop``."""
+        parts = []
+        for begin, end in self._row_blocks(start, stop):
+            parts.append(encoder.encode(self._values(np.arange(begin, end))))
+            report("listing", end - begin, total)
+        codes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return arrange(codes, len(encoder.centroids), start)
+
+    # ---- searching ----
+
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        limits, covered = self.store.limits, self._covered
+        live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
+        if live <= max(limits.dense_scan, limits.dense_scan_per_hit * k):
+            return self._scan_all(queries, k, keep)
+
+        def search(block: Representation) -> Hits:
+            hits = self._look_up(block, k, keep, live)
+            if covered < len(self):
+                best = TopK(len(block), k)
+                best.push_pairs(hits.scores, hits.rows)
+                self._scan(block, best, covered, keep)
+                hits = best.hits()
+            short = np.flatnonzero(hits.rows[:, -1] < 0)
+            if len(short):
+                hits.rows[short], hits.scores[short] = self._scan_all(block[short], k, keep)
+            return hits
+
+        return search_in_blocks(search, queries, _QUERIES)
+
+    def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
+        """Return the best rows that lists have, of which ``live`` may be hits."""
+        searcher = self.store.derived("searcher", self._open)
+        values = queries.arrays()["values"]
+        rows, scores = searcher.find(values, k, self._effort(k, live), keep)
+        if self.config.keep != "int8":
+            return Hits(rows, scores)
+        best = TopK(len(rows), k)  # the kernel rounds queries, too
+        best.push_pairs(self._score_rows(queries, rows), rows)
+        return best.hits()
+
+    def _effort(self, k: int, live: int) -> Effort:
+        """Return how much a search reads if ``live`` rows of lists may be hits."""
+        lists = self.store.rows("centroids.bin")
+        usual = self.config.probes or math.ceil(math.sqrt(lists))
+        probes = max(usual, math.ceil(4 * k * lists / live))
+        candidates = max(self.config.candidates or 50 + 2 * k, k)
+        return Effort(probes, candidates, candidates)
+
+    def _open(self) -> Searcher:
+        """Return the searcher of all segments."""
+        store, scales = self.store, None
+        segments = [segment.arrays for segment in read_segments(store)]
+        if self.config.keep == "int8":
+            scales = store.read("scales.bin")
+        margins = store.read("margins.bin") if store.rows("margins.bin") else None
+        with fitting(store.path):
+            return Searcher(
+                store.read("centroids.bin"),
+                self._rotation(),
+                segments,
+                len(self),
+                kept=store.read("values.bin"),
+                kept_scales=scales,
+                margins=margins,
+            )
+
+
+def train_lists(values: Array, count: int, seed: int) -> Array:
+    """Train centroids by k-means, from random rows.
+
+    Args:
+        values: ``(n, dim)`` float32, at least ``count``.
+        count: Number of centroids.
+        seed: Seed of the choice of the first centroids.
+
+    Returns:
+        ``(count, dim)`` float32.
+    """
+    first = np.sort(np.random.default_rng(seed).choice(len(values), count, replace=False))
+    centroids: Array = values[first]
+    for _ in range(_ROUNDS):
+        lists = assign(values, centroids)
+        order = np.argsort(lists, kind="stable")
+        sizes = np.bincount(lists, minlength=count)
+        filled = sizes > 0  # a list without rows keeps its centroid
+        starts = (np.cumsum(sizes) - sizes)[filled]
+        centroids = centroids.copy()
+        centroids[filled] = np.add.reduceat(values[order], starts) / sizes[filled, None]
+    return centroids
