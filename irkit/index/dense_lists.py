@@ -15,7 +15,9 @@ Source: Jegou et al., PAMI 2011 (lists); Gao and Long, RaBitQ, arXiv 2405.12497 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +33,7 @@ from irkit_kernels.dense_search import (
     make_rotation,
 )
 from irkit_kernels.dense_search.checks import check_rotation
+from irkit_kernels.dense_search.op import Single
 from irkit_kernels.dense_search.rotation import MAX_DIM, rotation_matrix
 
 from irkit.core.representation import Dense, Representation
@@ -171,6 +174,18 @@ class DenseLists(StoredRows):
         rotated = arrays["values"] * arrays["scales"][:, None]
         return Dense(torch.from_numpy(rotated) @ self._matrix().T)
 
+    def _score_rows(self, queries: Representation, rows: Array) -> Array:
+        if self.config.keep != "int8" or not (rows >= 0).any():
+            return super()._score_rows(queries, rows)
+        rotated = (cast(Dense, queries).values @ self._matrix()).numpy()  # instead of turning rows back
+        values, scales = self.store.read("values.bin"), self.store.read("scales.bin")
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        for number, query in enumerate(rotated):
+            filled = rows[number] >= 0
+            chosen = rows[number, filled]
+            scores[number, filled] = (values[chosen] @ query) * scales[chosen]
+        return scores
+
     def _row_arrays(self) -> list[str]:
         return ["values", "scales"] if self.config.keep == "int8" else ["values"]
 
@@ -215,6 +230,39 @@ class DenseLists(StoredRows):
 
     # ---- searching ----
 
+    @snapshot
+    def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
+        """Return the k best documents of every query; see `Index.search`.
+
+        Checks and conversions take longer than the search of one query. So a query that needs none of them
+        goes straight to the kernel, to a function prepared for its ``k``.
+        """
+        if allowed is None and isinstance(queries, Dense) and type(k) is int:
+            own = self.store.derived("own", threading.local)
+            last_k, config, shape, find = getattr(own, "last", (0, None, None, None))
+            if last_k != k or config is not self.config:
+                shape, find = (1, self.dim), self._single(k)
+                own.last = k, self.config, shape, find
+            values = queries.values
+            if find is not None and values.shape == shape and values.dtype is torch.float32:
+                with contextlib.suppress(RuntimeError, TypeError):  # it has gradients, or is elsewhere
+                    query = values.numpy()[0]
+                    if math.isfinite(query.sum()):
+                        rows, scores = find(query)
+                        if rows[0, -1] >= 0:
+                            return Hits(rows, scores)
+        return super().search(queries, k, allowed)
+
+    def _single(self, k: int) -> Single | None:
+        """Return what searches ``k`` hits of one query in this thread, if lists alone have all of them."""
+        self._check_same()
+        limits, n = self.store.limits, self._covered
+        few = n <= max(limits.dense_scan, limits.dense_scan_per_hit * k)
+        if self.config.keep == "int8" or self.store.rows("removed.bin") or n < len(self) or few or k < 1:
+            return None
+        searcher = self.store.derived("searcher", self._open)
+        return searcher.single(k, self._effort(k, n))
+
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         limits, covered = self.store.limits, self._covered
         live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
@@ -249,7 +297,7 @@ class DenseLists(StoredRows):
     def _effort(self, k: int, live: int) -> Effort:
         """Return how much a search reads if ``live`` rows of lists may be hits."""
         lists = self.store.rows("centroids.bin")
-        usual = self.config.probes or math.ceil(math.sqrt(lists))
+        usual = self.config.probes or math.ceil(3 * math.sqrt(lists))
         probes = max(usual, math.ceil(4 * k * lists / live))
         candidates = max(self.config.candidates or 50 + 2 * k, k)
         return Effort(probes, candidates, candidates)

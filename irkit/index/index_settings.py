@@ -74,8 +74,8 @@ class DenseConfig(IndexConfig):
         keep: How vectors are stored: ``"float32"`` as they are, ``"float16"`` in half of the bytes,
             ``"int8"`` in a quarter, with a scale per vector.
         lists: Number of lists. Default: 4 times the square root of the number of documents.
-        probes: Lists read in a search; more finds more and takes longer. Default: the square root of the
-            number of lists. Many hits, or a filter that leaves little, read more.
+        probes: Lists read in a search; more finds more and takes longer. Default: 3 times the square root
+            of the number of lists. Many hits, or a filter that leaves little, read more.
         candidates: Documents of these lists that are ranked by their stored vectors. Default: 50, and 2 per
             hit.
         seed: Makes the build reproducible.

@@ -1,0 +1,126 @@
+"""The index kind dense: segments, retraining, settings of the search, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from irkit import Dense, score
+from irkit.errors import ConfigError, CorruptError
+from irkit.index import DenseConfig, Index, Store, create_index, open_index
+
+DIM = 24
+
+
+@pytest.fixture(autouse=True)
+def _small(small_limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    small_limits(dense_scan=20, dense_scan_per_hit=1, dense_points=8)
+
+
+def vectors(n: int, seed: int = 0) -> Dense:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(7).standard_normal((12, DIM))
+    return Dense(torch.tensor(centres[rng.integers(0, 12, n)] + 0.3 * rng.standard_normal((n, DIM))).float())
+
+
+def build(path: Path, data: Dense, config: DenseConfig) -> Index:
+    with Store.build(path) as store:
+        index = create_index(store, config)
+        index.add(data)
+        index.finish()
+        store.publish()
+    return index
+
+
+def recall(index: Index, data: Dense, k: int = 10) -> float:
+    queries = vectors(30, 99)
+    best = score(queries, data).numpy().argsort(1)[:, ::-1][:, :k]
+    pairs = zip(index.search(queries, k).rows, best, strict=True)
+    return float(np.mean([len(set(a) & set(b)) / k for a, b in pairs]))
+
+
+@pytest.mark.parametrize("keep", ["int8", "float16", "float32"])
+def test_additions_make_segments_that_merge_and_new_centroids_when_many(tmp_path: Path, keep: str) -> None:
+    data = vectors(2000)
+    index = build(tmp_path / "index", data[:600], DenseConfig(keep=keep))
+    lists = index.stats()["lists"]
+    index.add(data[600:610])
+    index.finish()
+    assert (index.stats()["covered"], index.stats()["segments"]) == (600, 1)  # a few are scanned
+    index.add(data[610:700])
+    index.finish()
+    assert (index.stats()["covered"], index.stats()["segments"]) == (700, 2)
+    index.add(data[700:760])
+    index.finish()
+    assert (index.stats()["segments"], index.stats()["lists"]) == (1, lists)  # 60 and 100 join the 600
+    assert recall(index, data[:760]) > 0.9
+    index.add(data[760:2400])
+    index.finish()
+    assert recall(index, data) > 0.9
+    assert index.stats()["bytes"] < 2000 * (4 * DIM + 40) + 60_000
+
+
+def test_a_single_query_finds_what_several_find(tmp_path: Path) -> None:
+    data, queries = vectors(500), vectors(9, 5)
+    index = build(tmp_path / "index", data, DenseConfig(keep="float32"))
+    together = index.search(queries, 7)
+    for number in range(9):
+        alone = index.search(queries[number : number + 1], 7)
+        np.testing.assert_array_equal(alone.rows[0], together.rows[number])
+        np.testing.assert_array_equal(alone.scores[0], together.scores[number])
+    index.remove(together.rows[0, :2])
+    assert index.search(queries[:1], 5).rows[0].tolist() == together.rows[0, 2:].tolist()
+
+
+def test_probes_may_be_changed_at_any_time(tmp_path: Path) -> None:
+    data = vectors(2000)
+    index = build(tmp_path / "index", data, DenseConfig(probes=1, candidates=10))
+    few = recall(index, data)
+    index.config = index.config.model_copy(update={"probes": 100, "candidates": 100})
+    assert few < recall(index, data) > 0.98
+
+
+def test_hits_for_a_thousand_and_under_any_filter(tmp_path: Path) -> None:
+    data, queries = vectors(2000), vectors(3, 5)
+    index = build(tmp_path / "index", data, DenseConfig(keep="float32"))
+    hits = index.search(queries, 1000)
+    assert (hits.rows >= 0).all()
+    for share in (0.002, 0.02, 0.3):
+        allowed = np.random.default_rng(1).random(2000) < share
+        hits = index.search(queries, 5, allowed)
+        count = min(5, allowed.sum())
+        assert allowed[hits.rows[:, :count]].all()
+        assert (hits.rows[:, count:] == -1).all()
+
+
+def test_vectors_that_float32_cannot_square_are_scanned(tmp_path: Path) -> None:
+    data = Dense(vectors(100).values * 1e20)
+    index = build(tmp_path / "index", data, DenseConfig(keep="float32"))
+    assert index.stats()["covered"] == 0
+    queries = Dense(torch.eye(3, DIM))
+    best = score(queries, data).argmax(1)
+    assert index.search(queries, 1).rows[:, 0].tolist() == best.tolist()
+
+
+def test_vectors_that_are_too_wide_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="up to 4096 dimensions, got 5000; choose"):
+        build(tmp_path / "index", Dense(torch.ones(2, 5000)), DenseConfig())
+
+
+def test_a_damaged_rotation_is_an_error(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", vectors(100), DenseConfig())
+    (file,) = (tmp_path / "index").glob("rotation_order.*")
+    content = np.fromfile(file, np.int32)
+    content[0] = 1 << 20
+    file.write_bytes(content.tobytes())
+    with pytest.raises(CorruptError, match="checksum"):
+        Store.open(tmp_path / "index")
+    again = open_index(Store.open(tmp_path / "index", verify=False))
+    with pytest.raises(CorruptError, match="order"):
+        again.search(vectors(2), 3)
+    assert len(index) == 100
