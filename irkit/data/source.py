@@ -50,9 +50,10 @@ def name_fields(
         BadValueError: A name is empty, or a list of texts is.
     """
     lists = {"text": [text] if isinstance(text, str) else text, "metadata": metadata}
-    for part, names in {"id": [id], "title": [title], **lists}.items():
+    single = {name: None if value is None else [value] for name, value in {"id": id, "title": title}.items()}
+    for part, names in (single | lists).items():
         is_list = isinstance(names, list | tuple)
-        if names is not None and not (is_list and all(isinstance(n, str) or names == [None] for n in names)):
+        if names is not None and not (is_list and all(isinstance(name, str) for name in names)):
             expected = "a list of strings" if part == "metadata" else "a string"
             raise BadTypeError(f"{operation}: {part} is {brief(names)}; expected {expected}")
         if "" in (names or ()) or (part == "text" and names is not None and not names):
