@@ -593,7 +593,10 @@ def test_info(call: Call, place: Path) -> None:
         ("index model beir --out beir/corpus.jsonl/x", "corpus.jsonl is a file"),
         ("index model beir --out x --index HNSW32,oops", "FAISS cannot make 'HNSW32,oops' for 32 dimensions"),
         ("index model beir --out x --index HNSW32,oops --dry-run", "FAISS cannot make"),
-        ("index model beir --out x --index plaid", "holds multi_vector, got dense; choose flat, hnsw, ivf"),
+        (
+            "index model beir --out x --index plaid",
+            "holds multi_vector, got dense; choose flat, dense, hnsw, ivf",
+        ),
         ("index model beir --out x --device cpu,tpu", "device 'tpu'"),
         ("search index --text x --device cpu,cpu", "device 'cpu,cpu'"),
         ("search index beir --qrels beir/qrels", "give the folder above it, or one of the files in it"),
