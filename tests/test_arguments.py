@@ -231,7 +231,7 @@ for f in (read_documents, read_queries):
     add(f.__name__, lambda e, x, f=f: list(f(x)))
 add("read_qrels", lambda e, x: read_qrels(x))
 add("read_queries split", lambda e, x: list(read_queries(e.beir, x)))
-add("read_queries field", lambda e, x: list(read_queries(e.beir, field=x)))
+add("read_queries text", lambda e, x: list(read_queries(e.beir, text=x)))
 add("read_qrels split", lambda e, x: read_qrels(e.beir, x))
 add("check_documents", lambda e, x: check_documents(x))
 add("check_documents [x]", lambda e, x: check_documents([x]))
@@ -488,8 +488,8 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "multi_vector projection": "None; {}",
     "add_pooling_layers": "None",
     "read_qrels split": "None",
-    "read_queries field": "None",
     "read_queries split": "None",
+    "read_queries text": "None",
     "encode_representation": "[]",
     "encode_representation progress": "None",
     "encode_representation side": "None",

@@ -490,10 +490,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "got --model and --set" in capsys.readouterr().err
     topics = tmp_path / "topics.1-2"
     topics.write_text("<top>\n<num> Number: 1\n<title> copper\n<desc> Description:\nbears\n</top>\n")
-    for words, best in (((), "copper"), (("--field", "desc"), "bear")):
+    for words, best in (((), "copper"), (("--text-column", "desc"), "bear")):
         assert irkit("search", index, topics, "--k", 1, *words) == 0
         assert capsys.readouterr().out.split()[2] == best
-    assert irkit("search", index, "--text", "bear", "--field", "desc") == 2
+    assert irkit("search", index, "--text", "bear", "--text-column", "desc") == 2
     assert irkit("explain", index, "winter bears", "cub") == 0
     assert {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()} == {
         "query",

@@ -338,7 +338,7 @@ def test_topics_in_the_markup_of_trec(tmp_path, name, encoding):
     ]
     assert list(queries) == titles
     assert [number for number, _ in queries.numbered()] == [2, 15, 20]
-    wanted = read_queries(path, field="narr")
+    wanted = read_queries(path, text="narr")
     assert next(iter(wanted)) == Query("51", "A relevant document names one.")
     with pytest.raises(BadValueError, match=r":15: missing key 'narr'; other keys: title, desc, text"):
         list(wanted)

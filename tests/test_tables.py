@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import datetime
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,11 @@ import pytest
 from irkit import Retriever
 from irkit.data import Document, check_documents, read_documents, read_queries
 from irkit.errors import BadTypeError, BadValueError
+from irkit.training.training_data import DataConfig, open_data
+from irkit.training.training_data.data_config import Columns
+from irkit.training.training_data.text_store import TextStore
+
+Command = Callable[..., tuple[int, str, str]]
 
 GOOD = (
     b"\xef\xbb\xbfID,Title,Text,year,zip,ok,note\r\n"
@@ -38,7 +45,7 @@ def test_columns_with_other_names(tmp_path: Path) -> None:
         "url": "u",
         "id": "7",
     }
-    assert [query.id for query in read_queries(path, field="p1", id="url")] == ["u"]
+    assert [query.id for query in read_queries(path, text="p1", id="url")] == ["u"]
     table = tmp_path / "a.tsv"
     table.write_text("body2\tn\nx\t1\n")
     assert list(read_documents(table, text="body2")) == [Document("0", "x", metadata={"n": 1})]
@@ -97,3 +104,70 @@ def test_parquet(tmp_path: Path) -> None:
         list(read_documents(path))
     with pytest.raises(BadValueError, match="no column 'txt'; did you mean 'text'"):
         list(read_documents(path, text="txt"))
+
+
+def test_long_values_leave_the_limit_of_csv_as_it_is(tmp_path: Path) -> None:
+    path, long = tmp_path / "a.csv", "x" * 200_000
+    path.write_text(f"id,text\na,{long}\nb,y\n")
+    before = csv.field_size_limit()
+    documents = iter(read_documents(path))
+    assert next(documents).text == long
+    assert csv.field_size_limit() == before
+    next(csv.reader(["another reader"]))
+    assert next(documents).text == "y"
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a table of pages and one of questions, whose columns have unusual names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pages.csv").write_text("url,head,body\nb.org,Bears,sleep in winter\nc.org,Copper,conducts\n")
+    (tmp_path / "asked.tsv").write_text("n\task\nq1\tbears in winter\n")
+    (tmp_path / "qrels.trec").write_text("q1 0 b.org 1\n")
+    return tmp_path
+
+
+def test_verbs_that_read_tables_take_names_of_columns(tables: Path, command: Command) -> None:
+    pages = ["--id-column", "url", "--text-column", "body", "--title-column", "head"]
+    asked = ["--id-column", "n", "--text-column", "ask"]
+    assert command("index", "bm25", "pages.csv", "--out", "words", *pages)[0] == 0
+    code, run, _ = command("search", "words", "asked.tsv", *asked)
+    assert code == 0
+    assert run.split()[:3] == ["q1", "Q0", "b.org"]
+    (tables / "run.trec").write_text(run)
+    assert command("rerank", "words", "asked.tsv", "run.trec", *asked)[1] == run
+    words = ["mine", "words", "asked.tsv", "--qrels", "qrels.trec", "--out", "mined.jsonl", *asked]
+    assert command(*words)[0] == 0
+    assert '"query": "bears in winter"' in (tables / "mined.jsonl").read_text()
+    (tables / "ids.jsonl").write_text('["q1", "c.org", "b.org"]\n')
+    words = ["label", "ids.jsonl", "--teacher", "words", "--queries", "asked.tsv", "--corpus", "pages.csv"]
+    words += ["--out", "labelled.jsonl", "--set", "query_columns.id=n", "--set", "query_columns.text=ask"]
+    assert command(*words)[0] == 0
+    assert '"scores": [0.0, ' in (tables / "labelled.jsonl").read_text()
+
+
+def test_verbs_refuse_columns_that_a_table_lacks(tables: Path, command: Command) -> None:
+    command("index", "bm25", "pages.csv", "--out", "words", "--id-column", "url", "--text-column", "body")
+    for words, message in [
+        (["search", "words", "asked.tsv", "--text-column", "aks"], "no column 'aks'; did you mean 'ask'?"),
+        (["search", "words", "--text", "x", "--id-column", "n"], "need QUERIES"),
+        (["encode", "none", "pages.csv", "--out", "v.npy", "--text-column", "bdy"], "did you mean 'body'?"),
+        (["encode", "none", "pages.csv", "--out", "v.npy", "--id-column", "url"], "loading none"),
+        (["encode", "none", "x", "--out", "v.npy", "--side", "query", "--title-column", "y"], "has no title"),
+        (["label", "x", "--teacher", "words", "--out", "y.jsonl", "--set", "corpus_columns.body=1"], "body"),
+    ]:
+        code, _, error = command(*words)
+        assert (code, message in error) == (2, True), error
+
+
+def test_texts_of_training_data_by_names_of_columns(tables: Path) -> None:
+    (tables / "ids.jsonl").write_text('["q1", "b.org", "c.org"]\n')
+    columns = {"corpus_columns": {"id": "url", "text": "body", "title": "head"}}
+    sources = {"source": "ids.jsonl", "queries": "asked.tsv", "corpus": "pages.csv"}
+    config = DataConfig.model_validate(
+        {**sources, **columns, "query_columns": {"id": "n", "text": "ask"}, "documents": 2}
+    )
+    assert open_data([config])[0, 0, 0].documents == ("Bears sleep in winter", "Copper conducts")
+    assert TextStore("pages.csv", columns=Columns(id="url", text="head"))["b.org"] == "Bears"
+    with pytest.raises(ValueError, match="a query has none"):
+        DataConfig(source="x", query_columns=Columns(title="y"))

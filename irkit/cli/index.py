@@ -51,9 +51,6 @@ def index(
         choice: auto, flat, inverted, dense, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS,
             or a recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
         override: Set a key of the index, of bm25 or of the recipe, such as ef_search=128. May be repeated.
-        id_column: Column or key of the id; default: a usual name (id, ...), or the number of the row.
-        text_column: Column or key of the text. May be repeated; the texts are joined by spaces.
-        title_column: Column or key of the title; default: title.
         metadata_columns: Columns or keys to keep as metadata, such as year,lang; default: all others.
         dtype: auto (default), float32, bfloat16 or int8.
         device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
@@ -138,6 +135,9 @@ def encode(
     *,
     out: Path,
     side: Literal["query", "document"] = "document",
+    id_column: str | None = None,
+    text_column: list[str] | None = None,
+    title_column: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
 ) -> None:
@@ -150,6 +150,7 @@ def encode(
     Args:
         model: Directory or hub name.
         texts: Documents or queries, as for irkit index and search.
+        title_column: Column or key of the title of documents; default: title.
         out: File to write: .npy, .safetensors or .jsonl.
         side: Encode the texts as queries or as documents.
         dtype: auto (default for documents), float32 (default for queries, as in a search), bfloat16 or int8.
@@ -162,8 +163,10 @@ def encode(
 
     if out.suffix not in WRITABLE:
         raise BadValueError(f"--out {out}: expected the extension {', '.join(WRITABLE)}")
+    if side == "query" and title_column is not None:
+        raise BadValueError("irkit encode: got --title-column, but a query has no title; leave it out")
     check_out(str(out), None)
-    from irkit.data import read_documents, read_queries
+    from irkit.data import Source, read_documents, read_queries
     from irkit.encoder_free.settings import is_encoder_free
     from irkit.model import Model
 
@@ -173,7 +176,12 @@ def encode(
         )
 
     # read everything once, so that a malformed line is an error before the encoding
-    source = read_queries(texts) if side == "query" else read_documents(texts)
+    columns: dict[str, Any] = {"id": id_column, "text": text_column or None}
+    source: Source[Any] = (
+        read_queries(texts, **columns)
+        if side == "query"
+        else read_documents(texts, **columns, title=title_column)
+    )
     total = None
     if not source.once:
         with progress_bar("checking", "texts") as update:

@@ -39,7 +39,12 @@ def check_out(out: str | None, qrels: str | None) -> None:
 
 
 def read_judged(
-    queries: str, qrels: str | None, split: str | None, measures: str, field: str | None = None
+    queries: str,
+    qrels: str | None,
+    split: str | None,
+    measures: str,
+    id_column: str | None = None,
+    text_column: list[str] | None = None,
 ) -> tuple[list[Query], Qrels | None]:
     """Read queries, and their judgments if ``qrels`` names any.
 
@@ -54,7 +59,8 @@ def read_judged(
         if not queries.startswith(PREFIXES):
             read_queries(queries)  # raises if there is no such file
         raise BadValueError(f"--split {split}: neither QUERIES nor --qrels is a BEIR folder")
-    items = list(read_queries(queries, split if queries in folders else None, field))
+    of_folder = split if queries in folders else None
+    items = list(read_queries(queries, of_folder, id=id_column, text=text_column or None))
     if not items:
         note(f"warning: {queries} holds no queries")
     if qrels is None:
@@ -88,6 +94,8 @@ def rerank(
     qrels: str | None = None,
     measures: str = "nDCG@10",
     split: str | None = None,
+    id_column: str | None = None,
+    text_column: list[str] | None = None,
     interaction: Path | None = None,
     teacher: str | None = None,
     model: str | None = None,
@@ -117,7 +125,7 @@ def rerank(
     from irkit.training.teachers import load_teacher
 
     # read queries, judgments and run, and what scores the documents
-    items, judgments = read_judged(queries, qrels, split, measures)
+    items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
     first = Run.read(run)
     attention = None if interaction is None else load_interaction(interaction)
     scorer = None if teacher is None else load_teacher(teacher, device=device)

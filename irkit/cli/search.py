@@ -35,7 +35,8 @@ def search(
     qrels: str | None = None,
     measures: str = "nDCG@10",
     split: str | None = None,
-    field: str | None = None,
+    id_column: str | None = None,
+    text_column: list[str] | None = None,
     condition: Annotated[list[str] | None, typer.Option("--filter", metavar="CONDITION")] = None,
     ignore_identical_ids: bool = False,
     offset: Annotated[int, typer.Option(min=0)] = 0,
@@ -54,11 +55,13 @@ def search(
     run, which goes to standard output unless --out or --qrels is given.
 
     Args:
-        queries: BEIR folder, .jsonl, .tsv, .txt, <top>, also .gz; or - (standard input). Without QUERIES and
-            --text, search asks for queries at a prompt.
+        queries: BEIR folder, .jsonl, .csv, .tsv, .txt, <top>, also .gz; .parquet; or - (standard input).
+            Without QUERIES and --text, search asks for queries at a prompt.
         text: Search for this query.
         k: Results per query; default: 1000 in a run, 10 otherwise.
-        field: Key that holds the text of QUERIES, such as desc of TREC topics.
+        id_column: Column or key of the id of QUERIES; default: a usual name (id, ...).
+        text_column: Column or key of the text of QUERIES, such as desc of TREC topics. May be repeated; the
+            texts are joined by spaces.
         condition: Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.
         offset: Skip so many results of each query.
         threshold: Show only results with this score or a higher one.
@@ -76,9 +79,10 @@ def search(
     given = {"offset": offset, "threshold": threshold, "group_by": group_by, "per_group": per_group}
     ranking: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     shown = DEFAULT_FIELDS if fields is None else [name.strip() for name in fields.split(",")]
-    of_file = out or qrels or split or field or ignore_identical_ids
+    of_file = out or qrels or split or id_column or text_column or ignore_identical_ids
     _refuse(
-        "--out, --qrels, --split, --field and --ignore-identical-ids need QUERIES: a file or -",
+        "--out, --qrels, --split, --id-column, --text-column and --ignore-identical-ids need QUERIES: a file "
+        "or -",
         queries is None and of_file,
     )
     _refuse("got QUERIES and --fields, but a run has only ids and scores", queries is not None and fields)
@@ -114,7 +118,7 @@ def search(
         return
 
     with _hint_text(queries):
-        items, judgments = read_judged(queries, qrels, split, measures, field)
+        items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
     k = k or 1000
     with Retriever.load(directory, choice, device=device) as retriever:
         if (out or judgments is None) and not is_jsonl(out or "-"):

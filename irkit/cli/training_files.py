@@ -78,6 +78,8 @@ def mine(
     out: Path,
     qrels: str | None = None,
     split: str = "train",
+    id_column: str | None = None,
+    text_column: list[str] | None = None,
     negatives: Count = 7,
     ranks: Annotated[str, typer.Option("--range", metavar="FROM-TO")] = "0-100",
     sampling: str = "top",
@@ -132,7 +134,8 @@ def mine(
         "relative_margin": relative_margin,
     }
     config = MiningConfig.parse(with_overrides(settings, override or ()), "irkit mine")
-    items, judgments = _read(queries, qrels, split, config.relevant_grade)
+    columns: dict[str, Any] = {"id": id_column, "text": text_column or None}
+    items, judgments = _read(queries, qrels, split, config.relevant_grade, columns)
     options: dict[str, Any] = {"device": device, "dtype": dtype, "max_length": max_length}
     options["activation"] = activation
     n_short = 0  # queries with fewer negatives than asked for
@@ -157,7 +160,9 @@ def mine(
         )
 
 
-def _read(queries: str, qrels: str | None, split: str, grade: int) -> tuple[list[Query], Qrels]:
+def _read(
+    queries: str, qrels: str | None, split: str, grade: int, columns: dict[str, Any]
+) -> tuple[list[Query], Qrels]:
     """Read the queries that have a relevant document, and their judgments."""
     from irkit.data import check_documents, read_qrels, read_queries
 
@@ -166,7 +171,7 @@ def _read(queries: str, qrels: str | None, split: str, grade: int) -> tuple[list
     source = qrels or queries
     judged = read_qrels(source, split if Path(source).is_dir() else None)
     judged = {query_id: grades for query_id, grades in judged.items() if max(grades.values()) >= grade}
-    items = [query for query in read_queries(queries) if query.id in judged]
+    items = [query for query in read_queries(queries, **columns) if query.id in judged]
     check_documents(items)
     if not items:
         raise BadValueError(
@@ -187,6 +192,7 @@ def label(
     queries: str | None = None,
     corpus: str | None = None,
     split: str | None = None,
+    override: Settings = None,
     normalization: str = "none",
     max_length: MaxLength = None,
     activation: str = "none",
@@ -205,6 +211,7 @@ def label(
         queries: Source of the queries that TRAIN names by id; default: CORPUS.
         corpus: Source of the documents that TRAIN names by id.
         split: Split of a BEIR folder.
+        override: Set a key of the data, such as corpus_columns.text=body. May be repeated.
         normalization: Normalize the scores of each query: none, minmax or zscore.
         overwrite: Replace an existing file, once the new one is complete.
 
@@ -212,6 +219,7 @@ def label(
         irkit label run.trec --corpus scifact --split train --teacher vectors-index --out train.jsonl
     """
     _check_target(out, overwrite)
+    from irkit.config import with_overrides
     from irkit.retrieval.scorer import IndexScorer
     from irkit.training.labels import label as label_rows
     from irkit.training.labels import resolve
@@ -222,15 +230,16 @@ def label(
 
     if normalization not in get_args(Normalization):
         raise BadValueError(f"--normalization {normalization}: expected {', '.join(get_args(Normalization))}")
-    config = DataConfig(source=train, queries=queries, corpus=corpus, split=split)
+    settings = {"source": train, "queries": queries, "corpus": corpus, "split": split}
+    config = DataConfig.parse(with_overrides(settings, override or ()), "irkit label")
     options: dict[str, Any] = {"device": device, "dtype": dtype, "max_length": max_length}
     options["activation"] = activation
     scorer = load_teacher(teacher, **options)
     folder = next((name for name in (corpus, train) if name and Path(name).is_dir()), None)
     query_source = queries or folder
     corpus_source = None if isinstance(scorer, IndexScorer) else corpus or folder
-    query_texts = TextStore(query_source, "queries") if query_source else None
-    corpus_texts = TextStore(corpus_source) if corpus_source else None
+    query_texts = TextStore(query_source, "queries", config.query_columns) if query_source else None
+    corpus_texts = TextStore(corpus_source, columns=config.corpus_columns) if corpus_source else None
 
     with progress_bar("checking", "queries") as update:
         total = 0
@@ -249,6 +258,6 @@ def label(
             normalization=cast(Normalization, normalization),
         )
 
-    key = [*map(_file_states, (train, teacher, queries, corpus)), split, options, normalization]
+    key = [*map(_file_states, (train, teacher, queries, corpus)), config.model_dump(), options, normalization]
     summary = _write_rows("labelling", out, rows, total, key)
     note(f"labelled the documents of {summary}")

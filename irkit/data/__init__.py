@@ -118,7 +118,11 @@ def read_documents(
 
 
 def read_queries(
-    source: str | Path, split: str | None = None, field: str | None = None, *, id: str | None = None
+    source: str | Path,
+    split: str | None = None,
+    *,
+    id: str | None = None,
+    text: str | Sequence[str] | None = None,
 ) -> Source[Query]:
     """Read the queries of a source.
 
@@ -129,17 +133,18 @@ def read_queries(
     Args:
         source: See `irkit.data`.
         split: Only the queries that this split of a BEIR folder judges, such as ``"test"``.
-        field: Key or column of the text, such as ``"desc"`` for topics of TREC, whose text is the title by
-            default.
         id: Key or column of the id, if it has another name.
+        text: Key or column of the text, or several, whose texts are joined by spaces; such as ``"desc"`` for
+            topics of TREC, whose text is the title by default.
 
     Raises:
         StorageError: There is no such file, or a folder lacks ``queries.jsonl``.
+        BadTypeError: A name of a column is not a string.
         BadValueError: ``split`` is given, but the source is not a folder. While iterating: a line is
             malformed, or a judged query is missing.
     """
     check_names("reading queries", split=split)
-    name, fields = source_name(source), name_fields("reading queries", QUERY_FIELDS, id, field)
+    name, fields = source_name(source), name_fields("reading queries", QUERY_FIELDS, id, text)
     build = partial(to_query, fields=fields)
     if not _is_folder(name):
         _reject_split(name, split)

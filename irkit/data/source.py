@@ -156,7 +156,7 @@ def _mapping(metadata: Any) -> Record:
 
 def to_query(record: Record, fields: Fields = QUERY_FIELDS) -> Query:
     """Make a query; other keys are ignored."""
-    identifier, vector = _pop(record, fields.ids, "id="), _pop_vector(record)
+    identifier, vector = _pop(record, fields.ids, "id= (--id-column)"), _pop_vector(record)
     return Query(as_id(identifier), _pop_text(record, fields, vector), vector)
 
 
@@ -178,7 +178,7 @@ def _pop_text(record: Record, fields: Fields, vector: Any) -> Any:
     """Remove and return the text; it may be missing if there is a vector."""
     if vector is not None and not any(name in record for name in fields.texts):
         return ""
-    option = "field= (--field)" if fields.columns is QUERY_FIELDS.columns else "text= (--text-column)"
+    option = "text= (--text-column)"
     if not fields.joins:
         return _pop(record, fields.texts, option)
     parts = [_pop(record, (name,), option) for name in fields.texts]

@@ -6,8 +6,11 @@ import csv
 import datetime
 import json
 import math
+import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -116,12 +119,12 @@ def read_csv(
         BadValueError: A row has another number of columns than the header, a quote is not closed, or the
             header lacks a column; the message names file and line.
     """
-    csv.field_size_limit(max(longest, csv.field_size_limit()))  # of the whole process, by default 128 kB
     rows = csv.reader((line for _, line in lines), strict=True)
     header, start, row = None, 1, 0
     while True:
         try:
-            cells = next(rows, None)
+            with _longer_values(longest):
+                cells = next(rows, None)
         except csv.Error as error:
             raise BadValueError(
                 f"{path}:{start}: not valid csv ({error}) in the row that begins here; is there a quote that "
@@ -144,6 +147,28 @@ def read_csv(
             yield start, header.parse(row, cells)
             row += 1
         start = rows.line_num + 1
+
+
+@contextmanager
+def _longer_values(longest: int) -> Iterator[None]:
+    """Let csv read values longer than 128 kB in the ``with`` block; the limit is one of the whole process."""
+    with _limit_lock:
+        before = csv.field_size_limit(longest)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+_limit_lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _limit_lock
+    _limit_lock = threading.Lock()  # a thread that only the parent has may hold the old one
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def read_parquet(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:

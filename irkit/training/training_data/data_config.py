@@ -29,6 +29,20 @@ Sampling = Literal["first", "random", "top"]
 """Which documents of a row are used: the first, any, or those with the highest scores."""
 
 
+class Columns(Config):
+    """The columns or keys of a source of texts that have other names than usual.
+
+    Attributes:
+        id: Name of the id.
+        text: Name of the text, or of several, which are joined by spaces.
+        title: Name of the title of a document.
+    """
+
+    id: str | None = None
+    text: str | list[str] | None = None
+    title: str | None = None
+
+
 class DataConfig(Config):
     """One source of examples.
 
@@ -38,6 +52,8 @@ class DataConfig(Config):
         queries: Source of the query texts (see `irkit.data`) if ``source`` has ids; by default the folder
             that ``corpus`` or ``source`` is.
         corpus: Source of the document texts if ``source`` has ids.
+        query_columns: Columns or keys of ``queries`` with other than usual names.
+        corpus_columns: Columns or keys of ``corpus`` with other than usual names.
         qrels: Source of judgments. They decide which documents of a run are relevant, and which documents
             must not become negatives.
         split: Split of the judgments in the folder of ``source`` or of ``corpus``.
@@ -63,6 +79,8 @@ class DataConfig(Config):
     format: Format = "auto"
     queries: str | None = None
     corpus: str | None = None
+    query_columns: Columns | None = None
+    corpus_columns: Columns | None = None
     qrels: str | None = None
     split: str | None = None
     relevant_grade: Annotated[int, Field(ge=1)] = 1
@@ -77,7 +95,9 @@ class DataConfig(Config):
     sample: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
-    def _check_limits(self) -> Self:
+    def _check_together(self) -> Self:
+        if self.query_columns is not None and self.query_columns.title is not None:
+            raise ValueError("'query_columns' has a title, but a query has none; leave it out")
         if self.limit is not None and self.sample is not None:
             raise ValueError("'limit' takes the first examples, 'sample' draws some; leave one out")
         return self

@@ -280,8 +280,8 @@ def _open(config: DataConfig) -> Dataset:
     return Dataset(
         rows,
         config,
-        TextStore(queries, "queries") if queries else None,
-        TextStore(corpus) if corpus else None,
+        TextStore(queries, "queries", config.query_columns) if queries else None,
+        TextStore(corpus, columns=config.corpus_columns) if corpus else None,
         read_judgments(config),
     )
 

@@ -16,6 +16,7 @@ from irkit.data.document import Document, Query
 from irkit.data.source import PREFIXES, load_hf
 from irkit.errors import BadValueError, StorageError
 from irkit.training.training_data.caching import cached, file_key, hash_of
+from irkit.training.training_data.data_config import Columns
 from irkit.utils.progress import progress_bar
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +33,7 @@ class TextStore:
     Args:
         source: See `irkit.data`.
         side: Whether to read documents, whose texts begin with their titles, or queries.
+        columns: Columns or keys with other than usual names.
 
     Raises:
         StorageError: The source cannot be read, or the cache cannot be written.
@@ -46,14 +48,20 @@ class TextStore:
     # Why not a table of the library datasets: it finds rows by number only, so the table of hashes would be
     # the same, and one row of its memory-mapped table takes 26 us, where a whole lookup here takes 7 us.
 
-    def __init__(self, source: str, side: Literal["documents", "queries"] = "documents") -> None:
-        self.source, self.side = source, side
+    def __init__(
+        self,
+        source: str,
+        side: Literal["documents", "queries"] = "documents",
+        columns: Columns | None = None,
+    ) -> None:
+        self.source, self.side, self.columns = source, side, columns
         if source == "-":
             raise StorageError("reading the texts of -: expected a file")
-        items = read_documents(source) if side == "documents" else read_queries(source)
+        names = {} if columns is None else columns.model_dump(exclude_none=True)
+        items: Source[Any] = (read_documents if side == "documents" else read_queries)(source, **names)
         version = load_hf(source)._fingerprint if source.startswith("hf:") else ""
         key = (source, version) if source.startswith(PREFIXES) else file_key(items.name)
-        folder = cached(("texts", side, key), lambda aside: _build(aside, items))
+        folder = cached(("texts", side, key, *names.items()), lambda aside: _build(aside, items))
         self._hashes, self._starts, self._sizes = (
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("hashes", "starts", "sizes")
         )
@@ -62,7 +70,7 @@ class TextStore:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TextStore, (self.source, self.side)  # a worker process maps the files itself
+        return TextStore, (self.source, self.side, self.columns)  # a worker process maps the files itself
 
     def __len__(self) -> int:
         return len(self._hashes)
