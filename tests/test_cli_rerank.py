@@ -179,7 +179,6 @@ def test_explain_in_colour_and_as_a_page(call: Call, monkeypatch: pytest.MonkeyP
     ("words", "message"),
     [
         (("index", "gnu", "d99"), "explaining a score: the index has no document 'd99'; expected an id"),
-        (("dense", "gnu", "d3"), "the model makes dense representations, which have no tokens to match"),
         (
             ("index", "gnu", "d3", "--html", "no/where.html"),
             "--html no/where.html: there is no such directory",

@@ -17,6 +17,7 @@ from rich.console import Console
 from irkit import Model, MultiVector, Ragged, score
 from irkit.errors import BadValueError, StorageError
 from irkit.retrieval.explanation import Explanation, Match, TokenVectors, explain, match_tokens
+from irkit.retrieval.highlighting import split_passages
 from irkit.tokenizer import TokenSpan
 
 
@@ -176,8 +177,36 @@ def test_tokens_and_vectors_must_agree() -> None:
         match_tokens(query._replace(spans=[]), query)
 
 
-def test_models_without_tokens_are_refused(tiny_bert: Path) -> None:
+def test_a_dense_model_explains_what_it_reads(tiny_bert: Path) -> None:
     with pytest.warns(UserWarning, match="mean"):
         model = Model.from_pretrained(tiny_bert)
-    with pytest.raises(BadValueError, match="the model makes dense representations"):
-        explain(model, "a", "b")
+    model.tokenizer.max_length = 12
+    text = "The gnu eats the grass. " * 20
+    [match] = explain(model, "gnu", text).matches
+    assert text.startswith(match.document.token)
+    assert match.document.end == 18  # "g", the twelfth token
+
+
+def test_what_a_page_shows() -> None:
+    text = "A first sentence, long enough. The second has the cat."
+    cat, added = TokenSpan("cat", 50, 53), TokenSpan("pet", len(text), len(text))
+    query = TokenSpan("cats", 0, 4)
+    matches = (Match(query, cat, 2.0, (1.0, 2.0)), Match(query, added, 0.5, (0.5, 1.0)))
+    view = Explanation("cats", text, 2.5, matches).view()
+    assert json.loads(json.dumps(view, allow_nan=False))["score"] == 2.5
+    assert "".join(segment["text"] for segment in view["document"]) == text
+    best = [(segment["text"], segment["heat"]) for segment in view["document"] if segment["best"]]
+    assert best == [("The second has the ", 0.0), ("cat", 1.0), (".", 0.0)]
+    assert view["query"][0]["matches"] == [("cat", 2.0), ("pet", 0.5)]
+    assert [(match["in_query"], match["in_document"]) for match in view["matches"]] == [
+        (True, True),
+        (True, False),
+    ]
+
+
+@given(st.text(alphabet="ab.! \n\u3002", max_size=400), st.integers(1, 9))
+def test_passages_make_up_the_text(text: str, most: int) -> None:
+    passages = split_passages(text, most)
+    assert "".join(text[start:end] for start, end in passages) == text
+    assert len(passages) <= most
+    assert all(start < end for start, end in passages)

@@ -246,6 +246,7 @@ def test_facets(tmp_path: Path) -> None:
     documents = build(tmp_path / "index", metadata)
     with documents.store.update():
         documents.store.append("removed.bin", np.array([5]))
+    assert documents.metadata_keys() == ["n", "tag"]
     assert documents.facets("tag") == [("a", 2), ("b", 2), (None, 1)]
     assert [(repr(value), count) for value, count in documents.facets("n")] == [
         ("1", 2), ("True", 1), (repr(10**30), 1), ("2.5", 1)

@@ -239,8 +239,15 @@ def test_interactions_that_are_none(
 def test_explanations_are_of_the_score_that_was_given(retriever: Retriever, model: Model) -> None:
     query = "Neural gnus, the gnu"
     if model.kind == "dense":
-        with pytest.raises(BadValueError, match="makes dense representations, which have no tokens"):
-            retriever.explain(query, "d3")
+        passages = ["The gnu eats the grass.", "Search the index of neural models!"]
+        explanation = retriever.explain(query, ("x", "  ".join(passages)))
+        for match in explanation.words().matches:
+            [alone] = retriever.rerank(query, {"x": match.document.token})
+            assert match.score == pytest.approx(alone.score, abs=1e-5)
+        assert sorted(match.document.token for match in explanation.matches) == passages[::-1]
+        assert explanation.matches[0].score >= explanation.matches[1].score
+        assert explanation.score == retriever.explain(query, ("y", explanation.document)).score
+        assert retriever.explain(query, ("x", "")).matches == ()
         return
     for hit in retriever.search(query, k=7):
         explanation = retriever.explain(query, hit.id)

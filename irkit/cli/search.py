@@ -259,8 +259,8 @@ def explain(
 ) -> None:
     """Show what the score of a document is made of.
 
-    Prints which words of the document each word of the query matched, and the score of each match. The index
-    must be one of a multi-vector model, a sparse model or bm25.
+    Prints which words of the document each word of the query matched, and the score of each match. For the
+    index of a dense model, prints the score of each passage of the document.
 
     Args:
         query: Text of the query.

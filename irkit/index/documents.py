@@ -195,6 +195,11 @@ class Documents:
         return self._mask(self.store.version, as_json(where))
 
     @snapshot
+    def metadata_keys(self) -> list[str]:
+        """Return the keys of the metadata of all documents, removed ones included, in order."""
+        return sorted(self._fields.keys())
+
+    @snapshot
     def facets(self, key: str, where: Mapping[str, Any] | None = None, k: int = 10) -> list[tuple[JSON, int]]:
         """Return the most frequent values of a key, and how many documents have each.
 
@@ -214,7 +219,7 @@ class Documents:
             raise BadTypeError(f"facets: the key is {brief(key)}; expected a string")
         counted = live_rows(self.store, len(self)) & (True if where is None else self.filter(where))
         if len(self):
-            check_key(key, sorted(self._fields.keys()), "facets")
+            check_key(key, self.metadata_keys(), "facets")
         return count_values(self._fields, key, counted, k)
 
     def _evaluate(self, version: int, where: str) -> Array:
@@ -225,7 +230,7 @@ class Documents:
         key, fields = condition.key, self._fields
         kinds = fields.types(key)
         if not kinds:
-            check_key(key, sorted(fields.keys()))
+            check_key(key, self.metadata_keys())
         check_type(condition, sorted(kinds, key=lambda kind: int(kinds[kind][0])), self._example)
 
     def _example(self, key: str, kind: int) -> Any:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -17,6 +14,7 @@ from irkit.data import Document, Vector, parse_documents
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadValueError
 from irkit.retrieval.collection import Collection
+from irkit.retrieval.highlighting import Segment, split_passages, split_segments, word_finder
 from irkit.retrieval.searching import find_rows
 from irkit.tokenizer import TokenSpan, strings, well_formed
 from irkit.utils.atomic import write_text
@@ -150,25 +148,21 @@ def explain_document(
 
 
 def explain(model: Model, query: str, document: str) -> Explanation:
-    """Explain the score that a model gives to a document, by tokens or by terms.
+    """Explain the score that a model gives to a document by tokens, by terms or, if it is dense, by passages.
 
     For a multi-vector model that pools tokens, the score is computed from the vectors before pooling.
 
     Args:
-        model: A multi-vector or sparse model.
+        model: A model of any kind.
         query: A text.
         document: A text.
 
     Raises:
         BadTypeError: Query or document is not a string.
-        BadValueError: The model is dense.
     """
-    if model.kind == "dense":
-        raise BadValueError(
-            "explain: the model makes dense representations, which have no tokens to match; expected "
-            "multi_vector or sparse"
-        )
     query, document = map(well_formed, strings([query, document]))  # as the tokenizer sees them
+    if model.kind == "dense":
+        return _match_passages(model, query, document)
     if model.kind == "sparse":
         return match_terms(_term_weights(model, query, "query"), _term_weights(model, document, "document"))
     return match_tokens(
@@ -177,15 +171,28 @@ def explain(model: Model, query: str, document: str) -> Explanation:
     )
 
 
+def _match_passages(model: Model, query: str, document: str) -> Explanation:
+    """Match the query to each passage that the model reads of the document, encoded on its own."""
+    end = max((span.end for span in model.token_spans(document, "document")), default=0)
+    spans = []
+    for start, stop in split_passages(document[:end]):
+        passage = document[start:stop].strip()
+        if passage:
+            start = document.index(passage, start)
+            spans.append(TokenSpan(passage, start, start + len(passage)))
+    texts = [document, *(span.token for span in spans)]
+    queries = model.encode_representation([query], "query")
+    total, *scores = score(queries, model.encode_representation(texts, "document"))[0].tolist()
+    whole = TokenSpan(query, 0, len(query))
+    matches = [Match(whole, span, value) for span, value in zip(spans, scores, strict=True)]
+    return Explanation(query, document, total, tuple(sorted(matches, key=lambda match: -match.score)))
+
+
 def _term_weights(model: Model, text: str, side: Side) -> TermWeights:
     weights = cast(Sparse, model.encode_representation([text], side))
     return TermWeights(text, weights, model.vocabulary, model.token_spans(text, side))
 
 
-_UNSPACED = r"\u0e00-\u0eff\u2e80-\u9fff\uf900-\ufaff"  # scripts without spaces: each letter is a word
-_WORD = re.compile(
-    rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])[\w\u0300-\u036f\u0900-\u0dff])+"
-)  # with combining signs
 _HEAT = (255, 176, 32)  # red, green and blue of the highest score
 
 
@@ -210,11 +217,13 @@ class Match:
 class Explanation:
     """The score of a document for a query, and the matches that add up to it; rich prints it in colour.
 
+    The matches of a dense model do not add up: each is a passage, scored as a document of its own.
+
     Attributes:
         query: The text of the query.
         document: The text of the document.
         score: The score, as `irkit.score` computes it.
-        matches: Matches of tokens, in the order of the query; or of terms, by descending score.
+        matches: Matches of tokens, in the order of the query; or of terms or passages, by descending score.
     """
 
     query: str
@@ -228,7 +237,7 @@ class Explanation:
         A word is a run of letters and digits, or a single letter of a script without spaces. Tokens that are
         not in the text are merged by their names. Merged matches have no ``weights``.
         """
-        query_word, document_word = _word_finder(self.query), _word_finder(self.document)
+        query_word, document_word = word_finder(self.query), word_finder(self.document)
         merged: dict[tuple[TokenSpan, TokenSpan], Match] = {}
         for match in self.matches:
             words = query_word(match.query), document_word(match.document)
@@ -254,6 +263,42 @@ class Explanation:
             ],
         }
 
+    def view(self) -> dict[str, Any]:
+        """Return what a page shows, as JSON values.
+
+        ``"query"`` and ``"document"`` are the texts, each in segments: ``{"text", "heat", "best",
+        "matches"}``. ``heat`` is the score of a segment as a share of the highest, ``best`` is whether the
+        segment is in the best passage (the sentences whose matches have the highest sum), and ``matches``
+        are pairs of a token of the other text and a score. ``"matches"`` are those of the explanation:
+        ``{"query", "document", "score", "weights", "in_query", "in_document"}``. A token that is not in its
+        text is special, or the model has added it. ``"score"`` is that of `to_dict`.
+        """
+        query, document = self._segments()
+        return {
+            "score": self.score if isfinite(self.score) else None,
+            "query": [segment._asdict() for segment in query],
+            "document": [segment._asdict() for segment in document],
+            "matches": [
+                {
+                    "query": match.query.token,
+                    "document": match.document.token,
+                    "score": match.score,
+                    "weights": match.weights,
+                    "in_query": match.query.start < match.query.end,
+                    "in_document": match.document.start < match.document.end,
+                }
+                for match in self.matches
+            ],
+        }
+
+    def _segments(self) -> tuple[list[Segment], list[Segment]]:
+        """Divide the query and the document."""
+        matches = self.matches
+        return (
+            split_segments(self.query, [(match.query, match.document, match.score) for match in matches]),
+            split_segments(self.document, [(match.document, match.query, match.score) for match in matches]),
+        )
+
     def to_html(self) -> str:
         """Return a page with both texts, whose matches are coloured, and a table of the matches."""
         from jinja2 import Environment, FileSystemLoader
@@ -261,9 +306,7 @@ class Explanation:
         pages = Environment(
             loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
         )
-        query, document = _split_sides(self)
-        page = pages.get_template("explanation.html")
-        return page.render(explanation=self, query=query, document=document, rows=_rows(self))
+        return pages.get_template("explanation.html").render(text=self.query, **self.view())
 
     def write_html(self, path: str | Path) -> None:
         """Write `to_html` to a file.
@@ -283,91 +326,13 @@ class Explanation:
         table.add_column("document", overflow="fold")
         table.add_column("score")
         highest = max((match.score for match in self.matches), default=0.0)
-        for match, (query, document, points) in zip(self.matches, _rows(self), strict=True):
+        for match in self.matches:
+            product = "" if match.weights is None else " = {:.4f} x {:.4f}".format(*match.weights)
             bar = "█" * round(20 * max(0.0, match.score) / highest) if highest > 0 else ""
-            table.add_row(*map(Text, (query, document, f"{points} {bar}")))
+            points = f"{match.score:.4f}{product} {bar}"
+            table.add_row(*map(Text, (match.query.token, match.document.token, points)))
         shaded = Text()
-        for segment in _split_sides(self)[1]:
+        for segment in self._segments()[1]:
             red, green, blue = (round(255 + (level - 255) * segment.heat) for level in _HEAT)
             shaded.append(segment.text, f"black on rgb({red},{green},{blue})" if segment.heat else "")
         return Group(table, Text(), shaded, Text(f"\nscore {self.score:.4f}", style="bold"))
-
-
-def _word_finder(text: str) -> Callable[[TokenSpan], TokenSpan]:
-    """Return a function that extends a token of ``text`` to the word, or words, that it is part of."""
-    words = [match.span() for match in _WORD.finditer(text)]
-    starts, ends = [start for start, _ in words], [end for _, end in words]
-
-    def find_word(span: TokenSpan) -> TokenSpan:
-        start, end = span.start, span.end
-        while start < end and text[start].isspace():  # some tokenizers include the space before a word
-            start += 1
-        if start >= end:
-            return span
-        first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
-        if first <= last:
-            start, end = min(start, starts[first]), max(end, ends[last])
-        return TokenSpan(text[start:end], start, end)
-
-    return find_word
-
-
-class _Segment(NamedTuple):
-    """A part of a text.
-
-    Attributes:
-        text: The characters.
-        heat: The score of its matches, as a share of the score of the hottest segment of the text.
-        matches: The tokens of the other text that match it, and their scores.
-    """
-
-    text: str
-    heat: float
-    matches: list[tuple[str, float]]
-
-    @property
-    def title(self) -> str:
-        return ", ".join(f"{token} {score:.4f}" for token, score in self.matches)
-
-    @property
-    def background(self) -> str:
-        return "rgba({},{},{},{:.3f})".format(*_HEAT, self.heat)
-
-
-def _rows(explanation: Explanation) -> list[tuple[str, str, str]]:
-    return [(match.query.token, match.document.token, _format_score(match)) for match in explanation.matches]
-
-
-def _format_score(match: Match) -> str:
-    product = "" if match.weights is None else " = {:.4f} x {:.4f}".format(*match.weights)
-    return f"{match.score:.4f}{product}"
-
-
-def _split_sides(explanation: Explanation) -> tuple[list[_Segment], list[_Segment]]:
-    """Split the query and the document."""
-    matches = explanation.matches
-    return (
-        _split(explanation.query, [(match.query, match.document, match.score) for match in matches]),
-        _split(explanation.document, [(match.document, match.query, match.score) for match in matches]),
-    )
-
-
-def _split(text: str, matches: Sequence[tuple[TokenSpan, TokenSpan, float]]) -> list[_Segment]:
-    """Split a text wherever a token with a match starts or ends.
-
-    Args:
-        text: The text.
-        matches: The token in the text, the token of the other text and the score.
-    """
-    inside = [match for match in matches if match[0].start < match[0].end]
-    cuts = sorted({0, len(text), *(cut for span, *_ in inside for cut in (span.start, span.end))})
-    parts = [
-        [(other.token, score) for span, other, score in inside if span.start <= start and end <= span.end]
-        for start, end in pairwise(cuts)
-    ]
-    heats = [max(0.0, sum(score for _, score in part)) for part in parts]
-    highest = max(heats, default=0.0) or 1.0
-    return [
-        _Segment(text[start:end], heat / highest, part)
-        for (start, end), heat, part in zip(pairwise(cuts), heats, parts, strict=True)
-    ]

@@ -302,7 +302,8 @@ class Retriever:
     ) -> Explanation:
         """Explain which tokens or terms of a document match which of the query.
 
-        For a model with token pooling, tokens and score are taken before pooling.
+        For a dense model, each match is a passage of the document, scored as a document of its own. For a
+        model with token pooling, tokens and score are taken before pooling.
 
         Args:
             query: A text; weights by term for `irkit.encoder_free.Impacts`.
@@ -310,7 +311,7 @@ class Retriever:
 
         Raises:
             BadTypeError: The query is not a string.
-            BadValueError: There is no such document, or the model is dense.
+            BadValueError: There is no such document, or vectors were computed elsewhere.
         """
         return explain_document(self.collection, query, document)
 
