@@ -34,6 +34,14 @@ def heard_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced_disk() -> Iterator[None]:
+    """Let no test wait for the disk, except in processes of its own. What is synced, tests see by patches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     default = Path(__file__).parents[2] / "shared" / "data"

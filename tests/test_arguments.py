@@ -597,11 +597,6 @@ SLOW = (
 KEYS = ("filter key", "filter sign", "{x", "config key")  # where a value that has no hash cannot be given
 
 
-@pytest.fixture(autouse=True)
-def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of words, of vectors and of weights, and a folder in the layout of BEIR."""

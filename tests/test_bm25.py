@@ -37,11 +37,6 @@ ANIMALS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # the disk need not be waited for
-
-
 def oracle(
     query: str, texts: dict[str, str], k1: float, b: float, mean: float | None = None
 ) -> dict[str, float]:

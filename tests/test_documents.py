@@ -23,11 +23,6 @@ from irkit.errors import BadValueError, StorageError
 from irkit.index import Documents, Limits, Store, compact, create_index, open_index
 
 
-@pytest.fixture(autouse=True)
-def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 def build(path: Path, documents: list[Document], chunk: int = 3) -> Documents:
     with Store.build(path) as store:
         create_index(store)

@@ -27,11 +27,6 @@ GOLDEN = Path(__file__).parent / "golden" / "indexes.zip"
 ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-@pytest.fixture(autouse=True)
-def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 def build(path: Path, metadata: list[dict[str, Any]], chunk: int = 3) -> Documents:
     with Store.build(path, overwrite=True) as store:
         create_index(store)

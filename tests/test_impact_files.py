@@ -35,11 +35,6 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # the disk need not be waited for
-
-
 def write_lines(path: Path, records: Any) -> Path:
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
     return path

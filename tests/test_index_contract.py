@@ -101,7 +101,6 @@ BACKENDS = [
 @pytest.fixture(autouse=True)
 def _directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # the disk need not be waited for
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: f"{backend.kind}-{backend.config}")

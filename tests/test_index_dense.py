@@ -17,8 +17,7 @@ DIM = 24
 
 
 @pytest.fixture(autouse=True)
-def _small(small_limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+def _small(small_limits: Callable[..., None]) -> None:
     small_limits(dense_scan=20, dense_scan_per_hit=1, dense_points=8)
 
 

@@ -23,8 +23,7 @@ DIM, N = 16, 3000
 
 
 @pytest.fixture(autouse=True)
-def _fast_disk(monkeypatch: pytest.MonkeyPatch, small_limits: Callable[..., None]) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+def _small(small_limits: Callable[..., None]) -> None:
     small_limits(faiss_scan_per_hit=1)
 
 

@@ -17,11 +17,6 @@ from irkit.errors import ConfigError
 from irkit.index import FlatConfig, Index, Limits, Store, create_index, open_index, use_limits
 
 
-@pytest.fixture(autouse=True)
-def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 def vectors(n: int, seed: int) -> Dense:
     """Of small integers, whose products are exact in any order, with many ties."""
     return Dense(torch.from_numpy(np.random.default_rng(seed).integers(-1, 2, (n, 3)).astype(np.float32)))

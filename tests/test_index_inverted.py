@@ -29,8 +29,7 @@ DTYPES = ("float32", "float16", "uint16", "uint8")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+def _quick() -> Iterator[None]:
     with use_limits(SMALL):
         yield
 

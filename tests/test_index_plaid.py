@@ -52,8 +52,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+def _quick() -> Iterator[None]:
     with use_limits(SMALL):
         yield
 

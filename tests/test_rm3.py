@@ -22,11 +22,6 @@ WORDS = [f"word{number}" for number in range(12)] + ["owl", "night"]
 TEXTS = [" ".join([WORDS[i % 13], *(WORDS[(i * j) % 14] for j in range(1, 2 + i % 5))]) for i in range(40)]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # the disk need not be waited for
-
-
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
     rare = [f"owl hunts rare{number % 7} rare{number % 11}" for number in range(4)]

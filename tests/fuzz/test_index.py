@@ -58,9 +58,8 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small() -> Iterator[None]:
     """Structures are made and searched for few documents, too."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
     limits = Limits(
         dense_scan=10,
         dense_scan_per_hit=1,
