@@ -13,10 +13,10 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/demo.py demo-index
 
 test: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 fuzz: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 IRKIT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n auto $(FUZZ_TARGETS)
+	OMP_NUM_THREADS=1 IRKIT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n auto --dist worksteal $(FUZZ_TARGETS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
