@@ -56,13 +56,16 @@ def train(
     resolved = _resolve("train", TrainRecipe.resolve, recipe, override, print_config)
     out = require_out(out, "train")
     from irkit.training.train_run import prepare, run_recipe
+    from irkit.training.training_data import describe_data
 
     prepared = prepare(resolved, out, overwrite=overwrite)
     what = _describe(resolved.model.name, prepared.step.model)
+    is_main = prepared.trainer.args.process_index == 0
+    for line in describe_data(prepared.examples) if is_main else ():
+        note(line)
     if dry_run:
         note(f"would train {what} on {prepared.counts['examples']:,} examples into {out}")
         return
-    is_main = prepared.trainer.args.process_index == 0
     if is_main:
         note(f"training {what} on {prepared.counts['examples']:,} examples")
     _run(lambda: run_recipe(prepared, out, overwrite=overwrite), out, is_main)

@@ -29,7 +29,7 @@ from irkit.training.train_recipe import TrainRecipe
 from irkit.training.train_step import TrainStep
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments
-from irkit.training.training_data import check, open_data
+from irkit.training.training_data import Mixture, check, open_data
 from irkit.training.validation import JudgedCollection, evaluate_model, open_collections, summarize
 from irkit.utils.atomic import explained, write_text
 from irkit.utils.progress import progress_bar
@@ -43,6 +43,7 @@ class Prepared:
         recipe: The recipe.
         step: Model and losses.
         trainer: Trains the step.
+        examples: Data that the step is trained on.
         counts: Counts of the data by name, see `irkit.training.training_data.check`.
         collections: Collections that the model is measured on.
     """
@@ -50,6 +51,7 @@ class Prepared:
     recipe: TrainRecipe
     step: TrainStep
     trainer: Trainer
+    examples: Mixture
     counts: Mapping[str, int]
     collections: list[JudgedCollection]
 
@@ -100,7 +102,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     for created in (directory / "checkpoints", directory):  # by the trainer; nothing is written yet
         with suppress(OSError):
             created.rmdir()
-    return Prepared(recipe, step, trainer, counts, collections)
+    return Prepared(recipe, step, trainer, examples, counts, collections)
 
 
 def train(

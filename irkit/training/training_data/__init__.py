@@ -10,6 +10,7 @@ from __future__ import annotations
 from irkit.training.training_data.batches import Batches, Collator
 from irkit.training.training_data.data_config import DataConfig
 from irkit.training.training_data.dataset import Dataset, Mixture, check, open_data
+from irkit.training.training_data.first_example import describe_data
 from irkit.training.training_data.row_formats import TrainingRow, to_line, write_examples
 from irkit.training.training_data.row_sources import read_training_rows
 
@@ -21,6 +22,7 @@ __all__ = [
     "Mixture",
     "TrainingRow",
     "check",
+    "describe_data",
     "open_data",
     "read_training_rows",
     "to_line",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -163,6 +163,59 @@ _MARKS: tuple[tuple[str, set[str]], ...] = (
     ("irkit", {"document_ids"}),
     ("irkit", {"query", "documents", "positives"}),
 )
+
+
+def name_parts(row: Row, format: str, header: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Return which columns or keys of a row hold the query, the relevant document, others and scores.
+
+    Args:
+        row: An object or a list.
+        format: A key of `ROWS`.
+        header: Names of the columns of a list; without them, the columns are numbered from 1.
+
+    Examples:
+        >>> name_parts({"anchor": "a", "positive": "b", "label": 1}, "columns")
+        {'query': ['anchor'], 'relevant': ['positive'], 'scores': ['label']}
+    """
+    if isinstance(row, dict) and format != "columns":
+        pairs = [(_KEYS[name], name) for name in row if name in _KEYS]
+    else:
+        if isinstance(row, dict):
+            names, scores = list(row), {name for name in row if name in _LABELS}
+        else:
+            names = list(header or (f"column {number}" for number in range(1, len(row) + 1)))
+            scores = set(names[_SCORE_COLUMNS.get(format, slice(0))])
+        texts = [name for name in names if name not in scores]
+        parts = ["query", "relevant", *["others"] * len(texts)]
+        pairs = [*zip(parts, texts, strict=False), *(("scores", name) for name in names if name in scores)]
+    found: dict[str, list[str]] = {}
+    for part, name in pairs:
+        found.setdefault(part, []).append(name)
+    return found
+
+
+_SCORE_COLUMNS = {"vienna": slice(2), "distillation": slice(3, 5)}
+"""Columns of formats of lists that hold scores."""
+
+_KEYS = {
+    "query": "query",
+    "query_text": "query",
+    "query_id": "query",
+    "documents": "documents",
+    "document_ids": "documents",
+    "docs": "documents",
+    "pos": "relevant",
+    "positive_passages": "relevant",
+    "positive_document_ids": "relevant",
+    "neg": "others",
+    "negs": "others",
+    "negative_passages": "others",
+    "negative_document_ids": "others",
+    "scores": "scores",
+    "pos_scores": "scores",
+    "neg_scores": "scores",
+}
+"""The part of a row that each key holds, in formats whose keys have fixed names."""
 
 
 def _detect_columns(row: list[Any]) -> str:

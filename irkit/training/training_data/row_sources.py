@@ -133,12 +133,12 @@ class LineParser:
         has_header = not is_json and first_column in _HEADERS
         format: str = config.format
         if format == "auto":
-            format = detect(_split(lines[-1 if has_header else 0], is_json, config.source))
+            format = detect(split_line(lines[-1 if has_header else 0], is_json, config.source))
         return cls(format, config.corpus is not None, is_json, has_header)
 
     def __call__(self, line: bytes, where: str) -> TrainingRow:
         """Return the row of a line; errors begin with ``where``."""
-        return parse_at(where, _split(line, self.is_json, where), self.format, self.ids)
+        return parse_at(where, split_line(line, self.is_json, where), self.format, self.ids)
 
 
 def parse_at(where: str, row: Row, format: str, ids: bool) -> TrainingRow:
@@ -153,8 +153,12 @@ def parse_at(where: str, row: Row, format: str, ids: bool) -> TrainingRow:
         raise BadValueError(f"{where}: {error}") from error
 
 
-def _split(line: bytes, is_json: bool, where: str) -> Row:
-    """Return the values of a line."""
+def split_line(line: bytes, is_json: bool, where: str) -> Row:
+    """Return the values of a line; errors begin with ``where``.
+
+    Raises:
+        BadValueError: The line is not UTF-8, or not the JSON of a row.
+    """
     text = decode(line.removeprefix(BOM_UTF8).rstrip(b"\r\n"), where)
     if not is_json:
         return text.split("\t")
