@@ -16,14 +16,17 @@ import io
 import os
 import pkgutil
 import re
+import runpy
 import shlex
+import string
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import typer
@@ -75,25 +78,46 @@ class Screen(io.StringIO):
         return True
 
 
-def run_command(command: str) -> str:
-    """Output and messages of a shell command; a plain irkit command runs in this process."""
-    if not command.startswith("irkit ") or set(command) & set("|<>;&"):
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        result = subprocess.run(
-            ["bash", "-c", command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"PATH": path},
-        )
-        return result.stdout
-    from irkit.cli import main
+def run_command(command: str, terminal: bool = True) -> str:
+    """Output and messages of a shell command; irkit and Python run in this process.
 
-    screen, messages = Screen(), io.StringIO()
+    The output is a terminal, unless something is piped in.
+    """
+    fed_by, pipe, last = command.rpartition(" | ")
+    splitter = shlex.shlex(last, posix=True, punctuation_chars=True)
+    splitter.whitespace_split = True
+    words = list(splitter)
+    if words[0] not in ("irkit", "python") or {"|", "<", ">", ";", "&", "&&", "||"} & set(words):
+        return run_in_shell(command)
+    screen, messages = Screen() if terminal and not pipe else io.StringIO(), io.StringIO()
     messages.write = screen.write  # type: ignore[method-assign] (one stream, but no terminal: no bars)
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(messages), pytest.raises(SystemExit):
-        main(shlex.split(command)[1:])
+    with contextlib.ExitStack() as stack:
+        if pipe:
+            given = io.TextIOWrapper(io.BytesIO(run_in_shell(fed_by).encode()))
+            stack.enter_context(mock.patch.object(sys, "stdin", given))
+        stack.enter_context(contextlib.redirect_stdout(screen))
+        stack.enter_context(contextlib.redirect_stderr(messages))
+        if words[0] == "python":
+            assert words[1] == "-c"
+            exec(compile(words[2], command, "exec", dont_inherit=True), {})
+        else:
+            from irkit.cli import main
+
+            with pytest.raises(SystemExit):
+                main(words[1:])
     return re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())
+
+
+def run_in_shell(command: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PATH": path},
+    )
+    return result.stdout
 
 
 def run(step: Step, names: dict[str, object]) -> str:
@@ -283,35 +307,72 @@ def test_docstrings(name: str, workplace: None) -> None:
     assert not failed
 
 
-@pytest.mark.parametrize(
-    ("script", "prints"),
-    [
-        ("quickstart.py", "mice      Dormice"),
-        ("python_api.py", "[0 3]"),
-        ("multi_vector.py", "2.916  bears: Brown bears"),
-        ("sparse.py", "BM25: nDCG@10 0.426"),
-        ("data_formats.py", "twice.tsv:2: id 'd1' was used before, at 1"),
-        ("evaluate_run.py", "nDCG@10: +0.0190, p = 0.343"),
-        ("cli.sh", "nDCG@10\t"),
-        ("mining.sh", '"document_ids": ["bears", "swifts", "bats"], "positives": 1}'),
-    ],
-)
-def test_example(script: str, prints: str, minilm: str, tmp_path: Path) -> None:
+EXAMPLES = {
+    "quickstart.py": "mice      Dormice",
+    "python_api.py": "[0 3]",
+    "multi_vector.py": "2.916  bears: Brown bears",
+    "sparse.py": "BM25: nDCG@10 0.426",
+    "data_formats.py": "twice.tsv:2: id 'd1' was used before, at 1",
+    "evaluate_run.py": "nDCG@10: +0.0190, p = 0.343",
+    "cli.sh": "nDCG@10\t",
+    "mining.sh": '"document_ids": ["bears", "swifts", "bats"], "positives": 1}',
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Here, and for temporary files: nothing is left there, and the folder of the examples is as it was."""
     before = sorted((ROOT / "examples").rglob("[!_]*"))
     places = [tmp_path / "here", tmp_path / "temporary"]
     for place in places:
         place.mkdir()
+    monkeypatch.chdir(places[0])
+    monkeypatch.setattr(tempfile, "tempdir", str(places[1]))
+    yield places
+    assert not [file for place in places for file in place.rglob("*")]
+    assert sorted((ROOT / "examples").rglob("[!_]*")) == before
+
+
+@pytest.mark.parametrize("script", [name for name in EXAMPLES if name.endswith(".py")])
+def test_example(
+    script: str, minilm: str, places: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script])
+    runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+    printed, messages = capsys.readouterr()
+    assert EXAMPLES[script] in printed
+    assert all(line.startswith("irkit: ") for line in messages.splitlines()), messages
+
+
+@pytest.mark.parametrize("script", [name for name in EXAMPLES if name.endswith(".sh")])
+def test_commands_of_example(
+    script: str, minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of a script but the first, which make the folder and the variables that are made here."""
+    begin, _, lines = (ROOT / "examples" / script).read_text().partition("\n\n")
+    assert begin.splitlines()[-1].startswith("model=$(python")
+    monkeypatch.chdir(ROOT / "examples")
+    printed = ""
+    for line in lines.replace("\\\n", " ").splitlines():
+        if line and not line.startswith("#"):
+            command = string.Template(line).substitute(work=tmp_path, model=minilm)
+            output = run_command(command, terminal=False)
+            assert "error" not in output
+            printed += output
+    assert EXAMPLES[script] in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXAMPLES)
+def test_example_as_a_process(script: str, minilm: str, places: list[Path]) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "TMPDIR": str(places[1]), "PYTHONDONTWRITEBYTECODE": "1"}
     runner = sys.executable if script.endswith(".py") else "bash"
-    result = subprocess.run(
-        [runner, ROOT / "examples" / script], cwd=places[0], env=environment, capture_output=True, text=True
-    )
+    command = [runner, ROOT / "examples" / script]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert prints in result.stdout
+    assert EXAMPLES[script] in result.stdout
     assert all(line.startswith("irkit: ") for line in result.stderr.splitlines()), result.stderr
-    assert not [file for place in places for file in place.rglob("*")]
-    assert sorted((ROOT / "examples").rglob("[!_]*")) == before
 
 
 def test_demo_leaves_an_index_to_search(
