@@ -191,3 +191,13 @@ def test_what_cannot_be_explained(call: Call, words: tuple[str, ...], message: s
     code, out, err = call("explain", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
+
+
+def test_options_of_a_search_apply_to_the_new_ranking(call: Call) -> None:
+    with Retriever.load("index") as retriever:
+        expected = retriever.rerank(QUERIES, Run.from_dict(RUN), 1, offset=1)
+    code, out, _ = call("rerank", "index", "beir", "run.trec", "--offset", "1", "--k", "1")
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines()] == [doc for _, doc, _ in expected]
+    code, _, err = call("rerank", "index", "none", "none.trec", "--per-group", "2")
+    assert (code, "per_group without group_by" in err) == (2, True)

@@ -294,3 +294,57 @@ def test_a_mean_is_not_taken_twice(tiny_bert: Path, tmp_path: Path) -> None:
     retriever = Retriever.build(model, CORPUS, tmp_path / "index")
     with pytest.raises(BadValueError, match="a model that averages already"):
         retriever.rerank("gnu", ["d0"], interaction=mean_maxsim)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"offset": 2},
+    {"threshold": 0.0},
+    {"group_by": "parity"},
+    {"group_by": "parity", "per_group": 2, "offset": 1, "k": 2},
+    {"fields": ["metadata.year"], "k": 3},
+    {"fields": "id"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_of_a_search_select_candidates(model: Model, tmp_path: Path, options: dict[str, Any]) -> None:
+    metadata = [{"year": i, "parity": i % 2} for i in range(len(CORPUS))]
+    documents = [
+        Document(item.id, item.text, item.title, known) for item, known in zip(CORPUS, metadata, strict=True)
+    ]
+    retriever = Retriever.build(model, documents, tmp_path / "index")
+    given, k = {name: value for name, value in options.items() if name != "k"}, options.get("k")
+    queries = list(QUERIES.values())
+    if "threshold" in given:
+        third, fourth = retriever.search(queries[0], 4)[2:]
+        given["threshold"] = (third.score + fourth.score) / 2
+    expected = retriever.search(queries, k or 7, **given)
+    ids = [item.id for item in documents]
+    assert any(len(line) < 7 or "fields" in options for line in expected)
+    for candidates in (ids, documents):
+        hits = retriever.rerank(queries, [candidates] * 3, k, **given)
+        for line, wanted in zip(hits, expected, strict=True):
+            assert values(line) == pytest.approx(values(wanted), abs=1e-6)
+            assert [(hit.id, hit.text, hit.metadata) for hit in line] == [
+                (hit.id, hit.text, hit.metadata) for hit in wanted
+            ]
+    if "fields" not in options:
+        run = retriever.rerank(QUERIES, retriever.run(QUERIES, 7), k, **given)
+        assert [list(row) for row in run.to_dict().values()] == [[hit.id for hit in row] for row in expected]
+
+
+def test_options_of_a_search_that_make_no_sense(retriever: Retriever) -> None:
+    run = Run.from_dict({"q1": {"d0": 1.0}})
+    documents = {"d0": "a text"}
+    for error, message, candidates, options in [
+        (BadTypeError, "no option is named 'fields'", run, {"fields": ["title"]}),
+        (BadTypeError, "no option is named 'ofset'; did you mean 'offset'", ["d0"], {"ofset": 1}),
+        (BadValueError, "offset is -1", ["d0"], {"offset": -1}),
+        (BadValueError, "per_group without group_by", ["d0"], {"per_group": 2}),
+        (BadValueError, "group_by 'yaer': .*did you mean 'year'", ["d0"], {"group_by": "yaer"}),
+        (BadValueError, "group_by 'year': no candidate has this key", documents, {"group_by": "year"}),
+        (BadValueError, "threshold is nan", ["d0"], {"threshold": float("nan")}),
+    ]:
+        queries: Any = QUERIES if isinstance(candidates, Run) else "a query"
+        with pytest.raises(error, match=message):
+            retriever.rerank(queries, candidates, **options)

@@ -17,6 +17,7 @@ from irkit.utils.plugins import Registry
 Directory = Annotated[Path, typer.Argument(metavar="DIR")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
 Count = Annotated[int, typer.Option(min=1)]
+Offset = Annotated[int, typer.Option(min=0)]
 OptionalCount = Annotated[int | None, typer.Option(min=1)]
 
 _SHARED = {  # help of parameters that several verbs have
@@ -29,6 +30,10 @@ _SHARED = {  # help of parameters that several verbs have
     "id_column": "Column or key of the id; default: a usual name (id, ...), or the number of the row.",
     "text_column": "Column or key of the text. May be repeated; the texts are joined by spaces.",
     "title_column": "Column or key of the title; default: title.",
+    "offset": "Skip so many results of each query.",
+    "threshold": "Show only results with this score or a higher one.",
+    "group_by": "Key of metadata: show at most --per-group results of each of its values.",
+    "per_group": "Results of each value; default: 1.",
     "split": "Split of a BEIR folder, such as test.",
     "ignore_identical_ids": "Drop documents that have the id of their query.",
     "overwrite": "Replace the model that is there.",
@@ -62,6 +67,11 @@ def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
         info.help = " ".join(helps.get(name, "").split())
         verb.__annotations__[name] = Annotated[kind, info]
     return text, "\b\nFor example:\n" + examples.replace("    irkit", "  irkit")
+
+
+def drop_missing(**options: Any) -> dict[str, Any]:
+    """Return the options that were given, those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 class IndexCommand(TyperCommand):

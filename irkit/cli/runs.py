@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from irkit.cli.options import Count, Directory, OptionalCount
+from irkit.cli.options import Count, Directory, Offset, OptionalCount, drop_missing
 from irkit.cli.output import note, show_table
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
@@ -96,6 +96,10 @@ def rerank(
     split: str | None = None,
     id_column: str | None = None,
     text_column: list[str] | None = None,
+    offset: Offset = 0,
+    threshold: float | None = None,
+    group_by: str | None = None,
+    per_group: OptionalCount = None,
     interaction: Path | None = None,
     teacher: str | None = None,
     model: str | None = None,
@@ -121,9 +125,12 @@ def rerank(
     check_out(out, qrels)
     from irkit.evaluation.run import Run
     from irkit.retrieval.retriever import Retriever
+    from irkit.retrieval.selection import RankOptions, parse_selection
     from irkit.training.interaction import load_interaction
     from irkit.training.teachers import load_teacher
 
+    options = drop_missing(offset=offset, threshold=threshold, group_by=group_by, per_group=per_group)
+    parse_selection("rerank", k or 1, cast(RankOptions, options), RankOptions)  # before anything is read
     # read queries, judgments and run, and what scores the documents
     items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
     first = Run.read(run)
@@ -134,7 +141,8 @@ def rerank(
         Retriever.load(directory, model, device=device) as retriever,
         progress_bar("reranking", "queries", len(first)) as update,
     ):
-        result = retriever.rerank(items, first, k, interaction=attention, teacher=scorer, progress=update)
+        options |= {"interaction": attention, "teacher": scorer, "progress": update}
+        result = retriever.rerank(items, first, k, **options)
     write_judged(result, out, judgments, measures)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irkit.cli.options import Directory, OptionalCount, Settings
+from irkit.cli.options import Directory, Offset, OptionalCount, Settings, drop_missing
 from irkit.cli.output import DEFAULT_FIELDS, note, show_hits, show_table
 from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError, StorageError
@@ -39,7 +39,7 @@ def search(
     text_column: list[str] | None = None,
     condition: Annotated[list[str] | None, typer.Option("--filter", metavar="CONDITION")] = None,
     ignore_identical_ids: bool = False,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    offset: Offset = 0,
     threshold: float | None = None,
     group_by: str | None = None,
     per_group: OptionalCount = None,
@@ -63,10 +63,6 @@ def search(
         text_column: Column or key of the text of QUERIES, such as desc of TREC topics. May be repeated; the
             texts are joined by spaces.
         condition: Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.
-        offset: Skip so many results of each query.
-        threshold: Show only results with this score or a higher one.
-        group_by: Key of metadata: show at most --per-group results of each of its values.
-        per_group: Results of each value; default: 1.
         fields: What to show of each document, separated by commas: title, text, metadata, metadata.KEY.
         override: Set k1 or b of BM25, as k1=1.2. May be repeated.
         rm3: Expand queries of BM25 by terms of the documents found first (RM3).
@@ -76,8 +72,7 @@ def search(
         irkit search notes-index examples/notes --out run.trec --qrels examples/notes --measures "AP R@100"
     """
     filters = parse_filters(condition or ())
-    given = {"offset": offset, "threshold": threshold, "group_by": group_by, "per_group": per_group}
-    ranking: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    ranking = drop_missing(offset=offset, threshold=threshold, group_by=group_by, per_group=per_group)
     shown = DEFAULT_FIELDS if fields is None else [name.strip() for name in fields.split(",")]
     of_file = out or qrels or split or id_column or text_column or ignore_identical_ids
     _refuse(

@@ -19,7 +19,7 @@ from irkit.retrieval import searching
 from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
 from irkit.retrieval.collection import AnyModel, Collection, check_placement, open_model
 from irkit.retrieval.explanation import Explanation, explain_document
-from irkit.retrieval.scorer import Candidates, Interaction, RerankOptions, Scorer, rerank
+from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions, rerank
 from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
 
@@ -249,7 +249,11 @@ class Retriever:
     ) -> list[Hit]: ...
     @overload
     def rerank(
-        self, queries: QueriesLike, candidates: Run, k: int | None = None, **options: Unpack[RerankOptions]
+        self,
+        queries: QueriesLike,
+        candidates: Run,
+        k: int | None = None,
+        **options: Unpack[RerankRunOptions],
     ) -> Run: ...
     @overload
     def rerank(
@@ -261,14 +265,7 @@ class Retriever:
     ) -> list[list[Hit]]: ...
     @snapshot
     def rerank(
-        self,
-        queries: Any,
-        candidates: Any,
-        k: int | None = None,
-        *,
-        interaction: Interaction | None = None,
-        teacher: Scorer | None = None,
-        progress: Callable[[int], object] | None = None,
+        self, queries: Any, candidates: Any, k: int | None = None, **options: Unpack[RerankOptions]
     ) -> list[Hit] | list[list[Hit]] | Run:
         """Rank candidates by exact scores of the model or of a teacher.
 
@@ -280,21 +277,19 @@ class Retriever:
                 id -> text, or an iterable of `Document`, records or pairs. For several queries a list of
                 these. Or the `Run` of a first stage.
             k: Maximum number of results per query; None returns all.
-            interaction: Compares representations instead of `irkit.score`, such as a
-                `irkit.core.late_interaction.MultiVectorAttention`.
-            teacher: Scores the texts instead of the model, such as the cross-encoder that
-                `irkit.training.teachers.load_teacher` loads.
-            progress: Called with the number of queries of a run finished since its last call.
+            options: See `irkit.retrieval.reranking.RerankOptions`; for a run, `RerankRunOptions`.
 
         Returns:
             Hits, as `search` returns them; for a run, a run. Documents that score -inf (they have no tokens)
             are left out.
 
         Raises:
-            BadValueError: The index has no document of an id, the text of a query of the run is missing,
-                ``k`` is below 1, or there are both an interaction and a teacher.
+            BadTypeError: There is no such option.
+            BadValueError: The index has no document of an id, the text of a query of the run is missing, a
+                number is out of range, no candidate has the key to group by, or there are both an interaction
+                and a teacher.
         """
-        return rerank(self.collection, queries, candidates, k, interaction, teacher, progress)
+        return rerank(self.collection, queries, candidates, k, options)
 
     @snapshot
     def explain(

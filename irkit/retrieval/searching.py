@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Filter: TypeAlias = Mapping[str, Any] | Iterable[str]
 """Conditions on metadata, where ``"_id"`` stands for the id; or ids."""
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 Search: TypeAlias = Callable[[Representation, int], Hits]
 
 
@@ -104,14 +105,23 @@ def fetch_lists(documents: Documents, rows: Sequence[Rows]) -> list[list[Documen
 
 def read_hits(documents: Documents, hits: Hits, fields: frozenset[str] | None = None) -> list[list[Hit]]:
     """Return the hits of each query with all or some fields of their documents; see `SearchOptions`."""
-    rows = [line[line >= 0] for line in hits.rows]
+    found = [line >= 0 for line in hits.rows]
+    rows = [line[is_hit] for line, is_hit in zip(hits.rows, found, strict=True)]
+    scores = [line[is_hit] for line, is_hit in zip(hits.scores, found, strict=True)]
+    return make_hits(documents, rows, scores, fields)
+
+
+def make_hits(
+    documents: Documents, rows: list[Rows], scores: list[Scores], fields: frozenset[str] | None = None
+) -> list[list[Hit]]:
+    """Return the hits of each query, of which the rows and scores are known; see `SearchOptions`."""
     if fields is not None and fields <= {"id"}:  # the other fields stay on disk
         lists = [[Document(name, "") for name in documents.ids(line)] for line in rows]
     else:
         lists = fetch_lists(documents, rows)
     return [
-        [Hit.of(document, score, fields) for document, score in zip(line, scores.tolist(), strict=False)]
-        for line, scores in zip(lists, hits.scores, strict=True)
+        [Hit.of(document, score, fields) for document, score in zip(line, values.tolist(), strict=True)]
+        for line, values in zip(lists, scores, strict=True)
     ]
 
 
