@@ -60,6 +60,7 @@ def test_every_bench_of_a_kernel_is_found() -> None:
 
     found = benches()
     assert {
+        "dense_scan",
         "dense_search",
         "int8_linear",
         "maxsim",

@@ -38,6 +38,8 @@ class Backend:
 SMALL = Limits(  # little data is cut into many blocks, and looked up rather than scanned
     scan_scores=32,
     scan_numbers=64,
+    flat_scan=17,
+    flat_share=1,
     dense_scan=20,
     dense_scan_per_hit=1,
     dense_points=8,
@@ -53,7 +55,15 @@ SMALL = Limits(  # little data is cut into many blocks, and looked up rather tha
 SETTINGS: dict[str, list[Backend]] = {
     "flat": [
         *(Backend("flat", kind) for kind in ("dense", "multi_vector", "sparse")),
-        Backend({"kind": "flat", "dtype": "int8"}, "multi_vector", False, True),
+        Backend({"kind": "flat", "codes": False}, "dense"),
+        *(
+            Backend({"kind": "flat", "dtype": dtype}, "dense", True, True)
+            for dtype in ("float16", "bfloat16")
+        ),
+        *(
+            Backend({"kind": "flat", "dtype": "int8"}, kind, False, True)
+            for kind in ("dense", "multi_vector")
+        ),
     ],
     "dense": [
         Backend({"kind": "dense", "keep": keep}, "dense", False, keep != "float32")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from irkit import Dense, MultiVector, Ragged, score
+from irkit import MultiVector, Ragged, Sparse, score
 from irkit.errors import BadValueError, ConfigError
 from irkit.index import Store, create_index, index_config, open_index
 
@@ -44,7 +44,7 @@ def test_nearly_all_of_the_best_in_a_quarter_of_the_bytes(tmp_path: Path) -> Non
 def test_other_kinds_are_refused(tmp_path: Path) -> None:
     with Store.build(tmp_path) as store:
         index = create_index(store, INT8)
-        with pytest.raises(BadValueError, match="holds multi_vector, got dense"):
-            index.add(Dense(torch.eye(3)))
+        with pytest.raises(BadValueError, match="holds dense, multi_vector, got sparse"):
+            index.add(Sparse.from_dense(torch.eye(3)))
     with pytest.raises(ConfigError, match="dtype"):
         index_config({"kind": "flat", "dtype": "int4"})

@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from irkit_kernels.dense_scan import Codes, find_candidates
 from irkit_kernels.maxsim import maxsim_int8, quantize_rows
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from irkit.errors import ConfigError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.device import check_device, on_device
+from irkit.index.flat_dense import CODES, decode_dense, encode_dense
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import FlatConfig
 from irkit.index.store import Store
@@ -21,7 +23,16 @@ from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks
 from irkit.index.topk import Hits, TopK
 
 _WORK = 1 << 29  # bytes on a GPU of scores, keys and their choice
+_QUERIES = 64  # whose codes are scanned at once
 _MARGIN = 8  # documents scored exactly beyond twice the hits: 8 bits of the query confuse neighbours
+
+
+_KINDS = {
+    "float32": ("dense", "multi_vector", "sparse"),
+    "float16": ("dense",),
+    "bfloat16": ("dense",),
+    "int8": ("dense", "multi_vector"),
+}
 
 
 def open_flat(store: Store, config: FlatConfig) -> Flat:
@@ -30,9 +41,18 @@ def open_flat(store: Store, config: FlatConfig) -> Flat:
 
 
 class Flat(StoredRows):
-    """Scores all rows, on the CPU or, for dense vectors, on a GPU."""
+    """Finds the best of all rows, on the CPU or, for dense vectors, on a GPU.
+
+    Dense vectors have codes beside them, see `irkit.index.flat_dense`. A scan of the codes leaves the few
+    rows that may be among the best, and only these are scored.
+    """
 
     config: FlatConfig
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of representation that it can hold."""
+        return _KINDS[self.config.dtype]
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Store the statistics of BM25; other representations need nothing.
@@ -44,19 +64,78 @@ class Flat(StoredRows):
             with self.store.update():
                 bm25.renew(self.store)
 
+    # ---- dense vectors as they are stored ----
+
+    def _encode(self, representation: Representation) -> dict[str, Array]:
+        if not isinstance(representation, Dense):
+            return super()._encode(representation)
+        arrays = encode_dense(representation.values, self.config.dtype)
+        coded = self._has_codes() if len(self) else self.config.codes
+        return {name: array for name, array in arrays.items() if coded or name not in CODES}
+
+    def _decode(self, arrays: dict[str, Array]) -> Representation:
+        if self.representation != "dense":
+            return super()._decode(arrays)
+        return Dense(decode_dense(arrays, self.config.dtype, self.dim))
+
+    def _row_arrays(self) -> list[str]:
+        names = super()._row_arrays()
+        if self.representation != "dense":
+            return names
+        return [*(names if self.config.dtype != "int8" else []), *(CODES if self._has_codes() else [])]
+
+    def _weighed_arrays(self, rows: Array | slice) -> dict[str, Array]:
+        if self.representation != "dense":
+            return super()._weighed_arrays(rows)
+        names = ["values"] if self.config.dtype != "int8" else ["codes", "scales"]
+        return {name: self.store.read(f"{name}.bin")[rows] for name in names}
+
+    def _has_codes(self) -> bool:
+        return self.config.dtype == "int8" or self.store.rows("codes.bin") > 0
+
+    # ---- searching ----
+
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         on_gpu = self._device_search(queries)
         if on_gpu is None:
-            return self._scan_all(queries, k, keep)
+            live = len(self) if keep is None else int(np.count_nonzero(keep))
+            least, share = self.store.limits.flat_scan, self.store.limits.flat_share
+            few = live < max(least, k * share, len(self) // share)
+            if few or queries.kind != "dense" or not self._has_codes():
+                return self._scan_all(queries, k, keep)
+            return search_in_blocks(
+                lambda block: self._search_codes(cast(Dense, block), k, keep), queries, _QUERIES
+            )
         return search_in_blocks(
             lambda block: on_gpu(cast(Dense, block).values, k, keep), queries, QUERY_BLOCK["dense"]
         )
+
+    def _search_codes(self, queries: Dense, k: int, keep: Array | None) -> Hits:
+        """Score the rows that the codes leave, or all if codes cannot tell."""
+        read = self.store.read
+        codes = self.store.derived(
+            "codes", lambda: Codes(*(torch.from_numpy(read(f"{name}.bin")) for name in CODES))
+        )
+        hits = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
+        # a product of all rows with many queries takes far less time for each of them than with one
+        share = self.store.limits.flat_share * min(4, len(queries))
+        left = []
+        for number, rows in enumerate(find_candidates(codes, queries.values, k, keep)):
+            if rows is None or len(rows) * share > len(self):
+                left.append(number)
+                continue
+            best = TopK(1, k)
+            self._scan_rows(queries[number : number + 1], best, rows)
+            hits.rows[number], hits.scores[number] = (part[0] for part in best.hits())
+        if left:
+            hits.rows[left], hits.scores[left] = self._scan_all(queries[left], k, keep)
+        return hits
 
     def _device_search(self, queries: Representation) -> DenseSearch | None:
         """Return the search on a GPU, if the configuration wants one and its memory suffices."""
         self._check_build(queries)
         device = self.config.device
-        if device == "cpu" or queries.kind != "dense":
+        if device == "cpu" or queries.kind != "dense" or self.config.dtype != "float32":
             return None
 
         def load() -> DenseSearch | None:
@@ -78,40 +157,48 @@ class Flat(StoredRows):
                 f"index: 'flat' uses a GPU for dense vectors, got {representation.kind}; "
                 f"set device to 'auto' or 'cpu'{other}"
             )
+        if self.config.device == "gpu" and self.config.dtype != "float32":
+            raise ConfigError(
+                f"index: 'flat' uses a GPU for vectors in float32, got dtype {self.config.dtype!r}; set "
+                "device to 'auto' or 'cpu', or dtype to 'float32'"
+            )
         check_device(self.config.device)
 
 
 class FlatInt8(Flat):
-    """Stores tokens with 8 bits per dimension and a scale per token, and scores all of them as they are.
+    """Stores 8 bits per dimension, and a scale per vector or token, and scores what they stand for.
 
-    A scan with queries in 8 bits chooses documents. These are then scored by float32 queries and the tokens
-    that are stored, which takes a quarter of the bytes of `Flat` and is several times as fast.
+    A scan with queries in 8 bits chooses documents. These are then scored by float32 queries and what is
+    stored, which takes a quarter of the bytes of `Flat`. Searches of tokens are several times as fast.
     """
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of representation that it can hold."""
-        return ("multi_vector",)
-
     def _encode(self, representation: Representation) -> dict[str, Array]:
+        if representation.kind == "dense":
+            return super()._encode(representation)
         arrays = representation.arrays()
         values, scales = quantize_rows(torch.from_numpy(arrays["values"]))
         return {"values": values.numpy(), "scales": scales.numpy(), "lengths": arrays["lengths"]}
 
     def _decode(self, arrays: dict[str, Array]) -> Representation:
+        if self.representation == "dense":
+            return super()._decode(arrays)
         values = arrays["values"] * arrays["scales"][:, None]
         return super()._decode({"values": values, "lengths": arrays["lengths"]})
 
     def _element_arrays(self) -> list[str]:
-        return ["values", "scales"]
+        return ["values", "scales"] if self.representation == "multi_vector" else []
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        if queries.kind == "dense":
+            return super()._search(queries, k, keep)
         rows = self._scan_all(queries, 2 * k + _MARGIN, keep).rows
         best = TopK(len(queries), k)
         best.push_pairs(self._score_rows(queries, rows), rows)
         return best.hits()
 
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
+        if queries.kind == "dense":
+            return super()._scores(queries, rows)
         tokens, arrays = cast(MultiVector, queries).tokens, self.stored_arrays(rows)
         offsets = np.concatenate([[0], np.cumsum(arrays["lengths"])]).astype(np.int32)
         documents = (torch.from_numpy(array) for array in (arrays["values"], arrays["scales"], offsets))

@@ -96,10 +96,18 @@ def common_arrays(entries: Entries) -> Iterator[Expected]:
 
 
 def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) -> Iterator[Expected]:
-    """Yield the representations as `StoredRows` keeps them, or tokens in 8 bits with their scales."""
+    """Yield dense vectors and their codes, tokens with scales in 8 bits, or what `StoredRows` keeps."""
     n, dim = about["rows"], about["dim"]
-    if about["representation"] != "dense":
-        yield "lengths.bin", "<i8", (), n
+    if about["representation"] == "dense":
+        kept = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": None}[config.dtype]
+        if kept:
+            yield "values.bin", kept, (dim,), n
+        if not kept or "codes.bin" in entries:
+            yield "codes.bin", "|u1", (dim + -dim % 64,), n
+            for name in ("scales.bin", "margins.bin", "norms.bin"):
+                yield name, "<f4", (), n
+        return
+    yield "lengths.bin", "<i8", (), n
     if about["representation"] == "sparse":
         yield "terms.bin", "<i4", (), None
         yield "weights.bin", "<f4", (), count_rows(entries, "terms.bin")
@@ -107,7 +115,7 @@ def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) 
         yield "values.bin", "|i1", (dim,), None
         yield "scales.bin", "<f4", (), count_rows(entries, "values.bin")
     else:
-        yield "values.bin", "<f4", (dim,), n if about["representation"] == "dense" else None
+        yield "values.bin", "<f4", (dim,), None
 
 
 def inverted_arrays(entries: Entries, about: Mapping[str, Any], config: InvertedConfig) -> Iterator[Expected]:

@@ -25,15 +25,20 @@ class FlatConfig(IndexConfig):
     """Exact search: every stored document is scored. Holds any kind of representation.
 
     Attributes:
-        dtype: ``"int8"`` stores and searches the tokens of multi-vector models with 8 bits per dimension.
-            This takes a quarter of the bytes and is several times as fast. Scores are exact for what is
-            stored.
+        dtype: How vectors are stored: ``"float32"`` as they are; dense ones also in half of the bytes as
+            ``"float16"`` or ``"bfloat16"``; dense ones, and the tokens of multi-vector models, in a quarter
+            of the bytes as ``"int8"``, with a scale each. Scores are exact for what is stored.
+        codes: Store 8 bits per dimension beside dense vectors. A search scans these first, and scores only
+            the vectors that may be among the best by a bound of the error. It finds the same hits in a
+            third of the time or less. ``"int8"`` has no other codes.
         device: ``"gpu"`` also keeps dense vectors on a GPU and searches them there by torch. ``"auto"`` does
-            so if there is a GPU with enough free memory. Other representations are searched on the CPU.
+            so if there is a GPU with enough free memory. Other representations, and vectors that are not
+            in float32, are searched on the CPU.
     """
 
     kind: Literal["flat"] = "flat"
-    dtype: Literal["float32", "int8"] = "float32"
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    codes: bool = True
     device: Device = "cpu"
 
 

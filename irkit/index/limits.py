@@ -27,6 +27,9 @@ class Limits:
         scan_scores: Scores that a scan makes at once (8 MB).
         scan_gpu_scores: Scores that a scan on a GPU makes at once (64 MB, and their keys 128 MB).
         scan_numbers: Numbers of documents that a scan, or a rescoring, reads or makes at once (32 MB).
+        flat_scan: Dense vectors that `flat` scores without a look at their codes.
+        flat_share: It also does if there are fewer than this for each hit, if fewer than one of so many
+            may be a hit, or if codes leave more than one of so many; of four times as many for a batch.
         bm25_drift: Relative change of the mean length of documents after which BM25 weighs all of them anew.
         inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.
         inverted_segment: Rows of a segment of lists, at most.
@@ -61,6 +64,8 @@ class Limits:
     scan_scores: int = 1 << 21
     scan_gpu_scores: int = 1 << 24
     scan_numbers: int = 1 << 23
+    flat_scan: int = 1024
+    flat_share: int = 16
     bm25_drift: float = 0.01
     inverted_unlisted: int = 1024
     inverted_segment: int = 1 << 24

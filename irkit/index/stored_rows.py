@@ -129,17 +129,20 @@ class StoredRows(Index):
         """Push the exact scores of the rows from ``first`` on where ``keep`` is true (None: everywhere)."""
         n = len(self)
         if keep is not None and np.count_nonzero(keep[first:]) * 4 < n - first:  # few: read only these
-            rows = first + np.flatnonzero(keep[first:])
-            ends = None if self._ends() is None else self.store.read("lengths.bin")[rows].cumsum()
-            for start, stop in self._blocks(queries, 0, len(rows), ends):
-                chosen = rows[start:stop]
-                best.push(self._scores(queries, chosen).numpy(), chosen)
+            self._scan_rows(queries, best, first + np.flatnonzero(keep[first:]))
             return
         for start, stop in self._blocks(queries, first, n, self._ends()):
             scores = self._scores(queries, slice(start, stop))
             if keep is not None:
                 scores.masked_fill_(torch.from_numpy(~keep[start:stop]), float("-inf"))
             best.push(scores.numpy(), np.arange(start, stop))
+
+    def _scan_rows(self, queries: Representation, best: TopK, rows: Array) -> None:
+        """Push the exact scores of ``rows (n,)``, ascending."""
+        ends = None if self._ends() is None else self.store.read("lengths.bin")[rows].cumsum()
+        for start, stop in self._blocks(queries, 0, len(rows), ends):
+            chosen = rows[start:stop]
+            best.push(self._scores(queries, chosen).numpy(), chosen)
 
     def _scores(self, queries: Representation, rows: Array | slice) -> Tensor:
         """Return the scores ``(n_q, n)`` of rows."""
@@ -180,6 +183,6 @@ def to_float16(representation: Representation) -> dict[str, Array]:
     if not np.isfinite(values).all():
         raise BadValueError(
             f"adding documents: got a value of {np.abs(arrays['values']).max():g}, expected at most "
-            "65504, the largest float16; normalise the vectors, or choose the index 'flat'"
+            "65504, the largest float16; normalise the vectors, or choose the index 'flat' in float32"
         )
     return arrays | {"values": values}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from irkit_kernels import dense_search
+from irkit_kernels import dense_scan, dense_search
 from irkit_kernels._testing import guarded, guarded_memory, in_child
 from irkit_kernels.int8_linear import int8_linear, pack_weight
 from irkit_kernels.maxsim import maxsim, maxsim_int8, quantize_rows
@@ -276,3 +276,18 @@ def dense_searches(
         dense_search.Effort(len(centroids), n, n),
     )
     return tuple(part for effort in efforts for part in searcher.find(queries, 7, effort, keep))
+
+
+@forked
+def test_dense_scan() -> None:
+    for n, dim in ((1, 1), (16, 64), (3001, 67)):
+        values, keep = random(n, dim), np.random.default_rng(0).random(n) < 0.5
+        keep[0] = True
+        codes = dense_scan.encode(values)
+        for allowed in (None, keep):
+            check(dense_scans, random(3, dim), allowed, *codes)
+
+
+def dense_scans(queries: Tensor, keep: Any, *codes: Tensor) -> Any:
+    found = dense_scan.find_candidates(dense_scan.Codes(*codes), queries, 1, keep)
+    return tuple(rows for rows in found if rows is not None)

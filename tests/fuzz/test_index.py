@@ -33,6 +33,11 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "flat_multi_vector": ("vectors", "multi_vector", "flat"),
     "flat_sparse": ("impacts", "sparse", "flat"),
     "flat_bm25": ("bm25", "text", "flat"),
+    **{
+        f"flat_{dtype}": ("vectors", "dense", {"kind": "flat", "dtype": dtype})
+        for dtype in ("bfloat16", "float16")
+    },
+    "flat_dense_int8": ("vectors", "dense", {"kind": "flat", "dtype": "int8"}),
     "flat_int8": ("vectors", "multi_vector", {"kind": "flat", "dtype": "int8"}),
     **{
         f"dense_{keep}": ("vectors", "dense", {"kind": "dense", "keep": keep})
@@ -61,6 +66,8 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
 def _small() -> Iterator[None]:
     """Structures are made and searched for few documents, too."""
     limits = Limits(
+        flat_scan=16,
+        flat_share=1,
         dense_scan=10,
         dense_scan_per_hit=1,
         faiss_scan=16,
