@@ -169,3 +169,16 @@ def test_the_wheel_holds_all_files_of_irkit_and_no_tests_of_kernels() -> None:
     kernels = {path for path in packed if path.startswith("irkit_kernels/")}
     assert kernels | {str(file.relative_to(ROOT)) for file in files} == packed
     assert not [path for path in kernels if re.search(r"/(test|bench)_|/_emitted", path)]
+
+
+def test_the_page_of_serve_takes_nothing_from_elsewhere_and_texts_as_texts() -> None:
+    files = list((ROOT / "irkit" / "serve" / "page").iterdir())
+    assert files
+    for file in files:
+        text = file.read_text()
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+        )
+        assert not re.search(r"\bstyle=|\bon[a-z]+=\"|<script>|<style|javascript:", text)
+        assert set(re.findall(r"https?://[^\"\s]+", text)) <= {"http://www.w3.org/2000/svg"}
+        assert len(text.splitlines()) < 400

@@ -1,0 +1,98 @@
+// The hits of one column: title, snippet, scores of the parts, and the difference to the other column.
+
+import { ask, route } from "./api.js";
+import { button, element, formatScore, markSpans } from "./elements.js";
+import { showExplanation } from "./explanation.js";
+
+const SNIPPET = 320; // code points
+
+/** Return what a part of a score is called: its kind, and the index if there are several. */
+function label(index, several) {
+  const kind = index.parts.join(", ");
+  return several ? `${kind} (${index.name})` : kind;
+}
+
+/** Return a list of hits; those with an id in `open` are explained. The main index comes first. */
+export function showHits(hits, query, indexes, difference, open) {
+  return element("ol", { class: "hits" }, ...hits.map((hit, number) =>
+    showHit(hit, number + 1, query, indexes, difference?.get(hit.id), open)));
+}
+
+function showHit(hit, rank, query, indexes, difference, open) {
+  const body = element("div", { class: "explanation", hidden: true });
+  const title = button("", { class: "title", "aria-expanded": "false" }, () => {
+    body.hidden = !body.hidden;
+    title.setAttribute("aria-expanded", String(!body.hidden));
+    if (!body.hasChildNodes()) explain(body, hit, query, indexes);
+  });
+  title.dataset.id = hit.id;
+  title.append(...(hit.title ? markSpans(hit.title, hit.highlight?.title ?? []) : [hit.id]));
+  if (open.has(hit.id)) title.click();
+  return element("li", { class: difference?.kind ?? null },
+    element("article", {},
+      element("h3", {}, element("span", { class: "rank" }, `${rank}`), title),
+      difference ? element("p", { class: "change" }, difference.text) : null,
+      element("p", { class: "snippet" }, ...snippet(hit)),
+      scores(hit, indexes),
+      metadata(hit),
+      body));
+}
+
+/** Return the passage that answers best, or the beginning, with the words of the query marked. */
+function snippet(hit) {
+  const length = Array.from(hit.text).length;
+  const { text = [], passage = [0, 0] } = hit.highlight ?? {};
+  if (length <= SNIPPET) return markSpans(hit.text, text);
+  const start = Math.max(0, Math.min(passage[0], length - SNIPPET));
+  const end = Math.min(length, start + SNIPPET);
+  const inside = text.filter(([first, last]) => first >= start && last <= end);
+  return [start > 0 ? "… " : "", ...markSpans(hit.text, inside, start, end), end < length ? " …" : ""];
+}
+
+function scores(hit, indexes) {
+  const fused = hit.parts && indexes.length > 1;
+  const parts = fused
+    ? indexes.map((index) => [label(index, true), hit.parts[index.name] ?? null])
+    : [[label(indexes[0], false), hit.score]];
+  if (fused) parts.unshift(["fused", hit.score]);
+  return element("dl", { class: "scores" }, ...parts.map(([name, score]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, formatScore(score)))));
+}
+
+function metadata(hit) {
+  const entries = [["id", hit.id], ...Object.entries(hit.metadata)];
+  return element("dl", { class: "metadata" }, ...entries.map(([key, value]) =>
+    element("div", {}, element("dt", {}, key),
+      element("dd", {}, typeof value === "string" ? value : JSON.stringify(value)))));
+}
+
+/** Ask each index of the column why it found the hit. */
+async function explain(place, hit, query, indexes) {
+  place.replaceChildren("Asking why …");
+  const sections = await Promise.all(indexes.map(async (index) => {
+    const name = label(index, indexes.length > 1);
+    if (hit.parts && hit.parts[index.name] === null) {
+      return element("p", {}, `${name}: this index lacks the document.`);
+    }
+    try {
+      return showExplanation(await ask(route(index.name, "explain"), { query, id: hit.id }), name);
+    } catch (error) {
+      return element("p", { class: "problem" }, `${name}: ${error.message}`);
+    }
+  }));
+  place.replaceChildren(...sections);
+}
+
+/** Return by id how the rank of each hit differs from its rank in the other column. */
+export function compareHits(hits, others) {
+  const ranks = new Map(others.map((hit, number) => [hit.id, number]));
+  return new Map(hits.map((hit, number) => {
+    const other = ranks.get(hit.id);
+    if (other === undefined) return [hit.id, { kind: "only", text: "only in this column" }];
+    if (other === number) return [hit.id, { kind: "same", text: "same rank" }];
+    const places = Math.abs(other - number);
+    const direction = other > number ? "▲" : "▼";
+    const kind = other > number ? "higher" : "lower";
+    return [hit.id, { kind, text: `${direction} ${places} ${kind} than there (rank ${other + 1})` }];
+  }));
+}
