@@ -39,6 +39,8 @@ ROOMS = (
     "training",
     "vocabulary",
     "study",
+    "client",
+    "serve",
     "__init__",  # the public names
     "cli",
     "__main__",

@@ -19,6 +19,7 @@ from irkit.cli.output import drop_output, keep_streams, note
 from irkit.cli.recipe_verbs import pretrain, study, train, transfer_vocab
 from irkit.cli.runs import evaluate, fuse, rerank
 from irkit.cli.search import explain, search
+from irkit.cli.serve import serve
 from irkit.cli.training_files import label, mine
 from irkit.errors import BadValueError, ConfigError, IrkitError, StorageError
 from irkit.utils.signals import how_ended, interruptible
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_SEARCHING = (index, search, rerank, explain, evaluate, fuse)
+_SEARCHING = (index, search, rerank, explain, evaluate, fuse, serve)
 _TRAINING = (train, pretrain, mine, label, study, transfer_vocab)
 _VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, info)
 _TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help

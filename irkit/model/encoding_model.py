@@ -123,13 +123,10 @@ class EncodingModel(ModelParts):
             options = {**options}
             return self._limited(options.pop("max_active_dims"))._encode(texts, side, options)
 
-        # how texts become tokens
-        prompt, name = options.get("prompt"), options.get("prompt_name")
-        if prompt is None:
-            prompt = self.prompt_named((side or self.default_prompt_name) if name is None else name)
-        pipeline = replace(self.pipeline(side or "document", prompt), batch_size=options.get("batch_size"))
-        if side is None and self.head.lengths:  # those of the sides are not for texts of neither
-            pipeline = replace(pipeline, max_length=self.tokenizer.max_length)
+        pipeline = self.encoding_pipeline(
+            side, prompt=options.get("prompt"), prompt_name=options.get("prompt_name")
+        )
+        pipeline = replace(pipeline, batch_size=options.get("batch_size"))
 
         # encode with a bar, if there is to be one
         rows = [texts] if isinstance(texts, str) else texts
@@ -141,6 +138,28 @@ class EncodingModel(ModelParts):
         width = self.truncate_dim if width is None else width
         made = postprocess(self.head, made, width, options.get("normalize_embeddings", False))
         return convert(made, options, isinstance(texts, str), self.device)
+
+    def encoding_pipeline(
+        self, side: Side | None, *, prompt: str | None = None, prompt_name: str | None = None
+    ) -> Pipeline:
+        """Make the pipeline of `encode` (``side`` None), `encode_query` or `encode_document`.
+
+        Args:
+            side: Side of the texts; None if the model is to treat them as neither.
+            prompt: See `EncodeOptions`.
+            prompt_name: See `EncodeOptions`.
+
+        Raises:
+            BadValueError: No prompt has this name.
+        """
+        if prompt is None:
+            prompt = self.prompt_named(
+                (side or self.default_prompt_name) if prompt_name is None else prompt_name
+            )
+        pipeline = self.pipeline(side or "document", prompt)
+        if side is None and self.head.lengths:  # those of the sides are not for texts of neither
+            pipeline = replace(pipeline, max_length=self.tokenizer.max_length)
+        return pipeline
 
     def _limited(self, limit: int | None) -> Self:
         """Return a copy with the same parameters whose sparse vectors keep the ``limit`` highest weights.
@@ -213,7 +232,7 @@ class EncodingModel(ModelParts):
             texts, device = chain(first, texts), self.devices if len(first) > chunk_size else None
         pipeline = self.pipeline(side)
         for part in self._stream(texts, pipeline, device, chunk_size, progress=progress):
-            yield self._comparable(part, side)
+            yield self.comparable(part, side)
 
     def encode_with_token_spans(self, text: str, side: Side) -> tuple[MultiVector, list[TokenSpan]]:
         """Encode one text to token vectors, without token pooling, and find the token of each vector.
@@ -231,7 +250,7 @@ class EncodingModel(ModelParts):
             BadValueError: The model does not make token vectors.
         """
         vectors, spans = self.pipeline(side).encode_with_token_spans(text)
-        row = self._comparable(vectors, side)
+        row = self.comparable(vectors, side)
         assert isinstance(row, MultiVector)
         return row, spans
 
@@ -244,8 +263,13 @@ class EncodingModel(ModelParts):
         pipeline = self.pipeline(side)
         return pipeline.tokenizer.token_spans(text, pipeline.prompt, pipeline.max_length)
 
-    def _comparable(self, rows: Representation, side: Side) -> Representation:
-        """Truncate and scale rows so that `irkit.score` of them is the similarity of the model."""
+    def comparable(self, rows: Representation, side: Side) -> Representation:
+        """Truncate and scale rows so that `irkit.score` of them is the similarity of the model.
+
+        Args:
+            rows: Result of the pipeline of the side.
+            side: Side of the texts.
+        """
         rows = postprocess(self.head, rows, self.truncate_dim, self.similarity_name == "cosine")
         mean = self.similarity_name == "meanmaxsim" and side == "query"
         return averaged(rows) if mean and isinstance(rows, MultiVector) else rows

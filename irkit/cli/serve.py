@@ -1,0 +1,62 @@
+"""``irkit serve``: serve indexes and models over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from irkit.cli.options import Count, Settings
+
+
+def serve(
+    paths: Annotated[list[str] | None, typer.Argument(metavar="DIR_OR_MODEL...", show_default=False)] = None,
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
+    workers: Count = 1,
+    keys: Path | None = None,
+    override: Settings = None,
+    device: str | None = None,
+    dtype: str = "float32",
+) -> None:
+    """Serve indexes and models over HTTP, with a page to search at /.
+
+    The routes are those of text-embeddings-inference, OpenAI, Cohere and irkit itself, see docs/serve.md.
+    SIGTERM and Ctrl-C end the server after the requests in work. The log goes to standard error.
+
+    Args:
+        paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name.
+        host: Address to listen at; other machines reach 0.0.0.0.
+        port: Port to listen at; 0 is any free one.
+        workers: Processes.
+        keys: File of API keys, with lines `read KEY` and `write KEY`; default: $IRKIT_SERVE_KEYS. Without a
+            write key the documents cannot be changed.
+        override: Set a limit, such as seconds=10 or body_bytes=1000000. May be repeated.
+        dtype: Precision of the models: auto, float32, bfloat16 or int8.
+
+    Examples:
+        irkit serve notes-index
+        irkit serve words=bm25-index tokens=plaid-index reranker=cross-encoder-model --port 9000
+    """
+    from irkit.config import with_overrides
+    from irkit.errors import require
+
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require(package, "serve", "irkit serve")
+    from irkit.serve.access import read_keys
+    from irkit.serve.serve_config import ServeConfig, ServeLimits
+    from irkit.serve.server import serve as run
+
+    config = ServeConfig(
+        paths=tuple(paths or ()),
+        host=host,
+        port=port,
+        workers=workers,
+        keys=read_keys(keys),
+        device=device,
+        dtype=dtype,
+        limits=ServeLimits.parse(with_overrides({}, override or ()), "--set"),
+    )
+    run(config)

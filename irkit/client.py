@@ -1,0 +1,278 @@
+"""The `Client`: an index of a server (``irkit serve``), with the methods of a `Retriever`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, Unpack, cast, overload
+from urllib.parse import quote, urlencode, urlsplit
+
+import numpy as np
+
+from irkit.arguments import brief
+from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector, parse_documents, parse_queries
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.evaluation.run import Run
+from irkit.index.filters import as_json
+from irkit.retrieval.explanation import Explanation, Match
+from irkit.retrieval.searching import Filter, Hit
+from irkit.retrieval.selection import RankOptions, SearchOptions
+from irkit.tokenizer import TokenSpan
+
+_TOGETHER = 256  # queries or documents of one request
+_ATTEMPTS = 10  # while the server is busy
+
+
+class Client:
+    """An index of a server, with the methods of `irkit.Retriever`; any number of threads may use one.
+
+    Args:
+        url: Address of the server, such as ``"http://127.0.0.1:8080"``.
+        index: Name of the index; by default the only one of the server.
+        key: API key, if the server has keys.
+        timeout: Seconds to wait for an answer.
+
+    Raises:
+        BadValueError: The address is no URL, or the server has several indexes or none of this name.
+        StorageError: The server does not answer.
+
+    Examples:
+        >>> client = Client("http://127.0.0.1:8080", "notes")  # doctest: +SKIP
+        >>> [hit.id for hit in client.search("hibernation", k=1)]  # doctest: +SKIP
+        ['bears']
+    """
+
+    def __init__(
+        self, url: str, index: str | None = None, *, key: str | None = None, timeout: float = 60
+    ) -> None:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadValueError(f"Client: the address is {brief(url)}; expected http://HOST:PORT")
+        self._parts, self._timeout, self._own = parts, timeout, threading.local()
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+        names = [item["name"] for item in self._ask("GET", "/indexes")["indexes"]]
+        if index is None and len(names) != 1:
+            raise BadValueError(f"Client: {url} has {len(names)} indexes; give the name of one: {names}")
+        self.index = names[0] if index is None else index
+        if self.index not in names:
+            raise BadValueError(f"Client: {url} has no index {brief(index)}; known: {', '.join(names)}")
+        self._route = f"/indexes/{quote(self.index, safe='')}"
+
+    # ---- searching ----
+
+    @overload
+    def search(  # type: ignore[overload-overlap]
+        self,
+        queries: str,
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> list[Hit]: ...
+    @overload
+    def search(
+        self,
+        queries: Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> list[list[Hit]]: ...
+    def search(
+        self,
+        queries: str | Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
+
+        Raises:
+            BadValueError: The server refuses the request; the message says why.
+            StorageError: The server does not answer.
+        """
+        single = isinstance(queries, str)
+        items = [queries] if single else [_plain(query) for query in queries]
+        found: list[list[Hit]] = []
+        for start in range(0, len(items), _TOGETHER):
+            body = {"queries": items[start : start + _TOGETHER], "k": k, "filter": _plain_filter(filter)}
+            found += self._hits("search", body | {name: _plain(value) for name, value in options.items()})
+        return found[0] if single else found
+
+    def run(
+        self,
+        queries: QueriesLike,
+        k: int = 1000,
+        filter: Filter | None = None,
+        **options: Unpack[RankOptions],
+    ) -> Run:
+        """Rank documents for many queries, but return only ids and scores, see `irkit.Retriever.run`."""
+        items = list(parse_queries(queries))
+        contents = [query.text if query.vector is None else query.vector for query in items]
+        with_ids: Any = {**options, "fields": ["id"]}
+        lists = self.search(contents, k, filter, **with_ids)
+        return Run(
+            (query.id, [hit.id for hit in line], np.array([hit.score for hit in line], np.float32))
+            for query, line in zip(items, lists, strict=True)
+        )
+
+    def rerank(
+        self, queries: str | Sequence[str], candidates: Sequence[Any], k: int | None = None
+    ) -> list[Hit] | list[list[Hit]]:
+        """Rank documents of the index, given by ids or hits, see `irkit.Retriever.rerank`."""
+        single = isinstance(queries, str)
+        lists = [candidates] if single else candidates
+        ids = [[item.id if isinstance(item, Hit) else item for item in line] for line in lists]
+        found = self._hits("rerank", {"queries": [queries] if single else list(queries), "ids": ids, "k": k})
+        return found[0] if single else found
+
+    def explain(self, query: str | Mapping[str, float], document: str | Document) -> Explanation:
+        """Explain the score of a document, given by its id or as a `Document`."""
+        target: dict[str, Any] = {"id": document}
+        if isinstance(document, Document):
+            target = {"document": _record(document)}
+        elif not isinstance(document, str):
+            raise BadTypeError(f"explain: got {brief(document)}; expected an id or a Document")
+        answer = self._ask("POST", f"{self._route}/explain", {"query": query, **target})
+        matches = tuple(
+            Match(
+                TokenSpan(**match["query"]),
+                TokenSpan(**match["document"]),
+                match["score"],
+                tuple(match["weights"]) if "weights" in match else None,
+            )
+            for match in answer["matches"]
+        )
+        score = float("-inf") if answer["score"] is None else answer["score"]
+        return Explanation(answer["query"], answer["document"], score, matches)
+
+    def facets(self, key: str, filter: Filter | None = None, k: int = 10) -> list[tuple[JSON, int]]:
+        """Return the ``k`` most frequent values of a key, see `irkit.Retriever.facets`."""
+        body = {"keys": [key], "filter": _plain_filter(filter), "k": k}
+        counts = self._ask("POST", f"{self._route}/facets", body)["facets"][key]
+        return [(item["value"], item["count"]) for item in counts]
+
+    # ---- documents ----
+
+    def documents(self, ids: Iterable[str]) -> list[Document]:
+        """Return documents by their ids."""
+        items = self._ask("GET", f"{self._route}/documents?" + urlencode([("id", name) for name in ids]))
+        return [
+            Document(item["id"], item["text"], item["title"], item["metadata"]) for item in items["documents"]
+        ]
+
+    def add(self, documents: DocumentsLike) -> None:
+        """Add documents, 256 in one step; return when they are stored. See `irkit.Retriever.add`."""
+        self._send("POST", documents)
+
+    def update(self, documents: DocumentsLike) -> None:
+        """Replace documents by others of the same ids, 256 in one step; return when they are stored."""
+        self._send("PUT", documents)
+
+    def remove(self, ids: str | Iterable[str]) -> None:
+        """Remove documents in one step; return when that is stored."""
+        names = [ids] if isinstance(ids, str) else list(ids)
+        self._ask("DELETE", f"{self._route}/documents", {"ids": names})
+
+    def _send(self, method: str, documents: DocumentsLike) -> None:
+        items = [_record(document) for document in parse_documents(documents)]
+        for start in range(0, len(items), _TOGETHER):
+            self._ask(method, f"{self._route}/documents", {"documents": items[start : start + _TOGETHER]})
+
+    # ---- what it is ----
+
+    def stats(self) -> dict[str, Any]:
+        """Describe the index: kind, number of documents, model, keys of metadata and more."""
+        return cast(dict[str, Any], self._ask("GET", self._route))
+
+    def __len__(self) -> int:
+        """Return the number of documents that a search can find."""
+        return int(self.stats()["documents"])
+
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        connection = self._own.__dict__.pop("connection", None)
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._parts.geturl()!r}, {self.index!r})"
+
+    # ---- requests ----
+
+    def _hits(self, route: str, body: dict[str, Any]) -> list[list[Hit]]:
+        results = self._ask("POST", f"{self._route}/{route}", body)["results"]
+        names = ("id", "score", "text", "title", "metadata")
+        return [[Hit(**{name: hit[name] for name in names}) for hit in result["hits"]] for result in results]
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request and return the JSON of the answer; wait and repeat it while the server is busy.
+
+        Raises:
+            BadValueError: The server refuses the request.
+            StorageError: The server fails or does not answer.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        for attempt in range(1, _ATTEMPTS + 1):
+            status, headers, data = self._exchange(method, self._parts.path.rstrip("/") + path, content)
+            if status != 429 or attempt == _ATTEMPTS:
+                break
+            time.sleep(float(headers.get("retry-after", 1)))
+        try:
+            answer = json.loads(data)
+        except ValueError as error:
+            raise StorageError(f"{method} {path}: status {status}, and no JSON; is it irkit?") from error
+        if status >= 400:
+            problem = answer.get("error", answer) if isinstance(answer, dict) else answer
+            kind = StorageError if status >= 500 or status == 429 else BadValueError
+            raise kind(f"{method} {path}: {problem}")
+        return answer
+
+    def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, Any, bytes]:
+        """Send a request over the connection of this thread; make a new one if the server closed it."""
+        for attempt in (1, 2):
+            is_old = hasattr(self._own, "connection")
+            if not is_old:
+                secure = self._parts.scheme == "https"
+                kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+                address = cast(str, self._parts.hostname), self._parts.port
+                self._own.connection = kind(*address, timeout=self._timeout)
+            try:
+                self._own.connection.request(method, path, content, self._headers)
+                response = self._own.connection.getresponse()
+                return response.status, response.headers, response.read()
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
+                if not (is_old and closed and attempt == 1):
+                    address_ = f"{self._parts.scheme}://{self._parts.netloc}"
+                    raise StorageError(f"{method} {address_}{path}: {error}; is the server up?") from error
+        raise AssertionError("unreachable")
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON holds: lists in place of arrays and other iterables."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    is_plain = value is None or isinstance(value, str | int | float | Mapping)
+    return value if is_plain else [_plain(item) for item in value]
+
+
+def _plain_filter(filter: Filter | None) -> Any:
+    if filter is None:
+        return None
+    return json.loads(as_json(filter)) if isinstance(filter, Mapping) else list(filter)
+
+
+def _record(document: Document) -> dict[str, Any]:
+    record = {"id": document.id, "text": document.text, "title": document.title}
+    return record | {"metadata": dict(document.metadata), "vector": _plain(document.vector)}

@@ -1,0 +1,78 @@
+"""The application: all routes, behind the guard, with the page at ``/``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from irkit import __version__
+from irkit.errors import IrkitError
+from irkit.serve import document_routes, openai_routes, search_routes, tei_routes
+from irkit.serve.catalogue import Catalogue
+from irkit.serve.guard import Guard
+from irkit.serve.meters import exposition
+from irkit.serve.problems import handle, respond
+
+PAGE = Path(__file__).parent / "page"
+"""Files of the page: index.html, and those that are served below ``/static/``."""
+_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
+
+
+def create_app(catalogue: Catalogue) -> FastAPI:
+    """Make the application that serves a catalogue."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(catalogue.warm)
+        yield
+        await catalogue.close()
+
+    app = FastAPI(
+        title="irkit",
+        version=__version__,
+        summary="Neural retrieval: embeddings, reranking and search.",
+        lifespan=lifespan,
+        docs_url=None,  # its scripts would come from another server
+        redoc_url=None,
+        exception_handlers=dict.fromkeys((IrkitError, RequestValidationError, HTTPException), handle),
+    )
+    app.state.catalogue = catalogue
+    app.add_middleware(Guard, catalogue=catalogue)
+    for module in (tei_routes, openai_routes, search_routes, document_routes):
+        app.include_router(module.router)
+
+    @app.get("/health", tags=["operations"])
+    @app.get("/ping", include_in_schema=False)
+    async def health() -> Response:
+        """Say that the process is alive."""
+        return respond({"status": "ok"})
+
+    @app.get("/ready", tags=["operations"])
+    async def ready() -> Response:
+        """Say whether requests are taken."""
+        return respond({"ready": catalogue.ready}, 200 if catalogue.ready else 503)
+
+    @app.get("/metrics", tags=["operations"])
+    async def metrics() -> Response:
+        """Return metrics in the format of Prometheus."""
+        content, kind = exposition()
+        return Response(content, headers={"content-type": kind})
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        file = PAGE / "index.html"
+        if not file.exists():
+            return PlainTextResponse(f"irkit {__version__}: see {request.base_url}openapi.json\n")
+        return FileResponse(file, headers={"content-security-policy": _POLICY})
+
+    app.router.routes.append(Mount("/static", StaticFiles(directory=PAGE)))
+    return app

@@ -1,0 +1,168 @@
+"""Open models and indexes, and find them by name. No request ever names a path or a model to load."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from irkit.arguments import suggest
+from irkit.errors import BadValueError, StorageError
+from irkit.index.directory import MANIFEST
+from irkit.model import Model
+from irkit.model.cross_encoder import CrossEncoder
+from irkit.retrieval.retriever import Retriever
+from irkit.serve.problems import Problem
+from irkit.serve.search_work import find
+from irkit.serve.serve_config import ServeConfig
+from irkit.serve.served_indexes import ServedIndex
+from irkit.serve.served_models import ServedModel
+
+T = TypeVar("T")
+
+
+class Catalogue:
+    """All models and indexes of a server, each opened once.
+
+    Attributes:
+        models: Served models by name; models of indexes are among them.
+        indexes: Served indexes by name.
+        ready: Whether requests are taken; False before the start is complete and during the shutdown.
+
+    Raises:
+        BadValueError: There is nothing to serve, or two things have one name.
+        StorageError: A path is neither an index nor a model.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config, self.ready = config, False
+        self.models: dict[str, ServedModel] = {}
+        self.indexes: dict[str, ServedIndex] = {}
+        self._loaded: dict[str, ServedModel] = {}  # by the name that the model is loaded by
+        paths = name_paths(config.paths)
+        indexes = {name: Path(path) for name, path in paths.items() if (Path(path) / MANIFEST).exists()}
+        for name in [
+            name for name in paths if name not in indexes
+        ]:  # first, so that their names are not taken
+            self._serve(name, paths[name])
+        for name, directory in indexes.items():
+            self._open_index(name, directory)
+
+    def _open_index(self, name: str, path: Path) -> None:
+        index = ServedIndex(name, path, self._load, partial(find, self), self.config.limits)
+        self.indexes[name] = index
+        source = str(index.retriever().store.meta["model"]["name"])
+        if source in self._loaded:
+            self._loaded[source].indexes.append(name)
+
+    def _load(self, path: Path) -> Retriever:
+        """Open an index with the model that other indexes of that model have."""
+        config = self.config
+        retriever = Retriever.load(path, device=config.device, dtype=config.dtype)
+        manifest = retriever.store.meta["model"]
+        if "settings" in manifest or not manifest["name"]:  # no encoder
+            retriever.model  # noqa: B018 (loads it)
+            return retriever
+        source = str(manifest["name"])
+        if source not in self._loaded:
+            self._serve(_free(Path(source).name, self.models), source)
+        model = self._loaded[source].retriever_model()
+        retriever.close()
+        return Retriever.load(path, model, verify=False)
+
+    def _serve(self, name: str, source: str) -> None:
+        local = str(Path(source).resolve()) if Path(source).is_dir() else source
+        if local not in self._loaded:
+            model = _load_model(source, self.config)
+            self._loaded[local] = ServedModel(name, model, self.config.limits)
+        self.models[name] = self._loaded[local]
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """Return a model; by default the first one.
+
+        Raises:
+            Problem: There is none of this name.
+        """
+        if name is None and self.models:
+            return next(iter(self.models.values()))
+        return _lookup(self.models, name or "", "model")
+
+    def index(self, name: str) -> ServedIndex:
+        """Return an index.
+
+        Raises:
+            Problem: There is none of this name.
+        """
+        return _lookup(self.indexes, name, "index")
+
+    def warm(self) -> None:
+        """Use each model and each index once, so that the first client does not wait."""
+        for served in self.models.values():
+            if isinstance(served.model, Model):
+                served.model.encode(["warm"])
+        for index in self.indexes.values():
+            with suppress(BadValueError, TypeError):  # an index of vectors takes no text
+                index.retriever().search("warm", 1)
+        self.ready = True
+
+    async def close(self) -> None:
+        """Finish what was begun."""
+        self.ready = False
+        for index in self.indexes.values():
+            await index.close()
+        for served in self.models.values():
+            await served.batcher.close()
+
+
+def name_paths(paths: tuple[str, ...]) -> dict[str, str]:
+    """Return paths by name: of ``NAME=PATH``, or else the last part of the path.
+
+    Raises:
+        BadValueError: There are none, or two have one name.
+
+    Examples:
+        >>> name_paths(("indexes/notes", "e5=intfloat/e5-small"))
+        {'notes': 'indexes/notes', 'e5': 'intfloat/e5-small'}
+    """
+    pairs = []
+    for path in paths:
+        name, is_given, rest = path.partition("=")
+        pairs.append((name, rest) if is_given else (Path(path).resolve().name, path))
+    if not pairs:
+        raise BadValueError("serving: nothing was given; expected directories of indexes, or models")
+    wrong = [name for name, _ in pairs if not name or "/" in name]
+    if wrong:
+        raise BadValueError(f"serving: the name {wrong[0]!r} is empty or has a slash; expected NAME=PATH")
+    [(name, count)] = Counter(name for name, _ in pairs).most_common(1)
+    if count > 1:
+        raise BadValueError(f"serving: {count} paths have the name {name!r}; give NAME=PATH")
+    return dict(pairs)
+
+
+def _load_model(source: str, config: ServeConfig) -> Model | CrossEncoder:
+    settings = Path(source) / "config.json"
+    if settings.is_file() and not (Path(source) / "modules.json").exists():
+        with suppress(ValueError, AttributeError):
+            if "SequenceClassification" in " ".join(json.loads(settings.read_text())["architectures"]):
+                return CrossEncoder(source, device=config.device)
+    try:
+        return Model.from_pretrained(source, device=config.device, dtype=config.dtype)
+    except StorageError as error:
+        raise StorageError(f"serving {source}: it is no index, and as a model: {error}") from error
+
+
+def _lookup(items: Mapping[str, T], name: str, what: str) -> T:
+    if name not in items:
+        hint = suggest(name, items) if items else "the server has none"
+        raise Problem(404, f"there is no {what} {name[:60]!r}; {hint}")
+    return items[name]
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """Return a name that is not taken: with a number, if need be."""
+    numbered = (f"{name}-{number}" for number in range(2, len(taken) + 3))
+    return name if name not in taken else next(other for other in numbered if other not in taken)

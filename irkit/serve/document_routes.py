@@ -1,0 +1,109 @@
+"""The routes that read and change the documents of an index.
+
+A change is answered after its commit. Changes of an index are made one after another, in the order of their
+arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from irkit.data import Document
+from irkit.retrieval.retriever import Retriever
+from irkit.serve.messages import DocumentsRequest, RemoveRequest
+from irkit.serve.problems import Problem, respond
+from irkit.serve.search_routes import find_index, make_document
+
+router = APIRouter(prefix="/indexes/{name}/documents", tags=["documents"])
+
+
+@router.get("")
+async def get_documents(
+    request: Request, name: str, id: Annotated[list[str], Query(min_length=1, max_length=1000)]
+) -> Response:
+    """Return documents by their ids."""
+
+    def fetch(retriever: Retriever) -> list[Document]:
+        _check_there(retriever, id, True, 404, "the index has no document")
+        return retriever.documents.fetch(retriever.documents.find(id))
+
+    documents = await find_index(request, name).read(fetch)
+    return respond(
+        {
+            "documents": [
+                {"id": item.id, "title": item.title, "text": item.text, "metadata": dict(item.metadata)}
+                for item in documents
+            ]
+        }
+    )
+
+
+@router.post("", status_code=201)
+async def add_documents(request: Request, name: str, body: DocumentsRequest) -> Response:
+    """Add documents: all of them, or none if an id is there already."""
+    items = _documents(request, body)
+
+    def add(retriever: Retriever) -> None:
+        retriever.refresh()
+        _check_there(retriever, [item.id for item in items], False, 409, "the index already has document")
+        retriever.add(items)
+
+    return await _change(request, name, add, {"added": len(items)}, 201)
+
+
+@router.put("")
+async def update_documents(request: Request, name: str, body: DocumentsRequest) -> Response:
+    """Replace documents by others of the same ids, all in one step."""
+    items = _documents(request, body)
+
+    def update(retriever: Retriever) -> None:
+        retriever.refresh()
+        _check_there(retriever, [item.id for item in items], True, 404, "the index has no document")
+        retriever.update(items)
+
+    return await _change(request, name, update, {"updated": len(items)})
+
+
+@router.delete("")
+async def remove_documents(request: Request, name: str, body: RemoveRequest) -> Response:
+    """Remove documents: all of them, or none if an id is unknown."""
+    ids = list(dict.fromkeys(body.ids))
+
+    def remove(retriever: Retriever) -> None:
+        retriever.refresh()
+        _check_there(retriever, ids, True, 404, "the index has no document")
+        retriever.remove(ids)
+
+    return await _change(request, name, remove, {"removed": len(ids)})
+
+
+async def _change(
+    request: Request,
+    name: str,
+    function: Callable[[Retriever], None],
+    done: dict[str, Any],
+    status: int = 200,
+) -> Response:
+    def change(retriever: Retriever) -> int:
+        function(retriever)
+        return len(retriever)
+
+    return respond(done | {"documents": await find_index(request, name).change(change)}, status)
+
+
+def _documents(request: Request, body: DocumentsRequest) -> list[Document]:
+    most = request.app.state.catalogue.config.limits.texts
+    if len(body.documents) > most:
+        raise Problem(413, f"{len(body.documents)} documents in one request, the limit is {most}")
+    return [make_document(message) for message in body.documents]
+
+
+def _check_there(retriever: Retriever, ids: list[str], expected: bool, status: int, problem: str) -> None:
+    rows = retriever.documents.find(ids).tolist()
+    wrong = [name for name, row in zip(ids, rows, strict=True) if (row >= 0) != expected]
+    if wrong:
+        others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise Problem(status, f"{problem} {wrong[0][:60]!r}{others}; nothing was changed")

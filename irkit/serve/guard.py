@@ -1,0 +1,154 @@
+"""What stands before all routes: limits, request ids, keys, logs and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from irkit.serve.access import check_access
+from irkit.serve.catalogue import Catalogue
+from irkit.serve.meters import REQUESTS, RUNNING, SECONDS
+from irkit.serve.problems import Problem, answer, problem_of
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOG = logging.getLogger("irkit.serve")
+OPEN = frozenset({"/", "/health", "/ready", "/ping"})
+"""Paths that need no key and count for no limit; and so do those below ``/static/``."""
+_ID = re.compile(rb"[\w.:-]{1,64}")
+
+
+class Guard:
+    """Takes a request, or turns it away with the answer why.
+
+    It reads the whole body first, within limits of size and time, so that a slow client holds nothing but
+    its bytes.
+    """
+
+    def __init__(self, app: App, catalogue: Catalogue) -> None:
+        self._app, self._catalogue = app, catalogue
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a connection, see the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        sent_id = headers.get(b"x-request-id", b"")
+        request_id = sent_id.decode() if _ID.fullmatch(sent_id) else uuid.uuid4().hex[:16]
+        scope.setdefault("state", {})["request_id"] = request_id
+        status, start = 0, time.perf_counter()
+
+        async def send_marked(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        error = ""
+        try:
+            await self._admit(scope, headers, receive, send_marked)
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:
+            if not isinstance(problem, Problem | TimeoutError):
+                LOG.exception("request %s failed", request_id)
+            error = f"{type(problem).__name__}: {problem}"[:300]
+            if not status:
+                await answer(problem_of(problem), request_id)(scope, receive, send_marked)
+        finally:
+            self._record(scope, request_id, status, time.perf_counter() - start, error)
+
+    async def _admit(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        """Check what can be checked before the route is known, read the body, and run the app."""
+        path, limits = scope["path"], self._catalogue.config.limits
+        if path in OPEN or path.startswith("/static/"):
+            await self._app(scope, receive, send)
+            return
+        if not self._catalogue.ready:
+            raise Problem(503, "the server is starting or shutting down")
+        writes = path.endswith("/documents") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        keys = self._catalogue.config.keys
+        check_access(keys, "write" if writes else "read", headers.get(b"authorization", b""))
+        body = await _read_body(headers, receive, limits.body_bytes, limits.body_seconds)
+        if self._running >= limits.requests:
+            raise Problem(429, f"{limits.requests} requests are in work already; try again in a second")
+        self._running += 1
+        RUNNING.inc()
+        try:
+            async with asyncio.timeout(limits.seconds):
+                await self._app(scope, _replay(body, receive), send)
+        finally:
+            self._running -= 1
+            RUNNING.dec()
+
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float, error: str) -> None:
+        """Count the request, and write a line of JSON about it."""
+        route = getattr(scope.get("route"), "path", "unknown")
+        name = scope["state"].get("served") or scope.get("path_params", {}).get("name", "")
+        if name not in self._catalogue.indexes and name not in self._catalogue.models:
+            name = ""  # from outside: it would make a series of numbers of its own
+        REQUESTS.labels(route, name, status).inc()
+        SECONDS.labels(route, name).observe(seconds)
+        if LOG.isEnabledFor(logging.INFO) and route not in OPEN:
+            facts = {
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "id": request_id,
+                "method": scope["method"],
+                "route": route,
+                "name": name,
+                "status": status,
+                "ms": round(1000 * seconds, 2),
+                "client": (scope.get("client") or [""])[0],
+            }
+            LOG.info(json.dumps(facts | ({"error": error} if error else {})))
+
+
+async def _read_body(headers: dict[bytes, bytes], receive: Receive, most: int, seconds: float) -> bytes:
+    """Return the body.
+
+    Raises:
+        Problem: It is too large (413) or comes too slowly (408), or the client has gone (400).
+    """
+    size = headers.get(b"content-length", b"0")
+    too_large = Problem(413, f"the body is larger than the limit of {most} bytes")
+    if not size.isdigit() or int(size[:20]) > most:
+        raise too_large
+    parts, total = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise Problem(400, "the client closed the connection")
+                parts.append(message.get("body", b""))
+                total += len(parts[-1])
+                if total > most:
+                    raise too_large
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Problem(408, f"the body did not arrive within {seconds} seconds") from None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a function that gives the body, and then what comes from the client."""
+    waiting = [body]
+
+    async def give() -> MutableMapping[str, Any]:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return give

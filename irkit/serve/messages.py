@@ -1,0 +1,131 @@
+"""What the routes of search and documents take, as OpenAPI shows it. Unknown keys are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from irkit.evaluation.fusion import Method
+
+Weights = dict[str, float]
+Content = str | Weights | list[float] | list[list[float]]
+
+
+class Message(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Fuse(Message):
+    """Search further indexes too, and fuse the results, see `irkit.Hybrid`."""
+
+    indexes: list[str] = Field(min_length=1, max_length=8, description="Names of the other indexes.")
+    method: Method = "rrf"
+    weights: list[float] | None = Field(None, description="Weight of this index and of the others.")
+    depth: int = Field(100, ge=1, description="Hits of each index that are fused.")
+
+
+class Rerank(Message):
+    """Rank the best hits again by exact scores."""
+
+    by: str = Field(description="Index, by its stored vectors; or model, by the texts.")
+    depth: int = Field(100, ge=1, description="Hits that are ranked again.")
+
+
+class SearchRequest(Message):
+    """A search for one query or several."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"queries": "which animals hibernate", "k": 3},
+                {"queries": ["bears", "moon"], "filter": {"year": {">=": 2000}}, "fields": ["title"]},
+            ]
+        }
+    )
+
+    queries: str | Weights | list[Content] = Field(
+        description="A text or several; vectors or weights of terms where the index has such."
+    )
+    k: int = Field(10, ge=1, description="Hits of each query.")
+    offset: int = Field(0, ge=0, description="Hits to skip.")
+    filter: dict[str, Any] | list[str] | None = Field(None, description="Conditions on metadata, or ids.")
+    threshold: float | None = Field(None, description="Lowest score.")
+    group_by: str | None = Field(None, description="Key of metadata: a few hits of each value.")
+    per_group: int = Field(1, ge=1, description="Hits of each value of group_by.")
+    fields: list[str] | None = Field(None, description="title, text, metadata, metadata.KEY; null is all.")
+    facets: list[str] = Field([], max_length=16, description="Keys to count, over all that meet the filter.")
+    facet_k: int = Field(10, ge=1, le=1000)
+    highlights: bool = Field(False, description="Where words of the query are in the text.")
+    explain: bool = Field(False, description="Explain each hit; k is at most 20 then.")
+    fuse: Fuse | None = None
+    rerank: Rerank | None = None
+    stream: bool = Field(False, description="One line of JSON for each hit.")
+
+
+class RerankRequest(Message):
+    """Documents of the index to rank for each query."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"queries": ["which animals hibernate"], "ids": [["moon", "bears"]]}]}
+    )
+
+    queries: list[str]
+    ids: list[list[str]] = Field(description="Ids of documents, for each query.")
+    k: int | None = Field(None, ge=1, description="Hits of each query; null is all.")
+
+
+class DocumentMessage(Message):
+    """A document."""
+
+    id: str = Field(min_length=1)
+    text: str = ""
+    title: str = ""
+    metadata: dict[str, Any] = {}
+    vector: Weights | list[float] | list[list[float]] | None = None
+
+
+class DocumentsRequest(Message):
+    """Documents to add, or to put in the place of those of the same ids."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"documents": [{"id": "owls", "text": "Owls hunt at night.", "metadata": {"year": 2020}}]}
+            ]
+        }
+    )
+
+    documents: list[DocumentMessage] = Field(min_length=1)
+
+
+class RemoveRequest(Message):
+    """Ids of documents to remove."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["owls"]}]})
+
+    ids: list[str] = Field(min_length=1)
+
+
+class ExplainRequest(Message):
+    """A query, and a document of the index or another one."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"query": "which animals hibernate", "id": "bears"}]}
+    )
+
+    query: str | Weights
+    id: str | None = Field(None, description="Id of a document of the index.")
+    document: DocumentMessage | None = Field(None, description="A document that need not be in the index.")
+
+
+class FacetsRequest(Message):
+    """Keys of metadata whose values are counted."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"keys": ["year"], "k": 3}]})
+
+    keys: list[str] = Field(min_length=1, max_length=16)
+    filter: dict[str, Any] | list[str] | None = None
+    k: int = Field(10, ge=1, le=1000)

@@ -1,0 +1,46 @@
+"""Count what a server does, for Prometheus; several processes count together."""
+
+from __future__ import annotations
+
+import os
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+PROCESSES = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable with the folder in which several processes count together."""
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZES = tuple(4**power for power in range(9))
+
+REQUESTS = Counter(
+    "irkit_requests", "Requests by route, model or index, and status", ("route", "name", "status")
+)
+SECONDS = Histogram("irkit_request_seconds", "Time of a request", ("route", "name"), buckets=_SECONDS)
+TOKENS = Counter("irkit_tokens", "Tokens encoded for clients", ("model",))
+BATCHES = Histogram(
+    "irkit_batch_size",
+    "Tokens of a model, or queries of an index, worked on together",
+    ("name",),
+    buckets=_SIZES,
+)
+WAITING = Gauge(
+    "irkit_waiting", "Tokens, queries or changes that wait", ("name",), multiprocess_mode="livesum"
+)
+RUNNING = Gauge("irkit_running_requests", "Requests in work", multiprocess_mode="livesum")
+
+
+def exposition() -> tuple[bytes, str]:
+    """Return all metrics as text of Prometheus, and its content type."""
+    registry = REGISTRY
+    if os.environ.get(PROCESSES):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry), CONTENT_TYPE_LATEST

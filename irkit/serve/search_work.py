@@ -1,0 +1,209 @@
+"""Answer searches: one index or several fused, ranked again, explained and highlighted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from irkit.data import Document
+from irkit.model import Model
+from irkit.model.cross_encoder import CrossEncoder
+from irkit.retrieval.explanation import Explanation
+from irkit.retrieval.hybrid import Hybrid
+from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.scorer import ModelScorer, Scorer
+from irkit.retrieval.searching import Hit
+from irkit.retrieval.selection import SearchOptions, parse_selection
+from irkit.serve.highlighting import highlight, passages_of, score_passages
+from irkit.serve.problems import Problem
+
+JSONObject = dict[str, Any]
+_MOST_EXPLAINED = 20
+_RANKING = ("offset", "threshold", "group_by", "per_group")
+
+
+class Served(Protocol):
+    """What is served by name, see `irkit.serve.catalogue.Catalogue`."""
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """Models."""
+
+    @property
+    def indexes(self) -> Mapping[str, Any]:
+        """Indexes."""
+
+
+def find(
+    served: Served, name: str, retriever: Retriever, queries: list[Any], options: JSONObject
+) -> list[JSONObject]:
+    """Return the result of each query.
+
+    Args:
+        served: Finds the other indexes and the models that the options name.
+        name: Name of the index.
+        retriever: The index.
+        queries: Texts, or vectors or weights for indexes that take them.
+        options: Keys and values of `irkit.serve.messages.SearchRequest`, without the queries.
+    """
+    if options["explain"] and options["k"] > _MOST_EXPLAINED:
+        raise Problem(422, f"explain with k {options['k']}; expected at most {_MOST_EXPLAINED}")
+    fuse, rerank = options["fuse"], options["rerank"]
+    if (fuse or rerank) and not all(isinstance(query, str) for query in queries):
+        raise Problem(422, "fuse and rerank take texts as queries")
+    with ExitStack() as stack:
+        parts = {name: retriever}  # all of one state, until the stack ends
+        for other in (*(fuse["indexes"] if fuse else ()), *([rerank["by"]] if rerank else ())):
+            if other in served.indexes:
+                parts[other] = served.indexes[other].retriever()
+                stack.enter_context(parts[other].store.snapshot())
+        lists = _rank(served, name, parts, queries, options)
+        results = [
+            {"query": query, "hits": [_hit(hit) for hit in line]}
+            for query, line in zip(queries, lists, strict=True)
+        ]
+        if len(parts) > 1 or rerank:
+            for part, other_index in parts.items():
+                _add_scores(part, other_index, queries, results)
+        _annotate(name, retriever, results, options)
+    return results
+
+
+def _rank(
+    served: Served, name: str, parts: Mapping[str, Retriever], queries: list[Any], options: JSONObject
+) -> Sequence[Sequence[Hit]]:
+    """Return the hits of each query: of an index or several fused, and ranked again if asked for."""
+    fuse, rerank, k, fields = options["fuse"], options["rerank"], options["k"], options["fields"]
+    ranking: Any = {key: options[key] for key in _RANKING if options[key] is not None}
+    if options["group_by"] is None and ranking["per_group"] == 1:
+        del ranking["per_group"]
+    selecting: Any = {**ranking, "fields": fields}
+    selection = parse_selection("search", k, selecting, SearchOptions)
+    first: Any = parts[name]
+    if fuse:
+        others = fuse["indexes"]
+        unknown = [other for other in others if other not in parts]
+        if unknown or len({name, *others}) <= len(others):
+            problem = f"names {unknown[0][:60]!r}, which is no index" if unknown else "names an index twice"
+            raise Problem(422, f"fuse {problem}; known: {', '.join(served.indexes)}")
+        first = Hybrid(
+            [parts[part] for part in (name, *others)],
+            fuse["method"],
+            weights=fuse["weights"],
+            depth=fuse["depth"],
+        )
+    if not rerank:
+        found: list[list[Hit]] = first.search(queries, k, options["filter"], **selecting)
+        return found
+
+    # the second stage ranks all hits of the first one down to a depth
+    if ranking.keys() & {"threshold", "group_by"}:
+        raise Problem(422, "rerank with threshold or group_by; leave one of them out")
+    depth = max(rerank["depth"], selection.stop)
+    found = first.search(queries, depth, options["filter"], fields=["id"])
+    ids = [[hit.id for hit in line] for line in found]
+    again = _rerank(served, parts, name, rerank["by"], queries, ids, selection.stop)
+    return [[_restricted(hit, selection.fields) for hit in line[selection.offset :]] for line in again]
+
+
+def _rerank(
+    served: Served,
+    parts: Mapping[str, Retriever],
+    name: str,
+    by: str,
+    queries: list[str],
+    ids: list[list[str]],
+    k: int,
+) -> Sequence[Sequence[Hit]]:
+    """Rank documents by the vectors that the index ``by`` stores of them, or by the model ``by``."""
+    if by in parts:
+        return parts[by].rerank(queries, [_known(parts[by], line) for line in ids], k)
+    if by not in served.models:
+        raise Problem(422, f"rerank by {by[:60]!r}: there is no index or model of this name")
+    model = served.models[by].model
+    teacher: Scorer = model if isinstance(model, CrossEncoder) else ModelScorer(model)
+    return parts[name].rerank(queries, [_known(parts[name], line) for line in ids], k, teacher=teacher)
+
+
+def _annotate(name: str, retriever: Retriever, results: list[JSONObject], options: JSONObject) -> None:
+    """Add highlights and explanations to hits."""
+    for result in results:
+        for hit in result["hits"]:
+            if options["highlights"] and isinstance(result["query"], str):
+                hit["highlight"] = highlight(result["query"], hit["title"], hit["text"])
+            if options["explain"] and hit["id"] in retriever.documents:
+                hit["explanation"] = explain(name, retriever, result["query"], hit["id"])
+
+
+def rerank_ids(
+    queries: list[str], ids: list[list[str]], k: int | None, retriever: Retriever
+) -> list[JSONObject]:
+    """Rank documents of an index for each query, as the route ``rerank`` answers."""
+    return [
+        {"query": query, "hits": [_hit(hit) for hit in line]}
+        for query, line in zip(queries, retriever.rerank(queries, ids, k), strict=True)
+    ]
+
+
+def explain(name: str, retriever: Retriever, query: Any, document: Any) -> JSONObject:
+    """Explain the score of a document, as the route ``explain`` answers.
+
+    Args:
+        name: Name of the index.
+        retriever: The index.
+        query: A text, or weights of terms.
+        document: Id of a document of the index, or a `Document`.
+    """
+    if isinstance(document, str) and document not in retriever.documents:
+        raise Problem(404, f"index {name} has no document {document[:60]!r}")
+    item = retriever.documents[document] if isinstance(document, str) else document
+    model = retriever.model
+    if isinstance(model, Model) and model.kind == "dense":
+        text = item.full_text
+        whole = retriever.rerank(query, [document] if isinstance(document, str) else [item])
+        passages = score_passages(model, query, text)
+        explained = Explanation(query, text, whole[0].score if whole else float("-inf"), ())
+        part = "passages"
+    else:
+        explained = retriever.explain(query, document)
+        passages = passages_of(explained)
+        part = "tokens" if model.kind == "multi_vector" else "terms"
+    return {
+        "index": name,
+        "id": item.id,
+        "part": part,
+        **explained.to_dict(),
+        "words": [] if isinstance(query, dict) else explained.words().to_dict()["matches"],
+        "passages": [passage._asdict() for passage in passages],
+    }
+
+
+def _known(retriever: Retriever, ids: list[str]) -> list[str]:
+    rows = retriever.documents.find(ids)
+    return [name for name, row in zip(ids, rows.tolist(), strict=True) if row >= 0]
+
+
+def _add_scores(part: str, retriever: Retriever, queries: list[Any], results: list[JSONObject]) -> None:
+    """Note the exact score of each hit in an index; None if the index lacks the document."""
+    if not all(isinstance(query, str) for query in queries):
+        return
+    ids = [_known(retriever, [hit["id"] for hit in result["hits"]]) for result in results]
+    for result, hits in zip(results, retriever.rerank(queries, ids), strict=True):
+        scores = {hit.id: hit.score for hit in hits}
+        for hit in result["hits"]:
+            hit.setdefault("parts", {})[part] = scores.get(hit["id"])
+
+
+def _restricted(hit: Hit, fields: frozenset[str] | None) -> Hit:
+    return Hit.of(Document(hit.id, hit.text, hit.title, hit.metadata), hit.score, fields)
+
+
+def _hit(hit: Hit) -> JSONObject:
+    return {
+        "id": hit.id,
+        "score": hit.score,
+        "title": hit.title,
+        "text": hit.text,
+        "metadata": dict(hit.metadata),
+    }

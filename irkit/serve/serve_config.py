@@ -1,0 +1,71 @@
+"""What a server is told: what to serve, where to listen, how much to take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from irkit.config import Config
+
+Scope = Literal["read", "write"]
+
+
+class ServeLimits(Config):
+    """Limits of a server; a request beyond one of them gets an answer that names the limit.
+
+    Attributes:
+        body_bytes: Bytes of a request.
+        texts: Texts, queries or documents of a request.
+        tokens: Tokens of all texts of a request.
+        k: Hits of a query, skipped ones included.
+        stream_k: Hits of a query in a stream.
+        requests: Requests in work at the same time.
+        waiting_tokens: Tokens that wait for a model; further requests are turned away.
+        waiting_queries: Queries that wait for an index.
+        waiting_writes: Changes that wait for an index.
+        batch_tokens: Tokens that a model encodes together.
+        batch_queries: Queries that an index searches together.
+        seconds: Time until a request is given up.
+        body_seconds: Time until the whole body of a request has arrived.
+        shutdown_seconds: Time that requests in work have to end after SIGTERM.
+    """
+
+    body_bytes: PositiveInt = 32 << 20
+    texts: PositiveInt = 2048
+    tokens: PositiveInt = 1 << 18
+    k: PositiveInt = 1000
+    stream_k: PositiveInt = 100_000
+    requests: PositiveInt = 512
+    waiting_tokens: PositiveInt = 1 << 18
+    waiting_queries: PositiveInt = 4096
+    waiting_writes: PositiveInt = 256
+    batch_tokens: PositiveInt = 8192
+    batch_queries: PositiveInt = 64
+    seconds: PositiveFloat = 60
+    body_seconds: PositiveFloat = 30
+    shutdown_seconds: PositiveFloat = 60
+
+
+class ServeConfig(Config):
+    """A server.
+
+    Attributes:
+        paths: Directories of indexes, and directories or hub names of models; each may be ``NAME=PATH``.
+        host: Address to listen at.
+        port: Port to listen at; 0 is any free one.
+        workers: Processes.
+        keys: Scope and SHA-256 (hexadecimal) of each API key.
+        device: Device of the models; None is a GPU if there is one, else the CPU.
+        dtype: Precision of the models.
+        limits: See `ServeLimits`.
+    """
+
+    paths: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: PositiveInt = 1
+    keys: tuple[tuple[Scope, str], ...] = ()
+    device: str | None = None
+    dtype: str = "float32"
+    limits: ServeLimits = ServeLimits()

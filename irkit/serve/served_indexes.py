@@ -1,0 +1,134 @@
+"""Search and change one index for many clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from irkit.encoder_free import EncoderFreeModel
+from irkit.errors import LockedError, StorageError
+from irkit.index.directory import MANIFEST
+from irkit.retrieval.retriever import Retriever
+from irkit.serve.batcher import Batcher
+from irkit.serve.serve_config import ServeLimits
+
+T = TypeVar("T")
+Work = Callable[[str, Retriever, list[Any], dict[str, Any]], Sequence[Any]]
+"""Find what each query asks for: name of the index, index, queries, keys and values of the request."""
+
+_PAUSE = 0.02  # seconds between attempts to write while another process writes
+_LABELS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
+
+
+class ServedIndex:
+    """An index by name: searched in one thread, changed in another one, each with a queue.
+
+    Attributes:
+        name: Name in routes.
+        path: Directory.
+    """
+
+    def __init__(
+        self, name: str, path: Path, load: Callable[[Path], Retriever], work: Work, limits: ServeLimits
+    ) -> None:
+        self.name, self.path, self.limits = name, path, limits
+        self._load, self._work = load, work
+        self._retriever, self._seen = load(path), self._stamp()
+        self.searches = Batcher(f"index {name}", self._search, limits.batch_queries, limits.waiting_queries)
+        self.writes = Batcher(f"changes of {name}", self._change, 1, limits.waiting_writes)
+
+    def retriever(self) -> Retriever:
+        """Return the retriever of the newest state of the directory, also if the index was replaced."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            try:
+                self._retriever.refresh()
+                self._retriever.collection.check_current()
+            except StorageError:
+                self._retriever = self._load(self.path)
+            self._seen = stamp
+        return self._retriever
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Return what changes when another process commits."""
+        try:
+            status = os.stat(self.path / MANIFEST)  # noqa: PTH116 (one call, before each search)
+        except OSError:
+            return ()
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def facts(self) -> dict[str, Any]:
+        """Describe the index, without paths."""
+        retriever = self.retriever()
+        with retriever.store.snapshot():
+            saved = retriever.store.meta["model"]
+            lexical = saved["name"] == "bm25"
+            part = "bm25" if lexical else _LABELS[saved["kind"]]
+            explained = {"tokens": ["tokens"], "sparse": ["terms"], "bm25": ["terms"]}.get(part, [])
+            computed = isinstance(retriever.model, EncoderFreeModel) and not lexical
+            return {
+                "name": self.name,
+                "documents": len(retriever),
+                "kind": retriever.index.config.kind,
+                "representation": saved["kind"],
+                "parts": [part],
+                "model": Path(str(saved["name"] or "")).name,
+                "similarity": saved["similarity"],
+                "dim": saved["dim"],
+                "explain": explained + ([] if computed else ["passages"]),
+                "keys": retriever.documents.keys(),
+            }
+
+    async def search(self, queries: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+        """Return what the work finds for each query; queries of other requests with these options join."""
+        size = self.limits.batch_queries
+        parts = [list(queries[start : start + size]) for start in range(0, len(queries), size)]
+        key = json.dumps(options, sort_keys=True)
+        found = await self.searches.submit(key, [(part, len(part)) for part in parts])
+        return [result for part in found for result in part]
+
+    def _search(self, key: Hashable, parts: list[list[Any]]) -> list[Sequence[Any]]:
+        retriever = self.retriever()
+        with retriever.store.snapshot():
+            queries = [query for part in parts for query in part]
+            results = self._work(self.name, retriever, queries, json.loads(str(key)))
+        ends = [sum(map(len, parts[: number + 1])) for number in range(len(parts))]
+        return [results[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
+
+    async def read(self, function: Callable[[Retriever], T]) -> T:
+        """Call a function with the retriever in a thread, where it sees one state of the index."""
+
+        def run() -> T:
+            retriever = self.retriever()
+            with retriever.store.snapshot():
+                return function(retriever)
+
+        return await asyncio.to_thread(run)
+
+    async def change(self, function: Callable[[Retriever], T]) -> T:
+        """Call a function that changes the index, after all earlier changes; return after the commit."""
+        [result] = await self.writes.submit("change", [(function, 1)])
+        return result  # type: ignore[no-any-return]
+
+    def _change(self, key: Hashable, functions: list[Callable[[Retriever], Any]]) -> list[Any]:
+        """Change the index; wait while another process does."""
+        [function] = functions
+        end = time.monotonic() + self.limits.seconds
+        while True:
+            try:
+                return [function(self.retriever())]
+            except LockedError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_PAUSE)
+
+    async def close(self) -> None:
+        """Finish what was begun, and close the files."""
+        await self.searches.close()
+        await self.writes.close()
+        self._retriever.close()

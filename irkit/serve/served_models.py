@@ -1,0 +1,180 @@
+"""Encode and score texts of many requests together with one model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+
+from irkit.core.ragged import Ragged
+from irkit.core.representation import Representation, concat
+from irkit.core.scoring import score
+from irkit.data import Document, Query
+from irkit.errors import IrkitError
+from irkit.heads import Side
+from irkit.model import Model
+from irkit.model.cross_encoder import CrossEncoder
+from irkit.model.pipeline import Pipeline, plan_steps
+from irkit.serve.batcher import Batcher
+from irkit.serve.meters import TOKENS
+from irkit.serve.problems import Problem
+from irkit.serve.serve_config import ServeLimits
+from irkit.tokenizer import Tokenizer
+
+Kind = Literal["dense", "multi_vector", "sparse", "cross_encoder"]
+_UNCUT = 1 << 30  # tokens: longer than any text
+
+
+class Encoded(NamedTuple):
+    """Rows of texts, and the number of tokens that were encoded."""
+
+    rows: Representation
+    tokens: int
+
+
+class ServedModel:
+    """A model by name, with a queue of its own.
+
+    Attributes:
+        name: Name in requests.
+        kind: Kind of its representations; ``"cross_encoder"`` scores pairs and makes none.
+        indexes: Names of the indexes that it encodes for.
+    """
+
+    def __init__(self, name: str, model: Model | CrossEncoder, limits: ServeLimits) -> None:
+        self.name, self.model, self.limits = name, model, limits
+        self.indexes: list[str] = []
+        self.kind: Kind = "cross_encoder" if isinstance(model, CrossEncoder) else model.kind  # type: ignore[assignment]
+        run = self._score_pairs if isinstance(model, CrossEncoder) else self._encode
+        self.batcher = Batcher(f"model {name}", run, limits.batch_tokens, limits.waiting_tokens)
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """The tokenizer without special tokens; making it takes long."""
+        return self.retriever_model().tokenizer.without_special_tokens()
+
+    @property
+    def max_length(self) -> int | None:
+        """Number of tokens at which documents are cut."""
+        model = self.model
+        return model.max_length if isinstance(model, CrossEncoder) else model.max_length("document")
+
+    def retriever_model(self, kind: Kind | None = None) -> Model:
+        """Return the model.
+
+        Raises:
+            Problem: It is of another kind.
+        """
+        if isinstance(self.model, CrossEncoder) or kind not in (None, self.kind):
+            raise Problem(
+                422, f"model {self.name} is of kind {self.kind}, expected {kind or 'one that encodes'}"
+            )
+        return self.model
+
+    async def encode(
+        self, texts: Sequence[str], prompt_name: str | None = None, *, cut: bool = True
+    ) -> Encoded:
+        """Encode texts as `irkit.Model.encode` does.
+
+        Args:
+            texts: Texts.
+            prompt_name: ``"query"`` or ``"document"`` is the side of the texts; another name is a prompt of
+                the model; None is its default prompt.
+            cut: Whether long texts are cut; else they are refused.
+
+        Raises:
+            Problem: There are too many tokens, or too much is waiting, or the model has failed.
+            BadValueError: No prompt has this name.
+        """
+        model, side = self.retriever_model(), _side(prompt_name)
+        pipeline = model.encoding_pipeline(side, prompt_name=prompt_name)
+        # tokens are made here, by threads beside the event loop, so that the model gets only numbers
+        tokens = await asyncio.to_thread(self._tokenize, pipeline, texts, cut)
+        total = int(tokens.lengths.sum())
+        if total > self.limits.tokens:
+            limit = f"{total} tokens in one request, the limit is {self.limits.tokens}"
+            raise Problem(413, f"{limit}; send fewer or shorter texts")
+        steps = plan_steps(tokens.lengths, self.limits.batch_tokens)
+        parts = [(tokens[step], int(tokens.lengths[step].sum())) for step in steps]
+        rows = await self.batcher.submit((side, pipeline.prompt), parts)
+        TOKENS.labels(self.name).inc(total)
+        return Encoded(concat(rows)[torch.argsort(torch.cat(steps))], total)
+
+    async def represent(self, texts: Sequence[str], side: Side) -> Encoded:
+        """Encode texts so that `irkit.score` of the rows is the similarity of the model."""
+        rows, tokens = await self.encode(texts, side)
+        return Encoded(self.retriever_model().comparable(rows, side), tokens)
+
+    async def score(self, query: str, texts: Sequence[str]) -> tuple[list[float], int]:
+        """Score texts for a query; return the scores and the number of tokens (0 for a cross-encoder)."""
+        if isinstance(self.model, CrossEncoder):
+            size = sum(map(len, texts)) // 4 + len(texts) * (1 + len(query) // 4)  # a guess of tokens
+            [scores] = await self.batcher.submit("pairs", [((query, texts), size)])
+            return scores, 0
+        queries, documents = await asyncio.gather(
+            self.represent([query], "query"), self.represent(texts, "document")
+        )
+        scores = await asyncio.to_thread(_score, queries.rows, documents.rows)
+        return scores, queries.tokens + documents.tokens
+
+    async def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
+        """Split texts into tokens as the model does, uncut; return them as TEI describes tokens.
+
+        Args:
+            texts: Texts.
+            special: Whether special tokens are added.
+        """
+        tokenizer = self.retriever_model().tokenizer
+        known = set(tokenizer.special_tokens())
+
+        def split(text: str) -> list[dict[str, Any]]:
+            used = tokenizer if special else self._plain
+            ids, spans = used([text], max_length=_UNCUT).values, used.token_spans(text, max_length=_UNCUT)
+            return [
+                {"id": number, "text": span.token, "special": number in known}
+                | {"start": span.start, "stop": span.end}
+                for number, span in zip(ids.tolist(), spans, strict=True)
+            ]
+
+        return await asyncio.to_thread(lambda: [split(text) for text in texts])
+
+    def _tokenize(self, pipeline: Pipeline, texts: Sequence[str], cut: bool) -> Ragged:
+        tokens = pipeline.tokenize(texts)
+        if not cut:
+            lengths = pipeline.tokenizer(texts, pipeline.prompt, _UNCUT).lengths
+            longest = int(lengths.max()) if len(lengths) else 0
+            if longest > int(tokens.lengths[lengths.argmax()]):
+                limit = f"a text has {longest} tokens, the limit of {self.name} is {self.max_length}"
+                raise Problem(413, f"{limit}; send shorter texts, or truncate: true")
+        return tokens
+
+    def _encode(self, key: Hashable, parts: list[Ragged]) -> Sequence[Representation]:
+        """Encode the tokens of several requests in one run."""
+        side, prompt = cast(tuple[Side | None, str], key)
+        pipeline = self.retriever_model().encoding_pipeline(side, prompt=prompt)
+        try:
+            rows = pipeline.encode_tokens(Ragged.concat(parts))
+        except (IrkitError, RuntimeError) as error:
+            raise Problem(424, f"model {self.name} failed: {error}") from error
+        ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+        return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _score_pairs(self, key: Hashable, jobs: list[tuple[str, Sequence[str]]]) -> list[list[float]]:
+        """Score the pairs of several requests with a cross-encoder."""
+        assert isinstance(self.model, CrossEncoder)
+        queries = [Query(str(number), query) for number, (query, _) in enumerate(jobs)]
+        documents = [[Document("text", text) for text in texts] for _, texts in jobs]
+        return [scores.tolist() for scores in self.model(queries, documents)]
+
+
+def _side(prompt_name: str | None) -> Side | None:
+    return prompt_name if prompt_name in ("query", "document") else None  # type: ignore[return-value]
+
+
+@torch.inference_mode()
+def _score(queries: Representation, documents: Representation) -> list[float]:
+    compare: Any = score  # of two representations of one kind
+    return [float(value) for value in compare(queries, documents)[0]]
