@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from irkit import __version__
 from irkit.errors import IrkitError
 from irkit.serve import document_routes, openai_routes, search_routes, tei_routes
 from irkit.serve.catalogue import Catalogue
 from irkit.serve.guard import Guard
 from irkit.serve.meters import exposition
 from irkit.serve.problems import handle, respond
+from irkit.serve.tei_routes import INTERFACE
 
 PAGE = Path(__file__).parent / "page"
 """Files of the page: index.html, and those that are served below ``/static/``."""
@@ -38,7 +38,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
 
     app = FastAPI(
         title="irkit",
-        version=__version__,
+        version=INTERFACE,
         summary="Neural retrieval: embeddings, reranking and search.",
         lifespan=lifespan,
         docs_url=None,  # its scripts would come from another server
@@ -71,7 +71,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     async def page(request: Request) -> Response:
         file = PAGE / "index.html"
         if not file.exists():
-            return PlainTextResponse(f"irkit {__version__}: see {request.base_url}openapi.json\n")
+            return PlainTextResponse(f"irkit: see {request.base_url}openapi.json\n")
         return FileResponse(file, headers={"content-security-policy": _POLICY})
 
     app.router.routes.append(Mount("/static", StaticFiles(directory=PAGE)))

@@ -9,7 +9,6 @@ import torch
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from irkit import __version__
 from irkit.core.representation import Dense, MultiVector, Sparse
 from irkit.model.embeddings import postprocess
 from irkit.serve.catalogue import Catalogue
@@ -17,6 +16,8 @@ from irkit.serve.problems import Problem, respond
 from irkit.serve.served_models import Kind, ServedModel
 
 router = APIRouter(tags=["text-embeddings-inference"])
+INTERFACE = "1.0"
+"""Version of the routes."""
 _PROMPT = "query, document, or another prompt of the model; null is its default."
 
 
@@ -235,7 +236,7 @@ async def info(request: Request) -> Response:
     """Describe the first model and the limits, as TEI does."""
     catalogue: Catalogue = request.app.state.catalogue
     limits = catalogue.config.limits
-    facts: dict[str, Any] = {"version": __version__, "model_id": None, "model_type": None}
+    facts: dict[str, Any] = {"version": INTERFACE, "model_id": None, "model_type": None}
     if catalogue.models:
         served = catalogue.model()
         kind = "reranker" if served.kind == "cross_encoder" else "embedding"
