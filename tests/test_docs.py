@@ -18,6 +18,8 @@ import pkgutil
 import re
 import runpy
 import shlex
+import signal
+import socket
 import string
 import subprocess
 import sys
@@ -154,7 +156,7 @@ def agree(shown: str, got: str) -> bool:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Go to a folder with the examples of a checkout, for what a page writes."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "tmp").mkdir()
@@ -162,6 +164,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     for name, value in {"COLUMNS": "100", "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
+    yield
+    if (tmp_path / "serve.pid").exists():  # of a server that a page starts, if a step has failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "serve.pid").read_text()), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -180,8 +186,10 @@ def hub(minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_page_shows_what_happens(page: Path, workplace: None, hub: None) -> None:
     names: dict[str, object] = {"__name__": "page"}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])  # free, in place of that of the page
     for step in steps(page):
-        printed = run(step, names)
+        printed = run(step._replace(code=step.code.replace("8080", port)), names)
         if step.shown is not None:
             place = f"{page.name}, block of line {step.line}"
             assert matches(tokens(step.shown), tokens(printed)), f"{place}\n{step.code}\n{printed}"

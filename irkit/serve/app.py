@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from irkit.errors import IrkitError
 from irkit.serve import document_routes, openai_routes, search_routes, tei_routes
 from irkit.serve.catalogue import Catalogue
-from irkit.serve.guard import Guard
+from irkit.serve.guard import LOG, Guard
 from irkit.serve.meters import exposition
 from irkit.serve.problems import handle, respond
 from irkit.serve.tei_routes import INTERFACE
@@ -33,6 +34,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(catalogue.warm)
+        url = f"http://{catalogue.config.host}:{catalogue.config.port}/"
+        LOG.info(json.dumps({"event": "ready", "url": url, "indexes": [*catalogue.indexes]}))
         yield
         await catalogue.close()
 

@@ -42,7 +42,7 @@ def highlight(query: str, title: str, text: str) -> dict[str, Any]:
 
     Examples:
         >>> highlight("sleeping bears", "Bears", "Copper is red. A bear sleeps in winter.")
-        {'title': [[0, 5]], 'text': [[17, 21], [22, 28]], 'passage': [15, 39]}
+        {'title': [[0, 5]], 'text': [[17, 21], [22, 28]], 'passage': [0, 39]}
     """
     terms = set(_analyzer().terms(query))
     found = [
