@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from irkit.data import Document
-from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
-from irkit.retrieval.explanation import Explanation
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import ModelScorer, Scorer
 from irkit.retrieval.searching import Hit
 from irkit.retrieval.selection import SearchOptions, parse_selection
-from irkit.serve.highlighting import highlight, passages_of, score_passages
 from irkit.serve.problems import Problem
+from irkit.serve.query_words import highlight, rank_passages
 
 JSONObject = dict[str, Any]
 _MOST_EXPLAINED = 20
@@ -98,32 +95,18 @@ def _rank(
         return found
 
     # the second stage ranks all hits of the first one down to a depth
-    if ranking.keys() & {"threshold", "group_by"}:
-        raise Problem(422, "rerank with threshold or group_by; leave one of them out")
-    depth = max(rerank["depth"], selection.stop)
+    depth, by = max(rerank["depth"], selection.stop), rerank["by"]
     found = first.search(queries, depth, options["filter"], fields=["id"])
-    ids = [[hit.id for hit in line] for line in found]
-    again = _rerank(served, parts, name, rerank["by"], queries, ids, selection.stop)
-    return [[_restricted(hit, selection.fields) for hit in line[selection.offset :]] for line in again]
-
-
-def _rerank(
-    served: Served,
-    parts: Mapping[str, Retriever],
-    name: str,
-    by: str,
-    queries: list[str],
-    ids: list[list[str]],
-    k: int,
-) -> Sequence[Sequence[Hit]]:
-    """Rank documents by the vectors that the index ``by`` stores of them, or by the model ``by``."""
+    second = parts.get(by, parts[name])
     if by in parts:
-        return parts[by].rerank(queries, [_known(parts[by], line) for line in ids], k)
-    if by not in served.models:
+        teacher: Scorer | None = None  # by the vectors that the index stores
+    elif by in served.models:
+        model = served.models[by].model
+        teacher = model if isinstance(model, CrossEncoder) else ModelScorer(model)
+    else:
         raise Problem(422, f"rerank by {by[:60]!r}: there is no index or model of this name")
-    model = served.models[by].model
-    teacher: Scorer = model if isinstance(model, CrossEncoder) else ModelScorer(model)
-    return parts[name].rerank(queries, [_known(parts[name], line) for line in ids], k, teacher=teacher)
+    ids = [_known(second, [hit.id for hit in line]) for line in found]
+    return second.rerank(queries, ids, k, teacher=teacher, **selecting)
 
 
 def _annotate(name: str, retriever: Retriever, results: list[JSONObject], options: JSONObject) -> None:
@@ -157,25 +140,24 @@ def explain(name: str, retriever: Retriever, query: Any, document: Any) -> JSONO
     """
     if isinstance(document, str) and document not in retriever.documents:
         raise Problem(404, f"index {name} has no document {document[:60]!r}")
-    item = retriever.documents[document] if isinstance(document, str) else document
-    model = retriever.model
-    if isinstance(model, Model) and model.kind == "dense":
-        text = item.full_text
-        whole = retriever.rerank(query, [document] if isinstance(document, str) else [item])
-        passages = score_passages(model, query, text)
-        explained = Explanation(query, text, whole[0].score if whole else float("-inf"), ())
-        part = "passages"
+    explained = retriever.explain(query, document)
+    kind = retriever.model.kind
+    said = explained.to_dict() | {"view": explained.view(), "words": []}
+    if kind == "dense":  # its matches are passages
+        passages = [
+            {"start": match.document.start, "end": match.document.end, "score": match.score}
+            for match in explained.matches
+        ]
+        said["matches"] = []
     else:
-        explained = retriever.explain(query, document)
-        passages = passages_of(explained)
-        part = "tokens" if model.kind == "multi_vector" else "terms"
-    return {
+        passages = rank_passages(explained)
+        if isinstance(query, str):
+            said["words"] = explained.words().to_dict()["matches"]
+    return said | {
         "index": name,
-        "id": item.id,
-        "part": part,
-        **explained.to_dict(),
-        "words": [] if isinstance(query, dict) else explained.words().to_dict()["matches"],
-        "passages": [passage._asdict() for passage in passages],
+        "id": document if isinstance(document, str) else document.id,
+        "part": {"dense": "passages", "multi_vector": "tokens"}.get(kind, "terms"),
+        "passages": passages,
     }
 
 
@@ -193,10 +175,6 @@ def _add_scores(part: str, retriever: Retriever, queries: list[Any], results: li
         scores = {hit.id: hit.score for hit in hits}
         for hit in result["hits"]:
             hit.setdefault("parts", {})[part] = scores.get(hit["id"])
-
-
-def _restricted(hit: Hit, fields: frozenset[str] | None) -> Hit:
-    return Hit.of(Document(hit.id, hit.text, hit.title, hit.metadata), hit.score, fields)
 
 
 def _hit(hit: Hit) -> JSONObject:

@@ -81,7 +81,7 @@ class ServedIndex:
                 "similarity": saved["similarity"],
                 "dim": saved["dim"],
                 "explain": explained + ([] if computed else ["passages"]),
-                "keys": retriever.documents.keys(),
+                "keys": retriever.documents.metadata_keys(),
             }
 
     async def search(self, queries: Sequence[Any], options: dict[str, Any]) -> list[Any]:
