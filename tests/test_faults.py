@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ class Disk:
         self._waiting: list[tuple[str, str, int | None]] = []  # folder, path, number; None where removed
         self._contents: dict[int, list[bytes]] = {}  # the synced one, then those since
         self._numbers = itertools.count(1)
+        self._one_at_a_time = threading.RLock()
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         """Follow what changes a disk through `os`; other writes, such as mapped ones, are found between."""
@@ -160,12 +162,13 @@ class Disk:
         self, real: Callable[..., Any], after: Callable[..., None] | None = None
     ) -> Callable[..., Any]:
         def function(*arguments: Any, **options: Any) -> Any:
-            self.look()
-            result = real(*arguments, **options)
-            if after is not None:
-                after(*arguments)
-            self.look()
-            return result
+            with self._one_at_a_time:
+                self.look()
+                result = real(*arguments, **options)
+                if after is not None:
+                    after(*arguments)
+                self.look()
+                return result
 
         return function
 

@@ -30,6 +30,7 @@ _KIND = "irkit index"
 _DEEPEST = 50  # nested values: copying and writing them is recursive
 _MOST = 1 << 48  # largest number of rows, bytes, and numbers per row
 _BLOCK_BYTES = 1 << 24
+_SPARE = 1024  # elements of room after an array that grows
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 
@@ -37,6 +38,16 @@ _Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 def corrupt(what: object, problem: str) -> CorruptError:
     """Return the error of an index, or of ``"file PATH"`` of one, whose content is not what irkit wrote."""
     return CorruptError(f"index {what}: {problem}; {_REMEDY}")
+
+
+class _Pages(mmap.mmap):
+    """Mapped pages.
+
+    Attributes:
+        file: Device and inode of the file, which no other file gets while it is mapped.
+    """
+
+    file: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -70,19 +81,21 @@ class Entry:
             except FileNotFoundError:
                 raise corrupt(f"file {path}", "it is missing") from None
             try:
-                size = os.fstat(descriptor).st_size
+                status = os.fstat(descriptor)
+                size = status.st_size
                 if size < self.nbytes:
                     raise corrupt(f"file {path}", f"it has {size} bytes, expected {self.nbytes}")
                 if not self.nbytes:
                     return np.empty((self.rows, *self.shape), self.dtype)
                 # private and writable, because torch warns of arrays that are read-only; nobody writes to
                 # them, and NORESERVE keeps the kernel from reserving memory for that
-                pages = mmap.mmap(
+                pages = _Pages(
                     descriptor,
                     self.nbytes,
                     flags=mmap.MAP_PRIVATE | _NORESERVE,
                     prot=mmap.PROT_READ | mmap.PROT_WRITE,
                 )
+                pages.file = status.st_dev, status.st_ino
             finally:
                 os.close(descriptor)
         return np.frombuffer(pages, self.dtype).reshape(self.rows, *self.shape)
@@ -186,18 +199,41 @@ def release(array: Array) -> None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
+def mapped_file(array: Array) -> tuple[int, int] | None:
+    """Return device and inode of the file of a mapped array; None if the array is not mapped."""
+    pages = _pages(array)
+    return pages.file if pages is not None else None
+
+
 def is_cut(array: Array) -> bool:
     """Return whether the file of a mapped array was truncated since; reading it would end the process."""
     pages = _pages(array)
     return pages is not None and pages.size() < len(pages)
 
 
-def _pages(array: Array) -> mmap.mmap | None:
+def _pages(array: Array) -> _Pages | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
     base = base.obj if isinstance(base, memoryview) else base
-    return base if isinstance(base, mmap.mmap) else None
+    return base if isinstance(base, _Pages) else None
+
+
+def lengthen(before: Array, new: Array) -> Array:
+    """Return an array with ``new`` at its end; there is room after it, so that most calls copy only ``new``.
+
+    Args:
+        before: Empty, or what this function has returned. Its content stays as it is.
+        new: Elements to add. Two calls with the same ``before`` must add equal elements, or one of the
+            results must not be used any more.
+    """
+    count, total = len(before), len(before) + len(new)
+    room = before.base if isinstance(before.base, np.ndarray) else before
+    if len(room) < total:
+        room = np.empty((total + total // 8 + _SPARE, *before.shape[1:]), before.dtype)
+        room[:count] = before
+    room[count:total] = new
+    return room[:total]
 
 
 def write_at(path: Path, position: int, content: memoryview | bytes) -> None:

@@ -17,6 +17,8 @@ from irkit.index.layout import element_positions, removed_rows, row_ends
 from irkit.index.store import Store
 
 _ROWS = 1 << 14  # removed documents that are counted at once
+_COUNTED = ["lengths.bin", "terms.bin", "weights.bin", "removed.bin"]
+_NOTHING: Array = np.empty(0, np.uint32)
 _NONE = {"rows": 0, "removed": 0, "documents": 0, "tokens": 0}
 
 
@@ -27,11 +29,15 @@ class Statistics(NamedTuple):
         documents: Their number.
         tokens: The number of their tokens.
         frequencies: ``(dim,)`` number of documents that have each term.
+        rows: Rows that were counted.
+        removed: Removals that were subtracted.
     """
 
     documents: int
     tokens: int
     frequencies: Array
+    rows: int
+    removed: int
 
 
 def begin(store: Store, k1: float, b: float) -> None:
@@ -107,7 +113,8 @@ def renew(store: Store) -> bool:
         return False
     now, mean = statistics(store), settings["mean"]
     counted = {"rows": store.meta["index"]["rows"], "removed": store.rows("removed.bin")}
-    if any(settings["counted"][key] != value for key, value in counted.items()):
+    new = sum(value - settings["counted"][key] for key, value in counted.items())
+    if new > store.limits.bm25_uncounted * counted["rows"]:
         counted |= {"documents": now.documents, "tokens": now.tokens}
         content = now.frequencies.astype("<u4").tobytes()
         store.replace("frequencies.bin", lambda path: path.write_bytes(content))
@@ -118,44 +125,59 @@ def renew(store: Store) -> bool:
     return drifted
 
 
+def element_ends(store: Store, elements: str) -> Array:
+    """Return ``(n,)`` where the elements of each row end, in the array ``elements``."""
+    total = store.rows(elements)
+
+    def extend(before: Array | None) -> Array:
+        return row_ends(store.path, store.read("lengths.bin"), total, before)
+
+    return store.extended("ends", ["lengths.bin"], extend)
+
+
 def statistics(store: Store) -> Statistics:
     """Return exact statistics, whatever was added and removed since the last `renew`."""
-    return store.derived("bm25", lambda: _count(store))
+    return store.extended("bm25", _COUNTED, lambda before: _count(store, before))
 
 
 def _mean(now: Statistics) -> float:
     return max(1, now.tokens) / max(1, now.documents)
 
 
-def _count(store: Store) -> Statistics:
-    """Add what was added since the last `renew` to the stored statistics, and subtract what was removed."""
+def _count(store: Store, before: Statistics | None) -> Statistics:
+    """Return statistics: the stored ones or ``before``, and what was added and removed since."""
     about = store.meta["index"]
-    counted, dim = about["bm25"]["counted"], max(1, about["dim"])
+    n, dim = about["rows"], max(1, about["dim"])
+    known = before or _stored(store)
     frequencies = np.zeros(dim, np.int64)
-    if store.rows("frequencies.bin"):
-        stored = store.read("frequencies.bin").view("<u4")
-        frequencies[: len(stored)] = stored
-    documents, tokens = counted["documents"] + about["rows"] - counted["rows"], counted["tokens"]
-    if not about["rows"]:
-        return Statistics(documents, tokens, frequencies)
-    lengths, total = store.read("lengths.bin"), store.rows("terms.bin")
-    ends = store.derived("ends", lambda: row_ends(store.path, lengths, total))
-    first = int(ends[counted["rows"] - 1]) if counted["rows"] else 0
+    frequencies[: len(known.frequencies)] = known.frequencies
+    documents, tokens = known.documents + n - known.rows, known.tokens
+    if not n:
+        return Statistics(documents, tokens, frequencies, n, 0)
+    lengths, ends = store.read("lengths.bin"), element_ends(store, "terms.bin")
+    first = int(ends[known.rows - 1]) if known.rows else 0
     if first < store.rows("terms.bin"):
         for block in store.blocks("terms.bin", first):
             frequencies += _counts(store, block, dim)
         tokens += sum(int(block.sum(dtype=np.int64)) for block in store.blocks("weights.bin", first))
     gone = np.empty(0, np.int64)
     if store.rows("removed.bin"):
-        gone = np.sort(store.read("removed.bin")[counted["removed"] :])
-        removed_rows(store.path, gone, about["rows"])
+        gone = np.sort(store.read("removed.bin")[known.removed :])
+        removed_rows(store.path, gone, n)
     for start in range(0, len(gone), _ROWS):
         rows = gone[start : start + _ROWS]
         positions = element_positions(ends[rows], lengths[rows])
         if len(positions):
             frequencies -= _counts(store, store.take("terms.bin", positions), dim)
             tokens -= int(store.take("weights.bin", positions).sum(dtype=np.int64))
-    return Statistics(documents - len(gone), tokens, frequencies)
+    return Statistics(documents - len(gone), tokens, frequencies, n, known.removed + len(gone))
+
+
+def _stored(store: Store) -> Statistics:
+    """Return the statistics of the last `renew`."""
+    counted = store.meta["index"]["bm25"]["counted"]
+    stored = store.read("frequencies.bin").view("<u4") if store.rows("frequencies.bin") else _NOTHING
+    return Statistics(counted["documents"], counted["tokens"], stored, counted["rows"], counted["removed"])
 
 
 def _counts(store: Store, terms: Array, dim: int) -> Array:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from irkit.arguments import brief
 from irkit.errors import BadTypeError, LockedError, StorageError
-from irkit.index.array_files import DATA_FILE, Entry, Manifest, peek
+from irkit.index.array_files import DATA_FILE, Manifest, peek
 from irkit.utils.atomic import check_folder, explained
 from irkit.utils.locks import FileLock
 
@@ -105,24 +104,26 @@ def manifests(directory: Path) -> list[Manifest]:
     return list(filter(None, (peek(directory / name) for name in (MANIFEST, BUILDING))))
 
 
-def clean(directory: Path, building: bool, saved: bytes, entries: Iterable[Entry]) -> None:
+def clean(directory: Path, building: bool, saved: bytes, manifest: Manifest) -> None:
     """Remove files that no manifest names, and bytes after the committed rows; needs the lock.
 
     Args:
         directory: Directory of the index.
         building: Whether the holder of the lock is a build.
         saved: Its committed manifest. A compaction (see `irkit.index.compact`) of another one is removed.
-        entries: The arrays of that manifest.
+        manifest: The same, parsed.
     """
-    build = None if building else peek(directory / BUILDING)
+    other = peek(directory / (MANIFEST if building else BUILDING))
+    build = None if building else other
     key = build.meta.get("build") if build else None
     if isinstance(key, dict) and key.get("compact", state := zlib.crc32(saved)) != state:
         (directory / BUILDING).unlink()
-    named = {entry.file for manifest in manifests(directory) for entry in manifest.arrays.values()}
+        other = None
+    named = {entry.file for known in (manifest, other) if known for entry in known.arrays.values()}
     for path in directory.iterdir():
         if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
             path.unlink()
-    for entry in entries:
+    for entry in manifest.arrays.values():
         if (directory / entry.file).stat().st_size > entry.nbytes:
             os.truncate(directory / entry.file, entry.nbytes)
 

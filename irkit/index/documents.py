@@ -18,8 +18,8 @@ from irkit.index.array_files import Array, corrupt
 from irkit.index.facets import count_values
 from irkit.index.fields import Fields, encode_old_metadata, has_old_metadata, type_of
 from irkit.index.filters import Condition, as_json, check_key, check_type, conditions, evaluate, parse_filter
+from irkit.index.id_rows import find_hashes, sort_hashes
 from irkit.index.index_base import live_rows, row_list
-from irkit.index.layout import element_positions
 from irkit.index.state import snapshot
 from irkit.index.store import Store, check_store
 
@@ -44,7 +44,6 @@ class Documents:
     def __init__(self, store: Store) -> None:
         check_store("Documents", store, "Store.open(path)")
         self.store = store
-        self._known = (-1, np.empty(0, np.uint64), np.empty(0, np.int64))  # epoch, sorted hashes, their rows
         self._fields = Fields(store)
         self._mask = lru_cache(maxsize=16)(self._evaluate)
 
@@ -119,6 +118,12 @@ class Documents:
             self._fields.append(start, metadata)
             return range(start, len(self))
 
+    def finish(self) -> None:
+        """Sort what finds documents by id, if many were added. They are found without it, too."""
+        if len(self):
+            with self.store.update():
+                sort_hashes(self.store)
+
     @snapshot
     def find(self, ids: Sequence[str]) -> Array:
         """Return the rows ``(n,)`` int64 of documents by id; -1 for an id that is unknown or removed.
@@ -129,11 +134,7 @@ class Documents:
         if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
             raise BadTypeError(f"documents: ids are {brief(ids)}; expected strings in a list")
         result = np.full(len(ids), -1, np.int64)
-        keys, (hashes, order) = _hashes(ids), self.store.derived("hashes", self._merge_hashes)
-        first, last = np.searchsorted(hashes, keys, "left"), np.searchsorted(hashes, keys, "right")
-        # rows with the hash of an id: several, if it was used before, or if another id has the same hash
-        counts = last - first
-        numbers, rows = np.repeat(np.arange(len(ids)), counts), order[element_positions(last, counts)]
+        numbers, rows = find_hashes(self.store, _hashes(ids))
         live = live_rows(self.store, len(self))[rows]
         numbers, rows = numbers[live], rows[live]
         names = zip(self.ids(rows), numbers.tolist(), strict=True)
@@ -271,23 +272,6 @@ class Documents:
                     f"adding documents: {len(names)} of the ids {problem}: {some}; expected every id once. "
                     "To replace documents of an index, use Retriever.update"
                 )
-
-    def _merge_hashes(self) -> tuple[Array, Array]:
-        """Return the hashes of all ids in order, and the row of each.
-
-        New rows are merged into the known hashes, unless these are of another epoch or of more rows.
-        """
-        epoch, hashes, order = self._known
-        if epoch != self.store.epoch or len(hashes) > len(self):
-            hashes, order = np.empty(0, np.uint64), np.empty(0, np.int64)
-        if len(hashes) < len(self):
-            new = self.store.read("hashes.bin")[len(hashes) :]
-            ranks = np.argsort(new)
-            positions = np.searchsorted(hashes, new[ranks])
-            hashes = np.insert(hashes, positions, new[ranks])
-            order = np.insert(order, positions, len(order) + ranks)
-        self._known = (self.store.epoch, hashes, order)
-        return hashes, order
 
     def _spans(self, blob: int, rows: Array) -> tuple[memoryview, list[int], list[int]]:
         """Return a file of parts, and where the part of each row starts and ends in it."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from irkit.data.document import JSON
-from irkit.index.array_files import Array, corrupt
+from irkit.index.array_files import Array, corrupt, lengthen
 from irkit.index.layout import element_positions
 from irkit.index.store import Store
 
@@ -57,15 +57,14 @@ class Column:
     Attributes:
         rows: ``(n,)`` int64, the row of each entry.
         values: ``(n,)`` int64 or float64.
-        distinct: ``(3, m)`` int64, the strings among the values: number, start and length of each; some
-            may be there twice.
+        strings: Number, start and length ``(m,)`` of each string among the values; some may be there twice.
         token: What the column was read from.
         runs: Runs of the index when it was read.
     """
 
     rows: Array
     values: Array
-    distinct: Array
+    strings: tuple[Array, Array, Array]
     token: object
     runs: int
 
@@ -103,35 +102,30 @@ class Fields:
         column = self._columns.get((key, kind))
         if column is None or column.token != token or column.runs > n_runs:
             nothing = np.empty(0, np.int64)
-            column = Column(
-                nothing,
-                nothing.view(np.float64) if kind == FLOAT else nothing,
-                nothing.reshape(3, 0),
-                token,
-                0,
-            )
+            values = nothing.view(np.float64) if kind == FLOAT else nothing
+            column = Column(nothing, values, (nothing, nothing, nothing), token, 0)
         group = groups[key, kind]
         new = group[np.searchsorted(group, column.runs) :]
         if len(new):
             ends = self._read(_RUNS)[:, 2]
             lengths = ends[new] - np.where(new > 0, ends[new - 1], 0)
             entries = _gather(self._read(_ENTRIES), ends[new], lengths)
-            rows, values = entries[:, 0].copy(), entries[:, 1].copy()
-            strings, distinct = self._read(_ENDS), column.distinct
+            rows, values = entries[:, 0], entries[:, 1]
+            n_strings, strings = len(self._read(_ENDS)), column.strings
             wrong = rows.min() < 0 or rows.max() >= count
             if kind in (STRING, HUGE):
-                wrong = wrong or values.min() < 0 or values.max() >= len(strings)
+                wrong = wrong or values.min() < 0 or values.max() >= n_strings
                 if not wrong:
-                    numbers = _distinct(values, len(strings))
-                    spans = np.stack([numbers, *self._spans(numbers)])
-                    distinct = np.concatenate([distinct, spans], axis=1)
+                    numbers = _distinct(values, n_strings)
+                    spans = (numbers, *self._spans(numbers))
+                    first, second, third = map(lengthen, strings, spans)
+                    strings = first, second, third
             if wrong:
                 raise corrupt(self.store.path, f"metadata {key!r:.60} has rows or strings that are not there")
             if kind == FLOAT:
-                values = values.view(np.float64)
-            if len(column.rows):
-                rows, values = np.concatenate([column.rows, rows]), np.concatenate([column.values, values])
-            column = Column(rows, values, distinct, token, n_runs)
+                values = values.copy().view(np.float64)
+            rows, values = lengthen(column.rows, rows), lengthen(column.values, values)
+            column = Column(rows, values, strings, token, n_runs)
         self._columns[key, kind] = column
         return column
 

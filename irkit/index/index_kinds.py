@@ -85,6 +85,8 @@ def common_arrays(entries: Entries) -> Iterator[Expected]:
     """Yield the arrays of any index: removed rows, documents, vocabularies."""
     yield "removed.bin", "<i8", (), None
     yield "hashes.bin", "<u8", (), None
+    yield "sorted_hashes.bin", "<u8", (), None
+    yield "sorted_rows.bin", "<u4", (), count_rows(entries, "sorted_hashes.bin")
     old = "metadata.jsonl" in entries  # before there were columns of metadata
     yield "ends.bin", "<i8", (3 if old else 2,), count_rows(entries, "hashes.bin")
     for name in ("ids.bin", "documents.jsonl", "metadata.jsonl", "vocabulary.txt", "frequencies.bin"):

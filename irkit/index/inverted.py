@@ -28,7 +28,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from irkit_kernels.sparse_search.checks import check_lists
@@ -41,7 +41,14 @@ from irkit.index.array_files import Array
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import InvertedConfig
 from irkit.index.layout import fitting, row_blocks
-from irkit.index.segments import Allocate, Segment, add_segment, drop_segments, read_segments
+from irkit.index.segments import (
+    Allocate,
+    Segment,
+    add_segment,
+    drop_segments,
+    read_segments,
+    segment_name,
+)
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits, TopK
@@ -56,6 +63,15 @@ _FILES = ("lengths.", "terms.", "weights.", "scales.", "segment_")
 _NOTHING: tuple[int, Any, int, Single] = 0, None, 0, lambda terms, weights: None  # before the first query
 
 _hits: Callable[[tuple[Array, Array]], Hits] = partial(tuple.__new__, Hits)  # sooner than ``Hits(...)``
+
+
+class Opened(NamedTuple):
+    """The searcher of rows ``start`` to ``stop``, and the file of their segment; None is one in memory."""
+
+    start: int
+    stop: int
+    searcher: Searcher
+    file: str | None
 
 
 class Inverted(StoredRows):
@@ -186,19 +202,29 @@ class Inverted(StoredRows):
         weights = made.get(_WEIGHTS, stored["weights"])
         return _offsets(stored["lengths"]), stored["terms"], weights, made.get(_SCALES, stored.get("scales"))
 
-    def _open(self) -> list[tuple[int, int, Searcher]]:
-        """Return first row, row after the last, and searcher of each segment."""
+    def _segments(self) -> list[Opened]:
+        """Return the segments; those of an earlier state stay open."""
+        return self.store.extended("segments", ["lengths.bin", "terms.bin", "weights.bin"], self._open)
+
+    def _open(self, before: list[Opened] | None) -> list[Opened]:
+        """Open the segments that are not among those of an earlier state; list rows without one in memory."""
         # another formula makes other weights than those that segments have
         covered, n = 0 if self.formula else self._covered, len(self)
         segments = [] if self.formula else read_segments(self.store, self._check_segment)
         thresholds = self.store.limits.inverted_kernel or Thresholds()
+        known = {opened.file: opened for opened in before or () if opened.file}
+        result = []
         with fitting(self.store.path):
+            for number, (start, stop, arrays) in enumerate(segments):
+                file = self.store.file(segment_name(number))
+                searcher = None if file not in known else known[file].searcher
+                searcher = searcher or Searcher(arrays, self._rows(start, stop, arrays), thresholds)
+                result.append(Opened(start, stop, searcher, file))
             for start, stop in row_blocks(None, covered, n, self.store.limits.inverted_segment):
-                segments.append(Segment(start, stop, self._build(start, stop, _in_memory, self.formula)))
-            return [
-                (start, stop, Searcher(arrays, self._rows(start, stop, arrays), thresholds))
-                for start, stop, arrays in segments
-            ]
+                arrays = self._build(start, stop, _in_memory, self.formula)
+                searcher = Searcher(arrays, self._rows(start, stop, arrays), thresholds)
+                result.append(Opened(start, stop, searcher, None))
+        return result
 
     def _check_segment(self, segment: Segment) -> None:
         """Raise an error if the kernel did not make the lists, or weights belong to other rows."""
@@ -256,8 +282,8 @@ class Inverted(StoredRows):
         self._check_same()
         if self._negative or self.store.rows("removed.bin"):
             return None, self.dim, len(self)
-        segments = self.store.derived("segments", self._open)
-        return segments[0][2] if len(segments) == 1 else None, self.dim, len(self)
+        segments = self._segments()
+        return segments[0].searcher if len(segments) == 1 else None, self.dim, len(self)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         arrays = queries.arrays()
@@ -280,12 +306,12 @@ class Inverted(StoredRows):
 
     def _look_up(self, queries: Queries, k: int, keep: Array | None, exact: bool = False) -> Hits:
         """Return the best rows that score above 0."""
-        segments = self.store.derived("segments", self._open)
+        segments = self._segments()
         effort = None if exact else self._effort(keep)
         if len(segments) == 1:
-            return Hits(*segments[0][2].find(queries, k, keep, effort))
+            return Hits(*segments[0].searcher.find(queries, k, keep, effort))
         best = TopK(len(queries[0]) - 1, k)
-        for start, stop, searcher in segments:
+        for start, stop, searcher, _ in segments:
             rows, scores = searcher.find(queries, k, None if keep is None else keep[start:stop], effort)
             best.push_pairs(scores, np.where(rows < 0, -1, rows + start))
         return best.hits()

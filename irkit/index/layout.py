@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import ConfigError, IrkitError
-from irkit.index.array_files import Array, corrupt
+from irkit.index.array_files import Array, corrupt, lengthen
 from irkit.index.index_kinds import INDEX_KINDS, Entries, common_arrays, count_rows, index_config
 
 _COUNTS = ("rows", "dim", "covered", "listed", "trained")
@@ -89,21 +89,26 @@ def removed_rows(path: Path, rows: Array, count: int) -> Array:
     return rows
 
 
-def row_ends(path: Path, lengths: Array, total: int) -> Array:
+def row_ends(path: Path, lengths: Array, total: int, before: Array | None = None) -> Array:
     """Return ``(n,)`` where the elements of each row end.
 
     Args:
         path: Path of the index, for messages.
         lengths: ``(n,)`` elements of each row.
         total: Elements of all rows.
+        before: Where those of the first rows end, as this function has returned it; None for no rows.
 
     Raises:
         CorruptError: A length is below 0, or lengths do not add up to the total.
     """
-    ends: Array = np.cumsum(lengths)
-    if len(ends) and (lengths.min() < 0 or lengths.max() > total or ends.min() < 0 or ends[-1] != total):
+    before = np.empty(0, np.int64) if before is None else before
+    first, new = int(before[-1]) if len(before) else 0, lengths[len(before) :]
+    ends = np.cumsum(new, dtype=np.int64) + first
+    last = int(ends[-1]) if len(ends) else first
+    wrong = new.min(initial=0) < 0 or new.max(initial=0) > total or ends.min(initial=0) < 0
+    if len(lengths) and (wrong or last != total):
         raise corrupt(path, f"lengths of its rows do not add up to {total}")
-    return ends
+    return lengthen(before, ends)
 
 
 def row_blocks(
@@ -144,6 +149,7 @@ def _check_parts(entries: Entries, about: Mapping[str, Any], need: Callable[[obj
     """Check segments, rows that a structure covers, and statistics of BM25."""
     n, covered, listed = about["rows"], about.get("covered", 0), about.get("listed", 0)
     need(about["dim"] or not count_rows(entries, "values.bin"), "vectors of no numbers")
+    need(count_rows(entries, "sorted_rows.bin") <= count_rows(entries, "hashes.bin"), "sorted ids")
     need(listed <= covered <= n, f"{listed} rows listed and {covered} covered of {n}")
     if "codes.bin" in entries or covered:
         enough = about["config"].get("kind") != "plaid" or count_rows(entries, "means.bin") >= covered

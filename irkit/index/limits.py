@@ -22,6 +22,7 @@ class Limits:
         read_bytes: Bytes of a block that is read from a file.
         take_rows: Rows copied from a file between two releases of its pages.
         read_documents: Documents read at once while they are iterated.
+        unsorted: Documents whose ids are sorted in memory, not on disk; or an eighth of all, if that is more.
         filter_rows: Rows whose metadata a filter reads at once.
         compact_bytes: Bytes of documents that a compaction copies at once.
         scan_scores: Scores that a scan makes at once (8 MB).
@@ -31,6 +32,7 @@ class Limits:
         flat_share: It also does if there are fewer than this for each hit, if fewer than one of so many
             may be a hit, or if codes leave more than one of so many; of four times as many for a batch.
         bm25_drift: Relative change of the mean length of documents after which BM25 weighs all of them anew.
+        bm25_uncounted: Share of the rows that statistics of BM25 need not include; opening counts them.
         inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.
         inverted_segment: Rows of a segment of lists, at most.
         inverted_exact: Documents up to which the mode "auto" is exact.
@@ -59,6 +61,7 @@ class Limits:
     read_bytes: int = 1 << 24
     take_rows: int = 1 << 12
     read_documents: int = 1 << 10
+    unsorted: int = 1 << 14
     filter_rows: int = 1 << 14
     compact_bytes: int = 1 << 26
     scan_scores: int = 1 << 21
@@ -67,6 +70,7 @@ class Limits:
     flat_scan: int = 1024
     flat_share: int = 16
     bm25_drift: float = 0.01
+    bm25_uncounted: float = 1 / 64
     inverted_unlisted: int = 1024
     inverted_segment: int = 1 << 24
     inverted_exact: int = 200_000

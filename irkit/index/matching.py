@@ -114,7 +114,7 @@ def _float_bound(sign: str, wanted: Any) -> tuple[str, float]:
 
 def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any]) -> Array:
     """Compare integers that 64 bits cannot hold; they are few."""
-    known = column.distinct[0]
+    known = column.strings[0]
     values = fields.integers(known)
     if sign == "in":
         fine = [value in numbers for value in values]
@@ -124,14 +124,14 @@ def _match_huge(fields: Fields, column: Column, sign: str, numbers: Sequence[Any
 
 
 def _match_strings(fields: Fields, column: Column, sign: str, wanted: Sequence[bytes]) -> Array:
-    text = Strings(fields.strings()[0], *column.distinct[1:])
+    text = Strings(fields.strings()[0], *column.strings[1:])
     if sign == "in":
         places = text.equal(wanted)
     elif sign == "prefix":
         places = text.starting(wanted[0])
     else:
         places = np.flatnonzero(ORDER[sign](text.compare(wanted[0]), 0))
-    return _entries_of(fields, column, column.distinct[0][places])
+    return _entries_of(fields, column, column.strings[0][places])
 
 
 def _entries_of(fields: Fields, column: Column, numbers: Array) -> Array:

@@ -141,6 +141,7 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
             if progress is not None:
                 progress("compacting", len(chosen), len(rows))
         index.finish(progress)
+        documents.finish()
         with new.update():
             new.meta.update({key: value for key, value in old.meta.items() if key != "index"})
         new.publish()

@@ -40,8 +40,8 @@ def read_segments(store: Store, check: Callable[[Segment], None] = lambda segmen
     """
     segments = []
     for number, about in enumerate(_segments(store)):
-        segment = Segment(about["start"], about["stop"], _views(store, _file(number), about["fields"]))
-        store.once(_file(number), partial(check, segment))
+        segment = Segment(about["start"], about["stop"], _views(store, segment_name(number), about["fields"]))
+        store.once(segment_name(number), partial(check, segment))
         segments.append(segment)
     return segments
 
@@ -74,7 +74,7 @@ def add_segment(
             if name not in fields:
                 append(name, array.shape, array.dtype)[...] = array
 
-    store.replace(_file(len(segments)), write)
+    store.replace(segment_name(len(segments)), write)
     about = {"start": start, "stop": stop, "fields": fields}
     store.meta["index"] |= {_KEY: [*segments, about]}
 
@@ -83,7 +83,7 @@ def drop_segments(store: Store, count: int) -> None:
     """Drop all segments but the first ``count``, inside ``store.update()``."""
     segments = _segments(store)
     for number in range(count, len(segments)):
-        store.drop(_file(number))
+        store.drop(segment_name(number))
     store.meta["index"] |= {_KEY: segments[:count]}
 
 
@@ -92,7 +92,8 @@ def _segments(store: Store) -> list[dict[str, Any]]:
     return segments
 
 
-def _file(number: int) -> str:
+def segment_name(number: int) -> str:
+    """Return the name of the array of a segment."""
     return f"segment_{chr(ord('a') + number)}.bin"  # far fewer than 26, as their sizes fall geometrically
 
 

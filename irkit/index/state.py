@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,7 +14,16 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from irkit.errors import BadValueError, CorruptError, StorageError
-from irkit.index.array_files import Array, Manifest, checksum, corrupt, is_cut, read_manifest, release
+from irkit.index.array_files import (
+    Array,
+    Manifest,
+    checksum,
+    corrupt,
+    is_cut,
+    mapped_file,
+    read_manifest,
+    release,
+)
 from irkit.index.directory import absence
 from irkit.index.layout import check_layout
 from irkit.index.limits import current_limits
@@ -33,6 +43,7 @@ class State(Manifest):
         saved: The manifest of this state, as bytes; of an update, the manifest that it began with.
         maps: Arrays that are mapped into memory.
         derived: Values that were computed from this state.
+        grown: Values that a later state extends, and the files that each was computed from.
     """
 
     version: int = 0
@@ -40,11 +51,36 @@ class State(Manifest):
     saved: bytes = b""
     maps: dict[str, Array] = field(default_factory=dict)
     derived: dict[Hashable, Any] = field(default_factory=dict)
+    grown: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
 
     def copy(self) -> State:
         """Return a copy that may be changed."""
         arrays, meta = dict(self.arrays), copy.deepcopy(self.meta)
-        return replace(self, arrays=arrays, meta=meta, maps=dict(self.maps), derived=dict(self.derived))
+        maps, derived, grown = dict(self.maps), dict(self.derived), dict(self.grown)
+        return replace(self, arrays=arrays, meta=meta, maps=maps, derived=derived, grown=grown)
+
+    def share(self, before: State, directory: Path) -> None:
+        """Take over the maps of an earlier state whose files are the same."""
+        for name, entry in self.arrays.items():
+            array = before.maps.get(name)
+            if array is not None and before.arrays[name] == entry and (file := mapped_file(array)):
+                with contextlib.suppress(OSError):
+                    status = (directory / entry.file).stat()
+                    if file == (status.st_dev, status.st_ino):
+                        self.maps[name] = array
+
+    def follows(self, before: State) -> bool:
+        """Return whether this state has the files of an earlier one, to which rows were only appended.
+
+        Files of another build, or of a directory that replaced this one, are other files.
+        """
+        common = [name for name in self.arrays if name in before.maps and mapped_file(before.maps[name])]
+        common = [name for name in common if self.arrays[name].file == before.arrays[name].file]
+        return bool(common) and all(
+            mapped_file(self.maps[name]) == mapped_file(before.maps[name])
+            and self.arrays[name].rows >= before.arrays[name].rows
+            for name in common
+        )
 
     def map(self, name: str, directory: Path) -> Array:
         """Return an array, mapped into memory at the first call."""
@@ -61,8 +97,18 @@ class State(Manifest):
                 raise corrupt(f"file {directory / entry.file}", problem)
 
 
-def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> State:
+def load_state(
+    directory: Path, manifest: Path, version: int, verify: bool, before: State | None = None
+) -> State:
     """Load the state on disk and map every file; start again if a writer has replaced the state meanwhile.
+
+    Args:
+        directory: Directory of the index.
+        manifest: Its manifest.
+        version: Number of the state.
+        verify: Whether to compare checksums.
+        before: An earlier state. If rows were only appended since, its epoch and what was computed from it
+            are taken over.
 
     Raises:
         StorageError: There is no index.
@@ -77,6 +123,8 @@ def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> S
         parsed = read_manifest(data, manifest)
         check_layout(directory, parsed.arrays, parsed.meta)
         state = State(**vars(parsed), version=version, epoch=version, saved=data)
+        if before is not None:
+            state.share(before, directory)
         try:
             for name in state.arrays:
                 state.map(name, directory)
@@ -88,6 +136,8 @@ def load_state(directory: Path, manifest: Path, version: int, verify: bool) -> S
         raise StorageError(f"opening index {directory}: it is being rewritten all the time; try again")
     if verify:
         state.verify(directory)
+    if before is not None and state.follows(before):
+        state.epoch, state.grown = before.epoch, dict(before.grown)
     return state
 
 
@@ -163,7 +213,10 @@ class StoreReader:
 
     @property
     def epoch(self) -> int:
-        """A number that rises when rows may change other than by appending (open, refresh, roll back)."""
+        """A number that rises when rows may change other than by appending.
+
+        That is when the index is opened, when a change is undone, and when a refresh finds other files.
+        """
         return self._state.epoch
 
     def snapshot(self, state: State | None = None) -> Snapshot:
@@ -180,6 +233,11 @@ class StoreReader:
         """Return the rows of an array; 0 if there is none of this name."""
         entry = self._state.arrays.get(name)
         return entry.rows if entry else 0
+
+    def file(self, name: str) -> str | None:
+        """Return the name of the file of an array; None if there is no such array."""
+        entry = self._state.arrays.get(name)
+        return entry.file if entry else None
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every array by name."""
@@ -219,6 +277,26 @@ class StoreReader:
                 values[key] = make()
         value: T = values[key]
         return value
+
+    def extended(self, key: Hashable, names: Sequence[str], extend: Callable[[T | None], T]) -> T:
+        """Return the value of ``extend(before)``; it is kept until the store changes.
+
+        Args:
+            key: Name of the value.
+            names: Arrays that the value is computed from.
+            extend: Called with the value of an earlier state if these arrays have only got more rows since,
+                and with None otherwise. It must not change what it is called with.
+        """
+
+        def make() -> T:
+            state = self._state
+            files = [entry and entry.file for entry in map(state.arrays.get, names)]
+            before_files, before = state.grown.get(key, (None, None))
+            value = extend(before if before_files == files else None)
+            state.grown[key] = files, value
+            return value
+
+        return self.derived(key, make)
 
     def once(self, name: str, check: Callable[[], object]) -> None:
         """Call ``check()``, once for the rows of an array, until the files are opened anew."""

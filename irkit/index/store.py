@@ -7,9 +7,9 @@ How a change survives a crash:
 * **The manifest** ``irkit.json`` names the files, the rows of each that count, and their checksums, and
   carries a checksum of itself. Files, and bytes at the end of a file, that it does not name do not exist for
   a reader.
-* **A commit** syncs the files that were written, writes the new manifest aside (``irkit.json.tmp``), syncs
-  it, and renames it to its name. Renaming is atomic: a crash leaves the old manifest or the new one, and each
-  names files that are complete. What is left of a failed change is removed by the next writer.
+* **A commit** writes the new manifest aside (``irkit.json.tmp``), syncs it and the files that were written,
+  all at once, and renames it to its name. Renaming is atomic: a crash leaves the old manifest or the new
+  one, and each names files that are complete. What is left of a failed change is removed by the next writer.
 * **A build** commits to a manifest of its own, ``irkit.building.json``, so that the index that it replaces
   stays in use. It records a *key* of what is built. A build with the same key resumes from the last commit;
   any other key starts anew. To *publish* it, its manifest is renamed to ``irkit.json``.
@@ -41,7 +41,7 @@ from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.index import directory
 from irkit.index.array_files import DATA_FILE, Array, Entry, checksum, write_at
 from irkit.index.state import State, StoreReader, load_state
-from irkit.utils.atomic import explained, make_folder, sync
+from irkit.utils.atomic import explained, make_folder, sync, sync_all
 from irkit.utils.locks import FileLock
 
 _NEEDED = {"index", "model"}  # values of the manifest that readers of an index rely on
@@ -274,7 +274,8 @@ class Store(StoreReader):
             with explained(f"reading {self._manifest}"):
                 newer = self._manifest.read_bytes() != self._committed.saved
             if newer:
-                state = self._load()
+                before = self._committed
+                state = load_state(self.path, self._manifest, next(self._numbers), False, before)
                 gone = _NEEDED & set(self._committed.meta) - set(state.meta)
                 if gone and "index" in self._committed.meta:
                     raise StorageError(
@@ -287,7 +288,7 @@ class Store(StoreReader):
         """Release the lock; a build that was not published can be resumed."""
         self._unlock()
         with self._moving:
-            self._committed = replace(self._committed, maps={}, derived={})
+            self._committed = replace(self._committed, maps={}, derived={}, grown={})
 
     def __enter__(self) -> Self:
         return self
@@ -315,11 +316,11 @@ class Store(StoreReader):
         if data == state.saved:
             return
         with explained(f"writing {self._manifest}", _UNCHANGED):
-            for file in self._dirty:  # first the data, then the manifest that names it
-                sync(self.path / file)
-            sync(self.path)
             write_at(self.path / directory.ASIDE, 0, data)
-            sync(self.path / directory.ASIDE)
+            before = {entry.file for entry in self._committed.arrays.values()}
+            new = [self.path] * (not self._dirty <= before)  # a file has a new name
+            # all that it names is on the disk before the manifest has its name
+            sync_all([*(self.path / file for file in (*self._dirty, directory.ASIDE)), *new])
             for name in state.arrays:
                 state.map(name, self.path)
             state.saved, state.version, state.derived = data, next(self._numbers), {}
@@ -332,8 +333,7 @@ class Store(StoreReader):
     def _clean(self, outcome: str = "") -> None:
         """Remove files that no manifest names, and bytes after the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}", outcome):
-            state = self._committed
-            directory.clean(self.path, self.building, state.saved, state.arrays.values())
+            directory.clean(self.path, self.building, self._committed.saved, self._committed)
 
     def _new_file(self, name: str) -> str:
         state = self._state

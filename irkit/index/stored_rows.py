@@ -14,7 +14,7 @@ from irkit.errors import BadValueError
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import Index, row_list
-from irkit.index.layout import element_positions, row_blocks, row_ends
+from irkit.index.layout import element_positions, row_blocks
 from irkit.index.state import snapshot
 from irkit.index.topk import Hits, TopK
 
@@ -102,8 +102,7 @@ class StoredRows(Index):
         """Return ``(n,)`` where the elements of each row end; None for dense vectors."""
         if self.representation == "dense":
             return None
-        read, total = self.store.read, self.store.rows(f"{self._element_arrays()[0]}.bin")
-        return self.store.derived("ends", lambda: row_ends(self.store.path, read("lengths.bin"), total))
+        return bm25.element_ends(self.store, f"{self._element_arrays()[0]}.bin")
 
     def _weighed_arrays(self, rows: Array | slice) -> dict[str, Array]:
         """Return stored arrays, with weights in place of the counts of BM25."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import Lock
 
 import numpy as np
@@ -12,6 +12,7 @@ from irkit.index.layout import fitting
 from irkit.index.store import Store
 
 _FILE = "vocabulary.txt"
+_SIZES = 1000  # sizes of the file whose numbers of terms are known
 
 
 class Vocabulary:
@@ -81,20 +82,30 @@ class Vocabulary:
         return self.store.derived(("terms", self), self._find)
 
     def _find(self) -> tuple[_Numbers, int]:
-        """Read the terms anew if the store was refreshed, or a change undone; keep the newest ones."""
+        """Read the terms that were added since, or all if they are others; keep the newest ones."""
         size, epoch = self.store.rows(_FILE), self.store.epoch
         with self._lock:
             numbers = self._newest
             if numbers.epoch != epoch or size not in numbers.stored:
-                with fitting(self.store.path):
-                    text = self.store.read(_FILE).tobytes().decode() if size else ""
-                numbers = _Numbers(epoch, text.split("\n")[:-1])
+                known = max(numbers.stored, default=0)  # bytes
+                # terms that were learned here, but are not stored, may have got other numbers since
+                if numbers.epoch != epoch or known > size or numbers.stored.get(known, 0) < len(numbers):
+                    numbers, known = _Numbers(epoch), 0
+                numbers.extend(self._text(known, size))
                 if len(numbers) < len(numbers.terms):
                     raise corrupt(self.store.path, "its vocabulary has a term twice")
                 numbers.stored[size] = len(numbers)
+                if len(numbers.stored) > _SIZES:  # searches that began so long ago read the terms anew
+                    del numbers.stored[min(numbers.stored)]
                 if (epoch, size) > (self._newest.epoch, max(self._newest.stored, default=-1)):
                     self._newest = numbers
         return numbers, numbers.stored[size]
+
+    def _text(self, start: int, stop: int) -> list[str]:
+        """Return the terms in bytes ``start`` to ``stop`` of the file."""
+        with fitting(self.store.path):
+            text = self.store.read(_FILE)[start:stop].tobytes().decode() if stop > start else ""
+        return text.split("\n")[:-1]
 
 
 class _Numbers(dict[str, int]):
@@ -106,9 +117,14 @@ class _Numbers(dict[str, int]):
         epoch: Epoch of the store.
     """
 
-    def __init__(self, epoch: int, terms: Iterable[str] = ()) -> None:
-        self.terms, self.stored, self.epoch = list(terms), dict[int, int](), epoch
-        super().__init__(zip(self.terms, range(len(self.terms)), strict=True))
+    def __init__(self, epoch: int) -> None:
+        self.terms, self.stored, self.epoch = list[str](), dict[int, int](), epoch
+        super().__init__()
+
+    def extend(self, terms: Sequence[str]) -> None:
+        """Number terms that are stored."""
+        self.update(zip(terms, range(len(self.terms), len(self.terms) + len(terms)), strict=True))
+        self.terms += terms
 
     def __missing__(self, term: str) -> int:
         self[term] = number = len(self.terms)

@@ -128,6 +128,7 @@ def add_documents(
                 model.keep(part.dim)
             collection.index.add(part)
     collection.index.finish(progress)
+    collection.documents.finish()
 
 
 def _check_readable(documents: DocumentsLike) -> None:

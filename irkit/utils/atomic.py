@@ -18,7 +18,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from irkit.errors import StorageError
@@ -241,6 +242,18 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(paths: Collection[Path]) -> None:
+    """Wait until files and directories are on the disk.
+
+    Each has a thread of its own: a file system then writes its journal once for all of them. One after the
+    other, a dozen files took 15 times as long on ext4.
+    """
+    if paths:
+        with ThreadPoolExecutor(len(paths)) as threads:
+            for _ in threads.map(sync, paths):
+                pass
 
 
 def sync_tree(folder: Path) -> None:
