@@ -360,6 +360,24 @@ def test_pages_thresholds_groups_and_fields(call: Call, place: Path) -> None:
     assert "--offset and --threshold" in call(*words, "--offset", "99")[2]
 
 
+def test_facets(call: Call, place: Path) -> None:
+    values = ["b", None, 3]
+    records = [{**record, "metadata": {"of": values[i % 3]}} for i, record in enumerate(CORPUS)]
+    Retriever.build("bm25", records, place / "faceted").close()
+    words = ("search", "faceted", "--facet", "of")
+    counts = [len(range(first, len(CORPUS), 3)) for first in range(3)]
+    assert call(*words)[1].splitlines() == [
+        "of\tdocuments",
+        *map("{}\t{}".format, ("b", "null", "3"), counts),
+    ]
+    assert call(*words, "--k", "1", "--filter", "of=3")[1] == f"of\tdocuments\n3\t{counts[2]}\n"
+    for more in (("beir",), ("--text", "x"), ("--offset", "1"), ("--out", "x.trec"), ("--rm3",)):
+        code, out, err = call(*words, *more)
+        assert (code, out) == (2, "")
+        assert "got --facet" in err or "need QUERIES" in err
+    assert "did you mean 'of'?" in call("search", "faceted", "--facet", "off")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -17,6 +17,7 @@ import typer
 from irkit.errors import BadValueError
 
 if TYPE_CHECKING:
+    from irkit.data import JSON
     from irkit.retrieval.searching import Hit
 
 
@@ -109,9 +110,12 @@ def _field(hit: Hit, name: str) -> str:
         return str(getattr(hit, name))
     key = name.partition(".")[2]
     value = hit.metadata.get(key) if key else dict(hit.metadata)
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else format_value(value)
+
+
+def format_value(value: JSON) -> str:
+    """Write a value of metadata: a string as it is, anything else in JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:

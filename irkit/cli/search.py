@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from irkit.cli.options import Directory, Offset, OptionalCount, Settings, drop_missing
-from irkit.cli.output import DEFAULT_FIELDS, note, show_hits, show_table
+from irkit.cli.output import DEFAULT_FIELDS, format_value, note, show_hits, show_table
 from irkit.cli.runs import check_out, read_judged, write_judged
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.progress import progress_bar
@@ -44,6 +44,7 @@ def search(
     group_by: str | None = None,
     per_group: OptionalCount = None,
     fields: str | None = None,
+    facet: str | None = None,
     model: str | None = None,
     override: Settings = None,
     rm3: bool = False,
@@ -64,11 +65,14 @@ def search(
             texts are joined by spaces.
         condition: Condition on metadata: year>=2000, lang=de or JSON. May be repeated; all must hold.
         fields: What to show of each document, separated by commas: title, text, metadata, metadata.KEY.
+        facet: Key of metadata: instead of a search, count the documents of each of its --k most frequent
+            values. Documents that do not meet --filter do not count.
         override: Set k1 or b of BM25, as k1=1.2. May be repeated.
         rm3: Expand queries of BM25 by terms of the documents found first (RM3).
 
     Examples:
         irkit search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"
+        irkit search notes-index --facet topic --filter "year>=2000"
         irkit search notes-index examples/notes --out run.trec --qrels examples/notes --measures "AP R@100"
     """
     filters = parse_filters(condition or ())
@@ -87,6 +91,11 @@ def search(
         "got --ignore-identical-ids, which comes after --offset and --group-by; leave it or them out",
         ignore_identical_ids and (offset or group_by),
     )
+    _refuse(
+        "got --facet, which counts documents without a search; leave out queries and their options",
+        facet is not None
+        and (queries is not None or text is not None or of_file or ranking != {"offset": 0} or fields or rm3),
+    )
     check_out(out, qrels)
     from irkit.config import with_overrides
     from irkit.data import Query
@@ -99,6 +108,12 @@ def search(
     parse_selection("search", k or 10, selecting, SearchOptions)  # before the index is opened
     choice = with_overrides({}, override) if override else model
     options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None, **ranking}
+
+    if facet is not None:
+        with Retriever.load(directory, choice, device=device) as retriever:
+            counts = retriever.facets(facet, filters, k or 10)
+        show_table([facet, "documents"], [(format_value(value), count) for value, count in counts])
+        return
 
     if queries is None:
         with Retriever.load(directory, choice, device=device) as retriever:
