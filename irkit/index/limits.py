@@ -19,6 +19,7 @@ class Limits:
     for use; smaller ones let a test reach every method with little data.
 
     Attributes:
+        verify_bytes: Bytes of an index up to which opening it compares checksums unless told otherwise.
         read_bytes: Bytes of a block that is read from a file.
         take_rows: Rows copied from a file between two releases of its pages.
         read_documents: Documents read at once while they are iterated.
@@ -58,6 +59,7 @@ class Limits:
         narrow: Numbers up to which terms, centroids and documents are stored in two bytes each.
     """
 
+    verify_bytes: int = 1 << 26
     read_bytes: int = 1 << 24
     take_rows: int = 1 << 12
     read_documents: int = 1 << 10

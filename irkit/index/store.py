@@ -90,20 +90,24 @@ class Store(StoreReader):
         _stores.add(self)
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: bool = True) -> Store:
+    def open(cls, path: str | Path, *, verify: bool | None = None) -> Store:
         """Open a finished index; nothing is written, so a read-only directory will do.
 
         Args:
             path: Directory of the index.
-            verify: Compare the checksum of every file (about 2 GB/s); sizes are compared in any case.
+            verify: Compare the checksum of every file (about 2 GB/s); sizes are compared in any case. None does
+                so for an index of up to 64 MB.
 
         Raises:
             StorageError: There is no finished index.
             CorruptError: A file is missing, truncated or altered.
         """
-        check_flags("opening an index", verify=verify)
+        check_flags("opening an index", verify=verify is None or verify)
         store = cls(directory.directory_of(path))
-        store._committed = store._load(verify)
+        store._committed = store._load()
+        small = sum(store.sizes().values()) <= store.limits.verify_bytes
+        if small if verify is None else verify:
+            store.verify()
         return store
 
     @classmethod

@@ -105,7 +105,7 @@ class Retriever:
         *,
         device: Device | None = None,
         dtype: str = "float32",
-        verify: bool = True,
+        verify: bool | None = None,
     ) -> Self:
         """Open an index.
 
@@ -116,7 +116,7 @@ class Retriever:
                 computed in memory at the first search, and the files do not change.
             device: Device of a model that is loaded here, or several, see `Model.from_pretrained`.
             dtype: Precision of a model that is loaded here, see `Model.from_pretrained`.
-            verify: Verify the checksum of every file, at about 2 GB/s.
+            verify: Verify the checksum of every file, at about 2 GB/s. None does so for an index of up to 64 MB.
 
         Raises:
             StorageError: There is no finished index, or no model.

@@ -1,0 +1,223 @@
+"""Suite ``scale``: what an index costs at 10,000, 100,000 and a million documents, and at which power it grows.
+
+Every index is a fresh process; opening, searching and adding are measured in another one, so that neither
+profits from the other. Documents are 50 words, drawn as often as they occur in real text; the vectors of the
+dense index and the tokens of the multi-vector one lie around topics. Times of single steps are medians; the
+first query includes what is loaded or computed for it, without the compiled code of the kernels, which a
+search of a tiny index loads before. A table of powers and predictions follows from the sizes measured: the
+cost at a size is ``c * documents ** power``, fitted to the logarithms.
+
+``python -m benchmarks scale --sizes 10000,100000 --kinds bm25,dense`` measures less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, data_dir, peak_memory, write_results
+
+SIZES = (10_000, 100_000, 1_000_000)
+LARGEST = {"plaid": 100_000}
+"""Kinds that are not measured beyond a size; larger ones are predictions."""
+KINDS = ("bm25", "inverted", "dense", "plaid")
+PREDICTED = (8_800_000, 100_000_000)
+WORDS, WEIGHTS, DIM, TOKENS, TOKEN_DIM, TOPICS = 50, 40, 384, 32, 64, 1000
+QUERIES, ADDS, CHUNK = 50, 30, 1024
+COSTS = (
+    "build us/document",
+    "bytes/document",
+    "memory of the build MB",
+    "opening ms",
+    "first query ms",
+    "memory of the reader MB",
+    "query ms",
+    "first add ms",
+    "add ms",
+    "query after an add ms",
+)
+_SAME = ("build us/document", "bytes/document")  # per document: their power is that of the total minus 1
+
+
+def main(arguments: list[str]) -> None:
+    """Measure every kind at every size, and store the rows and the lines through them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks scale")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    options = parser.parse_args(arguments)
+    sizes = sorted(map(int, options.sizes.split(",")))
+    rows: list[Row] = []
+    for kind in options.kinds.split(","):
+        for size in sizes:
+            if size <= LARGEST.get(kind, size):
+                with tempfile.TemporaryDirectory() as folder:
+                    row = {"index": kind, "documents": size}
+                    for step in ("build", "read"):
+                        row |= _child(step, kind, size, folder)
+                rows.append(row)
+                print(row, file=sys.stderr, flush=True)
+    write_results("scale", [*rows, *predict(rows)])
+
+
+def predict(rows: list[Row]) -> Iterator[Row]:
+    """Yield the power at which each cost of a kind grows, and what it predicts for larger collections."""
+    for kind in dict.fromkeys(row["index"] for row in rows):
+        own = [row for row in rows if row["index"] == kind]
+        if len(own) < 2:
+            continue
+        sizes = np.log([row["documents"] for row in own])
+        for cost in COSTS:
+            power, base = np.polyfit(sizes, np.log([row[cost] for row in own]), 1)
+            predicted = {
+                f"prediction for {size / 1e6:g}M": math.exp(base + power * math.log(size)) for size in PREDICTED
+            }
+            yield {"index": kind, "cost": cost, "power": round(float(power), 2)} | predicted
+
+
+def _child(step: str, kind: str, size: int, folder: str) -> Row:
+    command = [sys.executable, "-m", "benchmarks.scale", step, kind, str(size), folder]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"scale: {step} of {kind} with {size} documents failed:\n{result.stderr}")
+    row: Row = json.loads(result.stdout.splitlines()[-1])
+    return row
+
+
+# ---- documents ----
+
+
+def texts(count: int, seed: int) -> Iterator[str]:
+    """Yield texts of words drawn as often as they occur in real text."""
+    found: Counter[str] = Counter()
+    for line in (data_dir() / "english-text" / "train.jsonl").open():
+        found.update(re.findall(r"[a-z]+", json.loads(line)["text"].lower()))
+    words, shares = np.array(list(found), object), np.cumsum(list(found.values())) / found.total()
+    rng = np.random.default_rng(seed)
+    for start in range(0, count, CHUNK):
+        drawn = rng.random((min(CHUNK, count - start), WORDS))
+        yield from (" ".join(row) for row in words[np.searchsorted(shares, drawn)])
+
+
+def weights(count: int, seed: int) -> Iterator[dict[str, float]]:
+    """Yield weights of 40 terms; few terms are in most documents, as a learned sparse model has it."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        terms = np.unique((30_000 * rng.random(WEIGHTS) ** 3).astype(int))
+        values = rng.exponential(1, len(terms)) + 0.05
+        yield dict(zip(map(str, terms.tolist()), values.tolist(), strict=True))
+
+
+def vectors(count: int, seed: int, dim: int = DIM) -> Iterator[Any]:
+    """Yield unit vectors around topics."""
+    topics = np.random.default_rng(0).standard_normal((TOPICS, dim), dtype=np.float32)
+    rng = np.random.default_rng(seed)
+    for start in range(0, count, CHUNK):
+        size = min(CHUNK, count - start)
+        rows = topics[rng.integers(0, TOPICS, size)] + rng.standard_normal((size, dim), dtype=np.float32)
+        yield from rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def tokens(count: int, seed: int) -> Iterator[Any]:
+    """Yield 32 token vectors a document."""
+    rows = vectors(count * TOKENS, seed, TOKEN_DIM)
+    for _ in range(count):
+        yield np.stack([next(rows) for _ in range(TOKENS)])
+
+
+CONTENTS: dict[str, tuple[str, str, Callable[[int, int], Iterator[Any]]]] = {
+    "bm25": ("bm25", "inverted", texts),
+    "inverted": ("impacts", "inverted", weights),
+    "dense": ("vectors", "dense", vectors),
+    "plaid": ("vectors", "plaid", tokens),
+}
+"""Model, index and documents of each kind."""
+
+
+def documents(kind: str, count: int, seed: int, prefix: str) -> Iterator[Any]:
+    """Yield documents with ids and two keys of metadata."""
+    from irkit.data import Document
+
+    for number, content in enumerate(CONTENTS[kind][2](count, seed)):
+        metadata = {"year": 1990 + number % 30, "source": f"https://example.org/{number}"}
+        text, vector = (content, None) if kind == "bm25" else ("", content)
+        yield Document(f"{prefix}{number}", text, metadata=metadata, vector=vector)
+
+
+# ---- measurements, each in a process of its own ----
+
+
+def build(kind: str, size: int, folder: str) -> Row:
+    """Build an index."""
+    from irkit import Retriever
+
+    model, index, _ = CONTENTS[kind]
+    Retriever.build(model, documents(kind, 100, 1, "w"), f"{folder}/tiny", index=index).close()
+    before, given = peak_memory(), _clock(lambda: [None for _ in documents(kind, size, 1, "d")])
+    start = time.perf_counter()
+    Retriever.build(model, documents(kind, size, 1, "d"), f"{folder}/index", index=index).close()
+    seconds = time.perf_counter() - start - given / 1000  # without the generator
+    used = sum(file.stat().st_size for file in Path(folder, "index").iterdir())
+    return {
+        "documents/s": size / seconds,
+        "build us/document": 1e6 * seconds / size,
+        "bytes/document": used / size,
+        "memory of the build MB": peak_memory() - before,
+    }
+
+
+def read(kind: str, size: int, folder: str) -> Row:
+    """Open, search, and add to an index."""
+    from irkit import Retriever
+
+    contents = [item for item in CONTENTS[kind][2](QUERIES, 2)]
+    queries = [" ".join(text.split()[:4]) for text in contents] if kind == "bm25" else contents
+    if kind == "inverted":
+        queries = [dict(list(query.items())[:10]) for query in contents]
+    Retriever.load(f"{folder}/tiny").search(queries[0], 10)  # imports, and kernels
+    before = peak_memory()
+    openings = [_clock(lambda: Retriever.load(f"{folder}/index", verify=False).close()) for _ in range(5)]
+    index = Retriever.load(f"{folder}/index", verify=False)
+    first = _clock(lambda: index.search(queries[0], 10))
+    memory = peak_memory() - before
+    plain = _searches(index, queries)
+    adds, after = [], []
+    for item, query in zip(documents(kind, ADDS + 1, 3, "n"), [*queries, queries[0]], strict=False):
+        adds.append(_clock(lambda item=item: index.add([item])))
+        after.append(_clock(lambda query=query: index.search(query, 10)))
+    return {
+        "opening ms": float(np.median(openings)),
+        "first query ms": first,
+        "memory of the reader MB": memory,
+        "query ms": plain,
+        "first add ms": adds[0],
+        "add ms": float(np.median(adds[1:])),
+        "query after an add ms": float(np.median(after[1:])),
+    }
+
+
+def _searches(index: Any, queries: list[Any]) -> float:
+    return float(np.median([_clock(lambda query=query: index.search(query, 10)) for query in queries]))
+
+
+def _clock(work: Callable[[], object]) -> float:
+    """Return the milliseconds that work takes."""
+    start = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    verb, chosen, count, place = sys.argv[1:]
+    print(json.dumps((build if verb == "build" else read)(chosen, int(count), place)))
