@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,13 +110,19 @@ class Manifest:
     generation: _Count = 0
 
     def serialise(self) -> bytes:
-        """Return indented JSON that carries its own checksum."""
-        arrays = {name: asdict(entry) for name, entry in self.arrays.items()}
-        body = {"kind": _KIND, "format": _FORMAT, "generation": self.generation}
+        """Return JSON that carries its own checksum, with a line for each array and each value of ``meta``.
+
+        Indentation takes Python's slow encoder, which would be a third of the time of a small change.
+        """
+        arrays = {name: vars(entry) for name, entry in self.arrays.items()}
+        body: dict[str, Any] = {"kind": _KIND, "format": _FORMAT, "generation": self.generation}
         body |= {"arrays": arrays, "meta": self.meta}
-        return json.dumps(
-            body | {"checksum": zlib.crc32(_canonical(body))}, indent=1, sort_keys=True
-        ).encode()
+        body["checksum"] = zlib.crc32(_canonical(body))
+        lines = (
+            f"{json.dumps(key)}: {_lines(value) if key in ('arrays', 'meta') else json.dumps(value)}"
+            for key, value in sorted(body.items())
+        )
+        return ("{\n" + ",\n".join(lines) + "\n}").encode()
 
 
 def read_manifest(data: bytes, path: Path) -> Manifest:
@@ -261,6 +267,12 @@ def allocate(path: Path, begin: int, shape: tuple[int, ...], dtype: Any) -> Arra
     with path.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), begin, size)
     return np.memmap(path, dtype, "r+", begin, shape)
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each value."""
+    lines = (f"\n {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in values.items())
+    return "{" + ",".join(sorted(lines)) + "\n}"
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

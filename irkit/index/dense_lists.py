@@ -43,7 +43,7 @@ from irkit.index.clustering import sample_positions
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import DenseConfig
 from irkit.index.layout import fitting, row_blocks
-from irkit.index.segments import Allocate, add_segment, drop_segments, read_segments
+from irkit.index.segments import Allocate, add_segment, drop_segments, read_segments, segment_name
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, search_in_blocks, to_float16
 from irkit.index.topk import Hits, TopK
@@ -260,7 +260,7 @@ class DenseLists(StoredRows):
         few = n <= max(limits.dense_scan, limits.dense_scan_per_hit * k)
         if self.config.keep == "int8" or self.store.rows("removed.bin") or n < len(self) or few or k < 1:
             return None
-        searcher = self.store.derived("searcher", self._open)
+        searcher = self._searcher()
         return searcher.single(k, self._effort(k, n))
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
@@ -285,7 +285,7 @@ class DenseLists(StoredRows):
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         """Return the best rows that lists have, of which ``live`` may be hits."""
-        searcher = self.store.derived("searcher", self._open)
+        searcher, keep = self._searcher(), keep if keep is None else keep[: self._covered]
         values = queries.arrays()["values"]
         rows, scores = searcher.find(values, k, self._effort(k, live), keep)
         if self.config.keep != "int8":
@@ -302,20 +302,30 @@ class DenseLists(StoredRows):
         candidates = max(self.config.candidates or 50 + 2 * k, k)
         return Effort(probes, candidates, candidates)
 
+    def _searcher(self) -> Searcher:
+        """Return the searcher of all segments, that of an earlier state if these are its segments."""
+        count = len(self.store.meta["index"].get("segments", []))
+        names = ["values.bin", "centroids.bin", *(segment_name(number) for number in range(count))]
+
+        def extend(before: Searcher | None) -> Searcher:
+            return before or self._open()
+
+        return self.store.extended("searcher", names, extend)
+
     def _open(self) -> Searcher:
-        """Return the searcher of all segments."""
-        store, scales = self.store, None
+        """Open the segments."""
+        store, covered, scales = self.store, self._covered, None
         segments = [segment.arrays for segment in read_segments(store)]
         if self.config.keep == "int8":
-            scales = store.read("scales.bin")
+            scales = store.read("scales.bin")[:covered]
         margins = store.read("margins.bin") if store.rows("margins.bin") else None
         with fitting(store.path):
             return Searcher(
                 store.read("centroids.bin"),
                 self._rotation(),
                 segments,
-                len(self),
-                kept=store.read("values.bin"),
+                covered,
+                kept=store.read("values.bin")[:covered],
                 kept_scales=scales,
                 margins=margins,
             )

@@ -120,12 +120,13 @@ def clean(directory: Path, building: bool, saved: bytes, manifest: Manifest) -> 
         (directory / BUILDING).unlink()
         other = None
     named = {entry.file for known in (manifest, other) if known for entry in known.arrays.values()}
-    for path in directory.iterdir():
-        if path.name == ASIDE or (DATA_FILE.fullmatch(path.name) and path.name not in named):
-            path.unlink()
-    for entry in manifest.arrays.values():
-        if (directory / entry.file).stat().st_size > entry.nbytes:
-            os.truncate(directory / entry.file, entry.nbytes)
+    sizes = {entry.file: entry.nbytes for entry in manifest.arrays.values()}
+    with os.scandir(directory) as files:
+        for file in files:
+            if file.name == ASIDE or (DATA_FILE.fullmatch(file.name) and file.name not in named):
+                (directory / file.name).unlink()
+            elif file.name in sizes and file.stat().st_size > sizes[file.name]:
+                os.truncate(file.path, sizes[file.name])
 
 
 def absence(directory: Path) -> StorageError:

@@ -95,8 +95,8 @@ class Store(StoreReader):
 
         Args:
             path: Directory of the index.
-            verify: Compare the checksum of every file (about 2 GB/s); sizes are compared in any case. None does
-                so for an index of up to 64 MB.
+            verify: Compare the checksum of every file (about 2 GB/s); sizes are compared in any case. None
+                does so for an index of up to 64 MB.
 
         Raises:
             StorageError: There is no finished index.

@@ -116,7 +116,8 @@ class Retriever:
                 computed in memory at the first search, and the files do not change.
             device: Device of a model that is loaded here, or several, see `Model.from_pretrained`.
             dtype: Precision of a model that is loaded here, see `Model.from_pretrained`.
-            verify: Verify the checksum of every file, at about 2 GB/s. None does so for an index of up to 64 MB.
+            verify: Verify the checksum of every file, at about 2 GB/s. None does so for an index of up to
+                64 MB.
 
         Raises:
             StorageError: There is no finished index, or no model.
