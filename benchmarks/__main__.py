@@ -14,6 +14,7 @@ SUITES = (
     "kernels",
     "memory",
     "multi_vector",
+    "scale",
     "sparse",
     "tite",
     "training",
@@ -24,6 +25,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--sizes", help="numbers of documents of the suite scale, such as 10000,100000")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
@@ -31,7 +33,8 @@ def main() -> None:
 
     failed = None
     if not arguments.show:
-        failed = importlib.import_module(f"benchmarks.{arguments.suite}").main()
+        options = {"sizes": [*map(int, arguments.sizes.split(","))]} if arguments.sizes else {}
+        failed = importlib.import_module(f"benchmarks.{arguments.suite}").main(**options)
         fill_pages()
     print(render(arguments.suite))
     raise SystemExit(failed)  # None is success

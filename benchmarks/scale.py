@@ -1,4 +1,4 @@
-"""Suite ``scale``: what an index costs at 10,000, 100,000 and a million documents, and at which power it grows.
+"""Suite ``scale``: what an index costs at 10,000, 100,000 and a million documents, and how the costs grow.
 
 Every index is a fresh process; opening, searching and adding are measured in another one, so that neither
 profits from the other. Documents are 50 words, drawn as often as they occur in real text; the vectors of the
@@ -7,12 +7,11 @@ first query includes what is loaded or computed for it, without the compiled cod
 search of a tiny index loads before. A table of powers and predictions follows from the sizes measured: the
 cost at a size is ``c * documents ** power``, fitted to the logarithms.
 
-``python -m benchmarks scale --sizes 10000,100000 --kinds bm25,dense`` measures less.
+``python -m benchmarks scale --sizes 10000,100000`` measures less.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -20,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,51 +47,43 @@ COSTS = (
     "add ms",
     "query after an add ms",
 )
-_SAME = ("build us/document", "bytes/document")  # per document: their power is that of the total minus 1
 
 
-def main(arguments: list[str]) -> None:
+def main(sizes: Sequence[int] = SIZES) -> None:
     """Measure every kind at every size, and store the rows and the lines through them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks scale")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    options = parser.parse_args(arguments)
-    sizes = sorted(map(int, options.sizes.split(",")))
-    rows: list[Row] = []
-    for kind in options.kinds.split(","):
-        for size in sizes:
-            if size <= LARGEST.get(kind, size):
-                with tempfile.TemporaryDirectory() as folder:
-                    row = {"index": kind, "documents": size}
-                    for step in ("build", "read"):
-                        row |= _child(step, kind, size, folder)
-                rows.append(row)
-                print(row, file=sys.stderr, flush=True)
+    rows = [
+        measure(kind, size) for size in sorted(sizes) for kind in KINDS if size <= LARGEST.get(kind, size)
+    ]
     write_results("scale", [*rows, *predict(rows)])
+
+
+def measure(kind: str, size: int) -> Row:
+    """Build an index in a process, and use it in another one."""
+    row: Row = {"index": kind, "documents": size}
+    with tempfile.TemporaryDirectory() as folder:
+        for step in ("build", "read"):
+            command = [sys.executable, "-m", "benchmarks.scale", step, kind, str(size), folder]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode:
+                raise SystemExit(f"scale: {step} of {kind} with {size} documents failed:\n{result.stderr}")
+            row |= json.loads(result.stdout.splitlines()[-1])
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
 
 
 def predict(rows: list[Row]) -> Iterator[Row]:
     """Yield the power at which each cost of a kind grows, and what it predicts for larger collections."""
-    for kind in dict.fromkeys(row["index"] for row in rows):
+    for kind in KINDS:
         own = [row for row in rows if row["index"] == kind]
         if len(own) < 2:
             continue
         sizes = np.log([row["documents"] for row in own])
         for cost in COSTS:
             power, base = np.polyfit(sizes, np.log([row[cost] for row in own]), 1)
-            predicted = {
-                f"prediction for {size / 1e6:g}M": math.exp(base + power * math.log(size)) for size in PREDICTED
-            }
-            yield {"index": kind, "cost": cost, "power": round(float(power), 2)} | predicted
-
-
-def _child(step: str, kind: str, size: int, folder: str) -> Row:
-    command = [sys.executable, "-m", "benchmarks.scale", step, kind, str(size), folder]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"scale: {step} of {kind} with {size} documents failed:\n{result.stderr}")
-    row: Row = json.loads(result.stdout.splitlines()[-1])
-    return row
+            row: Row = {"index": kind, "cost": cost, "fitted power": round(float(power), 2)}
+            for size in PREDICTED:
+                row[f"prediction for {size / 1e6:g}M"] = math.exp(base + power * math.log(size))
+            yield row
 
 
 # ---- documents ----
@@ -164,10 +155,11 @@ def build(kind: str, size: int, folder: str) -> Row:
 
     model, index, _ = CONTENTS[kind]
     Retriever.build(model, documents(kind, 100, 1, "w"), f"{folder}/tiny", index=index).close()
-    before, given = peak_memory(), _clock(lambda: [None for _ in documents(kind, size, 1, "d")])
-    start = time.perf_counter()
+    sample = min(size, 20 * CHUNK)
+    generator = _clock(lambda: deque(documents(kind, sample, 1, "d"), maxlen=0)) / 1000 * size / sample
+    before, start = peak_memory(), time.perf_counter()
     Retriever.build(model, documents(kind, size, 1, "d"), f"{folder}/index", index=index).close()
-    seconds = time.perf_counter() - start - given / 1000  # without the generator
+    seconds = time.perf_counter() - start - generator
     used = sum(file.stat().st_size for file in Path(folder, "index").iterdir())
     return {
         "documents/s": size / seconds,
@@ -181,7 +173,7 @@ def read(kind: str, size: int, folder: str) -> Row:
     """Open, search, and add to an index."""
     from irkit import Retriever
 
-    contents = [item for item in CONTENTS[kind][2](QUERIES, 2)]
+    contents = list(CONTENTS[kind][2](QUERIES, 2))
     queries = [" ".join(text.split()[:4]) for text in contents] if kind == "bm25" else contents
     if kind == "inverted":
         queries = [dict(list(query.items())[:10]) for query in contents]
