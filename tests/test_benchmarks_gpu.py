@@ -296,7 +296,9 @@ def test_events_are_put_around_all_calls_while_the_device_sleeps(monkeypatch: py
 def test_kernels_agree_with_exact_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import gpu_kernels
 
-    monkeypatch.setattr(gpu_kernels, "TERMS", 300)
+    monkeypatch.setattr(gpu_timing, "ROUNDS", 1)
+    for size, value in {"TERMS": 300, "WIDTH": 64, "QUERY": 3, "DOCUMENT": (2, 9)}.items():
+        monkeypatch.setattr(gpu_kernels, size, value)
     for one in gpu_kernels.KERNELS[name](DEVICE):
         ways = {way: run for way, run in one.ways.items() if way in ("irkit", "torch")}
         rows = list(measure(one._replace(ways=ways), DEVICE._replace(cache=0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -20,6 +21,7 @@ from irkit.tokenizer import TokenSpan, strings, well_formed
 from irkit.utils.atomic import write_text
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from rich.console import Group
 
     from irkit.heads import Side
@@ -301,12 +303,7 @@ class Explanation:
 
     def to_html(self) -> str:
         """Return a page with both texts, whose matches are coloured, and a table of the matches."""
-        from jinja2 import Environment, FileSystemLoader
-
-        pages = Environment(
-            loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
-        )
-        return pages.get_template("explanation.html").render(text=self.query, **self.view())
+        return _template().render(text=self.query, **self.view())
 
     def write_html(self, path: str | Path) -> None:
         """Write `to_html` to a file.
@@ -336,3 +333,12 @@ class Explanation:
             red, green, blue = (round(255 + (level - 255) * segment.heat) for level in _HEAT)
             shaded.append(segment.text, f"black on rgb({red},{green},{blue})" if segment.heat else "")
         return Group(table, Text(), shaded, Text(f"\nscore {self.score:.4f}", style="bold"))
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader
+
+    folder = FileSystemLoader(Path(__file__).parent)
+    pages = Environment(loader=folder, autoescape=True, keep_trailing_newline=True)
+    return pages.get_template("explanation.html")
