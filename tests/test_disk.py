@@ -1,7 +1,4 @@
-"""Disks that are full or read-only, for real: what is stored stays, and every failure is an irkit error.
-
-Run as a script, this file builds an index, in a process that a signal may end.
-"""
+"""Disks that are full or read-only, for real: what is stored stays, and every failure is an irkit error."""
 
 # ruff: noqa: PT012, SIM117 (a block that writes is what is tested)
 from __future__ import annotations
@@ -11,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ import pytest
 import torch
 
 from irkit import Model, Sparse
-from irkit.errors import CorruptError, IrkitError, StorageError
+from irkit.errors import CorruptError, StorageError
 from irkit.index import (
     Limits,
     Store,
@@ -90,6 +88,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
+def fails_to_build(path: Path) -> None:
+    with pytest.raises(StorageError, match="No space left"):
+        act("build", path)
+
+
 def free(place: Path) -> int:
     state = os.statvfs(place)
     return state.f_bavail * state.f_bsize
@@ -110,9 +113,7 @@ def test_an_index_on_a_full_disk(disk: Path) -> None:
     for action, share in (("build", 0.9), ("change", 0.9), ("change", 0.3), ("compact", 0.5)):
         filler = fill(disk, int(share * used))
         if action == "build":  # the others do it likewise
-            command = [sys.executable, __file__, str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert (done.returncode, "No space left" in done.stderr) == (2, True), done.stderr
+            assert in_child(partial(fails_to_build, path)) == 0  # not ended by a signal
         else:
             with pytest.raises(StorageError, match=r"writing .*No space left.*unchanged"):
                 act(action, path)
@@ -350,14 +351,6 @@ def test_a_manifest_that_cannot_be_read_is_not_taken_for_none(
         context.setattr(Path, "read_bytes", refused)
         Store.build(path, overwrite=True)
     assert sorted(file.name for file in path.iterdir()) == before
-
-
-if __name__ == "__main__":
-    try:
-        act("build", Path(sys.argv[1]))
-    except IrkitError as error:
-        sys.stderr.write(str(error))
-        sys.exit(2)
 
 
 def test_entries_that_are_published_again_leave_nothing_hidden(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def grids(draw):
 
 
 @on_device
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(grids())
 def test_kernel_of_grids(grid):
     from irkit_kernels._products.triton_kernel import grid_gradients
