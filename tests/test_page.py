@@ -310,6 +310,9 @@ def test_the_policy_forbids_scripts_of_documents(browser: Browser, address: str)
     policy = browser.run(f"fetch({address!r}).then(page => page.headers.get('content-security-policy'))")
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
+    names = ["page.js", "%2e%2e%2fapp.py", "..%2fapp.py", "nothing.js"]
+    answers = [browser.run(f"fetch('static/{name}').then(answer => answer.status)") for name in names]
+    assert answers == [200, 404, 404, 404]
     browser.run("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked=1'}))")
     assert browser.run("typeof hacked") == "undefined"
 

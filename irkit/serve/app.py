@@ -8,24 +8,30 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
 
 from irkit.errors import IrkitError
 from irkit.serve import document_routes, openai_routes, search_routes, tei_routes
 from irkit.serve.catalogue import Catalogue
 from irkit.serve.guard import LOG, Guard
 from irkit.serve.meters import exposition
-from irkit.serve.problems import handle, respond
+from irkit.serve.problems import Problem, handle, respond
 from irkit.serve.tei_routes import INTERFACE
 
 PAGE = Path(__file__).parent / "page"
 """Files of the page: index.html, and those that are served below ``/static/``."""
-_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-cache",  # files of another version may have the same names
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 
 def create_app(catalogue: Catalogue) -> FastAPI:
@@ -70,12 +76,13 @@ def create_app(catalogue: Catalogue) -> FastAPI:
         content, kind = exposition()
         return Response(content, headers={"content-type": kind})
 
-    @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        file = PAGE / "index.html"
-        if not file.exists():
-            return PlainTextResponse(f"irkit: see {request.base_url}openapi.json\n")
-        return FileResponse(file, headers={"content-security-policy": _POLICY})
+    files = {file.name: file for file in PAGE.iterdir()}
 
-    app.router.routes.append(Mount("/static", StaticFiles(directory=PAGE)))
+    @app.get("/", include_in_schema=False)
+    @app.get("/static/{file}", include_in_schema=False)
+    async def page(file: str = "index.html") -> Response:
+        if file not in files:
+            raise Problem(404, f"the page has no file {file[:60]!r}")
+        return FileResponse(files[file], headers=_HEADERS)
+
     return app

@@ -142,7 +142,7 @@ def explain(name: str, retriever: Retriever, query: Any, document: Any) -> JSONO
         raise Problem(404, f"index {name} has no document {document[:60]!r}")
     explained = retriever.explain(query, document)
     kind = retriever.model.kind
-    said = explained.to_dict() | {"view": explained.view(), "words": []}
+    said = explained.to_dict() | {"view": explained.words().view(), "words": []}
     if kind == "dense":  # its matches are passages
         passages = [
             {"start": match.document.start, "end": match.document.end, "score": match.score}
