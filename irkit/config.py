@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +28,7 @@ class _Meta(ModelMetaclass):
         try:
             return super().__call__(*arguments, **values)
         except ValidationError as error:
-            raise _refusal(cls.__name__, error, cls) from error
+            raise _refusal(cls.__name__, error, cls, values) from error
 
 
 class Config(BaseModel, metaclass=_Meta):
@@ -50,7 +50,7 @@ class Config(BaseModel, metaclass=_Meta):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise _refusal(source, error, cls) from error
+            raise _refusal(source, error, cls, data) from error
 
     @classmethod
     def of(cls, config: Any, source: str) -> Self:
@@ -220,12 +220,27 @@ def _find_key(node: dict[str, Any] | list[Any], key: str, override: str) -> Any:
     return int(key)
 
 
-def _refusal(source: str, error: ValidationError, model: Any) -> ConfigError:
-    return ConfigError(f"{source}: " + "; ".join(_explain(problem, model) for problem in error.errors()))
+def _refusal(source: str, error: ValidationError, model: Any, data: Any) -> ConfigError:
+    problems = (_explain(problem, model, data) for problem in error.errors())
+    return ConfigError(f"{source}: " + "; ".join(problems))
 
 
-def _explain(problem: Any, model: type[BaseModel]) -> str:
-    known, path = _known_keys(model), list(problem["loc"])
+def _written_path(location: Sequence[str | int], data: Any) -> list[str | int]:
+    """Return the path of a problem without the positions in lists that the user wrote as a single value."""
+    path = list[str | int]()
+    for part in location:
+        if isinstance(part, int) and not isinstance(data, list | tuple):
+            continue  # `as_list` made the list
+        path.append(part)
+        if isinstance(part, int):
+            data = data[part]
+        elif isinstance(data, Mapping):  # a kind of a union is in the path, but is no key
+            data = data.get(part, data)
+    return path
+
+
+def _explain(problem: Any, model: type[BaseModel], data: Any) -> str:
+    known, path = _known_keys(model), _written_path(problem["loc"], data)
     # pydantic also puts the kind of a union into the path, although it is not a key of the file
     named = [part for part in path[:-1] if part in known or isinstance(part, int)] + path[-1:]
     key = ".".join(map(str, named)) or "(top level)"

@@ -196,6 +196,20 @@ def test_a_window_that_cannot_be_narrowed_is_padded(monkeypatch: pytest.MonkeyPa
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_differences_are_seen_in_single_and_double_precision(dtype: torch.dtype) -> None:
+    model = make("mpnet", {}).to(dtype)
+
+    def depend_on_the_step(module: Any, inputs: Any, output: Any) -> Any:
+        hidden = output.last_hidden_state
+        output.last_hidden_state = hidden * (1 + 1e-4 * hidden.shape[:2].numel())
+        return output
+
+    assert not TransformersEncoder(model).alone
+    model.register_forward_hook(depend_on_the_step)
+    assert TransformersEncoder(model).alone
+
+
 def test_positions_of_padding_are_none_of_a_text(tmp_path: Path) -> None:
     make("mpnet", {"max_position_embeddings": 20}).save_pretrained(tmp_path)
     encoder = Encoder.from_pretrained(tmp_path)

@@ -353,3 +353,24 @@ if __name__ == "__main__":
         act = search_twice if task == "search" else open_and_fork
         result = {name: act(name, f"{place}/{name}") for name in KINDS}
     sys.stdout.write(json.dumps(result))
+
+
+def test_a_child_forgets_the_change_that_its_parent_undoes(tmp_path: Path) -> None:
+    """It adds other documents in the places of those, and finds them."""
+    retriever = Retriever.build("bm25", {"first": "a text"}, tmp_path / "index")
+    undone, undo = os.pipe()
+
+    def add_others() -> None:
+        os.read(undone, 1)
+        retriever.add({"c": "its own", "d": "documents", "e": "here"})
+        assert retriever.documents.find(["first", "a", "b", "c", "d", "e"]).tolist() == [0, -1, -1, 1, 2, 3]
+
+    assert "first" in retriever.documents
+    with contextlib.suppress(KeyError), retriever.store.update():
+        retriever.add({"a": "one"})
+        retriever.add({"b": "two"})
+        assert "a" in retriever.documents
+        child = in_child(add_others)
+        raise KeyError
+    os.write(undo, b"x")
+    assert ended(child) == 0

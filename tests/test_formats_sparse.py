@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.model import Model
+from irkit.training.losses import InfoNCE
+from irkit.training.train_step import TrainStep
 
 TEXTS = [
     "a neural search index",
@@ -472,3 +474,12 @@ def test_a_damaged_head_of_its_own(bert: Path, tmp_path: Path) -> None:
     (place / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CorruptError, match=r"reading .*model\.safetensors"):
         Model.from_pretrained(folder)
+
+
+def test_a_training_says_once_what_others_cannot_open(bert: Path, tmp_path: Path) -> None:
+    model = Model.from_pretrained(bert, device="cpu")
+    model.head.layers[2].eps = 0.5
+    step = TrainStep(model, [InfoNCE()])
+    with pytest.warns(UserWarning, match="cannot open it"):
+        step.save_pretrained(tmp_path / "checkpoint-1")
+    step.save_pretrained(tmp_path / "checkpoint-2")  # a second warning would be an error

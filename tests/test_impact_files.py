@@ -257,3 +257,25 @@ def test_scores_below_0_stand_before_no_score(tmp_path: Path) -> None:
     assert [hit.id for hit in retriever.search({"x": 2.0}, k=3)] == ["up", "down"]
     run = retriever.run([Query("q", "", vector={"x": 2.0})], k=3)
     assert [(item.doc_id, item.score) for item in run] == [("up", 2.0), ("down", -2.0)]
+
+
+@pytest.mark.parametrize("kind", ["inverted", "flat"])
+@pytest.mark.parametrize("where", ["documents", "queries"])
+def test_negative_scores_come_after_positive_ones_however_few_hits_are_wanted(
+    tmp_path: Path, kind: str, where: str
+) -> None:
+    sign = -1 if where == "documents" else 1
+    vectors = {f"none{i}": {"fish": 1.0} for i in range(30)} | {
+        "bad": {"bear": 2.0 * sign},
+        "good": {"owl": 1.0},
+        "worse": {"bear": 3.0 * sign},
+    }
+    query = {"bear": 1.0 if where == "documents" else -1.0, "owl": 1.0}
+    records = [{"_id": name, "text": "", "vector": vector} for name, vector in vectors.items()]
+    with Retriever.build(Impacts(), records, tmp_path / "index", index={"kind": kind}) as retriever:
+        scores = {"good": 1.0, "bad": -2.0, "worse": -3.0}
+        for k in (1, 2, 3, 33):
+            hits = retriever.search(query, k)
+            assert {hit.id: hit.score for hit in hits} == dict(list(scores.items())[:k])
+        assert [hit.id for hit in retriever.search(query, 1, offset=1)] == ["bad"]
+        assert [hit.id for hit in retriever.search(query, 2, filter=["none1", "worse"])] == ["worse"]

@@ -35,7 +35,14 @@ from irkit.heads import (
     SparseHead,
     StaticHead,
 )
-from irkit.heads.layer_modules import LACKING, Modules, known_modules, read_layers, write_json
+from irkit.heads.layer_modules import (
+    LACKING,
+    UNKNOWN_TO_OTHERS,
+    Modules,
+    known_modules,
+    read_layers,
+    write_json,
+)
 from irkit.heads.sparse_head import SPARSE_MODULES
 from irkit.tokenizer import Tokenizer, read_optional, sentence_settings
 from irkit.utils.weights import write_weights
@@ -103,7 +110,7 @@ def _write(parts: Parts, folder: Path) -> None:
         modules, written = [("", _ROUTER)], [*branches["query"], *branches["document"]]
     for lacking in LACKING.keys() & {kind for _, kind in written}:
         warnings.warn(
-            f"saving a model: sentence-transformers cannot open it, because it has no {LACKING[lacking]}",
+            f"{UNKNOWN_TO_OTHERS}, because it has no {LACKING[lacking]}",
             stacklevel=4,  # whoever called save_pretrained
         )
     write_json(

@@ -25,6 +25,7 @@ _TANH = "torch.nn.modules.activation.Tanh"
 _LAYERS = "Dense", "Projection", "Normalize", "Dropout"  # a Projection is gated, or has another residual
 _OWN = "pylate.models.Dense.Dense", "irkit.Projection", "irkit.SparseHead", "irkit.Head"
 _MODELS = "sentence_transformers.models"
+UNKNOWN_TO_OTHERS = "saving a model: sentence-transformers cannot open it"
 LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do without
     "irkit.Projection": "layer like the gated or scaled projections of this one; irkit can. Linear ones it "
     "opens after Model.merge_projections",

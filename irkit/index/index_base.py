@@ -96,13 +96,22 @@ class Index(ABC):
         with self.store.update():
             self._check("adding documents", representation)
             start = len(self)
+            about = self.store.meta["index"]
+            if isinstance(representation, Sparse):
+                lowest = representation.weights.min() if len(representation.weights) else 0
+                about["negative"] = bool(about.get("negative") or lowest < 0)
             self._append(representation)
-            self.store.meta["index"] |= {
+            about |= {
                 "representation": representation.kind,
                 "dim": representation.dim,
                 "rows": start + len(representation),
             }
             return range(start, len(self))
+
+    @property
+    def may_be_negative(self) -> bool:
+        """Whether a stored sparse weight may be below 0."""
+        return bool(self.store.meta["index"].get("negative", len(self) > 0))
 
     def copy(self, source: Index, rows: Array) -> None:
         """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored."""

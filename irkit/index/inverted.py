@@ -92,7 +92,7 @@ class Inverted(StoredRows):
             if bm25.renew(self.store):  # all weights have changed
                 drop_segments(self.store, 0)
             segments, start, n = read_segments(self.store), self._covered, len(self)
-            if n - start <= limits.inverted_unlisted or self._negative:
+            if n - start <= limits.inverted_unlisted or self.may_be_negative:
                 return
             # merge the segments at the end that are small beside what is added
             count = len(segments)
@@ -128,14 +128,7 @@ class Inverted(StoredRows):
         segments = self.store.meta["index"].get("segments")
         return int(segments[-1]["stop"]) if segments else 0
 
-    @property
-    def _negative(self) -> bool:
-        """Whether a weight is below 0; lists are only made of positive ones."""
-        return bool(self.store.meta["index"].get("negative", False))
-
     def _append(self, representation: Representation) -> None:
-        about = self.store.meta["index"]
-        about |= {"negative": self._negative or bool(representation.arrays()["weights"].min(initial=0) < 0)}
         if representation.dim > self.store.limits.narrow:  # the vocabulary may have grown
             self.store.recast("terms.bin", np.uint32)
         super()._append(representation)
@@ -280,14 +273,14 @@ class Inverted(StoredRows):
     def _plain(self) -> tuple[Searcher | None, int, int]:
         """Return the searcher of an index with one segment, all rows and positive weights; dim, and rows."""
         self._check_same()
-        if self._negative or self.store.rows("removed.bin"):
+        if self.may_be_negative or self.store.rows("removed.bin"):
             return None, self.dim, len(self)
         segments = self._segments()
         return segments[0].searcher if len(segments) == 1 else None, self.dim, len(self)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         arrays = queries.arrays()
-        if self._negative or arrays["weights"].min(initial=0) < 0:
+        if self.may_be_negative or arrays["weights"].min(initial=0) < 0:
             return self._scan_all(queries, k, keep)
         keep = keep if keep is None else np.ascontiguousarray(keep)
         return self._complete(self._look_up(_positive(arrays), k, keep), queries, keep)

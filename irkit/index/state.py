@@ -215,7 +215,8 @@ class StoreReader:
     def epoch(self) -> int:
         """A number that rises when rows may change other than by appending.
 
-        That is when the index is opened, when a change is undone, and when a refresh finds other files.
+        That is when the index is opened, when a change is undone, when a refresh finds other files, and
+        when a process is forked inside a change.
         """
         return self._state.epoch
 

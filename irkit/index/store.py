@@ -378,6 +378,9 @@ class Store(StoreReader):
 
     def _forked(self) -> None:
         """Leave a change in progress to the parent, and make locks that no thread of the parent holds."""
+        if self._changing.locked():  # forget the files of the change, and what was read of its rows
+            self._dirty.clear()
+            self._committed = replace(self._committed, epoch=next(self._numbers))
         self._changing, self._moving, self._lock = threading.Lock(), threading.Lock(), None
         if self._own.updating:
             self._own.state, self._own.updating = None, False

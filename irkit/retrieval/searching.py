@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from irkit.arguments import brief
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, Sparse
 from irkit.data import JSON, Document
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
-from irkit.index import Documents, Hits
+from irkit.index import Documents, Hits, Index
+from irkit.index.array_files import Array
 from irkit.retrieval.collection import AnyModel, Collection
 from irkit.retrieval.selection import DEEPER, Groups, Selection, check_group_key
 
@@ -169,8 +170,9 @@ def find_hits(
     allowed = None if filter is None else documents.filter(parse_filter(filter))
 
     def search(queries: Representation, depth: int) -> Hits:
-        hits = index.search(queries, depth, allowed)
-        return _without_zeros(hits) if model.kind == "sparse" else hits
+        if isinstance(queries, Sparse):
+            return _search_terms(index, queries, depth, allowed)
+        return index.search(queries, depth, allowed)
 
     def read(rows: list[int]) -> list[Document]:
         return documents.fetch(np.array(rows))
@@ -232,6 +234,22 @@ def _find_groups(
                 found.scores[query, : len(chosen)] = scores[chosen]
         left, depth = np.array(few, np.int64), min(DEEPER * depth, most)
     return found
+
+
+def _search_terms(index: Index, queries: Sparse, depth: int, allowed: Array | None) -> Hits:
+    """Return the best documents that share a term with each query.
+
+    With weights below 0, such documents may follow those that share none, which score 0. Then all documents
+    are ranked, one query at a time.
+    """
+    hits = index.search(queries, depth, allowed)
+    ends_with_zero = np.flatnonzero((hits.scores[:, -1] == 0) & (hits.rows[:, -1] >= 0))
+    hits = _without_zeros(hits)
+    if len(ends_with_zero) and (index.may_be_negative or bool((queries.weights < 0).any())):
+        for query in ends_with_zero.tolist():
+            ranking = _without_zeros(index.search(queries[query : query + 1], len(index), allowed))
+            hits.rows[query], hits.scores[query] = ranking.rows[0, :depth], ranking.scores[0, :depth]
+    return hits
 
 
 def _without_zeros(hits: Hits) -> Hits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from irkit.encoder import Encoder
 from irkit.errors import ConfigError, require
+from irkit.heads.layer_modules import UNKNOWN_TO_OTHERS
 from irkit.model import Model
 
 
@@ -35,6 +37,7 @@ class ModelStep(nn.Module):
         self.model = model
         self.parts: dict[str, Any] = {}
         self.signs: dict[str, Any] = {}
+        self.saved = False  # whether the model was saved before
 
     def activation_checkpointing_enable(self, **_: Any) -> None:
         """Keep only the input of each encoder layer; the backward pass computes the rest again."""
@@ -63,8 +66,11 @@ class ModelStep(nn.Module):
     def save_pretrained(self, path: str | Path) -> None:
         """Write the model to a directory, with adapters merged into its weights; the model keeps its name."""
         model, name = merged(self.model), self.model.name
-        model.save_pretrained(path)
-        model.name = name
+        with warnings.catch_warnings():
+            if self.saved:  # what other libraries cannot open is said once, not at every checkpoint
+                warnings.filterwarnings("ignore", UNKNOWN_TO_OTHERS)
+            model.save_pretrained(path)
+        model.name, self.saved = name, True
 
 
 class TextStep(ModelStep):
