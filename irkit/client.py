@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack, cast, overload
 from urllib.parse import quote, urlencode, urlsplit
@@ -51,11 +51,13 @@ class Client:
         parts = urlsplit(url if isinstance(url, str) else "")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadValueError(f"Client: the address is {brief(url)}; expected http://HOST:PORT")
-        self._parts, self._timeout, self._own = parts, timeout, threading.local()
+        self._parts, self._timeout = parts, timeout
+        self._idle: deque[http.client.HTTPConnection] = deque()  # which threads may share
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
         names = [item["name"] for item in self._ask("GET", "/indexes")["indexes"]]
+        self.close()  # in case that the name is refused
         if index is None and len(names) != 1:
             raise BadValueError(f"Client: {url} has {len(names)} indexes; give the name of one: {names}")
         self.index = names[0] if index is None else index
@@ -193,10 +195,9 @@ class Client:
         return int(self.stats()["documents"])
 
     def close(self) -> None:
-        """Close the connection of this thread."""
-        connection = self._own.__dict__.pop("connection", None)
-        if connection is not None:
-            connection.close()
+        """Close the connections that no thread uses."""
+        while self._idle:
+            self._idle.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -238,25 +239,27 @@ class Client:
         return answer
 
     def _exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, Any, bytes]:
-        """Send a request over the connection of this thread; make a new one if the server closed it."""
-        for attempt in (1, 2):
-            is_old = hasattr(self._own, "connection")
-            if not is_old:
-                secure = self._parts.scheme == "https"
-                kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-                address = cast(str, self._parts.hostname), self._parts.port
-                self._own.connection = kind(*address, timeout=self._timeout)
+        """Send a request over an idle connection, or over a new one; the server may have closed idle ones."""
+        while True:
+            is_old = bool(self._idle)
+            connection = self._idle.pop() if is_old else self._connect()
             try:
-                self._own.connection.request(method, path, content, self._headers)
-                response = self._own.connection.getresponse()
-                return response.status, response.headers, response.read()
+                connection.request(method, path, content, self._headers)
+                response = connection.getresponse()
+                answer = response.status, response.headers, response.read()
             except (OSError, http.client.HTTPException) as error:
-                self.close()
-                closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
-                if not (is_old and closed and attempt == 1):
-                    address_ = f"{self._parts.scheme}://{self._parts.netloc}"
-                    raise StorageError(f"{method} {address_}{path}: {error}; is the server up?") from error
-        raise AssertionError("unreachable")
+                connection.close()
+                if not (is_old and isinstance(error, ConnectionError)):
+                    address = f"{self._parts.scheme}://{self._parts.netloc}{path}"
+                    raise StorageError(f"{method} {address}: {error}; is the server up?") from error
+            else:
+                self._idle.append(connection)
+                return answer
+
+    def _connect(self) -> http.client.HTTPConnection:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        return kind(cast(str, self._parts.hostname), self._parts.port, timeout=self._timeout)
 
 
 def _plain(value: Any) -> Any:

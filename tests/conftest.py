@@ -203,3 +203,76 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     BertModel(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def served(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server in this process: ``url``, ``catalogue``, and the ``retriever`` of its index ``notes``.
+
+    It has the models ``dense``, ``tokens``, ``terms`` and ``cross``, all tiny, and the indexes ``notes`` (of
+    the model ``dense``), ``words`` (BM25) and ``colbert`` (of the model ``tokens``).
+    """
+    import socket
+    import threading
+    from types import SimpleNamespace
+
+    import transformers
+
+    from irkit.model import Model
+    from irkit.retrieval.retriever import Retriever
+
+    uvicorn = pytest.importorskip("uvicorn", reason="needs: pip install 'irkit[serve]'")
+    pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
+    pytest.importorskip("prometheus_client", reason="needs: pip install 'irkit[serve]'")
+    from irkit.serve.access import read_keys
+    from irkit.serve.app import create_app
+    from irkit.serve.catalogue import Catalogue
+    from irkit.serve.serve_config import ServeConfig, ServeLimits
+
+    # models and indexes
+    root = tmp_path_factory.mktemp("served")
+    makers: dict[str, Any] = {
+        "dense": Model.from_pretrained,
+        "tokens": Model.multi_vector,
+        "terms": Model.sparse,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the heads are random
+        for name, make in makers.items():
+            make(tiny_bert).save_pretrained(root / name)
+        cross = transformers.BertForSequenceClassification.from_pretrained(tiny_bert, num_labels=1)
+    cross.save_pretrained(root / "cross")
+    transformers.AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(root / "cross")
+    documents = [
+        {"_id": f"d{i}", "title": word, "text": f"{word} {WORDS[-i - 1]} search", "metadata": {"year": i % 3}}
+        for i, word in enumerate(WORDS[:12])
+    ]
+    for name, model in (("notes", root / "dense"), ("words", "bm25"), ("colbert", root / "tokens")):
+        Retriever.build(model, documents, root / name).close()
+
+    # the server, in a thread with an event loop of its own
+    (root / "keys").write_text("write correct-horse\n")
+    names = ("dense", "tokens", "terms", "cross", "notes", "words", "colbert")
+    limits = ServeLimits(body_bytes=1 << 20, texts=64, tokens=4096, k=100, stream_k=1000, batch_tokens=256)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    config = ServeConfig(
+        paths=tuple(str(root / name) for name in names),
+        port=port,
+        keys=read_keys(root / "keys"),
+        limits=limits,
+    )
+    catalogue = Catalogue(config)
+    options = {"log_level": "warning", "access_log": False, "ws": "none"}
+    server = uvicorn.Server(uvicorn.Config(create_app(catalogue), **options))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        thread.join(0.01)
+    with Retriever.load(root / "notes") as retriever:
+        yield SimpleNamespace(
+            url=f"http://127.0.0.1:{port}", catalogue=catalogue, retriever=retriever, root=root
+        )
+    server.should_exit = True
+    thread.join()

@@ -66,7 +66,7 @@ class Guard:
                 LOG.exception("request %s failed", request_id)
             error = f"{type(problem).__name__}: {problem}"[:300]
             if not status:
-                await answer(problem_of(problem), request_id)(scope, receive, send_marked)
+                await answer(problem_of(problem), request_id, scope["path"])(scope, receive, send_marked)
         finally:
             self._record(scope, request_id, status, time.perf_counter() - start, error)
 

@@ -30,6 +30,7 @@ _TYPES = {
     503: "Unhealthy",
     507: "Storage",
 }
+_LONGEST = 500  # characters of a message, which may quote what was sent
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)*([\w.+@-]+)")  # of which only the last name is told
@@ -75,26 +76,29 @@ def problem_of(error: Exception) -> Problem:
     return Problem(500, "internal error; the log of the server has more under this request id")
 
 
-def describe(problem: Problem, request_id: str) -> dict[str, str]:
-    """Return the JSON of a problem."""
+def describe(problem: Problem, request_id: str, path: str = "") -> dict[str, Any]:
+    """Return the JSON of a problem; below ``/v1/`` in the form of OpenAI, which its clients read."""
     kind = _TYPES.get(problem.status, "Validation" if problem.status < 500 else "Backend")
-    message = str(problem).encode("utf-8", "replace").decode()
-    return {"error": message, "error_type": kind, "request_id": request_id}
+    message = str(problem)[:_LONGEST].encode("utf-8", "replace").decode()
+    error: Any = message
+    if path.startswith("/v1/"):
+        error = {"message": message, "type": kind, "code": problem.status, "param": None}
+    return {"error": error, "error_type": kind, "request_id": request_id}
 
 
-def answer(problem: Problem, request_id: str) -> Response:
-    """Return the answer to a request that has a problem."""
+def answer(problem: Problem, request_id: str, path: str) -> Response:
+    """Return the answer to a request to a path that has a problem."""
     headers = {}
     if problem.status == 429:
         headers["Retry-After"] = "1"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return respond(describe(problem, request_id), problem.status, headers)
+    return respond(describe(problem, request_id, path), problem.status, headers)
 
 
 async def handle(request: Request, error: Exception) -> Response:
     """Answer a request whose route raised an error that is expected, see `problem_of`."""
-    return answer(problem_of(error), request.scope["state"]["request_id"])
+    return answer(problem_of(error), request.scope["state"]["request_id"], request.url.path)
 
 
 def _invalid(error: RequestValidationError) -> Problem:

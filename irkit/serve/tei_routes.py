@@ -129,7 +129,6 @@ def check_texts(request: Request, texts: str | list[str], name: str) -> list[str
 
 
 @router.post("/embed", response_model=list[list[float]])
-@router.post("/", response_model=list[list[float]], include_in_schema=False)
 async def embed(request: Request, body: DenseRequest) -> Response:
     """Encode texts to one vector each."""
     texts = check_texts(request, body.inputs, "inputs")
@@ -219,6 +218,12 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
         rows if not isinstance(rows, Dense) else rows.values.numpy() for rows in (first.rows, others.rows)
     )
     return respond(model.similarity(left, right)[0].tolist())
+
+
+@router.post("/", include_in_schema=False)
+async def embed_or_compare(request: Request, body: DenseRequest | SimilarityRequest) -> Response:
+    """Do what the form of the inputs says, for clients that know only the address of a model."""
+    return await (similarity(request, body) if isinstance(body, SimilarityRequest) else embed(request, body))
 
 
 @router.post("/tokenize", response_model=list[list[dict[str, Any]]])

@@ -1,0 +1,350 @@
+"""The server answers as the library does, to its own client and to the unmodified clients of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from irkit.client import Client
+from irkit.errors import BadValueError, StorageError
+from irkit.retrieval.hybrid import Hybrid
+from irkit.retrieval.retriever import Retriever
+
+Call = Callable[..., tuple[int, Any]]
+KEY = {"authorization": "Bearer correct-horse"}
+
+
+@pytest.fixture
+def call(served: Any) -> Call:
+    """Send a request: path, JSON or bytes, headers; status and answer."""
+
+    def send(
+        path: str, body: Any = None, method: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        parts = urlsplit(served.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+        with contextlib.closing(connection):
+            content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            given = {"content-type": "application/json"} | (headers or {})
+            connection.request(method or ("GET" if body is None else "POST"), path, content, given)
+            response = connection.getresponse()
+            data = response.read()
+            if response.headers.get("content-type") == "application/json":
+                return response.status, json.loads(data)
+            return response.status, data.decode()
+
+    return send
+
+
+# ---- search ----
+
+
+def test_search_is_that_of_the_library(served: Any, call: Call) -> None:
+    queries, options = ["search index", "neural"], {"k": 3, "offset": 1, "filter": {"year": {">=": 1}}}
+    status, answer = call("/indexes/notes/search", {"queries": queries, **options})
+    expected = served.retriever.search(queries, 3, {"year": {">=": 1}}, offset=1)
+    assert (status, [result["query"] for result in answer["results"]]) == (200, queries)
+    for result, hits in zip(answer["results"], expected, strict=True):
+        assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
+        assert [hit["score"] for hit in result["hits"]] == pytest.approx([hit.score for hit in hits])
+        assert [hit["metadata"] for hit in result["hits"]] == [hit.metadata for hit in hits]
+
+
+def test_several_indexes_are_fused_with_the_score_of_each(served: Any, call: Call) -> None:
+    body = {"queries": "neural search", "k": 3, "fuse": {"indexes": ["words"], "method": "minmax"}}
+    hits = call("/indexes/notes/search", body)[1]["results"][0]["hits"]
+    with Retriever.load(served.root / "words") as words:
+        fused = Hybrid([served.retriever, words], "minmax").search("neural search", 3)
+        exact = {hit.id: hit.score for hit in words.rerank("neural search", [hit.id for hit in fused])}
+    assert [(hit["id"], hit["score"]) for hit in hits] == [
+        (hit.id, pytest.approx(hit.score)) for hit in fused
+    ]
+    assert {hit["id"]: hit["parts"]["words"] for hit in hits} == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("by", ["colbert", "tokens", "cross"])
+def test_hits_are_ranked_again(call: Call, by: str) -> None:
+    body = {"queries": ["neural search"], "k": 12, "rerank": {"by": by}, "fields": ["text"]}
+    status, answer = call("/indexes/notes/search", body)
+    hits = answer["results"][0]["hits"]
+    scores = [hit["score"] for hit in hits]
+    assert (status, len(hits), scores) == (200, 12, sorted(scores, reverse=True))
+    if by != "cross":  # an index of stored vectors, or the model that made them
+        stored = call("/indexes/colbert/search", {"queries": "neural search", "k": 12})[1]
+        assert [hit["id"] for hit in hits] == [hit["id"] for hit in stored["results"][0]["hits"]]
+
+
+def test_highlights_explanations_and_facets(call: Call) -> None:
+    body = {"queries": "searching tokens", "k": 2, "highlights": True, "explain": True, "facets": ["year"]}
+    answer = call("/indexes/words/search", body)[1]
+    for hit in answer["results"][0]["hits"]:
+        words = [hit["text"][start:end] for start, end in hit["highlight"]["text"]]
+        assert words
+        assert set(words) <= {"search", "token"}
+        explanation = hit["explanation"]
+        assert explanation["score"] == pytest.approx(hit["score"])
+        assert sum(match["score"] for match in explanation["matches"]) == pytest.approx(hit["score"])
+        assert explanation["part"] == "terms"
+    assert answer["facets"] == {"year": [{"value": year, "count": 4} for year in (0, 1, 2)]}
+    counts = call("/indexes/words/facets", {"keys": ["year"], "filter": {"year": [0, 1]}})[1]
+    assert (counts["documents"], len(counts["facets"]["year"])) == (8, 2)
+
+
+@pytest.mark.parametrize(("index", "part"), [("notes", "passages"), ("colbert", "tokens")])
+def test_explanations_of_models(call: Call, index: str, part: str) -> None:
+    status, answer = call(f"/indexes/{index}/explain", {"query": "neural", "id": "d3"})
+    assert (status, answer["part"], bool(answer["passages"])) == (200, part, True)
+    assert bool(answer["matches"]) == (part == "tokens")
+    other = {"id": "x", "text": "neural model"}
+    assert call(f"/indexes/{index}/explain", {"query": "neural", "document": other})[0] == 200
+
+
+def test_stream_has_a_line_for_each_hit(call: Call) -> None:
+    body = {"queries": ["search", "neural"] * 10, "k": 200, "fields": ["id"]}
+    lines = call("/indexes/notes/search", body | {"stream": True})[1].splitlines()
+    *hits, end = map(json.loads, lines)
+    assert (end["done"], end["hits"], len(hits)) == (True, 240, 240)
+    assert [line["query"] for line in hits] == [number for number in range(20) for _ in range(12)]
+    assert "limit" in call("/indexes/notes/search", body)[1]["error"]  # too many for one answer
+    bad = call("/indexes/notes/search", body | {"stream": True, "filter": {"no": 1}})[1]
+    assert json.loads(bad)["error_type"] == "Validation"
+
+
+# ---- clients ----
+
+
+def test_client_has_the_methods_of_a_retriever(served: Any) -> None:
+    ours = served.retriever
+    with Client(served.url, "notes") as client:
+        assert len(client) == len(ours) == 12
+        assert client.search("neural", 3)[0].metadata == ours.search("neural", 3)[0].metadata
+        hits, expected = client.search(["neural", "text"], 3), ours.search(["neural", "text"], 3)
+        assert [[hit.id for hit in line] for line in hits] == [[hit.id for hit in line] for line in expected]
+        queries = {"q1": "neural", "q2": "text"}
+        run, expected_run = client.run(queries, 5), ours.run(queries, 5)
+        assert [result.doc_id for result in run] == [result.doc_id for result in expected_run]
+        best = client.rerank("neural", ["d1", "d2", "d3"], 2)
+        assert [hit.id for hit in best] == [hit.id for hit in ours.rerank("neural", ["d1", "d2", "d3"], 2)]
+        assert client.facets("year", ["d0", "d1"]) == ours.facets("year", ["d0", "d1"])
+        assert client.documents(["d3"])[0] == ours.documents["d3"]
+        assert client.stats()["kind"] == "flat"
+    with Client(served.url, "colbert") as client, Retriever.load(served.root / "colbert") as theirs:
+        assert client.explain("neural", "d3").words().to_dict()["matches"][0]["query"]["token"]
+        assert client.explain("neural", "d3").score == pytest.approx(theirs.explain("neural", "d3").score)
+
+
+def test_client_says_what_is_wrong(served: Any) -> None:
+    for arguments, kind, message in [
+        ((served.url,), BadValueError, "3 indexes"),
+        ((served.url, "nots"), BadValueError, "known: notes"),
+        (("localhost",), BadValueError, "http://"),
+        (("http://127.0.0.1:9",), StorageError, "is the server up"),
+    ]:
+        with pytest.raises(kind, match=message):
+            Client(*arguments)
+    with Client(served.url, "notes") as client:
+        with pytest.raises(BadValueError, match="nothing"):
+            client.search("x", filter={"nothing": 1})
+        with pytest.raises(BadValueError, match="Authorization"):
+            client.remove("d1")
+
+
+def test_openai_client(served: Any) -> None:
+    openai = pytest.importorskip("openai", reason="needs: pip install openai")
+    model = served.catalogue.models["dense"].model
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        assert {item.id for item in client.models.list()} >= {"dense", "tokens", "terms"}
+        for encoding in ("float", "base64", None):  # None: the client asks for base64 and decodes it
+            options = {} if encoding is None else {"encoding_format": encoding}
+            made = client.embeddings.create(model="dense", input=["a text", "search"], **options)
+            assert (made.usage.prompt_tokens, made.model) == (7, "dense")
+        vectors = [item.embedding for item in made.data]
+        np.testing.assert_allclose(
+            vectors, model.encode(["a text", "search"], normalize_embeddings=True), atol=1e-6
+        )
+        short = client.embeddings.create(model="dense", input="a text", dimensions=4).data[0].embedding
+        assert np.linalg.norm(short) == pytest.approx(1)
+        side = client.embeddings.create(model="dense", input="a", extra_body={"input_type": "query"})
+        np.testing.assert_allclose(
+            side.data[0].embedding, model.encode_query("a", normalize_embeddings=True), atol=1e-6
+        )
+        with pytest.raises(openai.NotFoundError, match="did you mean"):
+            client.embeddings.create(model="denso", input="a")
+        with pytest.raises(openai.UnprocessableEntityError, match="input_type"):
+            client.embeddings.create(model="dense", input="a", extra_body={"input_type": "both"})
+
+
+def test_hugging_face_client(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import InferenceClient
+
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)  # this server is no hub
+
+    client = InferenceClient(served.url)
+    model = served.catalogue.models["dense"].model
+    vectors = client.feature_extraction(["a text", "search"], normalize=True)
+    np.testing.assert_allclose(
+        vectors, model.encode(["a text", "search"], normalize_embeddings=True), atol=1e-6
+    )
+    scores = client.sentence_similarity("a text", other_sentences=["a text", "neural"])
+    assert scores[0] == pytest.approx(1, abs=1e-5)
+
+
+def test_cohere_client(served: Any) -> None:
+    cohere = pytest.importorskip("cohere", reason="needs: pip install cohere")
+    documents = ["a text", "neural search", "index"]
+    with cohere.Client(base_url=served.url, api_key="none") as client:
+        result = client.rerank(model="tokens", query="neural", documents=documents, top_n=2)
+        crossed = client.rerank(model="cross", query="neural", documents=documents).results
+    model = served.catalogue.models["tokens"].model
+    [scores] = model.similarity([model.encode_query("neural")], model.encode_document(documents)).tolist()
+    found = {item.index: item.relevance_score for item in result.results}
+    best = sorted(range(3), key=lambda i: -scores[i])[:2]
+    assert found == pytest.approx({i: scores[i] for i in best}, rel=1e-5)
+    assert all(0 < item.relevance_score < 1 for item in crossed)
+
+
+def test_token_vectors_terms_and_tokens(served: Any, call: Call) -> None:
+    models = served.catalogue.models
+    rows = call("/embed_all", {"inputs": ["neural search"], "prompt_name": "query"})[1]
+    np.testing.assert_allclose(rows[0], models["tokens"].model.encode_query("neural search"), atol=1e-6)
+    [weights] = call("/embed_sparse", {"inputs": "neural search", "prompt_name": "document"})[1]
+    dense = models["terms"].model.encode_document("neural search", convert_to_sparse_tensor=False)
+    made = np.zeros(len(dense))
+    made[[item["index"] for item in weights]] = [item["value"] for item in weights]
+    np.testing.assert_allclose(made, dense, atol=1e-6)
+    [tokens] = call("/tokenize", {"inputs": "neural!", "model": "dense"})[1]
+    assert [(item["text"], item["special"]) for item in tokens] == [
+        ("[CLS]", True),
+        ("neural", False),
+        ("!", False),
+        ("[SEP]", True),
+    ]
+    plain = call("/tokenize", {"inputs": "neural", "model": "dense", "add_special_tokens": False})[1]
+    assert [item["text"] for item in plain[0]] == ["neural"]
+    ranked = call("/rerank", {"query": "neural", "texts": ["text", "neural"], "return_text": True})[1]
+    assert sorted(item["text"] for item in ranked) == ["neural", "text"]
+
+
+# ---- changes, batches, operations ----
+
+
+def test_documents_are_added_replaced_and_removed(call: Call) -> None:
+    path, new = "/indexes/words/documents", {"id": "new/1", "text": "zebra", "metadata": {"year": 9}}
+    assert call(path, {"documents": [new]}, headers=KEY) == (201, {"added": 1, "documents": 13})
+    assert call("/indexes/words/search", {"queries": "zebra"})[1]["results"][0]["hits"][0]["id"] == "new/1"
+    assert call(path, {"documents": [new]}, headers=KEY)[0] == 409
+    assert call(path, {"documents": [new | {"text": "lion"}]}, "PUT", KEY)[0] == 200
+    assert call(f"{path}?id=new/1")[1]["documents"][0]["text"] == "lion"
+    assert call(path, {"documents": [{"id": "none"}]}, "PUT", KEY)[0] == 404
+    assert call(path, {"ids": ["new/1"]}, "DELETE", KEY) == (200, {"removed": 1, "documents": 12})
+    assert call(path, {"ids": ["new/1"]}, "DELETE", KEY)[0] == 404
+    assert call(f"{path}?id=new/1")[0] == 404
+
+
+def test_server_moves_on_when_another_process_changes_the_index(served: Any, call: Call) -> None:
+    with Retriever.load(served.root / "words") as other:
+        other.add({"later": "quagga"})
+        assert call("/indexes/words/search", {"queries": "quagga"})[1]["results"][0]["hits"]
+        other.remove("later")
+    assert not call("/indexes/words/search", {"queries": "quagga"})[1]["results"][0]["hits"]
+
+
+def test_requests_of_many_clients_are_worked_on_together(served: Any) -> None:
+    index, sizes = served.catalogue.indexes["notes"], []
+    begun, goes_on, work = threading.Event(), threading.Event(), index._work
+
+    def slow(name: str, retriever: Any, queries: list[Any], options: Any) -> Any:
+        sizes.append(len(queries))
+        begun.set()
+        goes_on.wait(30)
+        return work(name, retriever, queries, options)
+
+    index._work = slow
+    try:
+        with Client(served.url, "notes") as client:
+            found: dict[int, Any] = {}
+            ask = [
+                threading.Thread(target=lambda n=n: found.update({n: client.search(f"search {n}", 2)}))
+                for n in range(9)
+            ]
+            ask[0].start()
+            begun.wait(30)
+            for thread in ask[1:]:
+                thread.start()
+            while len(index.searches._items) < 8:  # all of them wait
+                ask[0].join(0.01)
+            goes_on.set()
+            for thread in ask:
+                thread.join()
+    finally:
+        index._work = work
+    assert sizes == [1, 8]
+    expected = served.retriever.search([f"search {n}" for n in range(9)], 2)
+    assert [[hit.id for hit in found[n]] for n in range(9)] == [[hit.id for hit in line] for line in expected]
+
+
+def test_batches_are_fair_and_queues_are_bounded() -> None:
+    from irkit.serve.batcher import Batcher
+    from irkit.serve.problems import Problem
+
+    batches: list[list[str]] = []
+
+    def work(key: Any, values: list[str]) -> list[str]:
+        batches.append(values)
+        if "bad" in values:
+            raise BadValueError("bad")
+        return [f"{key}{value}" for value in values]
+
+    async def ask() -> None:
+        batcher = Batcher("test", work, batch_size=10, most_waiting=50)
+        large = asyncio.create_task(batcher.submit("k", [(f"large {i}", 10) for i in range(5)]))
+        await asyncio.sleep(0)
+        small, bad = (asyncio.create_task(batcher.submit("k", [(name, 2)])) for name in ("small", "bad"))
+        await asyncio.sleep(0)
+        with pytest.raises(Problem, match="waiting") as refused:
+            await batcher.submit("k", [("more", 10)])
+        assert refused.value.status == 429
+        assert (await small, len(await large)) == (["ksmall"], 5)
+        with pytest.raises(BadValueError):
+            await bad
+        await batcher.close()
+
+    asyncio.run(ask())
+    assert batches[0] == ["large 0"]
+    assert batches[2] == ["small", "bad"]  # they do not wait for all of the large request
+    assert batches[-1] == ["large 4"]
+
+
+def test_operations(served: Any, call: Call) -> None:
+    assert call("/health") == (200, {"status": "ok"})
+    assert call("/ready") == (200, {"ready": True})
+    info = call("/info")[1]
+    assert (info["model_id"], info["max_client_batch_size"]) == ("dense", 64)
+    assert {item["name"]: item["kind"] for item in call("/models")[1]["models"]} == {
+        "dense": "dense",
+        "tokens": "multi_vector",
+        "terms": "sparse",
+        "cross": "cross_encoder",
+    }
+    described = call("/indexes")[1]["indexes"]
+    assert [(item["name"], item["parts"], item["keys"]) for item in described] == [
+        ("notes", ["dense"], ["year"]),
+        ("words", ["bm25"], ["year"]),
+        ("colbert", ["tokens"], ["year"]),
+    ]
+    assert str(served.root) not in json.dumps(described)
+    call("/embed", {"inputs": "a text", "model": "dense"})
+    metrics = call("/metrics")[1]
+    assert 'irkit_requests_total{name="dense",route="/embed",status="200"}' in metrics
+    assert 'irkit_batch_size_bucket{le="1.0",name="index notes"}' in metrics
+    paths = call("/openapi.json")[1]["paths"]
+    assert {"/embed", "/v1/embeddings", "/indexes/{name}/search"} <= paths.keys()

@@ -1,0 +1,376 @@
+"""Bad requests, absent keys, full disks, kills and signals: each has its answer and harms nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from irkit.client import Client
+from irkit.errors import BadValueError, StorageError
+from irkit.retrieval.retriever import Retriever
+
+KEY = {"authorization": "Bearer correct-horse"}
+SEARCH, DOCUMENTS = "/indexes/words/search", "/indexes/words/documents"
+
+
+def ask(
+    url: str, path: str, body: Any = None, method: str = "POST", headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    """Send a request whose body is JSON or bytes; status and answer."""
+    parts = urlsplit(url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as link:
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        link.request(method, path, content, {"content-type": "application/json"} | (headers or {}))
+        response = link.getresponse()
+        return response.status, json.loads(response.read() or b"null")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/nowhere", {}, 404, "Not Found"),
+        (SEARCH, b'{"queries":', 400, "not JSON"),
+        (SEARCH, b"\xff\xfe", 400, ""),
+        (SEARCH, b"[" * 100_000, 400, ""),
+        (SEARCH, b"", 422, ""),
+        (SEARCH, [], 422, ""),
+        (SEARCH, {"queries": 7}, 422, "queries"),
+        (SEARCH, {"queries": []}, 400, "queries"),
+        (SEARCH, {"queries": ["x"] * 65}, 413, "64"),
+        (SEARCH, {"queries": "x", "k": 0}, 422, "k"),
+        (SEARCH, {"queries": "x", "k": 101}, 422, "limit is 100"),
+        (SEARCH, {"queries": "x", "k": 10**400}, 422, "limit"),
+        (SEARCH, {"queries": "x", "kk": 1}, 422, "kk"),
+        (SEARCH, {"queries": "x", "filter": {"yaer": 1}}, 422, "did you mean 'year'"),
+        (SEARCH, {"queries": "x", "filter": {"year": {"like": 1}}}, 422, "like"),
+        (SEARCH, {"queries": "x", "fields": ["body"]}, 422, "body"),
+        (SEARCH, {"queries": "x", "facets": ["none"]}, 422, "none"),
+        (SEARCH, {"queries": "x", "fuse": {"indexes": ["nots"]}}, 422, "nots"),
+        (SEARCH, {"queries": "x", "fuse": {"indexes": ["words"]}}, 422, "twice"),
+        (SEARCH, {"queries": "x", "rerank": {"by": "../../etc/passwd"}}, 422, "no index or model"),
+        (SEARCH, {"queries": "x", "explain": True, "k": 30}, 422, "at most 20"),
+        (SEARCH, {"queries": {"a": 1.0}}, 422, ""),
+        (SEARCH, {"queries": [[0.5, 1.0]]}, 422, ""),
+        (SEARCH, b'{"queries": "\\ud800"}', 200, ""),
+        (SEARCH, b'{"queries": "x", "threshold": NaN}', 422, "finite"),
+        ("/indexes/nots/search", {"queries": "x"}, 404, "did you mean 'notes'"),
+        ("/indexes/..%2F..%2Fetc/search", {"queries": "x"}, 404, ""),
+        ("/indexes/words/explain", {"query": "x"}, 422, "id or a document"),
+        ("/indexes/words/explain", {"query": "x", "id": "none"}, 404, "no document"),
+        ("/indexes/words/rerank", {"queries": ["x"], "ids": []}, 422, "lists of candidates"),
+        ("/embed", {"inputs": []}, 400, "no text"),
+        ("/embed", {"inputs": [1]}, 422, "inputs"),
+        ("/embed", {"inputs": ["a"] * 65}, 413, "the limit is 64"),
+        ("/embed", {"inputs": ["search " * 60] * 64}, 200, ""),
+        ("/embed", {"inputs": "search " * 99, "truncate": False}, 413, "101 tokens"),
+        ("/embed", {"inputs": ["a b c d " * 16] * 64, "model": "tokens"}, 422, "multi_vector"),
+        ("/embed", {"inputs": "a", "model": "/etc/passwd"}, 404, "no model"),
+        ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "no prompt"),
+        ("/embed", {"inputs": "a", "dimensions": 33}, 422, "32"),
+        ("/embed", {"inputs": "a\0b"}, 200, ""),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
+        ("/v1/rerank", {"query": "a", "documents": [{"no": 1}]}, 422, "key text"),
+        (DOCUMENTS, {"documents": []}, 401, "Bearer"),
+    ],
+)
+def test_bad_requests_are_told_what_is_wrong(
+    served: Any, path: str, body: Any, status: int, message: str
+) -> None:
+    got, answer = ask(served.url, path, body)
+    assert got == status, answer
+    if status != 200:
+        assert answer["request_id"]
+        assert message in (answer["error"]["message"] if path.startswith("/v1") else answer["error"])
+        assert str(served.root) not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"documents": []}, 422),
+        ({"documents": [{"text": "no id"}]}, 422),
+        ({"documents": [{"id": "a", "text": "x"}] * 2}, 422),
+        ({"documents": [{"id": "a"}, {"id": "d1"}]}, 409),
+        ({"documents": [{"id": str(i)} for i in range(65)]}, 413),
+        (b'{"documents": [{"id": "\\ud800"}]}', 422),
+        (b'{"documents": [{"id": "a", "metadata": {"x": NaN}}]}', 422),
+    ],
+)
+def test_bad_documents_change_nothing(served: Any, body: Any, status: int) -> None:
+    got, answer = ask(served.url, DOCUMENTS, body, headers=KEY)
+    assert got == status, answer
+    with Client(served.url, "words") as client:
+        assert len(client) == 12
+
+
+def test_bodies_are_limited(served: Any) -> None:
+    assert ask(served.url, SEARCH, b" " * (2 << 20))[0] == 413
+    parts = urlsplit(served.url)
+    head = f"POST {SEARCH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection((parts.hostname, parts.port)) as link:  # of no announced length
+        link.settimeout(30)
+        link.sendall(head.encode())
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                link.sendall(b"20000\r\n" + b" " * 0x20000 + b"\r\n")
+        assert b"413" in link.recv(100)
+    with socket.create_connection((parts.hostname, parts.port)) as link:  # goes away in the middle
+        link.sendall(f"POST {SEARCH} HTTP/1.1\r\nhost: x\r\ncontent-length: 999\r\n\r\n{{".encode())
+    assert ask(served.url, "/health", None, "GET")[0] == 200
+
+
+def test_time_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = served.catalogue.config
+    short = config.limits.model_copy(update={"seconds": 0.05, "body_seconds": 0.05})
+    monkeypatch.setattr(served.catalogue, "config", config.model_copy(update={"limits": short}))
+    index = served.catalogue.indexes["words"]
+    goes_on, work = threading.Event(), index._work
+    monkeypatch.setattr(index, "_work", lambda *arguments: goes_on.wait(30) and work(*arguments))
+    status, answer = ask(served.url, SEARCH, {"queries": "x"})
+    goes_on.set()
+    assert (status, answer["error_type"]) == (408, "Timeout")
+    parts = urlsplit(served.url)
+    with socket.create_connection((parts.hostname, parts.port)) as link:
+        link.sendall(f"POST {SEARCH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n".encode())
+        link.settimeout(30)
+        assert b"408" in link.recv(100)
+
+
+def test_requests_in_work_are_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = served.catalogue.config
+    one = config.limits.model_copy(update={"requests": 1})
+    monkeypatch.setattr(served.catalogue, "config", config.model_copy(update={"limits": one}))
+    index = served.catalogue.indexes["words"]
+    begun, goes_on, work = threading.Event(), threading.Event(), index._work
+
+    def wait(*arguments: Any) -> Any:
+        begun.set()
+        goes_on.wait(30)
+        return work(*arguments)
+
+    monkeypatch.setattr(index, "_work", wait)
+    first = threading.Thread(target=ask, args=(served.url, SEARCH, {"queries": "x"}))
+    first.start()
+    begun.wait(30)
+    status, answer = ask(served.url, SEARCH, {"queries": "x"})
+    goes_on.set()
+    first.join()
+    assert (status, answer["error_type"]) == (429, "Overloaded")
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EROFS, 503)])
+def test_a_disk_that_takes_nothing(
+    served: Any, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("irkit.index.store.write_at", fail)
+        got, answer = ask(served.url, DOCUMENTS, {"documents": [{"id": "n", "text": "x"}]}, headers=KEY)
+        assert got == status, answer
+        assert ask(served.url, SEARCH, {"queries": "search"})[0] == 200
+    assert ask(served.url, DOCUMENTS, {"documents": [{"id": "n", "text": "x"}]}, headers=KEY)[0] == 201
+    assert ask(served.url, DOCUMENTS, {"ids": ["n"]}, "DELETE", headers=KEY)[0] == 200
+
+
+def test_a_failing_model_is_no_fault_of_the_text(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("irkit.model.pipeline.Pipeline.encode_tokens", fail)
+    status, answer = ask(served.url, "/embed", {"inputs": "a"})
+    assert (status, answer["error_type"]) == (424, "Backend")
+    monkeypatch.setattr("irkit.serve.served_models.ServedModel.encode", fail)  # a bug
+    status, answer = ask(served.url, "/embed", {"inputs": "a"})
+    assert (status, "memory" in json.dumps(answer)) == (500, False)
+
+
+def test_keys(tmp_path: Path) -> None:
+    from irkit.serve.access import check_access, read_keys
+    from irkit.serve.problems import Problem
+
+    file = tmp_path / "keys"
+    file.write_text("# who may what\nread reader-key\n\nwrite writer-key\n")
+    keys = read_keys(file)
+    assert "reader" not in repr(keys)
+    allowed = [
+        ("read", b"Bearer reader-key"),
+        ("read", b"bearer writer-key"),
+        ("write", b"Bearer writer-key"),
+    ]
+    for scope, header in allowed:
+        check_access(keys, scope, header)  # type: ignore[arg-type]
+    refused = [
+        (keys, "read", b"", 401),
+        (keys, "read", b"Bearer nobody", 401),
+        (keys, "read", b"Basic reader-key", 401),
+        (keys, "write", b"Bearer reader-key", 403),
+        ((), "write", b"Bearer writer-key", 403),
+    ]
+    for known, scope, header, status in refused:
+        with pytest.raises(Problem) as problem:
+            check_access(known, scope, header)  # type: ignore[arg-type]
+        assert problem.value.status == status
+    check_access((), "read", b"")
+    for line in ("write", "admin some-secret", "write short", "write two secrets"):
+        file.write_text(line)
+        with pytest.raises(BadValueError, match="line 1") as error:
+            read_keys(file)
+        assert "secret" not in str(error.value)
+    with pytest.raises(StorageError):
+        read_keys(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("serve", "nothing was given"),
+        ("serve a/x b/x", "give NAME=PATH"),
+        ("serve =x", "expected NAME=PATH"),
+        ("serve nowhere/at-all --device cpu", "nowhere/at-all"),
+        ("serve x --set secnods=1", "secnods"),
+        ("serve x --set seconds=0", "seconds"),
+        ("serve x --keys nowhere", "nowhere"),
+        ("serve x --port 99999", "--port"),
+        ("serve x --host 1.2.3.4", "another --host"),
+    ],
+)
+def test_bad_commands(command: Any, words: str, message: str) -> None:
+    pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
+    code, _, err = command(*words.split())
+    assert (code, message in err, err.count("\n")) == (2, True, 1), err
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    code, _, err = command("serve", "x")
+    assert (code, "pip install 'irkit[serve]'" in err) == (2, True)
+
+
+# ---- processes ----
+
+
+@contextlib.contextmanager
+def process(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a server in a process; the process and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    command = [sys.executable, "-m", "irkit", "serve", *words, "--port", str(port)]
+    environment = os.environ | {"IRKIT_SERVE_KEYS": "write correct-horse"}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as running:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            while True:
+                assert running.poll() is None
+                with contextlib.suppress(OSError):
+                    if ask(url, "/ready", None, "GET")[0] == 200:
+                        break
+                time.sleep(0.05)
+            yield running, url
+        finally:
+            running.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_under_load_answers_what_is_in_work(tmp_path: Path, workers: str) -> None:
+    Retriever.build("bm25", {f"d{i}": f"word{i} text" for i in range(500)}, tmp_path / "words").close()
+    with process(str(tmp_path / "words"), "--workers", workers) as (running, url):
+        done, broken, stop = [0] * 8, list[str](), threading.Event()
+
+        def load(worker: int) -> None:
+            while not stop.is_set():
+                try:
+                    status, _ = ask(url, SEARCH, {"queries": [f"word{i}" for i in range(20)], "k": 50})
+                    assert status == 200
+                    done[worker] += 1
+                except ConnectionRefusedError:
+                    return  # the server takes no new connections
+                except Exception as error:
+                    broken.append(repr(error))
+                    return
+
+        threads = [threading.Thread(target=load, args=(worker,)) for worker in range(8)]
+        for thread in threads:
+            thread.start()
+        while sum(done) < 50:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+        # a connection that waits to be accepted when the socket closes is reset; no request in work is
+        assert [line for line in broken if "reset" not in line and "RemoteDisconnected" not in line] == []
+
+
+@pytest.mark.slow
+def test_sigkill_during_adds_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    Retriever.build("bm25", {"first": "text"}, tmp_path / "words").close()
+    acknowledged, asked = {"first"}, {"first"}
+
+    def add(url: str, prefix: str) -> None:
+        for number in range(1000):
+            name = f"{prefix}-{number}"
+            asked.add(name)
+            try:
+                status, _ = ask(url, DOCUMENTS, {"documents": [{"id": name, "text": "text"}]}, headers=KEY)
+            except (OSError, http.client.HTTPException):
+                return
+            assert status == 201
+            acknowledged.add(name)
+
+    for attempt in range(50):
+        with process(str(tmp_path / "words")) as (running, url):
+            threads = [threading.Thread(target=add, args=(url, f"{attempt}-{worker}")) for worker in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(random.Random(attempt).uniform(0.05, 0.4))
+            running.kill()
+            for thread in threads:
+                thread.join()
+        with Retriever.load(tmp_path / "words") as retriever:
+            found = {hit.id for hit in retriever.search("text", k=len(asked))}
+        assert acknowledged <= found <= asked, attempt
+    assert len(acknowledged) > 100
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_failure(served: Any) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="needs: pip install schemathesis")
+    import hypothesis
+
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    kept = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much]
+    bad: list[str] = []
+    for result in schema.get_all_operations():
+        operation = result.ok()
+
+        @hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=kept, database=None)
+        @hypothesis.given(case=operation.as_strategy())
+        def check(case: Any) -> None:
+            response = case.call(headers=KEY)
+            if response.status_code >= 500:
+                bad.append(f"{case.method} {case.path} {case.body!r}: {response.text}"[:500])
+
+        check()
+    assert bad == []
