@@ -1,7 +1,7 @@
 """Search the documentation strings of this Python installation: real text that every machine already has.
 
 Run ``python examples/demo.py [DIRECTORY]``, or ``make demo``, which also installs what it needs. It leaves
-an index that ``irkit search DIRECTORY`` opens.
+an index that ``irkit search DIRECTORY`` and ``irkit serve DIRECTORY`` open.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def main() -> None:
         for hit in hits:
             text = textwrap.shorten(hit.text, max(20, 88 - len(hit.id)), placeholder=" ...")
             print(f"  {hit.score:.3f}  {hit.id}  {text}")
-    print(f"\nAsk more: {os.path.relpath(Path(sys.executable).with_name('irkit'))} search {folder}")
+    irkit = os.path.relpath(Path(sys.executable).with_name("irkit"))
+    print(f"\nAsk more: {irkit} search {folder}")
+    print(f"In a browser: {irkit} serve {folder}, then open http://127.0.0.1:8080/")
 
 
 if __name__ == "__main__":

@@ -83,16 +83,16 @@ async function explain(place, hit, query, indexes) {
   place.replaceChildren(...sections);
 }
 
-/** Return by id how the rank of each hit differs from its rank in the other column. */
-export function compareHits(hits, others) {
+/** Return by id how the rank of each hit differs from its rank in the other column, whose number is given. */
+export function compareHits(hits, others, column) {
   const ranks = new Map(others.map((hit, number) => [hit.id, number]));
   return new Map(hits.map((hit, number) => {
     const other = ranks.get(hit.id);
     if (other === undefined) return [hit.id, { kind: "only", text: "only in this column" }];
-    if (other === number) return [hit.id, { kind: "same", text: "same rank" }];
+    if (other === number) return [hit.id, { kind: "same", text: `same rank as in column ${column}` }];
     const places = Math.abs(other - number);
     const direction = other > number ? "▲" : "▼";
     const kind = other > number ? "higher" : "lower";
-    return [hit.id, { kind, text: `${direction} ${places} ${kind} than there (rank ${other + 1})` }];
+    return [hit.id, { kind, text: `${direction} ${places} ${kind} than in column ${column} (rank ${other + 1})` }];
   }));
 }

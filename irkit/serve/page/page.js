@@ -126,7 +126,7 @@ async function search(more = -1) {
   const lists = answers.map((answer) => answer.results?.[0].hits ?? null);
   const both = lists.length === 2 && lists.every((list) => list !== null);
   columns.forEach((column, number) => {
-    const difference = both ? compareHits(lists[number], lists[1 - number]) : null;
+    const difference = both ? compareHits(lists[number], lists[1 - number], 2 - number) : null;
     const open = more < 0 ? [] : [...column.querySelectorAll(".title[aria-expanded=true]")];
     const ids = new Set(open.map((title) => title.dataset.id));
     showAnswer(column, answers[number], state.systems[number].map(indexOf), difference, ids);
