@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "flat": ("dense", "flat"),
     "faiss": ("dense", {"kind": "faiss", "factory": "IVF4,Flat"}),
     "dense": ("dense", {"kind": "dense", "keep": "int8"}),
+    "dense_codes": ("dense", {"kind": "dense", "keep": "none"}),
     "plaid": ("multi_vector", {"kind": "plaid", "centroids": 8}),
     "inverted": ("impacts", {"kind": "inverted", "dtype": "uint8"}),
     "bm25": ("bm25", "inverted"),

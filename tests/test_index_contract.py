@@ -67,7 +67,7 @@ SETTINGS: dict[str, list[Backend]] = {
     ],
     "dense": [
         Backend({"kind": "dense", "keep": keep}, "dense", False, keep != "float32")
-        for keep in ("int8", "float16", "float32")
+        for keep in ("none", "int8", "float16", "float32")
     ],
     "faiss": [
         Backend({"kind": "faiss", "factory": factory, "nprobe": 8}, "dense", False)

@@ -11,7 +11,7 @@ import torch
 
 from irkit import Dense, score
 from irkit.errors import ConfigError, CorruptError
-from irkit.index import DenseConfig, Index, Store, create_index, open_index
+from irkit.index import DenseConfig, Index, Store, compact, create_index, open_index
 
 DIM = 24
 
@@ -43,7 +43,7 @@ def recall(index: Index, data: Dense, k: int = 10) -> float:
     return float(np.mean([len(set(a) & set(b)) / k for a, b in pairs]))
 
 
-@pytest.mark.parametrize("keep", ["int8", "float16", "float32"])
+@pytest.mark.parametrize("keep", ["none", "int8", "float16", "float32"])
 def test_additions_make_segments_that_merge_and_new_centroids_when_many(tmp_path: Path, keep: str) -> None:
     data = vectors(2000)
     index = build(tmp_path / "index", data[:600], DenseConfig(keep=keep))
@@ -74,6 +74,55 @@ def test_a_single_query_finds_what_several_find(tmp_path: Path) -> None:
         np.testing.assert_array_equal(alone.scores[0], together.scores[number])
     index.remove(together.rows[0, :2])
     assert index.search(queries[:1], 5).rows[0].tolist() == together.rows[0, 2:].tolist()
+
+
+def test_codes_stand_for_vectors_that_everything_returns(tmp_path: Path) -> None:
+    data, queries = vectors(700), vectors(9, 5)
+    index = build(tmp_path / "index", data, DenseConfig(keep="none"))
+    kept = index.representations(np.arange(700))
+    assert isinstance(kept, Dense)
+    error = (kept.values - data.values).norm(dim=1) / data.values.norm(dim=1)
+    assert 0 < error.mean() < 0.1
+    assert index.store.rows("values.bin") == 0
+    waiting = vectors(15, 3)
+    index.add(waiting)  # they wait for the next finish as they are
+    mixed = index.representations([703, 5, 700, 0, 699])
+    assert isinstance(mixed, Dense)
+    torch.testing.assert_close(mixed.values[[0, 2]], waiting.values[[3, 0]], rtol=0, atol=0)
+    torch.testing.assert_close(mixed.values[[1, 3, 4]], kept.values[[5, 0, 699]], rtol=0, atol=1e-5)
+    hits = index.search(queries, 7)
+    exact = score(queries, Dense(torch.cat([kept.values, waiting.values]))).numpy()
+    np.testing.assert_allclose(hits.scores, np.take_along_axis(exact, hits.rows, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("keep", ["none", "int8"])
+def test_a_compaction_copies_codes(tmp_path: Path, keep: str, small_limits: Callable[..., None]) -> None:
+    data = vectors(900)
+    index = build(tmp_path / "index", data[:600], DenseConfig(keep=keep))
+    index.add(data[600:])
+    index.remove(np.arange(0, 880, 3))
+    rows = np.flatnonzero(index.live)
+    before, lists = index.representations(rows).arrays()["values"], index.stats()["lists"]
+    small_limits(dense_scan=20, dense_scan_per_hit=1, dense_points=8, compact_bytes=1 << 13)
+    compact(tmp_path / "index")
+    again = open_index(Store.open(tmp_path / "index"))
+    after = again.representations(np.arange(len(rows))).arrays()["values"]
+    uncoded = rows >= 600  # they had no codes yet
+    np.testing.assert_array_equal(after[~uncoded], before[~uncoded])
+    assert again.stats()["lists"] == lists
+    assert again.stats()["covered"] == len(rows)
+    assert recall(again, data[rows]) > 0.9
+
+
+def test_codes_of_another_segment_are_an_error(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", vectors(300), DenseConfig(keep="none"))
+    with index.store.update():
+        segments = index.store.meta["index"]["segments"]
+        segments[0]["fields"]["rows"][2] = [299]
+    again = open_index(Store.open(tmp_path / "index"))
+    for use in (lambda: again.search(vectors(2), 3), lambda: again.representations([0])):
+        with pytest.raises(CorruptError):
+            use()
 
 
 def test_probes_may_be_changed_at_any_time(tmp_path: Path) -> None:

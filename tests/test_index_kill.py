@@ -30,6 +30,7 @@ DIM, CHUNK = 4, 6
 CONFIGS: dict[str, Any] = {
     "faiss": "IVF4,Flat",
     "dense": {"kind": "dense", "keep": "int8"},
+    "dense_codes": {"kind": "dense", "keep": "none"},
     "plaid": {"kind": "plaid", "centroids": 8},
     "inverted": {"kind": "inverted", "dtype": "uint8", "mode": "exact"},
     "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "factory": "IVF4,Flat"},
@@ -45,7 +46,9 @@ def vectors(n: int, seed: int) -> Representation:
     rows = torch.from_numpy(np.random.default_rng(seed).standard_normal((3 * n, DIM), dtype=np.float32))
     if kind == "inverted":
         return Sparse.from_dense(rows[:n].clamp(min=0))
-    return Dense(rows[:n]) if kind in ("faiss", "dense") else MultiVector(Ragged(rows, torch.full((n,), 3)))
+    if kind in ("faiss", "dense", "dense_codes"):
+        return Dense(rows[:n])
+    return MultiVector(Ragged(rows, torch.full((n,), 3)))
 
 
 # 30 documents are looked up and cut into blocks

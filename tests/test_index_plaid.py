@@ -14,10 +14,11 @@ import torch
 from irkit_kernels.residual_maxsim import train_codebook
 
 import irkit.index.clustering
-from irkit import Model, MultiVector, Ragged, Retriever, score
+from irkit import Dense, Model, MultiVector, Ragged, Retriever, Sparse, score
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.index import (
     AutoConfig,
+    DenseConfig,
     FaissConfig,
     FlatConfig,
     Hits,
@@ -587,10 +588,12 @@ def test_inner_products_of_encodings_rank_as_maxsim_does() -> None:
 
 def test_auto_chooses_by_number_and_kind(tmp_path: Path) -> None:
     auto = AutoConfig(documents=10)
-    assert all(auto.choose(kind, 9) == FlatConfig() for kind in ("dense", "multi_vector"))
-    assert auto.choose("multi_vector", 10) == PlaidConfig()
-    assert auto.choose("dense", 10) == FaissConfig(factory="hnsw")
-    assert auto.choose("sparse", 9) == auto.choose("sparse", 10) == InvertedConfig()
+    dense, tokens, sparse = Dense(torch.ones(0, 4096)), texts(0, 0), Sparse.from_dense(torch.ones(0, 9))
+    assert auto.choose(dense, 9) == auto.choose(tokens, 9) == FlatConfig()
+    assert auto.choose(tokens, 10) == PlaidConfig()
+    assert auto.choose(dense, 10) == DenseConfig()
+    assert auto.choose(Dense(torch.ones(0, 4097)), 10) == FaissConfig(factory="hnsw")
+    assert auto.choose(sparse, 9) == auto.choose(sparse, 10) == InvertedConfig()
     with Store.build(tmp_path / "index") as store, pytest.raises(ConfigError, match="name an index"):
         create_index(store, "auto")
 
@@ -600,7 +603,7 @@ def test_auto_reads_ahead(tiny_bert: Path, tmp_path: Path, given: Any) -> None:
     notes = {str(number): f"note {number}" for number in range(12)}
     with pytest.warns(UserWarning, match="mean"):
         model = Model.from_pretrained(tiny_bert)
-    for documents, kind in ((12, "faiss"), (13, "flat")):
+    for documents, kind in ((12, "dense"), (13, "flat")):
         source = notes if given is dict else ({"_id": name, "text": text} for name, text in notes.items())
         path, index = tmp_path / kind, {"kind": "auto", "documents": documents}
         retriever = Retriever.build(model, source, path, index=index)

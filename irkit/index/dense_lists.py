@@ -1,6 +1,7 @@
 """Search of dense vectors by lists around centroids, and by codes of one bit per dimension.
 
-The store has all rows, in order of addition, in the precision that ``keep`` says. Over ranges of rows lie
+The store has all rows, in order of addition, in the precision that ``keep`` says; `DenseCodes` keeps only
+codes of them. Over ranges of rows lie
 *segments*, whose lists and codes the kernel ``dense_search`` makes and searches. All segments share the
 centroids, which a k-means over a sample trains. Each segment follows the one before; small segments at the
 end are merged with what is added, so a row is coded a logarithmic number of times. Rows after the last
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -27,34 +29,36 @@ from irkit_kernels.dense_search import (
     Encoder,
     Rotation,
     Searcher,
-    arrange,
     assign,
     list_margins,
     make_rotation,
 )
-from irkit_kernels.dense_search.checks import check_rotation
+from irkit_kernels.dense_search.checks import check_rotation, check_segment
+from irkit_kernels.dense_search.lists import quantized
 from irkit_kernels.dense_search.op import Single
-from irkit_kernels.dense_search.rotation import MAX_DIM, rotation_matrix
+from irkit_kernels.dense_search.rotation import MAX_DIM, padded, rotation_matrix
 
 from irkit.core.representation import Dense, Representation
 from irkit.errors import ConfigError
-from irkit.index.array_files import Array
+from irkit.index.array_files import Array, corrupt
 from irkit.index.clustering import sample_positions
+from irkit.index.coded_rows import CodedRows, Codes, add_codes
+from irkit.index.dense_training import train_lists
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import DenseConfig
 from irkit.index.layout import fitting, row_blocks
-from irkit.index.segments import Allocate, add_segment, drop_segments, read_segments, segment_name
+from irkit.index.segments import Segment, drop_segments, read_segments, segment_name
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, search_in_blocks, to_float16
 from irkit.index.topk import Hits, TopK
 
-_POINTS = 64  # rows sampled per centroid
-_ROUNDS = 8  # of k-means
-_GROWTH = 4  # segments that are so many times as large as what follows them stay as they are
+_POINTS = 32  # rows sampled per centroid
+_GROWTH = 4  # times as many rows as were trained on: train anew
 _LARGEST = 1e30  # square of a row's length that float32 can compute with
 _UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
 _QUERIES = 512  # searched at once
 _ROTATION = ("rotation_signs.bin", "rotation_order.bin")
+_LISTS = ("centroids.bin", "centroid_scales.bin", "margins.bin")
 
 
 class DenseLists(StoredRows):
@@ -65,6 +69,8 @@ class DenseLists(StoredRows):
     """
 
     config: DenseConfig
+    _nbits = 1  # of a code, per dimension
+    _points = 0  # rows of a list, at least; 0 is the limit of the store
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Train centroids if rows have become many, and put the rows without lists into a segment.
@@ -76,36 +82,49 @@ class DenseLists(StoredRows):
         if len(self) - self._covered <= limits.dense_scan:
             return
         with self.store.update():
-            n, start = len(self), self._covered
-            segments = self.store.meta["index"].get("segments", [])
-            starts = [segment["start"] for segment in segments]
+            n, values = len(self), self._reader()
             if n >= _GROWTH * self._count("trained"):
                 report("training", 0, None)
-                if not self._train():
+                if not self._train(values):
                     return
-                starts, start = [], 0
-            # merge the segments at the end that are small beside what is added
-            while starts and start - starts[-1] < _GROWTH * (n - start):
-                if n - starts[-1] > limits.dense_segment:
-                    break
-                start = starts.pop()
-            drop_segments(self.store, len(starts))
-            report("listing", 0, n - start)
+                drop_segments(self.store, 0)
+            report("listing", 0, n - self._covered)
             with fitting(self.store.path):
-                encoder = Encoder(self.store.read("centroids.bin"), self._rotation())
-            for begin, end in row_blocks(None, start, n, limits.dense_segment):
+                encoder = self._encoder()
 
-                def build(allocate: Allocate, begin: int = begin, end: int = end) -> dict[str, Array]:
-                    return self._lists(encoder, begin, end, report, n - start)
+            def code(rows: Array, lists: Array) -> Codes:
+                report("listing", len(rows), n - self._covered)
+                return encoder.encode(values(rows), lists)
 
-                add_segment(self.store, begin, end, build)
+            def nearest(rows: Array) -> Array:
+                return assign(values(rows), encoder.centroids)
+
+            count = len(encoder.centroids)
+            add_codes(self.store, self._covered, n, count, self._row_blocks, nearest, code)
 
     def copy(self, source: Index, rows: Array) -> None:
-        """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored."""
+        """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored.
+
+        Their codes are copied, too, so nothing is trained or coded anew.
+        """
+        assert isinstance(source, DenseLists)
         with self.store.update():
-            for name in _ROTATION:
-                if source.store.rows(name) and not self.store.rows(name):
-                    self.store.append(name, source.store.read(name))
+            start, coded = len(self), rows[rows < source._covered]
+            for name in _ROTATION if source.dim else ():
+                self._take_over(source, name)
+            if len(coded) and start == self._covered:
+                for name in _LISTS:
+                    self._take_over(source, name)
+                self.store.meta["index"]["trained"] = source._count("trained")
+                codes, count = source._coded(), self.store.rows("centroids.bin")
+
+                def copied(numbers: Array, lists: Array | None = None) -> Codes:
+                    return codes.take(coded[numbers - start])
+
+                def lists(numbers: Array) -> Array:
+                    return copied(numbers)["lists"]
+
+                add_codes(self.store, start, start + len(coded), count, self._row_blocks, lists, copied)
             super().copy(source, rows)
 
     @snapshot
@@ -141,6 +160,48 @@ class DenseLists(StoredRows):
     def _matrix(self) -> torch.Tensor:
         """Return the matrix ``(dim, width)`` that rotates rows."""
         return self.store.derived("matrix", lambda: rotation_matrix(self.dim, self._rotation()))
+
+    def _encoder(self) -> Encoder:
+        """Return the encoder, whose rotated centroids a search has; they are stored in 8 bits."""
+
+        def extend(before: Encoder | None) -> Encoder:
+            if before:
+                return before
+            codes, scales = (torch.from_numpy(self.store.read(name)) for name in _LISTS[:2])
+            centroids = ((codes * scales[:, None]) @ self._matrix().T).numpy()
+            return Encoder(centroids, self._rotation(), self._nbits)
+
+        return self.store.extended("encoder", ["centroids.bin"], extend)
+
+    def _coded(self) -> CodedRows:
+        """Return the codes of rows in segments."""
+
+        def extend(before: CodedRows | None) -> CodedRows:
+            return before or CodedRows(self._segments())
+
+        return self.store.extended("coded", self._parts(), extend)
+
+    def _parts(self) -> list[str]:
+        """Return the names of arrays that are the same as long as segments and centroids are."""
+        count = len(self.store.meta["index"].get("segments", []))
+        return ["centroids.bin", *map(segment_name, range(count))]
+
+    def _segments(self) -> list[Segment]:
+        """Return all segments, checked."""
+        lists, width = self.store.rows("centroids.bin"), padded(self.dim)
+
+        def check(segment: Segment) -> None:
+            with fitting(self.store.path):
+                nbits = check_segment(segment.arrays, lists, width, euclidean=False)
+            if nbits != self._nbits or len(segment.arrays["rows"]) != segment.stop - segment.start:
+                raise corrupt(self.store.path, "a segment is of other rows or codes")
+
+        return read_segments(self.store, check)
+
+    def _take_over(self, source: Index, name: str) -> None:
+        """Copy an array of another index, if this one does not have it yet."""
+        if source.store.rows(name) and not self.store.rows(name):
+            self.store.append(name, source.store.read(name))
 
     def _check_build(self, representation: Representation) -> None:
         if representation.dim > MAX_DIM:
@@ -191,19 +252,23 @@ class DenseLists(StoredRows):
 
     # ---- building ----
 
-    def _train(self) -> bool:
+    def _train(self, values: Callable[[Array], Array]) -> bool:
         """Store the centroids of a sample; return False if float32 cannot compute with its rows."""
         store, n, limits = self.store, len(self), self.store.limits
-        lists = min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // limits.dense_points))
+        lists = min(
+            self.config.lists or round(4 * math.sqrt(n)), max(1, n // max(limits.dense_points, self._points))
+        )
         rows = sample_positions(n, _POINTS * lists, self.config.seed)
-        sample = np.concatenate([self._values(rows[at:stop]) for at, stop in self._row_blocks(0, len(rows))])
+        sample = np.concatenate([values(rows[at:stop]) for at, stop in self._row_blocks(0, len(rows))])
         squares = np.square(sample, dtype=np.float64).sum(1)
         if squares.max(initial=0) > _LARGEST:
             return False
         centroids = train_lists(sample, lists, self.config.seed)
-        for name in ("centroids.bin", "margins.bin"):
+        for name in _LISTS:
             store.drop(name)
-        store.append("centroids.bin", centroids)
+        codes, scales = quantized((torch.from_numpy(centroids) @ self._matrix()).numpy())
+        store.append("centroids.bin", codes)
+        store.append("centroid_scales.bin", scales)
         if np.abs(squares - 1).max(initial=0) > _UNIT:
             store.append("margins.bin", list_margins(sample, centroids, assign(sample, centroids)))
         store.meta["index"]["trained"] = n
@@ -212,21 +277,14 @@ class DenseLists(StoredRows):
     def _row_blocks(self, start: int, stop: int) -> Any:
         return row_blocks(None, start, stop, max(1, self.store.limits.read_bytes // (4 * max(1, self.dim))))
 
-    def _values(self, rows: Array) -> Array:
-        """Return rows, ascending, as float32; their file does not stay in memory."""
-        arrays = {name: self.store.take(f"{name}.bin", rows) for name in self._row_arrays()}
-        return self._decode(arrays).arrays()["values"]
+    def _reader(self) -> Callable[[Array], Array]:
+        """Return what returns rows, ascending, as float32; their file does not stay in memory."""
 
-    def _lists(
-        self, encoder: Encoder, start: int, stop: int, report: StageProgress, total: int
-    ) -> dict[str, Array]:
-        """Return the lists and codes of rows ``start`` to ``stop``."""
-        parts = []
-        for begin, end in self._row_blocks(start, stop):
-            parts.append(encoder.encode(self._values(np.arange(begin, end))))
-            report("listing", end - begin, total)
-        codes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return arrange(codes, len(encoder.centroids), start)
+        def read(rows: Array) -> Array:
+            arrays = {name: self.store.take(f"{name}.bin", rows) for name in self._row_arrays()}
+            return self._decode(arrays).arrays()["values"]
+
+        return read
 
     # ---- searching ----
 
@@ -258,7 +316,7 @@ class DenseLists(StoredRows):
         self._check_same()
         limits, n = self.store.limits, self._covered
         few = n <= max(limits.dense_scan, limits.dense_scan_per_hit * k)
-        if self.config.keep == "int8" or self.store.rows("removed.bin") or n < len(self) or few or k < 1:
+        if self.store.rows("removed.bin") or n < len(self) or few or k < 1:
             return None
         searcher = self._searcher()
         return searcher.single(k, self._effort(k, n))
@@ -287,12 +345,7 @@ class DenseLists(StoredRows):
         """Return the best rows that lists have, of which ``live`` may be hits."""
         searcher, keep = self._searcher(), keep if keep is None else keep[: self._covered]
         values = queries.arrays()["values"]
-        rows, scores = searcher.find(values, k, self._effort(k, live), keep)
-        if self.config.keep != "int8":
-            return Hits(rows, scores)
-        best = TopK(len(rows), k)  # the kernel rounds queries, too
-        best.push_pairs(self._score_rows(queries, rows), rows)
-        return best.hits()
+        return Hits(*searcher.find(values, k, self._effort(k, live), keep))
 
     def _effort(self, k: int, live: int) -> Effort:
         """Return how much a search reads if ``live`` rows of lists may be hits."""
@@ -304,52 +357,28 @@ class DenseLists(StoredRows):
 
     def _searcher(self) -> Searcher:
         """Return the searcher of all segments, that of an earlier state if these are its segments."""
-        count = len(self.store.meta["index"].get("segments", []))
-        names = ["values.bin", "centroids.bin", *(segment_name(number) for number in range(count))]
 
         def extend(before: Searcher | None) -> Searcher:
             return before or self._open()
 
-        return self.store.extended("searcher", names, extend)
+        return self.store.extended("searcher", ["values.bin", *self._parts()], extend)
 
     def _open(self) -> Searcher:
         """Open the segments."""
-        store, covered, scales = self.store, self._covered, None
-        segments = [segment.arrays for segment in read_segments(store)]
+        store, covered, scales, kept = self.store, self._covered, None, None
+        segments = [segment.arrays for segment in self._segments()]
         if self.config.keep == "int8":
             scales = store.read("scales.bin")[:covered]
+        if self.config.keep != "none":
+            kept = store.read("values.bin")[:covered]
         margins = store.read("margins.bin") if store.rows("margins.bin") else None
         with fitting(store.path):
             return Searcher(
-                store.read("centroids.bin"),
+                self._encoder().centroids,
                 self._rotation(),
                 segments,
                 covered,
-                kept=store.read("values.bin")[:covered],
+                kept=kept,
                 kept_scales=scales,
                 margins=margins,
             )
-
-
-def train_lists(values: Array, count: int, seed: int) -> Array:
-    """Train centroids by k-means, from random rows.
-
-    Args:
-        values: ``(n, dim)`` float32, at least ``count``.
-        count: Number of centroids.
-        seed: Seed of the choice of the first centroids.
-
-    Returns:
-        ``(count, dim)`` float32.
-    """
-    first = np.sort(np.random.default_rng(seed).choice(len(values), count, replace=False))
-    centroids: Array = values[first]
-    for _ in range(_ROUNDS):
-        lists = assign(values, centroids)
-        order = np.argsort(lists, kind="stable")
-        sizes = np.bincount(lists, minlength=count)
-        filled = sizes > 0  # a list without rows keeps its centroid
-        starts = (np.cumsum(sizes) - sizes)[filled]
-        centroids = centroids.copy()
-        centroids[filled] = np.add.reduceat(values[order], starts) / sizes[filled, None]
-    return centroids

@@ -142,14 +142,17 @@ def faiss_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Ite
 def dense_arrays(entries: Entries, about: Mapping[str, Any], config: DenseConfig) -> Iterator[Expected]:
     """Yield the vectors, their rotation, and the centroids if rows are in lists."""
     n, dim, width = about["rows"], about["dim"], -(-about["dim"] // 64) * 64
-    kept = {"int8": "|i1", "float16": "<f2", "float32": "<f4"}[config.keep]
-    yield "values.bin", kept, (width if config.keep == "int8" else dim,), n
+    kept = {"int8": "|i1", "float16": "<f2"}.get(config.keep, "<f4")
+    segments = about.get("segments")
+    waiting = n - segments[-1]["stop"] if segments and config.keep == "none" else n
+    yield "values.bin", kept, (width if config.keep == "int8" else dim,), waiting
     if config.keep == "int8":
         yield "scales.bin", "<f4", (), n
     yield "rotation_signs.bin", "|i1", (width,), 3 if n else None
     yield "rotation_order.bin", "<i4", (width,), 3 if n else None
     lists = count_rows(entries, "centroids.bin")
-    yield "centroids.bin", "<f4", (dim,), lists or 1 if about.get("segments") else None
+    yield "centroids.bin", "|i1", (width,), lists or 1 if segments else None
+    yield "centroid_scales.bin", "<f4", (), lists
     yield "margins.bin", "<f4", (), lists if "margins.bin" in entries else None
 
 
@@ -187,7 +190,7 @@ _FACTORIES = {name: {"factory": name} for name in ("hnsw", "ivf", "pq", "ivfpqfs
 OWN_KINDS = {
     "flat": IndexKind(FlatConfig, "irkit.index.flat:open_flat", _ALL, flat_arrays),
     "inverted": IndexKind(InvertedConfig, "irkit.index.inverted:Inverted", ("sparse",), inverted_arrays),
-    "dense": IndexKind(DenseConfig, "irkit.index.dense_lists:DenseLists", ("dense",), dense_arrays),
+    "dense": IndexKind(DenseConfig, "irkit.index.dense_codes:open_dense", ("dense",), dense_arrays),
     "faiss": IndexKind(FaissConfig, "irkit.index.faiss:Faiss", ("dense",), faiss_arrays, _FACTORIES),
     "plaid": IndexKind(PlaidConfig, "irkit.index.plaid:Plaid", ("multi_vector",), plaid_arrays),
     "muvera": IndexKind(MuveraConfig, "irkit.index.muvera:Muvera", ("multi_vector",), muvera_arrays),

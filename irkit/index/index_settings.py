@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from irkit.config import Config
+
+if TYPE_CHECKING:
+    from irkit.core.representation import Representation
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -73,12 +76,14 @@ class FaissConfig(IndexConfig):
 
 
 class DenseConfig(IndexConfig):
-    """Approximate search of dense vectors by lists and codes of one bit. Scores are exact for stored vectors.
+    """Approximate search of dense vectors by lists and codes. Scores are exact for stored vectors.
 
     Attributes:
         keep: How vectors are stored: ``"float32"`` as they are, ``"float16"`` in half of the bytes,
-            ``"int8"`` in a quarter, with a scale per vector.
-        lists: Number of lists. Default: 4 times the square root of the number of documents.
+            ``"int8"`` in a quarter, with a scale per vector. ``"none"`` stores only codes of four bits per
+            dimension, an eighth, and the vectors that they stand for are what is scored and returned.
+        lists: Number of lists. Default: 4 times the square root of the number of documents; without vectors
+            at most one for 128 documents.
         probes: Lists read in a search; more finds more and takes longer. Default: 3 times the square root
             of the number of lists. Many hits, or a filter that leaves little, read more.
         candidates: Documents of these lists that are ranked by their stored vectors. Default: 50, and 2 per
@@ -89,7 +94,7 @@ class DenseConfig(IndexConfig):
     """
 
     kind: Literal["dense"] = "dense"
-    keep: Literal["int8", "float16", "float32"] = "float16"
+    keep: Literal["none", "int8", "float16", "float32"] = "float16"
     lists: int | None = Field(None, ge=1)
     probes: int | None = Field(None, ge=1)
     candidates: int | None = Field(None, ge=1)
@@ -178,7 +183,8 @@ class InvertedConfig(IndexConfig):
 class AutoConfig(IndexConfig):
     """Choice of the kind by the representations and the number of documents.
 
-    Sparse representations get `inverted`, few documents `flat`, many documents `plaid` or `hnsw`.
+    Sparse representations get `inverted`, few documents `flat`, many documents `plaid` or `dense`.
+    Vectors that are too wide for `dense`, of more than 4,096 dimensions, get `hnsw`.
 
     Attributes:
         documents: Number from which documents are many.
@@ -187,11 +193,14 @@ class AutoConfig(IndexConfig):
     kind: Literal["auto"] = "auto"
     documents: int = Field(20_000, ge=1)
 
-    def choose(self, representation: str, documents: int) -> IndexConfig:
-        """Return the configuration for a number of documents of a kind of representation."""
-        if representation == "sparse":
+    def choose(self, representation: Representation, documents: int) -> IndexConfig:
+        """Return the configuration for a number of documents like a representation, which may be empty."""
+        if representation.kind == "sparse":
             return InvertedConfig()
         if documents < self.documents:
             return FlatConfig()
-        many = PlaidConfig if representation == "multi_vector" else FaissConfig
-        return many.model_validate({})
+        if representation.kind == "multi_vector":
+            return PlaidConfig()
+        from irkit_kernels.dense_search.rotation import MAX_DIM
+
+        return DenseConfig() if representation.dim <= MAX_DIM else FaissConfig()

@@ -49,6 +49,7 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
     except ConfigError:  # of another version or package, as `open_index` will say
         return
     need(config.kind in INDEX_KINDS, "no kind of a stored index")
+    _check_parts(entries, about, need)
     kind, representation = INDEX_KINDS[config.kind], about["representation"]
     need(representation is None or representation in kind.holds, f"kind {representation!r:.60}")
     need(representation or not about["rows"], "rows of no kind")
@@ -60,7 +61,6 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         stored = (entry.dtype, entry.shape, entry.rows) if entry else ("", shape, 0)
         fits = stored[0] in dtypes.split() and stored[1] == shape and rows in (None, stored[2])
         need(fits if entry else not rows, f"{name} is {stored}, expected {dtypes} {shape} {rows}")
-    _check_parts(entries, about, need)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def check_index(config: IndexConfig, representation: Representation) -> None:
         BadValueError: It cannot hold representations of this kind.
     """
     if isinstance(config, AutoConfig):
-        config = config.choose(representation.kind, config.documents)
+        config = config.choose(representation, config.documents)
     with (
         explained("checking an index", "set TMPDIR to a folder that can be written"),
         tempfile.TemporaryDirectory() as folder,

@@ -61,12 +61,13 @@ def build_collection(
     if isinstance(model, Vectors):
         model, stream = model.fit(stream)
     config = config or default_index(model)
+    empty = model.encode_representation([], "document")
     if isinstance(config, AutoConfig):
         first = list(islice(stream, config.documents))
         stream = chain(first, stream)
         is_lexical = isinstance(model, EncoderFreeModel) and model.kind == "sparse"
-        config = default_index(model) if is_lexical else config.choose(model.kind, len(first))
-    check_index(config, model.encode_representation([], "document"))
+        config = default_index(model) if is_lexical else config.choose(empty, len(first))
+    check_index(config, empty)
 
     # a killed build is resumed if its key is the same and its documents are the first of these
     manifest = model_manifest(model)

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "flat_int8": ("vectors", "multi_vector", {"kind": "flat", "dtype": "int8"}),
     **{
         f"dense_{keep}": ("vectors", "dense", {"kind": "dense", "keep": keep})
-        for keep in ("int8", "float16", "float32")
+        for keep in ("none", "int8", "float16", "float32")
     },
     "hnsw": ("vectors", "dense", "hnsw"),
     "ivf": ("vectors", "dense", "ivf"),

@@ -1,7 +1,8 @@
 """Search of dense vectors by an inverted file of codes; see README.md."""
 
-from .build import Encoder, arrange, assign, codes_of, list_margins, pack_signs, unpack_signs
+from .build import Encoder, assign, list_margins
 from .checks import check_segment
+from .codes import arrange, codes_at, codes_of, decode, empty_segment, put
 from .op import Effort, Searcher, effort_of
 from .rotation import Rotation, make_rotation
 
@@ -13,10 +14,12 @@ __all__ = [
     "arrange",
     "assign",
     "check_segment",
+    "codes_at",
     "codes_of",
+    "decode",
     "effort_of",
+    "empty_segment",
     "list_margins",
     "make_rotation",
-    "pack_signs",
-    "unpack_signs",
+    "put",
 ]

@@ -1,8 +1,7 @@
-"""Assign vectors to lists, encode their residuals, and arrange codes by list; see `layout` in README.md."""
+"""Assign vectors to lists, and encode their residuals; see README.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from .._jit import cpu_features
 from ..residual_maxsim import assign as largest_product
-from .cpu_frame import BLOCK
+from .lists import quantized
 from .rotation import Rotation, rotate, rotation_matrix
 
-__all__ = ["STEPS", "Encoder", "arrange", "assign", "codes_of", "list_margins", "pack_signs", "unpack_signs"]
+__all__ = ["STEPS", "Encoder", "assign", "list_margins"]
 
 Array = NDArray[Any]
 
@@ -101,6 +100,9 @@ class Encoder:
         nbits: Bits of a code per dimension: 1, 2 or 4.
         euclidean: Rows are ranked by their distance to the query instead of their product with it.
         keep_int8: Also make the rows in int8 that candidates are ranked by.
+
+    Attributes:
+        rotated: ``(lists, width)``, the centroids, rotated and rounded to bytes, as a search has them.
     """
 
     def __init__(
@@ -117,27 +119,36 @@ class Encoder:
         self.centroids, self.nbits = np.array(centroids, np.float32), nbits
         self.euclidean, self.keep_int8 = euclidean, keep_int8
         self._matrix = rotation_matrix(centroids.shape[1], rotation)
-        self._rotated = rotate(torch.from_numpy(self.centroids), rotation)
-        self._squares = self._rotated.square().sum(1)
+        codes, scales = quantized(rotate(torch.from_numpy(self.centroids), rotation).numpy())
+        self.rotated = torch.from_numpy(codes * scales[:, None])
+        self._squares = self.rotated.square().sum(1)
 
-    def encode(self, vectors: Array) -> dict[str, Array]:
+    def encode(self, vectors: Array, lists: Array | None = None) -> dict[str, Array]:
         """Encode ``vectors (n, dim)``, in blocks.
+
+        Args:
+            vectors: Finite numbers.
+            lists: ``(n,)`` int32, the list of each; None finds the nearest, see `assign`.
 
         Returns:
             By name, in the order of the vectors: ``lists (n,)`` int32; ``signs (n, width / 8)`` uint8;
             ``factors (n,)`` uint32, two bfloat16; with more than 1 bit ``planes (n, (nbits - 1) * width /
-            8)`` uint8 and ``level_factors (n, 2)`` float32; ``biases (n,)`` float32 of euclidean distances;
-            ``kept (n, width)`` int8 and ``kept_scales (n,)`` float32 if they were asked for.
+            8)`` uint8 and ``level_factors (n,)`` as ``factors``; ``biases (n,)`` float32 of euclidean
+            distances; ``kept (n, width)`` int8 and ``kept_scales (n,)`` float32 if they were asked for.
         """
         size = max(1, _BLOCK // max(self._matrix.shape))
         blocks = range(0, max(1, len(vectors)), size)
-        parts = [self._encode(np.array(vectors[at : at + size], np.float32)) for at in blocks]
+        lists = assign(vectors, self.centroids) if lists is None else lists
+        parts = [
+            self._encode(np.array(vectors[at : at + size], np.float32), lists[at : at + size])
+            for at in blocks
+        ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _encode(self, block: Array) -> dict[str, Array]:
-        vectors, lists = torch.from_numpy(block), assign(block, self.centroids)
+    def _encode(self, block: Array, lists: Array) -> dict[str, Array]:
+        vectors = torch.from_numpy(block)
         rotated, own = vectors @ self._matrix, torch.from_numpy(lists).long()
-        centroids, squares = self._rotated[own], self._squares[own]
+        centroids, squares = self.rotated[own], self._squares[own]
         residuals = rotated - centroids
         square = residuals.square().sum(1)
         codes: dict[str, Array] = {"lists": lists}
@@ -145,13 +156,9 @@ class Encoder:
         if self.nbits > 1:
             levels = self._levels(residuals, square)
             signs = levels >= 0
-            factors = _factors(residuals, levels + 0.5, square, centroids, squares)
-            codes |= {"planes": self._planes(levels), "level_factors": torch.stack(factors, 1).numpy()}
-        factors = _factors(
-            residuals, signs.float().mul_(2).sub_(1), square, centroids, squares, torch.bfloat16
-        )
-        upper, lower = (part.bfloat16().view(torch.int16).numpy().view(np.uint16) for part in factors)
-        codes["factors"] = upper.astype(np.uint32) << 16 | lower
+            codes["planes"] = self._planes(levels)
+            codes["level_factors"] = _factors(residuals, levels + 0.5, square, centroids, squares)
+        codes["factors"] = _factors(residuals, signs.float().mul_(2).sub_(1), square, centroids, squares)
         codes["signs"] = _packed(signs)
         if self.euclidean:
             codes["biases"] = -vectors.square().sum(1).numpy()
@@ -178,9 +185,8 @@ def _factors(
     square: Tensor,
     centroids: Tensor,
     squares: Tensor,
-    kind: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
-    """Return what codes, and products with centroids, are multiplied with.
+) -> Array:
+    """Return what codes, and products with centroids, are multiplied with, as two bfloat16 in a uint32.
 
     The first makes the product of a code with the residual that of the residual with itself. The second makes
     up for what the code lacks in the direction of the centroid, which a query has in common with it.
@@ -191,12 +197,13 @@ def _factors(
         square: ``(n,)`` of the residuals.
         centroids: ``(n, width)``.
         squares: ``(n,)`` of the centroids.
-        kind: What the first factor is rounded to.
     """
     products = (residuals * codes).sum(1)
-    factor = torch.where(products > _TINY, square / products, 0).to(kind).float()
-    missing = (residuals * centroids).sum(1) - factor * (codes * centroids).sum(1)
-    return factor, torch.where(squares > _TINY, missing / squares, 0)
+    factor = torch.where(products > _TINY, square / products, 0).bfloat16()
+    missing = (residuals * centroids).sum(1) - factor.float() * (codes * centroids).sum(1)
+    base_factor = torch.where(squares > _TINY, missing / squares, 0).bfloat16()
+    upper, lower = (part.view(torch.int16).numpy().view(np.uint16) for part in (factor, base_factor))
+    return upper.astype(np.uint32) << 16 | lower
 
 
 def _packed(bits: Tensor) -> Array:
@@ -208,79 +215,3 @@ def _int8(rotated: Tensor) -> tuple[Array, Array]:
     scales = rotated.abs().amax(1) / 127
     codes = (rotated / torch.where(scales > 0, scales, 1)[:, None]).round_().clamp_(-127, 127)
     return codes.to(torch.int8).numpy(), scales.numpy()
-
-
-def arrange(codes: Mapping[str, Array], n_lists: int, first_row: int = 0) -> dict[str, Array]:
-    """Order codes by list, ties by row, to a segment for a `Searcher`.
-
-    Args:
-        codes: The result of `Encoder.encode`, or of `codes_of`, which has ``rows``, too.
-        n_lists: Number of lists.
-        first_row: The row of the first vector; not used if there are ``rows``.
-
-    Returns:
-        By name: ``offsets (lists + 1,)`` int64 and ``rows (n,)`` uint32; ``signs (ceil(n / 32), 4 * width)``
-        uint8, see `pack_signs`; the others, except for the kept rows, as they were, in the new order.
-    """
-    lists = codes["lists"]
-    order = np.argsort(lists, kind="stable")
-    counts = np.bincount(lists, minlength=n_lists)
-    segment = {
-        "offsets": np.concatenate([[0], np.cumsum(counts)]),
-        "rows": codes["rows"][order] if "rows" in codes else (order + first_row).astype(np.uint32),
-        "signs": pack_signs(codes["signs"], order),
-    }
-    for name in ("planes", "factors", "level_factors", "biases"):
-        if name in codes:
-            segment[name] = codes[name][order]
-    return segment
-
-
-def codes_of(segment: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the codes of a segment, to be arranged anew with others or without some.
-
-    Returns:
-        By name what `Encoder.encode` returns, except for the kept rows, and ``rows``, in their order.
-    """
-    order = np.argsort(segment["rows"], kind="stable")
-    lists = np.repeat(np.arange(len(segment["offsets"]) - 1, dtype=np.int32), np.diff(segment["offsets"]))
-    signs = unpack_signs(segment["signs"], len(order))
-    codes = {"lists": lists, "signs": signs} | {
-        name: segment[name]
-        for name in ("rows", "planes", "factors", "level_factors", "biases")
-        if name in segment
-    }
-    return {name: array[order] for name, array in codes.items()}
-
-
-def pack_signs(signs: Array, order: Array) -> Array:
-    """Pack the signs of rows in blocks of 32.
-
-    Args:
-        signs: ``(n, width / 8)`` bytes.
-        order: The order of the rows.
-
-    Returns:
-        ``(ceil(n / 32), 4 * width)`` uint8. A block has 16 bytes for each 4 dimensions: the lower half of
-        byte i is the bits of row i, the upper half those of row i + 16.
-    """
-    n, size = signs.shape
-    packed = np.zeros((-(-n // BLOCK), 2 * size, BLOCK // 2), np.uint8)
-    step = max(1, _BLOCK // (BLOCK * size))
-    for start in range(0, len(packed), step):
-        stop = min(start + step, len(packed))
-        rows = np.zeros(((stop - start) * BLOCK, size), np.uint8)
-        part = signs[order[start * BLOCK : stop * BLOCK]]
-        rows[: len(part)] = part
-        fours = np.stack([rows & 15, rows >> 4], 2).reshape(stop - start, BLOCK, 2 * size)
-        both = fours[:, : BLOCK // 2] | fours[:, BLOCK // 2 :] << 4
-        packed[start:stop] = both.transpose(0, 2, 1)
-    return packed.reshape(len(packed), size * BLOCK)
-
-
-def unpack_signs(packed: Array, n: int) -> Array:
-    """Return the signs ``(n, width / 8)`` of rows, in their order, that `pack_signs` packed."""
-    fours = packed.shape[1] // (BLOCK // 2)
-    blocks = packed.reshape(len(packed), fours, BLOCK // 2).transpose(0, 2, 1)
-    rows = np.concatenate([blocks & 15, blocks >> 4], 1).reshape(len(packed) * BLOCK, fours)
-    return np.ascontiguousarray(rows[:n, ::2] | rows[:n, 1::2] << 4)

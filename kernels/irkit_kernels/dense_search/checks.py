@@ -59,7 +59,7 @@ def check_segment(segment: Mapping[str, Array], n_lists: int, width: int, euclid
     }
     if planes is not None:
         expected["planes"] = np.uint8, (n, (nbits - 1) * width // 8)
-        expected["level_factors"] = np.float32, (n, 2)
+        expected["level_factors"] = np.uint32, (n,)
     if euclidean:
         expected["biases"] = np.float32, (n,)
     for name, (dtype, shape) in expected.items():

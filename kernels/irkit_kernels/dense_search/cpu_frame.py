@@ -48,7 +48,7 @@ SEGMENT = Struct(
     signs="u8*",
     planes="u8*",
     factors="u32*",  # two bfloat16: of the signs, and of the base
-    level_factors="float*",  # of the levels, and of the base
+    level_factors="u32*",  # two bfloat16: of the levels, and of the base
     biases="float*",  # null unless distances are euclidean
 )
 
@@ -116,4 +116,9 @@ FRAME = Struct(
     count="i64",
     wanted="i64",
     threshold="float",  # items must score more
+    # Centroids list by list, in bytes: of codes of more than a bit without kept rows.
+    n_lists="i64",
+    list_bits="i64",  # of the largest number of a list
+    list_codes="u8*",  # int8
+    list_code_scales="float*",
 )

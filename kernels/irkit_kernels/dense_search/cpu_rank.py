@@ -1,4 +1,4 @@
-"""LLVM IR that scores candidates again: by all bits of their codes, then by the rows that are kept.
+"""LLVM IR that scores candidates again: by all bits of their codes, then by kept rows or by the exact query.
 
 The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from .._simd import dot_bytes
 from .._typed import Array, Function, Record, Value, vector
 from .cpu_collect import key_of
-from .cpu_frame import CHUNK, FLOATS, FRAME, INTS, LANES, Plan
+from .cpu_frame import BLOCK, CHUNK, FLOATS, FRAME, INTS, LANES, Plan
 
 __all__ = ["write_rank"]
 
@@ -18,8 +18,10 @@ _FEW = 64  # lines of a row that are fetched ahead
 
 
 def write_rank(plan: Plan) -> list[Function]:
-    """Write ``rank_codes`` if codes have more than a bit, and ``rank_rows``."""
-    return [*([_rank_codes(plan)] if plan.nbits > 1 else []), _rank_rows(plan)]
+    """Write ``rank_codes`` and ``rank_levels`` if there is something to do for them, and ``rank_rows``."""
+    codes = [_rank_codes(plan)] if plan.nbits > 1 else []
+    levels = [_rank_levels(plan)] if plan.nbits > 1 and plan.keep == "none" else []
+    return [*codes, *levels, _rank_rows(plan)]
 
 
 def _segment(x: Function, f: Record, position: Value) -> Record:
@@ -57,21 +59,92 @@ def _rank_codes(plan: Plan) -> Function:
         segment, place, bits = codes(loop.i)
         total = x.constant(INTS, 0)
         for chunk in range(0, plan.width, CHUNK):
-            levels = x.constant(vector(CHUNK, "u8"), 0)
-            for bit in range(others):
-                mask = bits.at(bit * plane + chunk // 8).cast("u64", 1)[0].cast(vector(CHUNK, "i1"))
-                levels = levels | x.where(mask, x.constant(levels.kind, 1 << bit), x.constant(levels.kind, 0))
+            masks = [bits.at(bit * plane + chunk // 8).cast("u64", 1)[0] for bit in range(others)]
+            levels = _joined(x, masks)
             words = query.at(chunk).cast("i32", 1).vectors(LANES)[0]
             total = dot_bytes(total, levels.cast(INTS), words, plan.vnni)
         product = x.intrinsic("vector.reduce.add", "i32", total).to("i64")
         rest = (product * 2 - f.byte_total * most).to("float") * half_scale
         signs = f.sums[loop.i] * sign_scale
-        base, factors = f.bases[loop.i], segment.level_factors.at(place * 2)
-        score = (signs + rest) * factors[0] + (base * factors[1] + base)
+        base, (factor, base_factor) = f.bases[loop.i], _factors(segment, place)
+        score = (signs + rest) * factor + (base * base_factor + base)
         with x.when(segment.biases.exists(), score=score) as branch:
             branch.score = score + segment.biases[place]
         f.keys[loop.i] = key_of(branch.score)
     return x
+
+
+def _joined(x: Function, masks: list[Value]) -> Value:
+    """Return 64 levels: bit i of a level is its bit of mask i, ``u64``."""
+    levels = x.constant(vector(CHUNK, "u8"), 0)
+    for bit, mask in enumerate(masks):
+        lanes = mask.cast(vector(CHUNK, "i1"))
+        levels = levels | x.where(lanes, x.constant(levels.kind, 1 << bit), x.constant(levels.kind, 0))
+    return levels
+
+
+def _factors(segment: Record, place: Value) -> tuple[Value, Value]:
+    """Return the factors of the levels and of the base of a row."""
+    word = segment.level_factors[place]
+    return (word & 0xFFFF0000).cast("float"), (word << 16).cast("float")
+
+
+def _rank_levels(plan: Plan) -> Function:
+    """Replace the keys of the collection by those of products with the vectors that codes stand for.
+
+    The query is in float32 here, so that scores are exact but for roundings.
+    """
+    x = Function("rank_levels", f=FRAME)
+    (f,) = x.parameters
+    others, plane = plan.nbits - 1, plan.width // 8
+    middle = x.constant(FLOATS, 0.5 * ((1 << plan.nbits) - 1))
+    values, parts = f.values, range(CHUNK // LANES)
+    with x.range(0, f.count) as loop:
+        position = f.items[loop.i].to("i64")
+        segment = _segment(x, f, position)
+        place = position - segment.first
+
+        # The product with the centroid of the row's list.
+        number = _list(x, f, segment, place)
+        product = _product(x, f, plan, f.list_codes.at(number * plan.width))
+        base = product * f.list_code_scales[number]
+
+        # The product with the levels. The sign bits of 4 dimensions are half of a byte, see `cpu_scan`.
+        lane = place & (BLOCK - 1)
+        signs = segment.signs.at((place >> 5) * (4 * plan.width) + (lane & (LANES - 1)))
+        shift = (lane >> 4 << 2).to("u64")
+        planes = segment.planes.at(place * (others * plane))
+        zero = x.constant(FLOATS, 0)
+        with x.range(0, plan.width, CHUNK, sums=[zero] * len(parts)) as chunks:
+            mask = x.constant("u64", 0)
+            for j in range(CHUNK // 4):
+                four = signs[chunks.i * 4 + LANES * j].to("u64") >> shift & 15
+                mask = mask | four << 4 * j
+            masks = [planes.at((chunks.i >> 3) + bit * plane).cast("u64", 1)[0] for bit in range(others)]
+            levels, sums = _joined(x, [*masks, mask]), list(chunks.sums)
+            for v in parts:
+                here = x.shuffle(levels, None, range(LANES * v, LANES * (v + 1))).to("i32").to("float")
+                sums[v] = x.fmuladd(here - middle, values.vectors(LANES)[chunks.i + LANES * v], sums[v])
+            chunks.sums = sums
+        total = _added(x, chunks.sums)
+        factor, base_factor = _factors(segment, place)
+        score = total * factor + (base * base_factor + base)
+        with x.when(segment.biases.exists(), score=score) as branch:
+            branch.score = score + segment.biases[place]
+        f.keys[loop.i] = key_of(branch.score)
+    return x
+
+
+def _list(x: Function, f: Record, segment: Record, place: Value) -> Value:
+    """Return the number of the list that has a place: the last that begins at or before it."""
+    offsets, last = segment.offsets, f.n_lists - 1
+    with x.range(0, f.list_bits, found=0, jump=x.constant("i64", 1) << f.list_bits - 1) as loop:
+        ahead = loop.found + loop.jump
+        fine = (ahead <= last) & (offsets[x.minimum(ahead, last)] <= place)
+        loop.found = x.where(fine, ahead, loop.found)
+        loop.jump = loop.jump >> 1
+    number: Value = loop.found
+    return number
 
 
 def _rank_rows(plan: Plan) -> Function:
@@ -124,7 +197,8 @@ def _rank_rows(plan: Plan) -> Function:
 
 def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
     """Return the product of the query with a kept row."""
-    if plan.keep == "int8":
+    int8 = plan.keep in ("int8", "none")  # with none it is a centroid
+    if int8:
         query, numbers = f.values, row.cast("i8", 1)
         whole: Value | int = plan.width
     else:
@@ -133,7 +207,7 @@ def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
         whole = f.dim & -CHUNK
 
     def widened(loaded: Value) -> Value:
-        if plan.keep == "int8":
+        if int8:
             return loaded.to("i32").to("float")
         return loaded if plan.keep == "float32" else loaded.cast(vector(LANES, "half")).to("float")
 
@@ -145,12 +219,21 @@ def _product(x: Function, f: Record, plan: Plan, row: Array) -> Value:
             number = widened(numbers.vectors(LANES)[place])
             sums[v] = x.fmuladd(number, query.vectors(LANES)[place], sums[v])
         loop.sums = sums
+    if int8:
+        return _added(x, loop.sums)
     total = (loop.sums[0] + loop.sums[1]) + (loop.sums[2] + loop.sums[3])
-    if plan.keep != "int8":
-        with x.range(whole, f.dim, LANES, total=total) as loop:
-            left = x.constants("i32", range(LANES)) < (f.dim - loop.i).to("i32").broadcast(LANES)
-            number = widened(x.masked_load(numbers.at(loop.i), left, align=1))
-            other = x.masked_load(query.at(loop.i), left, align=4)
-            loop.total = x.fmuladd(number, other, loop.total)
-        total = loop.total
+    with x.range(whole, f.dim, LANES, total=total) as loop:
+        left = x.constants("i32", range(LANES)) < (f.dim - loop.i).to("i32").broadcast(LANES)
+        number = widened(x.masked_load(numbers.at(loop.i), left, align=1))
+        other = x.masked_load(query.at(loop.i), left, align=4)
+        loop.total = x.fmuladd(number, other, loop.total)
+    return _reduced(x, loop.total)
+
+
+def _added(x: Function, sums: list[Value]) -> Value:
+    """Return the sum of the lanes of four registers."""
+    return _reduced(x, (sums[0] + sums[1]) + (sums[2] + sums[3]))
+
+
+def _reduced(x: Function, total: Value) -> Value:
     return x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), total, flags="reassoc")

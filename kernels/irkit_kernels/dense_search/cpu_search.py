@@ -37,9 +37,10 @@ def _search_query(plan: Plan) -> Function:
     x.call("shrink", f)
     if plan.nbits > 1:
         x.call("rank_codes", f)
-        if plan.keep != "none":
-            f.wanted = f.refined
-            x.call("shrink", f)
+        f.wanted = f.refined
+        x.call("shrink", f)
+        if plan.keep == "none":
+            x.call("rank_levels", f)
     x.call("rank_rows", f)
     x.call("order", f)
 

@@ -17,8 +17,8 @@ from .._threads import share
 from .checks import check_kept, check_margins, check_rotation, check_segment
 from .cpu_frame import FRAME, PANEL, SEGMENT, SLACK, Plan
 from .cpu_search import write_search
-from .lists import group_lists, list_biases, panels
-from .rotation import Rotation
+from .lists import group_lists, list_biases, panels, quantized
+from .rotation import Rotation, rotate
 
 __all__ = ["SHUFFLES", "Effort", "Searcher", "effort_of"]
 
@@ -43,8 +43,8 @@ class Effort(NamedTuple):
     Attributes:
         probes: Lists whose rows are scored by their signs.
         candidates: The best of these rows, which are scored by all bits of their codes.
-        refined: The best of these, which are scored by the kept rows. With codes of one bit, all
-            candidates are.
+        refined: The best of these, which are scored by the kept rows, or without them by the codes and a
+            query that is not rounded. With codes of one bit, all candidates are.
         groups: Groups whose lists are scored by their centroids; 0 means an eighth of them, at least 4, or
             more if so many lists are to be read.
     """
@@ -106,6 +106,9 @@ class Searcher:
         self._search = _compiled(self._plan)
         self._frame = np.zeros(len(_WORD), np.int64)
         self._arrays = self._list_arrays(centroids, rotation, margins)
+        if keep == "none" and self._plan.nbits > 1:
+            rotated = rotate(torch.from_numpy(np.array(centroids, np.float32)), rotation).numpy()
+            self._arrays["list_codes"], self._arrays["list_code_scales"] = quantized(rotated)
         self._n_groups = len(self._arrays["group_slots"]) - 1
         self._arrays |= {"segments": self._segment_table(segments)}
         for name, array in (("kept", kept), ("kept_scales", kept_scales)):
@@ -114,7 +117,8 @@ class Searcher:
         for name, array in self._arrays.items():
             self._frame[_WORD[name]] = address(array)
         numbers = {"dim": self.dim, "n_rows": n_rows, "n_groups": self._n_groups}
-        numbers["n_segments"] = len(segments)
+        numbers |= {"n_segments": len(segments), "n_lists": self.n_lists}
+        numbers["list_bits"] = max(1, (self.n_lists - 1).bit_length())
         numbers |= {"euclidean": metric == "euclidean", "cosine": metric == "cosine"}
         for name, number in numbers.items():
             self._frame[_WORD[name]] = number

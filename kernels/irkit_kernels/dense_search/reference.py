@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .build import unpack_signs
+from .codes import codes_at, decode, two_floats, unpack_signs
 from .cpu_prepare import HIGHEST_SUM
 from .lists import group_lists, list_biases, quantized
 from .op import Effort
@@ -96,12 +96,16 @@ def reference(
         own = bases[chosen]
         better = (signs + rest) * factor + (own * base_factor + own) + row_biases[chosen]
         scores[chosen] = torch.where(scores[chosen].isfinite(), better, -torch.inf)
-        if kept is not None:
-            chosen = chosen[scores[chosen].argsort(descending=True, stable=True)[: effort.refined]]
+        chosen = chosen[scores[chosen].argsort(descending=True, stable=True)[: effort.refined]]
 
-    # Score them by the kept rows.
+    # Score them by the kept rows, or by the vectors that codes of more than a bit stand for.
     chosen = chosen[scores[chosen].isfinite()]
     finals = scores[chosen].double()
+    if kept is None and nbits > 1:
+        codes, own_scales = quantized(rotate(torch.from_numpy(centroids), rotation).numpy())
+        table = torch.from_numpy(codes * own_scales[:, None])
+        vectors = torch.cat([decode(part.codes, table) for part in found])[chosen]
+        finals = vectors.double() @ values.double() + row_biases[chosen].double()
     if kept is not None:
         mine = torch.from_numpy(kept[rows[chosen].numpy()].astype(np.float64))
         scale = 1 if kept_scales is None else torch.from_numpy(kept_scales)[rows[chosen]].double()
@@ -127,8 +131,7 @@ class _Rows:
         self.rows = torch.from_numpy(segment["rows"][place].astype(np.int64))
         self.bits = torch.from_numpy(np.unpackbits(signs, axis=1, bitorder="little"))
         words = segment["factors"][place]
-        self.factors = torch.from_numpy((words & np.uint32(0xFFFF0000)).view(np.float32))
-        self.base_factors = torch.from_numpy((words << np.uint32(16)).view(np.float32))
+        self.factors, self.base_factors = map(torch.from_numpy, two_floats(words))
         self.biases = torch.from_numpy(segment.get("biases", np.zeros(n, np.float32))[place])
         self.bases, self.nbits = base.expand(len(self.rows)), 1
         if "planes" in segment:
@@ -138,7 +141,8 @@ class _Rows:
             planes = planes.reshape(len(planes), self.nbits - 1, width)
             rest = (planes << np.arange(self.nbits - 1)[:, None]).sum(1, dtype=np.int64)
             self.rest = torch.from_numpy(rest)
-            self.level_factors = torch.from_numpy(segment["level_factors"][place])
+            self.level_factors = torch.from_numpy(np.stack(two_floats(segment["level_factors"][place]), 1))
+            self.codes = codes_at(segment, np.arange(place.start, place.stop))
 
 
 def _length(query: Array) -> float:
