@@ -150,7 +150,7 @@ def check(documents: Documents, everything: list[Document], where: dict[str, Any
 
 
 @given_values(metadata_lists, st.lists(filters, min_size=1, max_size=6), st.integers(1, 5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_filter_finds_what_python_finds(
     tmp_path_factory: pytest.TempPathFactory, given: list[dict[str, Any]], wheres: list[Any], chunk: int
 ) -> None:
