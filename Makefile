@@ -1,5 +1,6 @@
 # `make demo` searches 10,000 passages of Python's documentation, `make test` runs the tests, `make docs` builds the site.
 # `make fuzz` tries damaged files and input on each target of tests/fuzz for a minute (FUZZ_SECONDS).
+# `make adapters` runs the tests of irkit/adapters with the libraries that they adapt.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= tests/fuzz
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: demo test fuzz lint docs
+.PHONY: demo test fuzz adapters test-adapters lint docs
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/demo.py demo-index
@@ -17,6 +18,13 @@ test: $(VENV)/dev.stamp
 
 fuzz: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 IRKIT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n auto --dist worksteal $(FUZZ_TARGETS)
+
+adapters:  # in an environment of its own, because the libraries bring plugins of pytest
+	$(MAKE) VENV=$(VENV)-adapters test-adapters
+
+test-adapters: $(VENV)/dev,adapters.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" -k adapters \
+	  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/test_adapters_*.py tests/test_docs.py
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -206,6 +206,17 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_dense(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same BERT as a dense model, which takes the mean of the tokens."""
+    from irkit.model import Model
+
+    path = tmp_path_factory.mktemp("tiny-dense") / "model"
+    with pytest.warns(UserWarning, match="taking the mean"):
+        Model.from_pretrained(tiny_bert).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def served(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server in this process: ``url``, ``catalogue``, and the ``retriever`` of its index ``notes``.
 

@@ -35,6 +35,7 @@ import typer
 import yaml
 
 import irkit
+from irkit.errors import MissingDependencyError
 from irkit.index import FaissConfig
 
 ROOT = Path(__file__).parents[1]
@@ -183,13 +184,22 @@ def hub(minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("irkit.model.hardware.has_bfloat16", lambda device: False)
 
 
+@contextlib.contextmanager
+def skip_where_missing() -> Iterator[None]:
+    try:
+        yield
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_page_shows_what_happens(page: Path, workplace: None, hub: None) -> None:
     names: dict[str, object] = {"__name__": "page"}
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])  # free, in place of that of the page
     for step in steps(page):
-        printed = run(step._replace(code=step.code.replace("8080", port)), names)
+        with skip_where_missing():
+            printed = run(step._replace(code=step.code.replace("8080", port)), names)
         if step.shown is not None:
             place = f"{page.name}, block of line {step.line}"
             assert matches(tokens(step.shown), tokens(printed)), f"{place}\n{step.code}\n{printed}"
@@ -287,7 +297,8 @@ def test_names_of_irkit_exist(page: Path) -> None:
     for module, imported in re.findall(r"^from (irkit[\w.]*) import (.+)$", text, re.M):
         names |= {f"{module}.{name.strip()}" for name in imported.split(",")}
     for name in names:
-        assert pkgutil.resolve_name(name), name
+        # adapters need libraries that may be missing, and their page runs
+        assert name.startswith("irkit.adapters.") or pkgutil.resolve_name(name), name
     folders = [ROOT / name for name in ("irkit", "kernels", "tests", "examples", "benchmarks")]
     for file in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
         assert (ROOT / file).exists() or any(list(folder.rglob(file)) for folder in folders), file
@@ -310,7 +321,8 @@ MODULES = [module.name for module in pkgutil.walk_packages(irkit.__path__, "irki
 
 @pytest.mark.parametrize("name", [name for name in ["irkit", *MODULES] if not name.endswith("__main__")])
 def test_docstrings(name: str, workplace: None) -> None:
-    module = importlib.import_module(name)
+    with skip_where_missing():
+        module = importlib.import_module(name)
     failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert not failed
 
