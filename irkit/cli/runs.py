@@ -52,7 +52,7 @@ def read_judged(
         BadValueError: There is a split, but no folder with splits; or a measure is unknown.
     """
     from irkit.data import read_qrels, read_queries
-    from irkit.data.source import PREFIXES
+    from irkit.data.catalogues import PREFIXES
 
     folders = [name for name in (queries, qrels) if name is not None and Path(name).is_dir()]
     if split is not None and not folders:

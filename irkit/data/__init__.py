@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from irkit.arguments import brief, check_names
+from irkit.data.catalogues import PREFIXES, read_remote_qrels, remote_source
 from irkit.data.collection_files import read_qrels_file, source_name
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
 from irkit.data.source import (
     DOCUMENT_FIELDS,
-    PREFIXES,
     QUERY_FIELDS,
     Source,
     as_id,
     check_documents,
     file_source,
     name_fields,
-    read_remote_qrels,
-    remote_source,
     to_document,
     to_query,
 )

@@ -13,17 +13,17 @@ Source: the loading code and Router of sentence-transformers 6.2.
 
 from __future__ import annotations
 
-import ast
 import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from irkit.config import Config, read_json
+from irkit.config import read_json
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import ConfigError, CorruptError, StorageError
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
+from irkit.formats.router import ROUTER, read_branches, write_routes
 from irkit.heads import (
     HEADS,
     Head,
@@ -47,17 +47,13 @@ from irkit.heads.sparse_head import SPARSE_MODULES
 from irkit.tokenizer import Tokenizer, read_optional, sentence_settings
 from irkit.utils.weights import write_weights
 
-_ROUTER = "sentence_transformers.models.Router"  # its name of versions 5 and 6
-_ROUTERS = ("Router", "Asym")
-_ROUTES = "router_config.json"
-_SIDES: tuple[Side, ...] = ("query", "document")
 _OUTPUTS = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}  # task of a Transformer, output
 
 
 def _read(folder: Path, load_encoder: LoadEncoder) -> Parts:
     """Read a directory of sentence-transformers or PyLate, see `irkit.formats.read_model`."""
     settings = read_optional(folder / "config_sentence_transformers.json")
-    sides = _branches(folder, _modules(folder))
+    sides = read_branches(folder, _modules(folder))
     kind = str(settings.get("model_type") or _implied_type(settings, sides["document"]))
     if kind not in _READERS and kind != Head.model_type:
         raise ConfigError(f"loading {folder}: a {kind}; irkit loads {', '.join(_READERS)} here")
@@ -94,7 +90,7 @@ def text_encoder(folder: Path) -> Path:
         ConfigError: The first module is not a Transformer, or its output is neither a vector nor logits per
             token.
     """
-    return _transformer(folder, _branches(folder, _modules(folder))["document"], *_OUTPUTS)
+    return _transformer(folder, read_branches(folder, _modules(folder))["document"], *_OUTPUTS)
 
 
 def _write(parts: Parts, folder: Path) -> None:
@@ -106,8 +102,8 @@ def _write(parts: Parts, folder: Path) -> None:
     else:
         sides: dict[Side, SideParts] = {"query": query, "document": parts}
         branches = {side: _write_side(part, folder, f"{side}_") for side, part in sides.items()}
-        _write_routes(folder, branches)
-        modules, written = [("", _ROUTER)], [*branches["query"], *branches["document"]]
+        write_routes(folder, branches)
+        modules, written = [("", ROUTER)], [*branches["query"], *branches["document"]]
     for lacking in LACKING.keys() & {kind for _, kind in written}:
         warnings.warn(
             f"{UNKNOWN_TO_OTHERS}, because it has no {LACKING[lacking]}",
@@ -306,100 +302,6 @@ def _transformer(folder: Path, modules: Modules, *tasks: str) -> Path:
     if "text" not in modalities or "message" in modalities:
         raise ConfigError(f"loading {root}: takes {', '.join(modalities)}; irkit encodes plain text")
     return root
-
-
-# ---- a Router: modules of their own for queries and for documents ------------------------------
-
-
-class _Parameters(Config, extra="ignore"):
-    route_mappings: dict[str, str] | None = None
-
-
-class _Routes(Config, extra="ignore"):
-    types: dict[str, str]
-    structure: dict[str, list[str]]
-    parameters: _Parameters = _Parameters()
-
-
-def _branches(folder: Path, modules: Modules) -> dict[Side, Modules]:
-    """Return the modules of each side; without ``"query"`` if queries use the modules of documents.
-
-    Args:
-        folder: Directory of the model.
-        modules: The modules that modules.json lists.
-
-    Raises:
-        CorruptError: router_config.json names modules or routes that are not there.
-        ConfigError: router_config.json has routes for anything but text queries and text documents.
-    """
-    if not modules or modules[0][0] not in _ROUTERS:
-        return {"document": modules}
-    home = modules[0][1]
-    file = home / (_ROUTES if (home / _ROUTES).is_file() else "config.json")
-    config = _Routes.parse(read_json(file), f"reading {file}")
-    listed = known_modules(home, ((kind, path) for path, kind in config.types.items()), file.name)
-    known = dict(zip(config.types, listed, strict=True))
-    routes = {side: _route(side, config, file) for side in _SIDES}
-    unused = sorted(config.structure.keys() - set(routes.values()))
-    if unused:
-        raise ConfigError(
-            f"loading {folder}: a Router with the routes {', '.join(map(repr, unused))}; irkit runs one for "
-            "text queries and one for text documents"
-        )
-    sides: dict[Side, Modules] = {}
-    for side, route in routes.items():
-        names = config.structure[route]
-        if not names or not known.keys() >= set(names):
-            raise CorruptError(
-                f"reading {file}: route {route!r} runs {names!r:.100}, expected some of {', '.join(known)}"
-            )
-        sides[side] = [known[name] for name in names] + modules[1:]
-    if sides["query"] == sides["document"]:
-        del sides["query"]
-    return sides
-
-
-def _route(side: Side, config: _Routes, file: Path) -> str:
-    """Return the name of the Router's route for texts of ``side``.
-
-    route_mappings decide first; then a route with the name of the side; then a route ``"text"``.
-
-    Args:
-        side: Side of the texts.
-        config: Content of router_config.json.
-        file: Path of router_config.json, for messages.
-    """
-    rules = {}
-    for key, route in (config.parameters.route_mappings or {}).items():
-        try:
-            rules[ast.literal_eval(key)] = route
-        except (ValueError, SyntaxError, TypeError) as error:
-            raise CorruptError(f"reading {file}: route_mappings {key!r:.60}, no task and input") from error
-    candidates = [rules.get(rule) for rule in ((side, "text"), (side, None), (None, "text"), (None, None))]
-    for choice in (*candidates, side, "text"):
-        if choice in config.structure:
-            return str(choice)
-    raise ConfigError(
-        f"loading {file.parent}: a Router without a route for a {side}, it has "
-        f"{', '.join(map(repr, config.structure))}"
-    )
-
-
-def _write_routes(folder: Path, modules: Mapping[Side, list[tuple[str, str]]]) -> None:
-    """Write router_config.json.
-
-    Args:
-        folder: Directory of the model.
-        modules: For each side, the folder and the type of each of its modules, in order.
-    """
-    write_json(
-        folder / _ROUTES,
-        {
-            "types": {path: kind for part in modules.values() for path, kind in part},
-            "structure": {side: [path for path, _ in part] for side, part in modules.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
-        },
-    )
 
 
 # ---- models of PyLate --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from irkit.config import Config
 from irkit.encoder import AnyEncoder, Encoder
 from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.encoder_config import Activation
-from irkit.encoder.families import masked_lm
+from irkit.encoder.families import FAMILIES, masked_lm
 from irkit.encoder.family import MaskedLM
 from irkit.errors import ConfigError, CorruptError
 from irkit.utils.weights import read_weights
@@ -79,6 +80,34 @@ def describe(
     if described is None or (parameters is not None and {*parameters} != described.names.keys()):
         return None
     return described, settings
+
+
+def join(
+    encoder: Encoder,
+    described: MaskedLM,
+    settings: dict[str, Any],
+    parameters: Mapping[str, Tensor],
+    tied: bool,
+) -> Encoder:
+    """Return a copy of an encoder that shares its weights, and that saves the head of its masked LM with it.
+
+    Args:
+        encoder: Encoder of one of irkit's families.
+        described: The masked language model, as `describe` returns it.
+        settings: Content of the model's config.json.
+        parameters: Weights of the head, by irkit's names.
+        tied: Whether the decoder matrix is the matrix of the word embeddings.
+    """
+    whole = copy.copy(encoder)
+    whole.prefix = FAMILIES[encoder.family].prefixes[0]
+    whole.head_weights = {
+        theirs: value.detach().clone()  # files hold no tensor twice under two names
+        for name, value in parameters.items()
+        for theirs in described.names[name][-1 if tied else 0 :]
+        if name != "weight" or not tied
+    }
+    whole.settings = settings | {"architectures": [described.architecture], "tie_word_embeddings": tied}
+    return whole
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

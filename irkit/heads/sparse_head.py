@@ -5,7 +5,6 @@ Source: for its files SparseEncoder, SpladePooling and MLMTransformer of sentenc
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from irkit.core.ragged import Ragged
 from irkit.core.representation import Sparse
 from irkit.encoder import AnyEncoder, Encoder
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.families import FAMILIES
 from irkit.encoder.family import MaskedLM
 from irkit.errors import BadValueError, ConfigError, CorruptError
 from irkit.heads import masked_lm_parts
@@ -274,21 +272,8 @@ class SparseHead(TermHead):
         if known is None or not isinstance(encoder, Encoder):
             encoder.save_pretrained(folder)
             return
-        described, settings = known
         tied = self.weight is encoder.word_embeddings
-        whole = copy.copy(encoder)  # shares the weights
-        whole.prefix = FAMILIES[encoder.family].prefixes[0]
-        whole.head_weights = {
-            theirs: value.detach().clone()  # files hold no tensor twice under two names
-            for name, value in self.named_parameters()
-            for theirs in described.names[name][-1 if tied else 0 :]
-            if name != "weight" or not tied
-        }
-        whole.settings = settings | {
-            "architectures": [described.architecture],
-            "tie_word_embeddings": tied,
-        }
-        whole.save_pretrained(folder)
+        masked_lm_parts.join(encoder, *known, dict(self.named_parameters()), tied).save_pretrained(folder)
 
     def exclude_(self, ids: Iterable[int]) -> None:
         """Exclude the terms ``ids`` from all results, in place: their bias becomes -10000.

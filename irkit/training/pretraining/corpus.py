@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from irkit.data import Source, read_documents
+from irkit.data.catalogues import load_hf
 from irkit.data.collection_files import source_name
-from irkit.data.source import DOCUMENT_FIELDS, file_source, load_hf
+from irkit.data.source import DOCUMENT_FIELDS, file_source
 from irkit.errors import BadValueError
 from irkit.model import Model
 from irkit.training.training_data import DataConfig, Dataset, Mixture

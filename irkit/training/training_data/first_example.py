@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from textwrap import shorten
 
+from irkit.data.catalogues import load_hf
 from irkit.data.collection_files import read_lines
-from irkit.data.source import load_hf
 from irkit.training.training_data.data_config import DataConfig
 from irkit.training.training_data.dataset import Dataset, Mixture
 from irkit.training.training_data.row_formats import detect, name_parts

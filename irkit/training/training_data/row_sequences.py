@@ -12,8 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from irkit.data.catalogues import load_hf
 from irkit.data.collection_files import read_lines
-from irkit.data.source import load_hf
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.training.training_data.data_config import DataConfig

@@ -19,8 +19,8 @@ from pydantic import ConfigDict, TypeAdapter
 
 from irkit.config import read_json
 from irkit.data import Qrels, read_qrels
+from irkit.data.catalogues import load_hf
 from irkit.data.collection_files import TABLES, decode, parse_json, read_lines
-from irkit.data.source import load_hf
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.evaluation.run import Run
 from irkit.training.training_data.data_config import DataConfig

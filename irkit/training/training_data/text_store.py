@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from irkit.data import Source, read_documents, read_queries
+from irkit.data.catalogues import PREFIXES, load_hf
 from irkit.data.document import Document, Query
-from irkit.data.source import PREFIXES, load_hf
 from irkit.errors import BadValueError, StorageError
 from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.training.training_data.data_config import Columns
