@@ -90,9 +90,15 @@ def run_parts(
     return failed
 
 
-def run_part(name: str, seconds: float) -> Iterator[Row]:
-    """Rows of a part as its process prints them, and one that says what was wrong."""
-    rows = _printed(name, seconds)
+def run_part(name: str, seconds: float, command: list[str] | None = None) -> Iterator[Row]:
+    """Rows of a part as its process prints them, and one that says what was wrong.
+
+    Args:
+        name: Name of the part.
+        seconds: Time that it gets.
+        command: Starts the process; by default the command of the part.
+    """
+    rows = _printed(name, seconds, command)
     yield from count_tests(rows) if name == "tests" else rows
 
 
@@ -117,8 +123,9 @@ def gpu_tests() -> list[str]:
     return sorted(str(file) for file in files if any(mark in file.read_text() for mark in marks))
 
 
-def _printed(name: str, seconds: float) -> Iterator[Row]:
-    command, fine = [sys.executable, "-m", "benchmarks.gpu", name, f"{seconds:.0f}"], (0,)
+def _printed(name: str, seconds: float, command: list[str] | None) -> Iterator[Row]:
+    fine: tuple[int, ...] = (0,)
+    command = command or [sys.executable, "-m", "benchmarks.gpu", name, f"{seconds:.0f}"]
     if name == "tests":
         command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu_tests", "-m", "gpu"]
         # other versions of packages have warnings of their own

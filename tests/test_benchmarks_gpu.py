@@ -163,10 +163,11 @@ def test_a_process_that_fails_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(gpu.run_part("nothing", 60)) == [{"part": "nothing", "error": "code 1"}]
     monkeypatch.setattr(gpu, "GRACE", 1)
     code = 'import time; print(\'{"number": 1}\\n{"cut\', flush=True); time.sleep(600)'
-    lines = gpu._lines
-    monkeypatch.setattr(gpu, "_lines", lambda command, *rest: lines([sys.executable, "-c", code], *rest))
     start = time.monotonic()
-    assert list(gpu.run_part("a", 1.0)) == [{"number": 1}, {"part": "a", "error": "stopped after 2 s"}]
+    assert list(gpu.run_part("a", 1.0, [sys.executable, "-c", code])) == [
+        {"number": 1},
+        {"part": "a", "error": "stopped after 2 s"},
+    ]
     assert time.monotonic() - start < 60
 
 

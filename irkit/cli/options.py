@@ -37,6 +37,7 @@ _SHARED = {  # help of parameters that several verbs have
     "split": "Split of a BEIR folder, such as test.",
     "ignore_identical_ids": "Drop documents that have the id of their query.",
     "overwrite": "Replace the model that is there.",
+    "recipe": "YAML or JSON file.",
     "dry_run": "Check everything, write nothing.",
     "print_config": "Print the whole recipe, and stop.",
     "max_length": "Maximum tokens of a query and document for a cross-encoder.",

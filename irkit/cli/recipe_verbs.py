@@ -44,7 +44,6 @@ def train(
     start it on several devices.
 
     Args:
-        recipe: YAML or JSON file.
         out: Directory to write the model to.
         override: Set a key of the recipe, such as train.learning_rate=2e-5. May be repeated.
 
@@ -86,7 +85,6 @@ def pretrain(
     start it on several devices.
 
     Args:
-        recipe: YAML or JSON file.
         out: Directory to write the model to.
         override: Set a key of the recipe, such as pretraining.train.max_steps=1000. May be repeated.
 

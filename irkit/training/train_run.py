@@ -22,10 +22,10 @@ from irkit.errors import ConfigError
 from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.model import Model
 from irkit.training.interaction import make_interaction
-from irkit.training.model_recipe import make_model
+from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.result_files import write_results
-from irkit.training.run_directory import check_directory, finish_directory, prepare_directory
-from irkit.training.train_recipe import TrainRecipe
+from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
+from irkit.training.train_recipe import StagedRecipe, TrainRecipe
 from irkit.training.train_step import TrainStep
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments
@@ -190,6 +190,25 @@ def run_trainer(
         finish_directory(directory, unfinished, move=True)
         model.name = str(directory)
     return model
+
+
+def run_fine_tuning(recipe: StagedRecipe, model: ModelRecipe, last: Path | None, stages: Path) -> Path:
+    """Run the last stage of a recipe that trains a model in stages, the fine-tuning, if the recipe has data.
+
+    Args:
+        recipe: Recipe of all stages.
+        model: The model that it begins with.
+        last: Directory of the stage before; None if fine-tuning is the only one.
+        stages: Directory of the stages.
+
+    Returns:
+        The directory of the last stage.
+    """
+    if recipe.data:
+        tuning = recipe.fine_tuning(model, last)
+        last = run_stage(stages / "fine_tuned", lambda folder: train(tuning, folder), resumes=True)
+    assert last is not None  # such a recipe has data or an earlier stage
+    return last
 
 
 def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection]) -> dict[str, Evaluation]:

@@ -29,7 +29,7 @@ from irkit.training.domain_vocabulary import DomainConfig, fragmentation, train_
 from irkit.training.model_recipe import SparseModel, make_model
 from irkit.training.pretraining.corpus import first_texts, read_corpora
 from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
-from irkit.training.train_run import prepare, train
+from irkit.training.train_run import prepare, run_fine_tuning
 from irkit.utils.atomic import write_text
 from irkit.vocabulary.adaptation import adapt
 from irkit.vocabulary.calibration import CalibrationConfig, calibrate
@@ -106,10 +106,7 @@ def run(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False) -
     if recipe.vocabulary is not None:
         last = _change_vocabulary(recipe.vocabulary, recipe.model, stages)
         _write_facts(stages, directory)
-    if recipe.data:
-        tuning = recipe.fine_tuning(recipe.model, last)
-        last = run_stage(stages / "fine_tuned", lambda folder: train(tuning, folder), resumes=True)
-    assert last is not None  # the recipe has one of the two
+    last = run_fine_tuning(recipe, recipe.model, last, stages)
     finish_directory(directory, last, leave=(FACTS, _CALIBRATION))
     return Model.from_pretrained(directory)
 

@@ -6,14 +6,33 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["on_cores", "peak_memory", "take_turns"]
+__all__ = ["each", "on_cores", "peak_memory", "print_rows", "take_turns"]
+
+
+def each(way: Callable[[int], Any], count: int) -> Callable[[], None]:
+    """Return a function that calls ``way`` with 0 to ``count - 1``."""
+
+    def call_all() -> None:
+        for number in range(count):
+            way(number)
+
+    return call_all
+
+
+def print_rows(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print each row on a line, with the name of a number before it; a float has 4 digits."""
+    for row in rows:
+        texts = (
+            f"{name} {value:.4g}" if isinstance(value, float) else str(value) for name, value in row.items()
+        )
+        print("  ".join(texts))  # noqa: T201
 
 
 def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, cores: int) -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ from irkit.training.pretraining.pretrain_recipe import PretrainingConfig, Pretra
 from irkit.training.pretraining.pretrain_step import PretrainStep
 from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
 from irkit.training.text_training import text_trainer
-from irkit.training.train_run import prepare, run_trainer, train
+from irkit.training.train_run import prepare, run_fine_tuning, run_trainer
 from irkit.training.trainer import Trainer
 from irkit.utils.atomic import explained
 
@@ -111,12 +111,8 @@ def run(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -> 
             pretrain(make_model(model), plan, folder)
 
         last = run_stage(stages / "pretrained", pretrain_model, resumes=True)
-    # fine-tuning
-    if recipe.data:
-        tuning = recipe.fine_tuning(model, last)
-        last = run_stage(stages / "fine_tuned", lambda folder: train(tuning, folder), resumes=True)
-    # result
-    assert last is not None  # the recipe has one of the two
+    # fine-tuning, and the result
+    last = run_fine_tuning(recipe, model, last, stages)
     with arguments.main_process_first(local=False):
         if is_main:
             if plan is not None:

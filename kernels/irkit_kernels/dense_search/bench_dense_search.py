@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from irkit_kernels._benching import on_cores, take_turns
+from irkit_kernels._benching import each, on_cores, print_rows, take_turns
 from irkit_kernels.dense_search import Effort, Encoder, Searcher, arrange, make_rotation
 
 __all__ = ["run"]
@@ -86,7 +86,7 @@ def _measure(problem: Problem) -> list[dict[str, Any]]:
     for name, size, tolerance, ways in _methods(problem):
         problem.check(name, ways[-1], tolerance)
         recalls = [problem.recall(way) for way in ways]
-        seconds = take_turns({str(i): _all(way) for i, way in enumerate(ways)}, 2, 1)
+        seconds = take_turns({str(i): each(way, QUERIES) for i, way in enumerate(ways)}, 2, 1)
         for least in RECALLS:
             enough = [i for i, recall in enumerate(recalls) if recall >= least]
             if enough:
@@ -94,7 +94,7 @@ def _measure(problem: Problem) -> list[dict[str, Any]]:
                 chosen[f"{name}, {least}"] = ways[best], recalls[best], size
             elif least == min(RECALLS):
                 raise RuntimeError(f"dense_search: {name} finds only {max(recalls):.3f} of the best rows")
-    times = take_turns({name: _all(way) for name, (way, *_) in chosen.items()}, ROUNDS, 1)
+    times = take_turns({name: each(way, QUERIES) for name, (way, *_) in chosen.items()}, ROUNDS, 1)
     return [
         {
             "shape": f"{N} x {DIM}",
@@ -159,14 +159,5 @@ def _single(searcher: Searcher, queries: Array, effort: Effort) -> Way:
     return way
 
 
-def _all(way: Way) -> Callable[[], None]:
-    def search() -> None:
-        for i in range(QUERIES):
-            way(i)
-
-    return search
-
-
 if __name__ == "__main__":
-    for row in run():
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    print_rows(run())

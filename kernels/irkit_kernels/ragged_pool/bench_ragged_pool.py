@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit_kernels._benching import on_cores, take_turns
+from irkit_kernels._benching import on_cores, print_rows, take_turns
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from irkit_kernels.ragged_pool.reference import pool_backward, pool_forward
 
@@ -120,5 +120,4 @@ def _repeat(function: Callable[[], Any], n: int) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    for row in run():
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    print_rows(run())

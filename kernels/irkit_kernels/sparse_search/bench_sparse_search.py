@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from irkit_kernels._benching import on_cores, take_turns
+from irkit_kernels._benching import each, on_cores, print_rows, take_turns
 from irkit_kernels.sparse_search import Searcher, build
 from irkit_kernels.sparse_search.reference import reference
 
@@ -163,7 +163,7 @@ def _measure(problem: Problem) -> list[dict[str, Any]]:
     ways = problem.ways()
     expected = reference(problem.forward, problem.queries, K)
     recalls = {name: _check(name, way, problem, expected) for name, way in ways.items()}
-    times = take_turns({name: _all(way) for name, way in ways.items()}, ROUNDS, 1)
+    times = take_turns({name: each(way, QUERIES) for name, way in ways.items()}, ROUNDS, 1)
     return [
         {
             "shape": f"{problem.n} documents",
@@ -191,14 +191,5 @@ def _check(name: str, way: Way, problem: Problem, expected: Hits) -> float:
     return recall
 
 
-def _all(way: Way) -> Callable[[], None]:
-    def search() -> None:
-        for i in range(QUERIES):
-            way(i)
-
-    return search
-
-
 if __name__ == "__main__":
-    for row in run():
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    print_rows(run())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 __all__ = ["best_lists", "longest"]
 
-_BLOCK = 1 << 22  # postings read or sorted at a time
+BLOCK = 1 << 22  # postings read or sorted at a time
 _CODES = 255
 
 Array = NDArray[Any]
@@ -22,7 +22,11 @@ def longest(n: int) -> int:
 
 
 def best_lists(
-    forward: tuple[Array, Array, Array, Array | None], dim: int, allocate: Callable[..., Array]
+    forward: tuple[Array, Array, Array, Array | None],
+    dim: int,
+    allocate: Callable[..., Array],
+    most: int | None = None,
+    block: int = BLOCK,
 ) -> dict[str, Array]:
     """Keep the postings of the highest weights of each term, ordered by row; among equals the lowest rows.
 
@@ -30,6 +34,8 @@ def best_lists(
         forward: ``offsets (n + 1)``, ``terms``, ``weights`` and ``scales (n,)`` or None of the documents.
         dim: Size of the vocabulary.
         allocate: ``allocate(name, shape, dtype)`` makes the arrays of the postings.
+        most: Maximum number of postings that a list keeps; by default `longest`.
+        block: Number of postings that are read or sorted at a time.
 
     Returns:
         ``best_offsets (dim + 1,)`` into ``best`` uint32, postings: a row in the upper 24 bits and a code in
@@ -37,19 +43,19 @@ def best_lists(
         is the highest weight that a list does not keep, rounded up likewise.
     """
     n = len(forward[0]) - 1
-    counts, most = np.zeros(dim, np.int64), np.zeros(dim, np.float32)
-    for _, terms, weights in _blocks(forward):
+    counts, largest = np.zeros(dim, np.int64), np.zeros(dim, np.float32)
+    for _, terms, weights in _blocks(forward, block):
         counts += np.bincount(terms, minlength=dim)
-        np.maximum.at(most, terms, weights)
-    kept = np.minimum(counts, longest(n))
+        np.maximum.at(largest, terms, weights)
+    kept = np.minimum(counts, longest(n) if most is None else most)
     offsets = np.concatenate([[0], np.cumsum(kept)])
     best = allocate("best", (int(offsets[-1]),), np.uint32)
-    scales = np.where(most > 0, most / np.float32(_CODES), np.float32(0))
+    scales = np.where(largest > 0, largest / np.float32(_CODES), np.float32(0))
     missed = np.zeros(dim, np.float32)
-    for first, last in _groups(counts):
+    for first, last in _groups(counts, block):
         if not counts[first:last].any():
             continue
-        rows, terms, codes = _group(forward, first, last, scales)
+        rows, terms, codes = _group(forward, first, last, scales, block)
         number, most_kept = counts[first:last], kept[first:last]
         order = np.argsort(_CODES - codes, kind="stable")  # sorts of few bits are by digits
         order = order[np.argsort(terms[order], kind="stable")]
@@ -65,11 +71,11 @@ def best_lists(
 
 
 def _group(
-    forward: tuple[Array, Array, Array, Array | None], first: int, last: int, scales: Array
+    forward: tuple[Array, Array, Array, Array | None], first: int, last: int, scales: Array, block: int
 ) -> tuple[Array, Array, Array]:
     """Return rows, terms (counted from ``first``) and codes of all postings of some terms, ordered by row."""
     parts: list[tuple[Array, Array, Array]] = []
-    for rows, terms, weights in _blocks(forward, first, last):
+    for rows, terms, weights in _blocks(forward, block, first, last):
         levels = np.zeros(len(rows), np.float32)
         np.divide(weights, scales[terms], out=levels, where=weights > 0)
         codes = np.clip(np.ceil(levels), weights > 0, _CODES).astype(np.uint8)
@@ -78,7 +84,7 @@ def _group(
     return rows, terms, codes
 
 
-def _groups(counts: Array) -> Iterator[tuple[int, int]]:
+def _groups(counts: Array, block: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of terms that have together at most a block of postings, at least one term each.
 
     A range has at most 2**16 terms, so that they fit into two bytes.
@@ -86,20 +92,20 @@ def _groups(counts: Array) -> Iterator[tuple[int, int]]:
     ends, first = np.cumsum(counts), 0
     while first < len(counts):
         before = ends[first] - counts[first]
-        last = int(np.searchsorted(ends, before + _BLOCK, "right"))
+        last = int(np.searchsorted(ends, before + block, "right"))
         last = min(max(last, first + 1), first + (1 << 16), len(counts))
         yield first, last
         first = last
 
 
 def _blocks(
-    forward: tuple[Array, Array, Array, Array | None], first: int = 0, last: int | None = None
+    forward: tuple[Array, Array, Array, Array | None], block: int, first: int = 0, last: int | None = None
 ) -> Iterator[tuple[Array, Array, Array]]:
     """Yield rows, terms and float32 weights of postings, block by block."""
     offsets, terms, weights, scales = forward
-    for start in range(0, len(terms), _BLOCK):
-        here = np.asarray(terms[start : start + _BLOCK])
-        values = weights[start : start + _BLOCK]
+    for start in range(0, len(terms), block):
+        here = np.asarray(terms[start : start + block])
+        values = weights[start : start + block]
         if last is None:
             rows = (
                 np.empty(0, np.int32)

@@ -137,12 +137,12 @@ def test_queries_together_or_one_by_one_or_in_threads() -> None:
         np.testing.assert_array_equal(np.concatenate([found[array] for found in alone]), together[array])
 
 
-def test_the_best_postings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_best, "longest", lambda n: 2)
-    monkeypatch.setattr(cpu_best, "_BLOCK", 3)  # postings are read and sorted in several parts
+def test_the_best_postings_are_kept() -> None:
     weights = np.array([4, 1, 3, 4, 2, 2, 1], np.float32)
     forward = np.array([0, 2, 3, 5, 7]), np.array([0, 2, 0, 0, 2, 0, 2], np.uint16), weights, None
-    lists = cpu_best.best_lists(forward, 4, lambda name, shape, dtype: np.zeros(shape, dtype))
+    lists = cpu_best.best_lists(  # postings are read and sorted in several parts
+        forward, 4, lambda name, shape, dtype: np.zeros(shape, dtype), most=2, block=3
+    )
     np.testing.assert_array_equal(lists["best_offsets"], [0, 2, 2, 4, 4])
     np.testing.assert_array_equal(lists["best"] >> 8, [0, 2, 0, 2])  # 3 of document 1 is not among them
     values = (lists["best"] & 255) * np.repeat(lists["best_scales"], [2, 0, 2, 0])

@@ -11,20 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from irkit_kernels._jit import compile_ir
 from irkit_kernels.sparse_search.cpu_build import build_exact
-from irkit_kernels.sparse_search.cpu_exact import write_exact
 from irkit_kernels.sparse_search.cpu_frame import RANGE
-from irkit_kernels.sparse_search.cpu_search import ARGUMENTS, Exact, Thresholds
+from irkit_kernels.sparse_search.cpu_search import Exact, Thresholds
 
 Array = NDArray[Any]
 Forward = tuple[Array, Array, Array, Array | None]
 
 
-def searcher(forward: Forward, dim: int, few: bool = False) -> Exact:
-    """Return an index without the search for few documents, or, if ``few``, with it."""
+PLAIN = Thresholds(few=0)
+
+
+def searcher(forward: Forward, dim: int, thresholds: Thresholds = PLAIN) -> Exact:
+    """Return an index, by default without the search for few documents."""
     arrays = build_exact(forward, dim, lambda name, shape, dtype: np.zeros(shape, dtype))
-    return Exact(arrays, forward) if few else Exact(arrays, forward, Thresholds(few=0))
+    return Exact(arrays, forward, thresholds)
 
 
 def csr(matrix: Array, kind: str = "uint16") -> tuple[Array, Array, Array]:
@@ -71,7 +72,7 @@ def test_follows_the_definition(seed: int, n: int, k: int, dim: int, few: bool) 
     rng = np.random.default_rng(seed)
     documents = whole(rng, (n, dim), rng.random(dim) ** 2)
     queries = whole(rng, (4, dim), rng.random())
-    index = searcher((*csr(documents), None), dim, few)
+    index = searcher((*csr(documents), None), dim, Thresholds() if few else PLAIN)
     for keep in (None, rng.random(n) < rng.random()):
         assert_same(index.search(queries_of(queries), k, keep), expected(queries @ documents.T, k, keep))
 
@@ -156,7 +157,7 @@ def test_few_documents_and_queries_of_any_order() -> None:
     rng = np.random.default_rng(7)
     documents, queries = whole(rng, (200, 400), 0.1), whole(rng, (300, 400), 0.2)
     queries[77] = 1  # longer than what is sorted by insertion
-    index = searcher((*csr(documents), None), 400, few=True)
+    index = searcher((*csr(documents), None), 400, Thresholds())
     offsets, terms, weights = queries_of(queries)
     wanted = expected(queries @ documents.T, 10)
     assert_same(index.search((offsets, terms, weights), 10), wanted)
@@ -230,11 +231,7 @@ def test_memory_comes_from_the_caller() -> None:
     assert all((arrays[name] == again[name]).all() for name in again)
 
 
-def test_processors_without_wide_registers(
-    large: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processors_without_wide_registers(large: tuple[Array, Array]) -> None:
     documents, queries = large
-    index = searcher((*csr(documents), None), documents.shape[1])
-    code = compile_ir(write_exact("u16", "float"), "exact", ARGUMENTS, cpu="x86-64")
-    monkeypatch.setattr(index, "_exact", code)
+    index = searcher((*csr(documents), None), documents.shape[1], Thresholds(few=0, cpu="x86-64"))
     assert_same(index.search(queries_of(queries), 10), expected(queries @ documents.T, 10))

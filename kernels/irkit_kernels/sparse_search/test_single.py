@@ -11,28 +11,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from irkit_kernels._jit import compile_ir
 from irkit_kernels.sparse_search import Effort, Searcher, Thresholds, build
-from irkit_kernels.sparse_search.cpu_few import MOST_DOCUMENTS, MOST_HITS, write_few
-from irkit_kernels.sparse_search.cpu_search import ARGUMENTS, LONG
+from irkit_kernels.sparse_search.cpu_few import MOST_DOCUMENTS, MOST_HITS
+from irkit_kernels.sparse_search.cpu_search import DEFAULT, LONG
 
 Array = np.ndarray[Any, Any]
 
 DIM = 600
 
 
-def searcher(rng: np.random.Generator, n: int, terms: str = "uint16", length: int = 60) -> Searcher:
+def searcher(
+    rng: np.random.Generator,
+    n: int,
+    terms: str = "uint16",
+    length: int = 60,
+    thresholds: Thresholds = DEFAULT,
+) -> Searcher:
     rows = [np.sort(rng.permutation(DIM)[: rng.integers(0, length)]) for _ in range(n)]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     weights = rng.lognormal(0, 1, offsets[-1]).astype(np.float32)
     forward = offsets, np.concatenate(rows).astype(terms), weights, None
-    return index_of(forward)
+    return index_of(forward, thresholds=thresholds)
 
 
-def index_of(forward: Any, dim: int = DIM) -> Searcher:
+def index_of(forward: Any, dim: int = DIM, thresholds: Thresholds = DEFAULT) -> Searcher:
     """Return a searcher; its ``plain`` is one without the search for few documents."""
     arrays = build(forward, dim)
-    index = Searcher(arrays, forward)
+    index = Searcher(arrays, forward, thresholds)
     index.plain = Searcher(arrays, forward, Thresholds(few=0))  # type: ignore[attr-defined]
     return index
 
@@ -197,11 +202,9 @@ def test_numbers_beyond_the_vocabulary_are_of_no_document(kind: torch.dtype) -> 
             np.testing.assert_array_equal(one, other)
 
 
-def test_processors_without_wide_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_without_wide_registers() -> None:
     rng = np.random.default_rng(4)
-    index = searcher(rng, 300)
-    code = compile_ir(write_few(), "few", ARGUMENTS, cpu="x86-64")
-    monkeypatch.setattr("irkit_kernels.sparse_search.cpu_search._few", lambda: code)
+    index = searcher(rng, 300, thresholds=Thresholds(cpu="x86-64"))
     single = index.single(10)
     for _ in range(5):
         terms, weights = query(rng, 40)

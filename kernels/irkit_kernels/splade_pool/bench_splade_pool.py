@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from irkit_kernels._benching import on_cores, peak_memory, take_turns
+from irkit_kernels._benching import on_cores, peak_memory, print_rows, take_turns
 from irkit_kernels.splade_pool import splade_pool, splade_pool_reference, splade_pool_sparse
 
 __all__ = ["run"]
@@ -145,5 +145,4 @@ def _step(function: Callable[[], Tensor], leaves: tuple[Tensor, ...], grad: Tens
 
 
 if __name__ == "__main__":
-    for row in run():
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    print_rows(run())
