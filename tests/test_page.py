@@ -22,13 +22,13 @@ from irkit import Model, Retriever
 from irkit.data import Document
 
 HOSTILE = '<img src=x onerror="hacked=1"><script>hacked=1</script>'
-LONG = "The index is small. " * 30 + "Here \U0001f98c the gnu eats. " + "The text is long. " * 30
+LONG = "The index is small. " * 60 + "Here \U0001f98c the gnu eats. " + "The text is long. " * 60
 DOCUMENTS = [
     Document("gnu", "The gnu eats the grass.", "Gnu", {"topic": "animals", "year": 2016, "old": None}),
     Document("cat", "A cat hunts the gnu in the grass.", "Cat", {"topic": "animals", "year": 2011}),
     Document("index", "The index of the model.", "", {"topic": "search", "new": True, "old": None}),
     Document("token", "A token of the text.", "Token", {"topic": "search", "tags": ["a", "b"]}),
-    Document("long", LONG, "Long \U0001f98c gnu", {"topic": HOSTILE, "year": 2016}),
+    Document("long", LONG, "Long \U0001f98c", {"topic": HOSTILE, "year": 2016}),
     Document("hostile", f"A gnu {HOSTILE} in text", f"{HOSTILE} gnu", {"topic": HOSTILE}),
     *(Document(f"d{number}", f"A gnu in text {number}") for number in range(12)),
 ]
@@ -160,7 +160,7 @@ def test_the_keyboard_is_enough(browser: Browser, address: str) -> None:
 
 def test_texts_are_shown_as_they_are(browser: Browser, address: str) -> None:
     show(browser, address, "gnu", ["words"], ["terms", "dense"], topic=[HOSTILE])
-    assert titles(browser) == [f"{HOSTILE} gnu", "Long \U0001f98c gnu"]
+    assert titles(browser) == [f"{HOSTILE} gnu", "Long \U0001f98c"]
     browser.run("document.querySelectorAll('.title').forEach(title => title.click())")
     browser.wait("document.querySelectorAll('.why').length === 6")
     assert HOSTILE in browser.text(".snippet")
@@ -176,6 +176,8 @@ def test_texts_are_shown_as_they_are(browser: Browser, address: str) -> None:
     assert snippet.startswith("… ")
     assert "Here \U0001f98c the gnu eats." in snippet
     assert len(snippet) < 340
+    # a long text is scrolled to the best passage
+    assert browser.run("document.querySelectorAll('.heat')[1].scrollTop") > 100
 
 
 def test_scores_of_parts_and_why(browser: Browser, address: str) -> None:
@@ -299,6 +301,8 @@ def test_problems_are_said(browser: Browser, address: str) -> None:
     browser.open(f"{address}#q=gnu&filter={json.dumps({'nowhere': ['x']})}")
     for place in (".status", "#facets"):
         browser.wait(f"document.querySelector('{place}')?.innerText.includes('no document has the key')")
+    browser.click("#facets .link")  # remove the filter
+    browser.wait("document.querySelectorAll('.title').length === 10")
     browser.run("window.fetch = async () => { throw new TypeError('gone'); }")
     browser.run("document.querySelector('#query').focus()")
     browser.type("s")

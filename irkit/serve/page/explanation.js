@@ -26,11 +26,19 @@ export function showExplanation(answer, label) {
     const reason = part === "terms" ? "Query and document share no term." : "The document has no text.";
     return element("section", { class: "why" }, heading, element("p", {}, reason));
   }
-  const text = element("p", { class: "heat" });
+  const group = { tabindex: "0", role: "group", "aria-label": "Document" }; // which keys can scroll
+  const text = element("div", { class: "heat", dir: "auto", ...group });
   const paint = (token) => text.replaceChildren(...paintSegments(view.document, token));
   paint(null);
   return element("section", { class: "why" }, heading,
     part === "passages" ? null : queryLine(view.query, paint), legend(), text, ...tables(view.matches, part));
+}
+
+/** Scroll a shown explanation of a long document to the best passage. */
+export function scrollToBest(section) {
+  const text = section.querySelector(".heat");
+  const best = text?.querySelector(".best");
+  if (best) text.scrollTop = best.offsetTop;
 }
 
 /** Return the query. Its words are buttons: pressed, a word shows only the heat of its own matches. */
@@ -106,8 +114,9 @@ function table(matches, part) {
     element("thead", {}, head.cloneNode(true)), element("tbody", {}, ...some));
   const first = make(rows.slice(0, SHOWN));
   if (rows.length <= SHOWN) return first;
-  return element("div", {}, first,
-    element("details", {}, element("summary", {}, `${rows.length - SHOWN} more`), make(rows.slice(SHOWN), ", continued")));
+  const rest = make(rows.slice(SHOWN), ", continued");
+  const summary = element("summary", {}, `${rows.length - SHOWN} more`);
+  return element("div", {}, first, element("details", {}, summary, rest));
 }
 
 function cells(match, part) {

@@ -29,24 +29,25 @@ export async function countValues(index, chosen, long, signal) {
   return Object.assign({}, ...counted);
 }
 
-/** Show the values in `place`. `change` is called with a key and its chosen values, `lengthen` with a key. */
-export function showFacets(place, index, facets, chosen, long, change, lengthen) {
+/** Return a button that removes all filters. */
+export function clearButton(clear) {
+  return button("Remove all filters", { class: "link" }, clear);
+}
+
+/** Show the values. `choose` gets a key, a value and whether it is chosen now; `lengthen` gets a key. */
+export function showFacets(place, index, facets, chosen, long, choose, clear, lengthen) {
   const groups = index.keys.slice(0, KEYS).map((key) => {
     const selected = chosen[key] ?? [];
-    const same = (value) => (other) => JSON.stringify(other) === JSON.stringify(value);
     const values = (facets[key] ?? []).slice(0, long.has(key) ? MANY : FEW);
     for (const value of selected) {
-      if (!values.some((entry) => same(value)(entry.value))) values.push({ value, count: 0 });
+      if (!values.some((entry) => entry.value === value)) values.push({ value, count: 0 });
     }
     // a key with a value of its own for each document, such as a link, filters nothing
     const telling = selected.length > 0 || values.length <= 3 || values[0].count > 1;
     if (values.length === 0 || !telling) return null;
     const options = values.map(({ value, count }) => {
-      const box = element("input", { type: "checkbox", checked: selected.some(same(value)) });
-      box.addEventListener("change", () => {
-        const rest = selected.filter((other) => !same(value)(other));
-        change(key, box.checked ? [...rest, value] : rest);
-      });
+      const box = element("input", { type: "checkbox", checked: selected.includes(value) });
+      box.addEventListener("change", () => choose(key, value, box.checked));
       box.dataset.facet = JSON.stringify([key, value]);
       const name = typeof value === "string" ? value : JSON.stringify(value);
       return element("li", {}, element("label", {}, box, element("span", { class: "value" }, name),
@@ -58,7 +59,7 @@ export function showFacets(place, index, facets, chosen, long, change, lengthen)
   });
   const shown = groups.filter((group) => group !== null);
   if (Object.values(chosen).some((values) => values.length)) {
-    shown.unshift(button("Remove all filters", { class: "link" }, () => change(null, [])));
+    shown.unshift(clearButton(clear));
   }
   const focused = document.activeElement?.dataset?.facet;
   const nothing = element("p", {}, "The documents have no metadata to filter by.");

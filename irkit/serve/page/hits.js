@@ -2,9 +2,10 @@
 
 import { ask, route } from "./api.js";
 import { button, element, formatScore, markSpans } from "./elements.js";
-import { showExplanation } from "./explanation.js";
+import { scrollToBest, showExplanation } from "./explanation.js";
 
 const SNIPPET = 320; // code points
+const VALUE = 200; // characters of a value of the metadata
 
 /** Return what a part of a score is called: its kind, and the index if there are several. */
 function label(index, several) {
@@ -20,7 +21,7 @@ export function showHits(hits, query, indexes, difference, open) {
 
 function showHit(hit, rank, query, indexes, difference, open) {
   const body = element("div", { class: "explanation", hidden: true });
-  const title = button("", { class: "title", "aria-expanded": "false" }, () => {
+  const title = button("", { class: "title", dir: "auto", "aria-expanded": "false" }, () => {
     body.hidden = !body.hidden;
     title.setAttribute("aria-expanded", String(!body.hidden));
     if (!body.hasChildNodes()) explain(body, hit, query, indexes);
@@ -32,7 +33,7 @@ function showHit(hit, rank, query, indexes, difference, open) {
     element("article", {},
       element("h3", {}, element("span", { class: "rank" }, `${rank}`), title),
       difference ? element("p", { class: "change" }, difference.text) : null,
-      element("p", { class: "snippet" }, ...snippet(hit)),
+      element("p", { class: "snippet", dir: "auto" }, ...snippet(hit)),
       scores(hit, indexes),
       metadata(hit),
       body));
@@ -61,9 +62,11 @@ function scores(hit, indexes) {
 
 function metadata(hit) {
   const entries = [["id", hit.id], ...Object.entries(hit.metadata)];
-  return element("dl", { class: "metadata" }, ...entries.map(([key, value]) =>
-    element("div", {}, element("dt", {}, key),
-      element("dd", {}, typeof value === "string" ? value : JSON.stringify(value)))));
+  return element("dl", { class: "metadata" }, ...entries.map(([key, value]) => {
+    const text = typeof value === "string" ? value : JSON.stringify(value);
+    const shown = text.length > VALUE ? `${text.slice(0, VALUE)} …` : text;
+    return element("div", {}, element("dt", {}, key), element("dd", {}, shown));
+  }));
 }
 
 /** Ask each index of the column why it found the hit. */
@@ -81,6 +84,7 @@ async function explain(place, hit, query, indexes) {
     }
   }));
   place.replaceChildren(...sections);
+  sections.forEach(scrollToBest);
 }
 
 /** Return by id how the rank of each hit differs from its rank in the other column, whose number is given. */
@@ -93,6 +97,7 @@ export function compareHits(hits, others, column) {
     const places = Math.abs(other - number);
     const direction = other > number ? "▲" : "▼";
     const kind = other > number ? "higher" : "lower";
-    return [hit.id, { kind, text: `${direction} ${places} ${kind} than in column ${column} (rank ${other + 1})` }];
+    const text = `${direction} ${places} ${kind} than in column ${column} (rank ${other + 1})`;
+    return [hit.id, { kind, text }];
   }));
 }

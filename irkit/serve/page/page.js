@@ -2,7 +2,7 @@
 
 import { ask, Refusal, route, useKey } from "./api.js";
 import { button, element } from "./elements.js";
-import { countValues, makeFilter, showFacets } from "./facets.js";
+import { clearButton, countValues, makeFilter, showFacets } from "./facets.js";
 import { compareHits, showHits } from "./hits.js";
 
 const PAUSE = 120; // milliseconds without a key until a search begins
@@ -22,6 +22,7 @@ function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   const known = (name) => indexes.some((index) => index.name === name);
   state.query = given.get("q") ?? "";
+  state.k = STEP;
   const systems = given.getAll("in").map((names) => [parse(names, [])].flat().filter(known));
   state.systems = systems.filter((names) => names.length).slice(0, 2);
   if (state.systems.length === 0) state.systems = [[indexes[0].name]];
@@ -195,15 +196,22 @@ async function showFilters() {
   try {
     const facets = await countValues(index, state.chosen, state.long, signal);
     if (signal.aborted) return;
-    showFacets(find("facets"), index, facets, state.chosen, state.long, choose, lengthen);
+    showFacets(find("facets"), index, facets, state.chosen, state.long, choose, clear, lengthen);
   } catch (error) {
     const { message } = refused(error);
-    if (message) find("facets").replaceChildren(element("p", { class: "problem" }, message));
+    if (message) find("facets").replaceChildren(element("p", { class: "problem" }, message), clearButton(clear));
   }
 }
 
-function choose(key, values) {
-  if (key === null) state.chosen = {}; else state.chosen[key] = values;
+function choose(key, value, chosen) {
+  const rest = (state.chosen[key] ?? []).filter((other) => other !== value);
+  state.chosen[key] = chosen ? [...rest, value] : rest;
+  showFilters();
+  search();
+}
+
+function clear() {
+  state.chosen = {};
   showFilters();
   search();
 }
@@ -241,6 +249,7 @@ async function begin() {
     return;
   }
   find("unlock").hidden = true;
+  find("compare").parentElement.hidden = indexes.length < 2;
   readAddress();
   find("query").value = state.query;
   makeColumns();
