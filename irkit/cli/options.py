@@ -49,9 +49,10 @@ _SHARED = {  # help of parameters that several verbs have
 def declare_options(verb: Callable[..., None]) -> tuple[str, str]:
     """Declare the options of a verb by its signature and its docstring; return its help and its examples.
 
-    Parameters before ``*`` are arguments and the others are options; a flag has no ``--no`` form. Their help
-    is the section ``Args`` of the docstring, or else that of the same name in other verbs. A type may name an
-    option otherwise or limit its values, as `Settings` and `Count`.
+    Parameters before ``*`` become arguments, the others options. A flag has no ``--no`` form. The help of a
+    parameter is its line in the section ``Args`` of the docstring, or else the help that verbs share for its
+    name. The type of a parameter may give the option another name or limit its values, as `Settings` and
+    `Count` do.
     """
     text, _, examples = (inspect.getdoc(verb) or "").partition("\n\nExamples:\n")
     text, _, described = text.partition("\n\nArgs:\n")
@@ -79,7 +80,7 @@ class IndexCommand(TyperCommand):
     """Command whose help lists the kinds of indexes that other packages add."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write their names, if there are any, below the examples; this imports neither them nor torch."""
+        """Write the names of these kinds, if there are any, below the examples; import none of them."""
         super().format_epilog(ctx, formatter)
         names = ", ".join(Registry[object]("irkit.indexes", object, {}))
         if names:
@@ -88,7 +89,7 @@ class IndexCommand(TyperCommand):
 
 
 class TrainCommand(TyperCommand):
-    """Command whose help lists the tables that its recipe chooses from; they are imported only for that."""
+    """Command whose help lists the kinds that a recipe chooses from; only the help imports their tables."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the kinds of models, losses and regularizers below the examples."""

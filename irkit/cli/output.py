@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def keep_streams() -> None:
     """Replace closed standard streams: using stdin or stdout fails, writing to stderr does nothing.
 
-    Otherwise a file opened later would get the descriptor of a closed stream, and what libraries print.
+    Otherwise the next file that is opened would get the descriptor of a closed stream, and what libraries
+    print would go to that file.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -41,7 +42,7 @@ def note(message: str) -> None:
 
 
 def drop_output(stream: TextIO) -> None:
-    """Discard what a stream could not write; Python would try again at exit, and fail."""
+    """Discard what a stream could not write. Python would try to write it again at exit, and fail."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -119,10 +120,10 @@ def format_value(value: JSON) -> str:
 
 
 def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:
-    """Return ``--out``.
+    """Return ``--out``, which the verb needs.
 
     Raises:
-        BadValueError: It is missing.
+        BadValueError: ``--out`` is missing.
     """
     if out is None:
         raise BadValueError(f"irkit {verb}: no --out; give the directory that the {kind} shall have")

@@ -314,7 +314,7 @@ def _describe(name: str, model: Model) -> str:
 
 
 def _run(training: Callable[[], object], out: Path, is_main: bool) -> None:
-    """Train; of several processes, the main one then says what the model in ``out`` is worth."""
+    """Train. The main process then prints the measures of the model in ``out``, and what to do next."""
     start = time.monotonic()
     with hint_resume(" to go on with this training"):
         training()

@@ -46,7 +46,7 @@ def read_judged(
     id_column: str | None = None,
     text_column: list[str] | None = None,
 ) -> tuple[list[Query], Qrels | None]:
-    """Read queries, and their judgments if ``qrels`` names any.
+    """Read queries, and their judgments if ``qrels`` names any; arguments are options of the same names.
 
     Raises:
         BadValueError: There is a split, but no folder with splits; or a measure is unknown.

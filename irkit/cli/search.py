@@ -75,6 +75,7 @@ def search(
         irkit search notes-index --facet topic --filter "year>=2000"
         irkit search notes-index examples/notes --out run.trec --qrels examples/notes --measures "AP R@100"
     """
+    # refuse options that do not go together
     filters = parse_filters(condition or ())
     ranking = drop_missing(offset=offset, threshold=threshold, group_by=group_by, per_group=per_group)
     shown = DEFAULT_FIELDS if fields is None else [name.strip() for name in fields.split(",")]
@@ -97,6 +98,7 @@ def search(
         and (queries is not None or text is not None or of_file or ranking != {"offset": 0} or fields or rm3),
     )
     check_out(out, qrels)
+    # slow imports, and checks of values
     from irkit.config import with_overrides
     from irkit.data import Query
     from irkit.encoder_free import RM3
@@ -109,12 +111,14 @@ def search(
     choice = with_overrides({}, override) if override else model
     options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None, **ranking}
 
+    # count documents
     if facet is not None:
         with Retriever.load(directory, choice, device=device) as retriever:
             counts = retriever.facets(facet, filters, k or 10)
         show_table([facet, "documents"], [(format_value(value), count) for value, count in counts])
         return
 
+    # answer one query, or several at a prompt
     if queries is None:
         with Retriever.load(directory, choice, device=device) as retriever:
             if text is None:
@@ -127,6 +131,7 @@ def search(
                 _note_nothing_found(retriever, filters, bool(offset) or threshold is not None)
         return
 
+    # make a run of a file of queries
     with _hint_text(queries):
         items, judgments = read_judged(queries, qrels, split, measures, id_column, text_column)
     k = k or 1000

@@ -125,6 +125,7 @@ def mine(
     from irkit.training.negatives import mine as mine_negatives
     from irkit.training.teachers import load_teacher
 
+    # settings, queries and judgments are checked before a model is loaded
     settings: dict[str, Any] = {
         "num_negatives": negatives,
         "range_min": int(low),
@@ -140,6 +141,7 @@ def mine(
     options["activation"] = activation
     n_short = 0  # queries with fewer negatives than asked for
 
+    # search, and write the rows; the key says what a killed call may resume
     with Retriever.load(directory, device=device) as retriever:
         scorer = load_teacher(teacher, **options) if teacher else None
 
@@ -228,6 +230,7 @@ def label(
     from irkit.training.training_data import DataConfig, read_training_rows
     from irkit.training.training_data.text_store import TextStore
 
+    # options, the teacher, and the texts of ids
     if normalization not in get_args(Normalization):
         raise BadValueError(f"--normalization {normalization}: expected {', '.join(get_args(Normalization))}")
     settings = {"source": train, "queries": queries, "corpus": corpus, "split": split}
@@ -235,12 +238,13 @@ def label(
     options: dict[str, Any] = {"device": device, "dtype": dtype, "max_length": max_length}
     options["activation"] = activation
     scorer = load_teacher(teacher, **options)
-    folder = next((name for name in (corpus, train) if name and Path(name).is_dir()), None)
-    query_source = queries or folder
-    corpus_source = None if isinstance(scorer, IndexScorer) else corpus or folder
+    folder = next((name for name in (config.corpus, train) if name and Path(name).is_dir()), None)
+    query_source = config.queries or folder
+    corpus_source = None if isinstance(scorer, IndexScorer) else config.corpus or folder
     query_texts = TextStore(query_source, "queries", config.query_columns) if query_source else None
     corpus_texts = TextStore(corpus_source, columns=config.corpus_columns) if corpus_source else None
 
+    # look every text up, and then score
     with progress_bar("checking", "queries") as update:
         total = 0
         for row in read_training_rows(config):
@@ -258,6 +262,7 @@ def label(
             normalization=cast(Normalization, normalization),
         )
 
-    key = [*map(_file_states, (train, teacher, queries, corpus)), config.model_dump(), options, normalization]
+    states = map(_file_states, (train, teacher, config.queries, config.corpus))
+    key = [*states, config.model_dump(), options, normalization]
     summary = _write_rows("labelling", out, rows, total, key)
     note(f"labelled the documents of {summary}")

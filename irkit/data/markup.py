@@ -25,7 +25,7 @@ _TITLES = r"title|headline|hl|head|ttl|ti"  # in collections of TREC
 
 
 def check_length(where: str, size: int, longest: int = LONGEST) -> None:
-    """Check that a line or a document has at most 256 MB; a small compressed file can grow beyond.
+    """Check that a line or a document has at most ``longest`` bytes: a small compressed file may hold more.
 
     Raises:
         BadValueError: ``size`` is above ``longest``; the message starts with ``where``.

@@ -70,7 +70,7 @@ def name_fields(
 
 
 class Source(Generic[T]):
-    """Documents or queries, streamed in bounded memory: any number of times, unless ``once`` is set.
+    """Documents or queries that are read anew at each iteration, and never held in memory together.
 
     Args:
         name: Name of the source, for messages.
@@ -188,7 +188,7 @@ def _pop_text(record: Record, fields: Fields, vector: Any) -> Any:
 
 
 def _pop(record: Record, names: tuple[str, ...], option: str) -> Any:
-    """Remove and return the first of these that is present; ``option`` names another one."""
+    """Remove and return the value of the first of these keys; messages say that ``option`` names another."""
     for name in names:
         if name in record:
             return record.pop(name)

@@ -182,7 +182,7 @@ def _depth(value: Any) -> int:
 
 
 def peek(path: Path) -> Manifest | None:
-    """Return the manifest; None if it is missing or incomplete. Raise an OSError if it cannot be read."""
+    """Return the manifest in a file, or None without a whole one; raise an OSError if reading fails."""
     try:
         return read_manifest(path.read_bytes(), path)
     except (FileNotFoundError, NotADirectoryError, StorageError):
@@ -212,7 +212,7 @@ def mapped_file(array: Array) -> tuple[int, int] | None:
 
 
 def is_cut(array: Array) -> bool:
-    """Return whether the file of a mapped array was truncated since; reading it would end the process."""
+    """Return whether a mapped array's file was truncated later; reading the array would end the process."""
     pages = _pages(array)
     return pages is not None and pages.size() < len(pages)
 

@@ -2,8 +2,8 @@
 
 A weight depends on the mean length of all documents, which every change of the index moves, so rows store
 counts. `renew` stores the statistics that weights need: the number of documents, of their tokens, and of the
-documents that have each term. What was added or removed since then is counted when they are read, so that
-they are always exact.
+documents that have each term. What was added or removed since then is counted when the statistics are read,
+so they are always exact.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _stored(store: Store) -> Statistics:
 
 
 def _counts(store: Store, terms: Array, dim: int) -> Array:
-    """Return how often each term is there, ``(dim,)``."""
+    """Return how often ``terms`` has each of ``dim`` terms: ``(dim,)``."""
     if len(terms) and not 0 <= terms.min() <= terms.max() < dim:
         raise corrupt(store.path, f"it has terms {terms.min()} to {terms.max()} of {dim}")
     return np.bincount(terms, minlength=dim)

@@ -132,7 +132,7 @@ def _tensor_centroids(values: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sums ``(n, dim)`` of ``lengths (n,)`` rows of ``values (total, dim)`` each, in turn."""
+    """Return ``(n, dim)``: sums of stretches of ``values (total, dim)``, of ``lengths (n,)`` rows each."""
     sums: Tensor = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0)
     return sums
 

@@ -110,8 +110,9 @@ def clean(directory: Path, building: bool, saved: bytes, manifest: Manifest) -> 
     Args:
         directory: Directory of the index.
         building: Whether the holder of the lock is a build.
-        saved: Its committed manifest. A compaction (see `irkit.index.compact`) of another one is removed.
-        manifest: The same, parsed.
+        saved: Manifest that the holder has committed. What a compaction (see `irkit.index.compact`) of
+            another manifest has left is removed.
+        manifest: The same manifest, parsed.
     """
     other = peek(directory / (MANIFEST if building else BUILDING))
     build = None if building else other

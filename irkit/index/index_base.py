@@ -87,7 +87,7 @@ class Index(ABC):
             representation: Documents of the same kind and dimensions as those in the index.
 
         Returns:
-            Their rows.
+            The rows of the documents.
 
         Raises:
             BadValueError: Kind or dimensions differ, or a value is NaN or infinite; nothing is added.
@@ -121,7 +121,7 @@ class Index(ABC):
         """Exclude rows from all later searches; their bytes stay until the index is compacted.
 
         Returns:
-            How many of them were not removed before.
+            The number of these rows that were not removed before.
 
         Raises:
             BadValueError: There is no such row.
@@ -136,7 +136,7 @@ class Index(ABC):
     def finish(  # noqa: B027 (an index without such a structure leaves it so)
         self, progress: StageProgress | None = None
     ) -> None:
-        """Build or extend what makes searches fast. Everything is found without it, too.
+        """Build or extend the structure that makes searches fast. Searches find everything without it, too.
 
         Args:
             progress: Called with the stages of the work, see `StageProgress`.
@@ -229,7 +229,7 @@ class Index(ABC):
         """Search with ``k`` at most the number of rows where ``keep`` is true (None: everywhere)."""
 
     def _count(self, name: str) -> int:
-        """Return a number that the manifest has of the index, 0 if it has none."""
+        """Return a number of the index by its name in the manifest; 0 if there is none of this name."""
         return int(self.store.meta["index"].get(name, 0))
 
     def _score_rows(self, queries: Representation, rows: Array) -> Array:

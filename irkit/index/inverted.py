@@ -271,7 +271,7 @@ class Inverted(StoredRows):
         return self._complete(Hits(*searcher.find(arrays, k, None, self._effort(None))), queries, None)
 
     def _plain(self) -> tuple[Searcher | None, int, int]:
-        """Return the searcher of an index with one segment, all rows and positive weights; dim, and rows."""
+        """Return the searcher of an index of one segment whose rows and weights all count; dim, and rows."""
         self._check_same()
         if self.may_be_negative or self.store.rows("removed.bin"):
             return None, self.dim, len(self)

@@ -395,9 +395,4 @@ def check_store(operation: str, store: object, example: str) -> None:
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-def _forked() -> None:
-    for store in _stores:
-        store._forked()
-
-
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=lambda: list(map(Store._forked, _stores)))

@@ -45,7 +45,8 @@ def build_collection(
 
     Raises:
         StorageError: Something else is at ``path``.
-        BadValueError: A document is malformed, or a build of others is there and cannot be replaced.
+        BadValueError: A document is malformed, or a killed build of other documents is there and cannot be
+            replaced.
         LockedError: Another process is writing there.
     """
     check_counts("building an index", chunk_size=chunk_size)
@@ -133,10 +134,11 @@ def add_documents(
 
 
 def _check_readable(documents: DocumentsLike) -> None:
-    """Read what can be read again once, so that a malformed document or a repeated id is an error at once.
+    """Check documents that can be read again, so that nothing is encoded before a wrong one is found.
 
     Raises:
-        BadValueError: There is one; the message names file and line, or the position in the list.
+        BadValueError: A document is malformed, or an id comes twice. The message names file and line, or the
+            position in the list.
     """
     if isinstance(documents, str | Path):
         documents = read_documents(documents)

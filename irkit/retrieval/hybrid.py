@@ -90,9 +90,9 @@ class Hybrid:
     ) -> list[Hit] | list[list[Hit]]:
         """Return the ``k`` best documents of every query by fused scores, see `Retriever.search`.
 
-        ``offset``, ``threshold`` and ``group_by`` apply to the fused ranking. It has ``depth`` results of
-        each retriever, or ``offset + k`` if that is more, and four times as many again and again while
-        groups leave too few hits.
+        ``offset``, ``threshold`` and ``group_by`` apply to the fused ranking. That ranking is made of
+        ``depth`` results of each retriever, or of ``offset + k`` if that is more. While groups leave too few
+        hits, it is made again of four times as many results.
         """
         selection = parse_selection("search", k, options, SearchOptions)
         texts = parse_strings("searching", queries)
@@ -123,7 +123,7 @@ class Hybrid:
             return self._rank(list(parse_queries(queries)), selection, filter)
 
     def _rank(self, queries: list[Query], selection: Selection, filter: Filter | None) -> Run:
-        """Fuse deeper and deeper the results of queries for which groups leave too few hits."""
+        """Return the fused run; queries for which groups leave too few hits are searched deeper."""
         if isinstance(filter, Iterator):  # every retriever reads it
             filter = list(filter)
 

@@ -52,8 +52,6 @@ class Retriever:
         self.collection, self._reopen = collection, reopen
         self.store, self.index, self.documents = collection.store, collection.index, collection.documents
 
-    # ---- making and opening ----
-
     @classmethod
     def build(
         cls,
@@ -151,8 +149,6 @@ class Retriever:
             StorageError: The directory is not empty, or the disk is full.
         """
         copy_index(self.store, path)
-
-    # ---- searching ----
 
     @overload
     def search(  # type: ignore[overload-overlap]
@@ -319,8 +315,6 @@ class Retriever:
         """
         return self.documents.facets(key, None if filter is None else searching.parse_filter(filter), k)
 
-    # ---- changing ----
-
     def add(self, documents: DocumentsLike, *, progress: StageProgress | None = None) -> None:
         """Add documents.
 
@@ -373,8 +367,6 @@ class Retriever:
     def close(self) -> None:
         """Close the files."""
         self.store.close()
-
-    # ---- what it is ----
 
     @snapshot
     def stats(self) -> dict[str, Any]:
