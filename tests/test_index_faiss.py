@@ -389,3 +389,15 @@ def test_vectors_that_faiss_would_end_the_process_on_are_refused(tmp_path: Path,
         index.add(Dense(torch.full((2500, 4), value)))
         with pytest.raises(ConfigError, match="normalise"):
             index.finish()
+
+
+@pytest.mark.parametrize("factory", ["hnsw", "ivf", "pq", "ivfpqfs"])
+def test_a_lone_query_finds_what_it_finds_in_a_batch(tmp_path: Path, data: Dense, factory: str) -> None:
+    index = build(tmp_path, {"kind": "faiss", "factory": factory}, data)
+    queries = Dense(data.values[:20] + 0.01)
+    for k in (1, 10):
+        together = index.search(queries, k)
+        alone = [index.search(queries[row : row + 1], k) for row in range(20)]
+        np.testing.assert_array_equal(np.concatenate([hits.rows for hits in alone]), together.rows)
+        scores = np.concatenate([hits.scores for hits in alone])
+        np.testing.assert_allclose(scores, together.scores, rtol=0, atol=DIM * 2**-22)

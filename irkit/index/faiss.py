@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from irkit_kernels.dense_scan import best_of, ranking
 
 from irkit.core.representation import Representation
 from irkit.errors import ConfigError, CorruptError
@@ -31,6 +32,7 @@ from irkit.index.faiss_package import import_faiss, need_gpu
 from irkit.index.faiss_structure import check_structure, read_structure
 from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import FaissConfig
+from irkit.index.lone_query import Single, search_alone
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, search_in_blocks
 from irkit.index.topk import Hits, TopK
@@ -114,53 +116,112 @@ class Faiss(StoredRows):
 
     # ---- searching ----
 
+    @snapshot
+    def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
+        """Return the k best documents of every query; see `Index.search`."""
+        alone = search_alone(self, queries, k, self._single) if allowed is None else None
+        return super().search(queries, k, allowed) if alone is None else alone
+
+    def _single(self, k: int) -> Single | None:
+        """Return what searches ``k`` hits of one query in this thread, if the structure alone has them."""
+        self._check_same()
+        covered = self._count("covered")
+        if k < 1 or covered < len(self) or self.store.rows("removed.bin") or self._few(covered, k):
+            return None
+        structure, _ = self.store.derived("structure", self._open)
+        if _on_gpu(structure):
+            return None
+        width = self._fetched(structure, k)
+        # FAISS takes a fifth longer if each load of the query crosses a border of cache lines
+        memory = np.zeros(self.dim + 16, np.float32)
+        start = -memory.__array_interface__["data"][0] % 64 // 4
+        query = memory[start : start + self.dim][None]
+        chosen = np.full((1, width), -1, np.int64)
+        found = np.empty((1, width), np.float32)
+        rows, scores = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
+        rank = ranking(self.store.read("values.bin")[:covered], query, chosen, rows, scores)
+        pointers = 1, faiss.swig_ptr(query), width, faiss.swig_ptr(found), faiss.swig_ptr(chosen)
+        given, target = (*pointers, self._parameters(structure, width, None)), query[0]
+        exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
+        search, held = structure.search_c, (structure, query, found, chosen)
+
+        def find(query: Array, _held: Any = held) -> tuple[Array, Array]:
+            target[:] = query
+            search(*given)
+            if (
+                exact
+                and (found[0, 1:] < found[0, :-1]).all()
+                and chosen.min() >= 0
+                and chosen.max() < covered
+            ):
+                return chosen.copy(), found.copy()
+            rank()
+            return rows.copy(), scores.copy()
+
+        return find
+
+    def _few(self, live: int, k: int) -> bool:
+        """Return whether a scan of all rows takes less time, or finds more, than the structure."""
+        limits = self.store.limits
+        return live <= max(limits.faiss_scan, self._count("covered") // 20, limits.faiss_scan_per_hit * k)
+
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        limits, covered = self.store.limits, self._count("covered")
+        covered = self._count("covered")
         live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
-        if live <= max(limits.faiss_scan, covered // 20, limits.faiss_scan_per_hit * k):
+        if self._few(live, k):
             return self._scan_all(queries, k, keep)
 
         def search(block: Representation) -> Hits:
-            best = TopK(len(block), k)
-            best.push_pairs(*self._candidates(block, k, keep))
-            self._scan(block, best, covered, keep)
-            hits = best.hits()
+            hits = self._found(block, k, keep)
+            if covered < len(self):
+                best = TopK(len(block), k)
+                best.push_pairs(hits.scores, hits.rows)
+                self._scan(block, best, covered, keep)
+                hits = best.hits()
             short = np.flatnonzero(hits.rows[:, -1] < 0)
             if len(short):
                 hits.rows[short], hits.scores[short] = self._scan_all(block[short], k, keep)
             return hits
 
-        return search_in_blocks(search, queries, limits.faiss_queries)
+        return search_in_blocks(search, queries, self.store.limits.faiss_queries)
 
-    def _candidates(self, queries: Representation, k: int, keep: Array | None) -> tuple[Array, Array]:
-        """Return exact scores and rows, ``(n_q, k or more)``, of what the structure finds; row -1 is none."""
+    def _found(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        """Return the best of what the structure finds, by exact scores."""
         structure, _ = self.store.derived("structure", self._open)
-        exact = isinstance(structure, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexHNSWFlat)
-        width = k
-        if _code_bytes(structure) < 2 * self.dim:  # coarse codes: fetch more, and rank them
-            width += min(max(k, 10) * (self._options.refine - 1), 1000)
+        width = self._fetched(structure, k)
         width = min(width, self.store.limits.faiss_gpu_hits) if _on_gpu(structure) else width
-        scores, rows = self._look_up(queries.arrays()["values"], width, keep)
-        return (scores if exact else self._score_rows(queries, rows)), rows
+        values = np.ascontiguousarray(queries.arrays()["values"])
+        rows = self._look_up(values, width, keep)
+        found = best_of(self.store.read("values.bin"), values, rows, min(k, width))
+        short = ((0, 0), (0, k - min(k, width)))
+        return Hits(
+            np.pad(found[0], short, constant_values=-1), np.pad(found[1], short, constant_values=-np.inf)
+        )
 
-    def _look_up(self, values: Array, width: int, keep: Array | None) -> tuple[Array, Array]:
-        """Search the structure for ``values (n_q, dim)``; return its scores and rows, ``(n_q, width)``."""
+    def _fetched(self, structure: Any, k: int) -> int:
+        """Return how many rows to fetch for ``k`` hits: more, which are ranked, if codes are coarse."""
+        coarse = _code_bytes(structure) < 2 * self.dim
+        return k + min(max(k, 10) * (self._options.refine - 1), 1000) if coarse else k
+
+    def _look_up(self, values: Array, width: int, keep: Array | None) -> Array:
+        """Search the structure for ``values (n_q, dim)``; return rows ``(n_q, width)``, -1 for none."""
         structure, _ = self.store.derived("structure", self._open)
 
-        def search(keep: Array | None) -> Any:
-            return structure.search(values, width, params=self._parameters(structure, width, keep))
+        def search(keep: Array | None) -> Array:
+            rows: Array = structure.search(values, width, params=self._parameters(structure, width, keep))[1]
+            return rows
 
         try:
-            scores, rows = search(keep)
+            rows = search(keep)
         except RuntimeError:  # this structure takes no filter: its hits are filtered below
             try:
-                scores, rows = search(None)
+                rows = search(None)
             except RuntimeError as error:
                 raise self._damaged(error) from None
         rows[(rows < 0) | (rows >= self._count("covered"))] = -1  # a damaged list may have any number
         if keep is not None:
             rows[(rows >= 0) & ~keep[rows]] = -1
-        return scores, rows
+        return rows
 
     def _parameters(self, structure: Any, width: int, keep: Array | None) -> Any:
         """Return FAISS's parameters of a search: wider under a filter that hides much, and for many hits."""

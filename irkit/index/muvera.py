@@ -26,6 +26,7 @@ from irkit.index.faiss import Faiss
 from irkit.index.index_settings import FaissConfig, MuveraConfig
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import to_float16
+from irkit.index.topk import Hits, TopK
 
 _NUMBERS = 1 << 23  # numbers of encodings made at once: 32 MB
 _TRAIN = 4096  # documents that FAISS is trained on, at least
@@ -124,12 +125,17 @@ class Muvera(Faiss):
             vectors[part] = self._encoder.documents(documents.tokens).numpy()
         return vectors
 
-    def _candidates(self, queries: Representation, k: int, keep: Array | None) -> tuple[Array, Array]:
+    def _single(self, k: int) -> None:
+        return None
+
+    def _found(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         assert isinstance(queries, MultiVector)
         width = min(max(self.config.candidates, 2 * k), self._count("covered"))
-        _, rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), width, keep)
+        rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), width, keep)
         empty = (queries.tokens.lengths == 0).numpy()
         live = (self.live if keep is None else keep)[: self._count("covered")]
         first = np.flatnonzero(live)[: rows.shape[1]]
         rows[empty], rows[empty, : len(first)] = -1, first  # all documents score 0
-        return self._score_rows(queries, rows), rows
+        best = TopK(len(queries), k)
+        best.push_pairs(self._score_rows(queries, rows), rows)
+        return best.hits()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ._jit import Target, compiling_for
 from ._products import write_add_rows
+from .dense_scan.cpu_rank import write_hits, write_keys
 from .dense_scan.cpu_scan import write_scan
 from .dense_search.cpu_frame import Plan as DensePlan
 from .dense_search.cpu_search import write_search as write_dense_search
@@ -83,6 +84,8 @@ def modules() -> Iterator[tuple[str, str]]:
     yield from _residual_maxsim()
     yield from _sparse_search()
     yield from _dense_search()
+    yield "dense_scan.keys()", write_keys()
+    yield "dense_scan.hits()", write_hits()
     for vnni in _FLAGS:
         yield f"dense_scan(vnni={vnni})", write_scan(vnni)
 

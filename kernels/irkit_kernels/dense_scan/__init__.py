@@ -1,6 +1,7 @@
-"""Rows that may be among the best of dense queries, found by a scan of 8-bit codes with bounds."""
+"""Rows that may be among the best of dense queries, by a scan of 8-bit codes, and the best of chosen rows."""
 
 from .op import find_candidates
+from .rank import best_of, ranking
 from .reference import Codes, encode
 
-__all__ = ["Codes", "encode", "find_candidates"]
+__all__ = ["Codes", "best_of", "encode", "find_candidates", "ranking"]

@@ -1,0 +1,96 @@
+"""LLVM IR that scores chosen rows of dense vectors, and turns sorted keys into hits.
+
+The ``write_*`` functions generate LLVM IR: what a docstring says is computed, the generated code computes.
+
+A key is an integer of 64 bits: the lower, the better. It holds the score, in bits that sort in reverse, and
+the row, so that ties go to the lower row.
+"""
+
+from __future__ import annotations
+
+from .._typed import Array, Function, Record, Struct, Value, module, vector
+
+__all__ = ["RANK", "write_hits", "write_keys"]
+
+LANES = 16
+_AHEAD = 4  # rows that are fetched ahead
+_ROWS = 0xFFFFFFFF
+_NOTHING = 2**63 - 1  # the key of no row
+
+RANK = Struct(
+    8,
+    dim="i64",
+    values="float*",  # (n, dim)
+    n="i64",
+    n_q="i64",
+    queries="float*",  # (n_q, dim)
+    width="i64",
+    chosen="i64*",  # (n_q, width) rows; what is no row is left out
+    keys="i64*",  # (n_q, width)
+    k="i64",  # at most the width
+    rows="i64*",  # (n_q, k)
+    scores="float*",  # (n_q, k)
+)
+
+
+def write_keys() -> str:
+    """Write ``keys``, which scores the chosen rows of each query."""
+    x = Function("keys", public=True, f=RANK)
+    (f,) = x.parameters
+    last = f.width - 1
+    with x.range(0, f.n_q) as each:
+        query, start = f.queries.at(each.i * f.dim), each.i * f.width
+
+        def place(i: Value) -> tuple[Value, Value, Array]:
+            row = f.chosen[start + i]
+            fine = (row >= 0) & (row < f.n)
+            return row, fine, f.values.at(x.where(fine, row, 0) * f.dim)
+
+        with x.range(0, f.width) as loop:
+            *_, ahead = place(x.minimum(loop.i + _AHEAD, last))
+            with x.range(0, f.dim, LANES) as lines:
+                x.prefetch(ahead.at(lines.i))
+            row, fine, numbers = place(loop.i)
+            with x.when(fine, key=x.constant("i64", _NOTHING)) as branch:
+                score = _product(x, f, query, numbers) + 0.0  # -0.0 would sort lower
+                bits = score.cast("i32")
+                lower = (bits ^ (bits.shift_signed(31) & 0x7FFFFFFF)) ^ -1
+                branch.key = (lower.to("i64") << 32) | row
+            f.keys[start + loop.i] = branch.key
+    return module(x)
+
+
+def write_hits() -> str:
+    """Write ``hits``, which turns the first keys of each query, sorted, into rows and scores."""
+    x = Function("hits", public=True, f=RANK)
+    (f,) = x.parameters
+    with x.range(0, f.n_q) as each, x.range(0, f.k) as loop:
+        key, place = f.keys[each.i * f.width + loop.i], each.i * f.k + loop.i
+        upper = key.shift_signed(32).to("i32") ^ -1
+        score = (upper ^ (upper.shift_signed(31) & 0x7FFFFFFF)).cast("float")
+        lowest = x.constant("float", float("-inf"))
+        some = (key != _NOTHING) & (score != lowest)
+        f.rows[place] = x.where(some, key & _ROWS, -1)
+        f.scores[place] = x.where(some, score, lowest)
+    return module(x)
+
+
+def _product(x: Function, f: Record, query: Array, numbers: Array) -> Value:
+    """Return the product of a query and a row."""
+    kind = vector(LANES, "float")
+    zero = x.constant(kind, 0)
+    with x.range(0, f.dim & -(4 * LANES), 4 * LANES, sums=[zero] * 4) as loop:
+        loop.sums = [
+            x.fmuladd(
+                numbers.vectors(LANES, 4)[loop.i + LANES * part],
+                query.vectors(LANES, 4)[loop.i + LANES * part],
+                total,
+            )
+            for part, total in enumerate(loop.sums)
+        ]
+    first = (loop.sums[0] + loop.sums[1]) + (loop.sums[2] + loop.sums[3])
+    with x.range(f.dim & -(4 * LANES), f.dim, LANES, total=first) as rest:
+        left = x.constants("i32", range(LANES)) < (f.dim - rest.i).to("i32").broadcast(LANES)
+        here, there = (x.masked_load(place.at(rest.i), left, align=4) for place in (numbers, query))
+        rest.total = x.fmuladd(here, there, rest.total)
+    return x.intrinsic("vector.reduce.fadd", "float", x.constant("float", 0), rest.total, flags="reassoc")

@@ -1,0 +1,95 @@
+"""The best of chosen rows of dense vectors, by exact scores; see README.md."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._jit import compile_ir, compiled_once
+from .._threads import share, threads_for
+from .cpu_rank import RANK, write_hits, write_keys
+
+__all__ = ["best_of", "ranking"]
+
+Array = NDArray[Any]
+_WORD = {name: offset // 8 for name, offset in RANK.offsets.items()}
+_PER_THREAD = 1 << 16  # numbers that are multiplied by a thread, at least
+
+
+def best_of(values: Array, queries: Array, chosen: Array, k: int) -> tuple[Array, Array]:
+    """Return the best of the rows that were chosen for each query.
+
+    Args:
+        values: ``(n, dim)`` float32, which may be a mapped file.
+        queries: ``(n_q, dim)`` float32.
+        chosen: ``(n_q, width)`` int64: rows, each at most once; what is not from 0 to n - 1 is left out.
+        k: At most the width.
+
+    Returns:
+        Rows int64 and scores float32 ``(n_q, k)``, best first, ties to the lower row; -1 and -inf after them.
+
+    Raises:
+        ValueError: An array has another dtype or shape.
+    """
+    rows, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+    threads = threads_for(chosen.size * values.shape[1], _PER_THREAD)
+
+    def rank(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        ranking(values, queries[part], chosen[part], rows[part], scores[part])()
+
+    share(rank, len(queries), threads)
+    return rows, scores
+
+
+def ranking(values: Array, queries: Array, chosen: Array, rows: Array, scores: Array) -> Callable[[], None]:
+    """Return a function that does what `best_of` does, from and to arrays that stay the same.
+
+    Args:
+        values: As in `best_of`, and so are the next ones.
+        queries: Read at each call.
+        chosen: Read at each call.
+        rows: ``(n_q, k)`` int64, written at each call.
+        scores: ``(n_q, k)`` float32, written at each call.
+    """
+    (n, dim), (n_q, width), k = values.shape, chosen.shape, rows.shape[1]
+    expected = {
+        "values": (values, np.float32, (n, dim)),
+        "queries": (queries, np.float32, (n_q, dim)),
+        "chosen rows": (chosen, np.int64, (n_q, width)),
+        "rows": (rows, np.int64, (n_q, min(k, width))),
+        "scores": (scores, np.float32, (n_q, k)),
+    }
+    for name, (array, dtype, shape) in expected.items():
+        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            raise ValueError(
+                f"dense_scan: {name} are {array.dtype} {array.shape}, expected {np.dtype(dtype)} {shape}"
+            )
+    frame, keys = np.zeros(len(_WORD), np.int64), np.empty((n_q, width), np.int64)
+    numbers = {"dim": dim, "n": n, "n_q": n_q, "width": width, "k": k}
+    arrays = {"values": values, "queries": queries, "chosen": chosen, "keys": keys}
+    arrays |= {"rows": rows, "scores": scores}
+    numbers |= {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
+    for name, number in numbers.items():
+        frame[_WORD[name]] = number
+    place, (score, hits), sort = frame.__array_interface__["data"][0], _compiled(), keys.sort
+    held = frame, arrays
+
+    def rank(_held: Any = held) -> None:
+        score(place)
+        sort(1)
+        hits(place)
+
+    return rank
+
+
+@compiled_once
+def _compiled() -> tuple[Callable[..., None], Callable[..., None]]:
+    return (
+        compile_ir(write_keys(), "keys", [ctypes.c_void_p]),
+        compile_ir(write_hits(), "hits", [ctypes.c_void_p]),
+    )

@@ -1,0 +1,57 @@
+"""The best of chosen rows follow the definition, whatever was chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from irkit_kernels._threads import forced_threads
+from irkit_kernels.dense_scan import best_of, ranking
+
+
+@pytest.mark.parametrize("dim", [1, 16, 67, 384])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_best_of_chosen_rows(dim: int, threads: int) -> None:
+    rng = np.random.default_rng(dim)
+    values = rng.integers(-2, 3, (300, dim)).astype(np.float32)  # many scores are equal
+    queries = rng.integers(-2, 3, (5, dim)).astype(np.float32)
+    chosen = np.stack([rng.permutation(300)[:100] for _ in range(5)])
+    chosen[:, 3], chosen[:, 7] = -1, 300
+    chosen[4] = -(2**62)
+    with forced_threads(threads):
+        rows, scores = best_of(values, queries, chosen, 100)
+    assert rows[4].tolist() == [-1] * 100
+    for query in range(4):
+        some = chosen[query][(chosen[query] >= 0) & (chosen[query] < 300)]
+        products = values[some] @ queries[query]
+        order = np.lexsort((some, -products))
+        assert rows[query].tolist() == [*some[order].tolist(), -1, -1]
+        assert scores[query].tolist() == [*products[order].tolist(), -np.inf, -np.inf]
+        best = best_of(values, queries[query : query + 1], chosen[query : query + 1], 3)
+        assert best[0].tolist() == [some[order][:3].tolist()]
+
+
+def test_numbers_that_are_no_score() -> None:
+    values = np.float32([[3e38], [-3e38], [1], [-0.0], [0]])
+    rows, scores = best_of(values, np.float32([[3e38]]), np.array([[4, 1, 3, 0, 2]]), 5)
+    assert rows.tolist() == [[0, 2, 3, 4, -1]]  # minus infinity is no hit
+    assert scores[0, -1] == -np.inf
+
+
+def test_arrays_that_do_not_fit() -> None:
+    values, queries, chosen = (
+        np.ones((4, 2), np.float32),
+        np.ones((1, 2), np.float32),
+        np.zeros((1, 3), np.int64),
+    )
+    for given, message in (
+        ((values.astype(np.float64), queries, chosen, 3), "values are float64"),
+        ((values, queries[:, :1], chosen, 3), r"queries are float32 \(1, 1\), expected float32 \(1, 2\)"),
+        ((values, queries, chosen.astype(np.int32), 3), "chosen rows are int32"),
+        ((values, queries, chosen, 4), r"rows are int64 \(1, 4\), expected int64 \(1, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            best_of(*given)
+    out = np.zeros((1, 3), np.int64), np.zeros((1, 6), np.float32)[:, ::2]
+    with pytest.raises(ValueError, match="scores are"):
+        ranking(values, queries, chosen, *out)
