@@ -24,7 +24,8 @@ from irkit.index.topk import Hits, TopK
 
 _WORK = 1 << 29  # bytes on a GPU of scores, keys and their choice
 _QUERIES = 64  # whose codes are scanned at once
-_MARGIN = 8  # documents scored exactly beyond twice the hits: 8 bits of the query confuse neighbours
+_MOST = 100  # documents scored exactly beyond the hits, which are twice as many up to here
+_MARGIN = 8  # and these: 8 bits of the query confuse neighbours
 
 
 _KINDS = {
@@ -191,7 +192,7 @@ class FlatInt8(Flat):
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         if queries.kind == "dense":
             return super()._search(queries, k, keep)
-        rows = self._scan_all(queries, 2 * k + _MARGIN, keep).rows
+        rows = self._scan_all(queries, k + min(k, _MOST) + _MARGIN, keep).rows
         best = TopK(len(queries), k)
         best.push_pairs(self._score_rows(queries, rows), rows)
         return best.hits()

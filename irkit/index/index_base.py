@@ -246,7 +246,7 @@ class Index(ABC):
             scores[~filled] = -np.inf
         elif isinstance(queries, MultiVector):
             pairs = np.argwhere(filled)
-            size = max(1, numbers // (_TOKENS * max(1, self.dim)))
+            size = max(1, numbers // (4 * _TOKENS * max(1, self.dim)))  # so many stay in the cache
             for start in range(0, len(pairs), size):
                 query, column = pairs[start : start + size].T
                 scores[query, column] = self._score_pairs(queries, query, rows[query, column])

@@ -38,10 +38,10 @@ from torch import Tensor
 from irkit.core.ragged import Ragged
 from irkit.index.array_files import Array
 from irkit.index.index_settings import PlaidConfig
-from irkit.index.layout import element_positions
+from irkit.index.layout import element_positions, row_blocks
 from irkit.index.limits import Limits
 
-_DECODED = 256  # documents decoded at once
+_DECODED = 1 << 22  # numbers of tokens decoded at once: so many stay in the cache
 _PER_ROW, _PER_CENTROID = 16, 16  # bytes on a GPU for each query, and for each of its tokens
 _RANKED = 4  # documents of visited lists that are ranked by their centroids, per candidate
 
@@ -199,15 +199,15 @@ class CpuSearch:
         """Return MaxSim ``(n,)`` of a query ``(m, dim)`` and documents ``rows (n,)``, without their means."""
         arrays, scores = self._arrays, np.empty(len(rows), np.float32)
         left = torch.from_numpy(query), torch.from_numpy(np.array([0, len(query)], np.int32))
-        for start in range(0, len(rows), _DECODED):
-            block = rows[start : start + _DECODED]
-            ends = arrays.offsets[block + 1]
-            lengths = ends - arrays.offsets[block]
+        most, all_ends = _DECODED // arrays.centroids.shape[1], arrays.offsets[rows + 1]
+        all_lengths = all_ends - arrays.offsets[rows]
+        for start, stop in row_blocks(np.cumsum(all_lengths), 0, len(rows), most):
+            ends, lengths = all_ends[start:stop], all_lengths[start:stop]
             tokens = select_tokens(arrays.tokens, element_positions(ends, lengths))
             values = kernel.decode(tokens, arrays.centroids, arrays.codebook)
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             right = torch.from_numpy(values), torch.from_numpy(offsets)
-            scores[start : start + _DECODED] = maxsim(*left, *right)[0].numpy()
+            scores[start:stop] = maxsim(*left, *right)[0].numpy()
         return scores
 
 
