@@ -1,24 +1,24 @@
-"""Killed at any moment, a build can be resumed and an index is as it was; a reader never sees a mixture.
-
-Run as a script, this file works on an index and kills itself before a given step that reaches the disk.
-"""
+"""Killed at any moment, a build can be resumed and an index is as it was; a reader never sees a mixture."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from irkit_kernels._testing import in_child
 
 import irkit.index.faiss
 from irkit import Dense, MultiVector, Ragged, Sparse, score
@@ -199,36 +199,44 @@ def survive(action: str, directory: Path, wanted: int) -> dict[str, Any]:
 
 
 def churn(path: Path, updates: int) -> None:
-    """Replace everything in the index again and again, partly by building it anew."""
-    for generation in range(1, updates):
-        if generation % 10 == 0:
-            build(path, generation)
-            continue
-        store = Store.open(path)
-        index, stored = open_index(store), Documents(store)
-        with store.update():
-            index.remove(np.flatnonzero(index.live))
-            stored.add(texts(30, f"s{generation}-"))
-            index.add(vectors(30, generation))
-            index.finish()
+    """Replace everything in the index again and again, partly by building it anew; in a child."""
+    torch.set_num_threads(1)  # OpenMP's other threads did not survive the fork
+    with use_limits(LIMITS):
+        for generation in range(1, updates):
+            change(path, generation)
+
+
+def change(path: Path, generation: int) -> None:
+    if generation % 10 == 0:
+        build(path, generation)
+        return
+    store = Store.open(path)
+    index, stored = open_index(store), Documents(store)
+    with store.update():
+        index.remove(np.flatnonzero(index.live))
+        stored.add(texts(30, f"s{generation}-"))
+        index.add(vectors(30, generation))
+        index.finish()
 
 
 ACTIONS = {"build": build, "overwrite": build, "update": update}
 
 
-def run_script(kind: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, kind, *map(str, arguments)]
-    single = os.environ | {"OMP_NUM_THREADS": "1"}  # a child that was forked hangs in OpenMP's threads
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=single)
+def survive_all(which: str, directory: Path, wanted: int) -> None:
+    """Survive all actions, in a child, because this process is changed by it; the results go to a file."""
+    global kind
+    kind, results = which, {}
+    with use_limits(LIMITS):
+        for action in ACTIONS:
+            folder = directory / action
+            folder.mkdir()
+            results[action] = survive(action, folder, wanted)
+    (directory / "results.json").write_text(json.dumps(results))
 
 
 def check_survival(kind: str, directory: Path, steps: int) -> None:
-    process = run_script(kind, "survive", directory, steps)
-    output, problems = process.communicate()
-    assert process.returncode == 0, problems
-    results = json.loads(output)
-    assert list(results) == list(ACTIONS)
-    for action, result in results.items():
+    in_child(partial(survive_all, kind, directory, steps))
+    for action, result in json.loads((directory / "results.json").read_text()).items():
         assert result["of"] > 20
         assert result["steps"] == (steps or result["of"])
         if action != "update":
@@ -253,10 +261,13 @@ def test_readers_of_a_changing_index_see_it_whole(
     monkeypatch.setattr(sys.modules[__name__], "kind", which)
     path = tmp_path / "index"
     build(path, 0)
-    process = run_script(which, "churn", path, 60)
+    process = multiprocessing.get_context("fork").Process(target=churn, args=(path, 60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside threads
+        process.start()
     long, seen = Store.open(path), set()
     queries = vectors(3, 99)
-    while process.poll() is None:
+    while process.is_alive():
         long.refresh()
         for store in (Store.open(path), long):
             index, stored = open_index(store), Documents(store)
@@ -275,20 +286,6 @@ def test_readers_of_a_changing_index_see_it_whole(
             order = np.argsort(-truth.numpy(), axis=1, kind="stable")
             np.testing.assert_array_equal(hits.rows - rows[0], order)
             seen.add(generation)
-    assert process.returncode == 0, process.communicate()
-    process.communicate()
+    process.join()
+    assert process.exitcode == 0
     assert len(seen) > 3
-
-
-if __name__ == "__main__":
-    kind, command, *arguments = sys.argv[1:]
-    with use_limits(LIMITS):
-        if command == "survive":
-            results = {}
-            for action in ACTIONS:
-                folder = Path(arguments[0], action)
-                folder.mkdir()
-                results[action] = survive(action, folder, int(arguments[1]))
-            sys.stdout.write(json.dumps(results))
-        else:
-            churn(Path(arguments[0]), int(arguments[1]))
