@@ -187,7 +187,7 @@ def tolerance(queries: Representation, documents: Representation) -> float:
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 60), k=st.integers(1, 70))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def check_contract(backend: Backend, seed: int, n: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     data = whole_numbers(backend, n, rng)
@@ -295,18 +295,20 @@ def test_finds_most_of_the_best(backend: Backend) -> None:
         assert recall >= (1 if backend.exact else 0.9)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
-def test_finds_the_best_of_what_a_filter_allows(backend: Backend, share: float) -> None:
+def test_finds_the_best_of_what_a_filter_allows(backend: Backend) -> None:
     rng = np.random.default_rng(4)
     data = reals(backend, 1500, rng)
     if not backend.exact:
         data = clustered(data, rng)
-    queries, allowed = data[:40], rng.permutation(1500) < share * 1500
+    queries = data[:40]
     index = open_index(Store.open(build(backend, [data])))
-    truth, _ = expected(truth_of(backend, index, queries, data), 10, allowed)
-    hits = index.search(queries, 10, allowed)
-    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits.rows, truth, strict=True)])
-    assert recall >= (1 if backend.exact else 0.9)
+    scores = truth_of(backend, index, queries, data)
+    for share in (0.01, 0.1, 0.5):
+        allowed = rng.permutation(1500) < share * 1500
+        truth, _ = expected(scores, 10, allowed)
+        hits = index.search(queries, 10, allowed)
+        recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(hits.rows, truth, strict=True)])
+        assert recall >= (1 if backend.exact else 0.9), share
 
 
 def test_one_build_equals_another(backend: Backend) -> None:
