@@ -204,6 +204,25 @@ def test_what_a_page_shows() -> None:
     ]
 
 
+def test_a_term_is_shown_wherever_it_is() -> None:
+    text = "Cats and other animals. A cat hunts by night, and cats sleep. Bears sleep in winter."
+    places = [TokenSpan("cat", start, start + 3) for start in (26, 50)]
+    cat = Match(TokenSpan("cat", 0, 3), TokenSpan("cat", 0, 3), 2.0, (1.0, 2.0), tuple(places))
+    explanation = Explanation("cat", text, 2.0, (cat,)).words()
+    [match] = explanation.matches
+    assert [match.document.token, *(span.token for span in match.repeats)] == ["Cats", "cat", "cats"]
+    assert match.weights == (1.0, 2.0)
+    view = explanation.view()
+    assert [segment["text"] for segment in view["document"] if segment["heat"] == 1] == [
+        "Cats",
+        "cat",
+        "cats",
+    ]
+    best = "".join(segment["text"] for segment in view["document"] if segment["best"])
+    assert best == "A cat hunts by night, and cats sleep. "
+
+
+@settings(deadline=None)
 @given(st.text(alphabet="ab.! \n\u3002", max_size=400), st.integers(1, 9))
 def test_passages_make_up_the_text(text: str, most: int) -> None:
     passages = split_passages(text, most)

@@ -83,6 +83,7 @@ def match_terms(query: TermWeights, document: TermWeights) -> Explanation:
     """Match the terms that query and document share, by descending score: the summands of the inner product.
 
     The position of a term is its first occurrence in the text; a term that the model has added has none.
+    Further occurrences in the document are `Match.repeats`.
 
     Raises:
         BadValueError: There is not exactly one row, or the vocabularies differ in size.
@@ -104,7 +105,10 @@ def match_terms(query: TermWeights, document: TermWeights) -> Explanation:
             f"match_terms: {len(query.weights)} and {len(document.weights)} rows over {query.weights.dim} "
             f"and {document.weights.dim} terms; expected one row each over the same vocabulary"
         )
-    first_spans = [{span.token: span for span in reversed(side.spans)} for side in (query, document)]
+    places: list[dict[str, list[TokenSpan]]] = [{}, {}]  # of each term in query and document
+    for side, found in zip((query, document), places, strict=True):
+        for span in side.spans:
+            found.setdefault(span.token, []).append(span)
     by_term = dict(
         zip(document.weights.terms.values.tolist(), document.weights.weights.tolist(), strict=True)
     )
@@ -112,11 +116,12 @@ def match_terms(query: TermWeights, document: TermWeights) -> Explanation:
     for term, weight in zip(query.weights.terms.values.tolist(), query.weights.weights.tolist(), strict=True):
         if term in by_term:
             name = query.vocabulary[term]
-            first, second = (
-                spans.get(name) or TokenSpan(name, len(side.text), len(side.text))
-                for side, spans in zip((query, document), first_spans, strict=True)
+            (first, *_), (second, *repeats) = (
+                found.get(name) or [TokenSpan(name, len(side.text), len(side.text))]
+                for side, found in zip((query, document), places, strict=True)
             )
-            matches.append(Match(first, second, weight * by_term[term], (weight, by_term[term])))
+            weights = weight, by_term[term]
+            matches.append(Match(first, second, weight * by_term[term], weights, tuple(repeats)))
     matches.sort(key=lambda match: -match.score)
     total = score(query.weights, document.weights).item()
     return Explanation(query.text, document.text, total, tuple(matches))
@@ -207,12 +212,14 @@ class Match:
         document: The token of the document, and where it is.
         score: The contribution to the score of the document.
         weights: For sparse representations: the weights in query and document, whose product is the score.
+        repeats: For sparse representations: where else the term is in the document.
     """
 
     query: TokenSpan
     document: TokenSpan
     score: float
     weights: tuple[float, float] | None = None
+    repeats: tuple[TokenSpan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -244,9 +251,10 @@ class Explanation:
         for match in self.matches:
             words = query_word(match.query), document_word(match.document)
             if words in merged:
-                merged[words] = Match(*words, merged[words].score + match.score)
+                merged[words] = replace(merged[words], score=merged[words].score + match.score, weights=None)
             else:
-                merged[words] = replace(match, query=words[0], document=words[1])
+                repeats = tuple(map(document_word, match.repeats))
+                merged[words] = replace(match, query=words[0], document=words[1], repeats=repeats)
         return replace(self, matches=tuple(merged.values()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -295,11 +303,13 @@ class Explanation:
 
     def _segments(self) -> tuple[list[Segment], list[Segment]]:
         """Divide the query and the document."""
-        matches = self.matches
-        return (
-            split_segments(self.query, [(match.query, match.document, match.score) for match in matches]),
-            split_segments(self.document, [(match.document, match.query, match.score) for match in matches]),
-        )
+        queries = [(match.query, match.document, match.score) for match in self.matches]
+        documents = [
+            (span, match.query, match.score)
+            for match in self.matches
+            for span in (match.document, *match.repeats)
+        ]
+        return split_segments(self.query, queries), split_segments(self.document, documents)
 
     def to_html(self) -> str:
         """Return a page with both texts, whose matches are coloured, and a table of the matches."""

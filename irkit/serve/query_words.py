@@ -50,8 +50,9 @@ def rank_passages(explanation: Explanation) -> list[dict[str, Any]]:
     spans = split_passages(explanation.document)
     sums: dict[tuple[int, int], float] = defaultdict(float)
     for match in explanation.matches:
-        for start, end in spans:
-            if start <= match.document.start < match.document.end and match.document.start < end:
-                sums[start, end] += match.score
+        for place in (match.document, *match.repeats):
+            for start, end in spans:
+                if start <= place.start < place.end and place.start < end:
+                    sums[start, end] += match.score
     ranked = sorted(spans, key=lambda span: -sums[span])
     return [{"start": start, "end": end, "score": sums[start, end]} for start, end in ranked]
