@@ -20,6 +20,7 @@ from irkit.index.fields import Fields, encode_old_metadata, has_old_metadata, ty
 from irkit.index.filters import Condition, as_json, check_key, check_type, conditions, evaluate, parse_filter
 from irkit.index.id_rows import find_hashes, sort_hashes
 from irkit.index.index_base import live_rows, row_list
+from irkit.index.sorted_fields import sort_fields
 from irkit.index.state import snapshot
 from irkit.index.store import Store, check_store
 
@@ -119,10 +120,12 @@ class Documents:
             return range(start, len(self))
 
     def finish(self) -> None:
-        """Sort what finds documents by id, if many were added. They are found without it, too."""
+        """Sort ids and metadata, if many were added. Documents are found without it, too."""
         if len(self):
             with self.store.update():
                 sort_hashes(self.store)
+                if not has_old_metadata(self.store):
+                    sort_fields(self.store, self._fields, len(self))
 
     @snapshot
     def find(self, ids: Sequence[str]) -> Array:

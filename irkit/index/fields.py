@@ -11,9 +11,10 @@ of one key and type lie back to back; such a stretch is a *run*. The arrays are:
   order. Documents that are added together share their strings; others may repeat them, so an addition reads
   nothing of what is stored.
 
-A column, all entries of a key and a type, is collected in memory when a filter needs it, and extended by the
-new runs after an addition. The arrays belong to the `Store` of the documents, so the commit of the documents
-is that of their metadata. An embedded database would have a commit of its own.
+A column, all entries of a key and a type, is collected in memory when it is needed, and extended by the new
+runs after an addition. Filters look sorted columns up (`irkit.index.sorted_fields`) and collect only what was
+added since these were written. The arrays belong to the `Store` of the documents, so the commit of the
+documents is that of their metadata. An embedded database would have a commit of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,8 @@ _ENTRIES, _RUNS, _STRINGS, _ENDS = (
     "field_strings.bin",
     "field_ends.bin",
 )
+ORDER_ROWS, SORTED, GROUPS = "field_order.bin", "field_sorted.bin", "field_groups.bin"
+"""Arrays of `irkit.index.sorted_fields`."""
 _EMPTY_ARRAYS: dict[str, Array] = {
     _ENTRIES: np.empty((0, 2), np.int64),
     _RUNS: np.empty((0, 3), np.int64),
@@ -60,6 +63,7 @@ class Column:
         strings: Number, start and length ``(m,)`` of each string among the values; some may be there twice.
         token: What the column was read from.
         runs: Runs of the index when it was read.
+        first: The first run that may be part of it.
     """
 
     rows: Array
@@ -67,6 +71,15 @@ class Column:
     strings: tuple[Array, Array, Array]
     token: object
     runs: int
+    first: int
+
+
+class _Groups(NamedTuple):
+    """What runs were read from, their number, and the runs of each key and type."""
+
+    token: object
+    total: int
+    runs: dict[tuple[str, int], Array]
 
 
 class Fields:
@@ -74,8 +87,8 @@ class Fields:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._groups: tuple[object, int, dict[tuple[str, int], Array]] = (None, 0, {})
-        self._columns: dict[tuple[str, int], Column] = {}
+        self._groups = _Groups(None, 0, {})
+        self._columns: dict[tuple[str, int, bool], Column] = {}
 
     def append(self, row: int, metadata: Sequence[Mapping[str, JSON]]) -> None:
         """Store the metadata of rows ``row``, ``row + 1``, ... inside ``store.update()``."""
@@ -85,25 +98,78 @@ class Fields:
 
     def types(self, key: str) -> dict[int, Array]:
         """Return the types that values of a key have, and the runs of each; none for an unknown key."""
-        groups = self.store.derived(("fields", self), self._group)[2]
+        groups = self._read_groups().runs
         return {kind: groups[key, kind] for kind in range(LIST + 1) if (key, kind) in groups}
 
     def keys(self) -> set[str]:
         """Return all keys."""
-        return {key for key, _ in self.store.derived(("fields", self), self._group)[2]}
+        return {key for key, _ in self._read_groups().runs}
 
-    def column(self, key: str, kind: int, count: int) -> Column:
+    def kinds(self) -> list[tuple[str, int]]:
+        """Return all pairs of a key and a type, in order of their first runs."""
+        groups = self._read_groups().runs
+        return sorted(groups, key=lambda pair: int(groups[pair][0]))
+
+    def size(self) -> int:
+        """Return the number of entries."""
+        return len(self._read(_ENTRIES))
+
+    def key_number(self, key: str, kind: int) -> int:
+        """Return a number of a key as a string."""
+        return int(self._read(_RUNS)[self._read_groups().runs[key, kind][0], 0])
+
+    def string(self, number: int) -> bytes:
+        """Return a string."""
+        blob, ends = self.strings()
+        start, end = (int(ends[number - 1]) if number > 0 else 0), -1
+        if 0 <= number < len(ends):
+            end = int(ends[number])
+        if not 0 <= start <= end <= len(blob):
+            raise corrupt(self.store.path, "strings of its metadata lie outside of their file")
+        return blob[start:end].tobytes()
+
+    def sorted_group(self, key: str, kind: int) -> tuple[Array, Array]:
+        """Return rows and values of the sorted entries of a key and a type."""
+        start, end = self.store.derived(("sorted fields", self), self._find_sorted)[1].get(
+            (key, kind), (0, 0)
+        )
+        if start == end:
+            return np.empty(0, np.uint32), np.empty(0, np.int64)
+        return self.store.read(ORDER_ROWS)[start:end], self.store.read(SORTED)[start:end]
+
+    def _find_sorted(self) -> tuple[int, dict[tuple[str, int], tuple[int, int]]]:
+        """Return the number of runs whose entries are sorted, and the places of each key and type."""
+        entries = self.store.rows(ORDER_ROWS)
+        if not entries:
+            return 0, {}
+        stops, groups, ends = self._read(_RUNS)[:, 2], self.store.read(GROUPS), self._read(_ENDS)
+        runs = int(np.searchsorted(stops, entries, "right"))
+        edges = np.concatenate([[0], groups[:, 2]])
+        fine = runs and stops[runs - 1] == entries == edges[-1] and (np.diff(edges) >= 0).all()
+        if not fine or groups[:, 0].min() < 0 or groups[:, 0].max() >= len(ends):
+            raise corrupt(self.store.path, "the sorted columns of its metadata do not fit together")
+        names = zip(self.decode(groups[:, 0]), groups[:, 1].tolist(), strict=True)
+        return runs, dict(zip(names, zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True), strict=True))
+
+    def column(self, key: str, kind: int, count: int, *, whole: bool = True) -> Column:
         """Return the entries of a key and a type that occurs, in an index of ``count`` documents.
+
+        Args:
+            key: The key.
+            kind: The type.
+            count: Documents.
+            whole: Whether to include entries that are sorted.
 
         Raises:
             CorruptError: A row or a string is not there.
         """
-        token, n_runs, groups = self.store.derived(("fields", self), self._group)
-        column = self._columns.get((key, kind))
-        if column is None or column.token != token or column.runs > n_runs:
+        token, n_runs, groups = self._read_groups()
+        first = 0 if whole else self.store.derived(("sorted fields", self), self._find_sorted)[0]
+        column = self._columns.get((key, kind, whole))
+        if column is None or (column.token, column.first) != (token, first) or column.runs > n_runs:
             nothing = np.empty(0, np.int64)
             values = nothing.view(np.float64) if kind == FLOAT else nothing
-            column = Column(nothing, values, (nothing, nothing, nothing), token, 0)
+            column = Column(nothing, values, (nothing, nothing, nothing), token, first, first)
         group = groups[key, kind]
         new = group[np.searchsorted(group, column.runs) :]
         if len(new):
@@ -117,16 +183,19 @@ class Fields:
                 wrong = wrong or values.min() < 0 or values.max() >= n_strings
                 if not wrong:
                     numbers = _distinct(values, n_strings)
-                    spans = (numbers, *self._spans(numbers))
-                    first, second, third = map(lengthen, strings, spans)
-                    strings = first, second, third
+                    starts, sizes = self._spans(numbers)
+                    strings = (
+                        lengthen(strings[0], numbers),
+                        lengthen(strings[1], starts),
+                        lengthen(strings[2], sizes),
+                    )
             if wrong:
                 raise corrupt(self.store.path, f"metadata {key!r:.60} has rows or strings that are not there")
             if kind == FLOAT:
                 values = values.copy().view(np.float64)
             rows, values = lengthen(column.rows, rows), lengthen(column.values, values)
-            column = Column(rows, values, strings, token, n_runs)
-        self._columns[key, kind] = column
+            column = Column(rows, values, strings, token, n_runs, first)
+        self._columns[key, kind, whole] = column
         return column
 
     def strings(self) -> tuple[Array, Array]:
@@ -173,8 +242,11 @@ class Fields:
             for name, empty in _EMPTY_ARRAYS.items()
         }
 
-    def _group(self) -> tuple[object, int, dict[tuple[str, int], Array]]:
-        """Return what the runs were read from, their number, and the runs of each key and type."""
+    def _read_groups(self) -> _Groups:
+        return self.store.derived(("fields", self), self._group)
+
+    def _group(self) -> _Groups:
+        """Group the runs by key and type."""
         store = self.store
         token: object = (store.epoch, os.getpid(), has_old_metadata(store))
         runs, entries, ends = self._read(_RUNS), len(self._read(_ENTRIES)), self._read(_ENDS)
@@ -196,7 +268,7 @@ class Fields:
                 pair = (name, code % 16)
                 groups[pair] = np.concatenate([groups[pair], part]) if pair in groups else part
                 groups[pair].sort()  # a key may have several numbers
-        self._groups = (token, len(runs), groups)
+        self._groups = _Groups(token, len(runs), groups)
         return self._groups
 
 

@@ -15,6 +15,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array
 from irkit.index.fields import BOOL, DICT, FLOAT, HUGE, INT, LIST, STRING, Fields
 from irkit.index.matching import ORDER, is_number, match_entries
+from irkit.index.sorted_fields import check_rows, find_sorted
 
 _SIGNS = ("==", "!=", *ORDER, "in", "not in", "all", "prefix", "exists")
 _LISTS = ("in", "not in", "all")
@@ -266,8 +267,11 @@ def _any(key: str, sign: str, wanted: Any, fields: Fields, count: int) -> Array:
     """Return the rows of which an element meets a condition."""
     mask = np.zeros(count, np.bool_)
     for kind in fields.types(key):
-        column = fields.column(key, kind, count)
-        met = match_entries(fields, column, kind, sign, wanted)
+        found = find_sorted(fields, key, kind, sign, wanted, count)
+        if found is not None:
+            mask[found] = True
+        column = fields.column(key, kind, count, whole=found is None)
+        met = match_entries(fields, column, kind, sign, wanted) if len(column.rows) else None
         if met is not None:
             mask[column.rows[met]] = True
     return mask
@@ -276,5 +280,8 @@ def _any(key: str, sign: str, wanted: Any, fields: Fields, count: int) -> Array:
 def _present(key: str, fields: Fields, count: int) -> Array:
     mask = np.zeros(count, np.bool_)
     for kind in fields.types(key):
-        mask[fields.column(key, kind, count).rows] = True
+        rows = fields.sorted_group(key, kind)[0]
+        check_rows(fields, key, rows, count)
+        mask[rows] = True
+        mask[fields.column(key, kind, count, whole=False).rows] = True
     return mask

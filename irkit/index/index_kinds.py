@@ -95,6 +95,9 @@ def common_arrays(entries: Entries) -> Iterator[Expected]:
     yield "field_runs.bin", "<i8", (3,), None
     yield "field_strings.bin", "|u1", (), None
     yield "field_ends.bin", "<i8", (), None
+    yield "field_order.bin", "<u4", (), None
+    yield "field_sorted.bin", "<i8", (), count_rows(entries, "field_order.bin")
+    yield "field_groups.bin", "<i8", (3,), None
 
 
 def flat_arrays(entries: Entries, about: Mapping[str, Any], config: FlatConfig) -> Iterator[Expected]:

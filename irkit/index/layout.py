@@ -149,6 +149,7 @@ def _check_parts(entries: Entries, about: Mapping[str, Any], need: Callable[[obj
     """Check segments, rows that a structure covers, and statistics of BM25."""
     n, covered, listed = about["rows"], about.get("covered", 0), about.get("listed", 0)
     need(about["dim"] or not count_rows(entries, "values.bin"), "vectors of no numbers")
+    need(("field_groups.bin" in entries) == ("field_order.bin" in entries), "sorted columns")
     need(count_rows(entries, "sorted_rows.bin") <= count_rows(entries, "hashes.bin"), "sorted ids")
     need(listed <= covered <= n, f"{listed} rows listed and {covered} covered of {n}")
     if "codes.bin" in entries or covered:

@@ -23,7 +23,8 @@ class Limits:
         read_bytes: Bytes of a block that is read from a file.
         take_rows: Rows copied from a file between two releases of its pages.
         read_documents: Documents read at once while they are iterated.
-        unsorted: Documents whose ids are sorted in memory, not on disk; or an eighth of all, if that is more.
+        unsorted: Ids, and entries of metadata, that are not in tables on the disk; or an eighth of those that
+            are, if that is more.
         filter_rows: Rows whose metadata a filter reads at once.
         compact_bytes: Bytes of documents that a compaction copies at once.
         scan_scores: Scores that a scan makes at once (8 MB).

@@ -52,9 +52,9 @@ def match_entries(fields: Fields, column: Column, kind: int, sign: str, wanted: 
         return _match_huge(fields, column, sign, numbers)
     if kind in (INT, FLOAT) and numbers and sign != "prefix":
         if sign == "in":
-            exact = (_to_int if kind == INT else _to_float)(numbers)
+            exact = (to_int if kind == INT else to_float)(numbers)
             return _any_equal(column.values, exact) if exact else None
-        sign, bound = (_int_bound if kind == INT else _float_bound)(sign, numbers[0])
+        sign, bound = (int_bound if kind == INT else float_bound)(sign, numbers[0])
         found: Array = ORDER[sign](column.values, bound)
         return found
     return None
@@ -69,13 +69,13 @@ def _any_equal(values: Array, wanted: Sequence[Any]) -> Array:
     return found
 
 
-def _to_int(numbers: Sequence[Any]) -> list[int]:
+def to_int(numbers: Sequence[Any]) -> list[int]:
     """Return the numbers that are integers of 64 bits."""
     whole = [int(number) for number in numbers if isinstance(number, int) or number.is_integer()]
     return [number for number in whole if _SMALLEST <= number <= _LARGEST]
 
 
-def _to_float(numbers: Sequence[Any]) -> list[float]:
+def to_float(numbers: Sequence[Any]) -> list[float]:
     """Return the numbers that a float64 is equal to."""
     return [as_float for number in numbers if (as_float := _nearest(number)) == number]
 
@@ -87,7 +87,7 @@ def _nearest(number: Any) -> float:
         return float("inf") if number > 0 else -float("inf")
 
 
-def _int_bound(sign: str, wanted: Any) -> tuple[str, int]:
+def int_bound(sign: str, wanted: Any) -> tuple[str, int]:
     """Return a comparison of integers of 64 bits that holds for the same integers."""
     if isinstance(wanted, float):
         if math.isinf(wanted):
@@ -102,7 +102,7 @@ def _int_bound(sign: str, wanted: Any) -> tuple[str, int]:
     return sign, int(wanted)
 
 
-def _float_bound(sign: str, wanted: Any) -> tuple[str, float]:
+def float_bound(sign: str, wanted: Any) -> tuple[str, float]:
     """Return a comparison of float64 that holds for the same float64."""
     bound = _nearest(wanted)
     if bound > wanted:
