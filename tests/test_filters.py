@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import json
 import operator
 import shutil
