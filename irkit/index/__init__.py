@@ -8,7 +8,7 @@ The directory of an index::
     values.g1.bin ...      the arrays: plain little-endian rows, which are only appended to
     documents.g4.jsonl     the documents, one JSON object per line (BEIR's corpus.jsonl)
     hashes.g5.bin ...      hashes of the ids; sorted_*: the same in order, and their rows
-    field_entries.g6.bin   metadata by key and type; field_order, field_sorted: the same in order of its values
+    field_entries.g6.bin   metadata by key and type; field_order, field_sorted: sorted by value
     removed.g8.bin         rows that were removed
     faiss.g9.index         what FAISS built, as FAISS writes it
     codes.g9.bin ...       plaid: centroid, coefficients and residual per token; mean per document
