@@ -121,9 +121,8 @@ class Fields:
     def string(self, number: int) -> bytes:
         """Return a string."""
         blob, ends = self.strings()
-        start, end = (int(ends[number - 1]) if number > 0 else 0), -1
-        if 0 <= number < len(ends):
-            end = int(ends[number])
+        known = 0 <= number < len(ends)
+        start, end = (int(ends[number - 1]) if number else 0, int(ends[number])) if known else (0, -1)
         if not 0 <= start <= end <= len(blob):
             raise corrupt(self.store.path, "strings of its metadata lie outside of their file")
         return blob[start:end].tobytes()
