@@ -259,14 +259,17 @@ class Fields:
             fine = fine and new[:, 0].min() >= 0 and new[:, 0].max() < len(ends)
             if not (fine and new[:, 1].min() >= EMPTY and new[:, 1].max() <= LIST):
                 raise corrupt(store.path, "the runs of its metadata do not fit together")
-            codes, place = np.unique(new[:, 0] * 16 + new[:, 1], return_inverse=True)
-            order = np.argsort(place, kind="stable")
-            parts = np.split(order + done, np.cumsum(np.bincount(place))[:-1])
-            groups = dict(groups)
-            for name, code, part in zip(self.decode(codes // 16), codes.tolist(), parts, strict=True):
-                pair = (name, code % 16)
+            # a key has a number in each chunk of documents
+            numbers, at = np.unique(new[:, 0], return_inverse=True)
+            ids: dict[str, int] = {}
+            names = np.array([ids.setdefault(name, len(ids)) for name in self.decode(numbers)])
+            codes, place = np.unique(names[at] * 16 + new[:, 1], return_inverse=True)
+            order = np.argsort(place, kind="stable") + done
+            parts = np.split(order, np.cumsum(np.bincount(place))[:-1])
+            keys, groups = list(ids), dict(groups)
+            for code, part in zip(codes.tolist(), parts, strict=True):
+                pair = (keys[code // 16], code % 16)
                 groups[pair] = np.concatenate([groups[pair], part]) if pair in groups else part
-                groups[pair].sort()  # a key may have several numbers
         self._groups = _Groups(token, len(runs), groups)
         return self._groups
 

@@ -120,4 +120,4 @@ def use_limits(limits: Limits) -> Iterator[None]:
     try:
         yield
     finally:
-        _current.remove(limits)
+        _current.pop(next(place for place, known in enumerate(_current) if known is limits))
