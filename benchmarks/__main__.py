@@ -7,6 +7,7 @@ import importlib
 import os
 
 SUITES = (
+    "dense",
     "encode",
     "filters",
     "gpu",
@@ -25,7 +26,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--sizes", help="numbers of documents of the suite scale, such as 10000,100000")
+    parser.add_argument("--sizes", help="numbers of documents of the suites dense and scale")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP

@@ -20,6 +20,14 @@ __all__ = ["draw_bars", "draw_curves"]
 _COLORS = {
     "irkit": "#0072b2",
     "irkit exact": "#56b4e9",
+    "irkit float16": "#0072b2",
+    "irkit int8": "#56b4e9",
+    "irkit none": "#7b61c4",
+    "FAISS IVF, PQ": "#d55e00",
+    "FAISS HNSW": "#cc79a7",
+    "hnswlib": "#a9705a",
+    "usearch": "#999999",
+    "ScaNN": "#009e73",
     "pyseismic-lsr": "#d55e00",
     "numba scan": "#a9705a",
     "numpy scan": "#999999",
@@ -108,7 +116,7 @@ def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 def main() -> None:
     """Draw the pictures of the docs from the stored results."""
-    for name, worst in (("multi_vector", 0.8), ("sparse", 0.9)):
+    for name, worst in (("dense", 0.9), ("multi_vector", 0.8), ("sparse", 0.9)):
         _, rows = read_results(f"{name}_curves")
         single = [row for row in rows if "how" not in row["settings"]]
         drawn = [row for row in single if row["contender"] in _COLORS and row["recall@10"] >= worst]

@@ -1,0 +1,138 @@
+"""Suite ``dense``: recall against queries a second of engines for dense vectors, one query at a time.
+
+Peers run in an interpreter of their own, in the folder that ``IRKIT_PEERS`` names::
+
+    python         an interpreter (or a script that starts one) that imports faiss, hnswlib, usearch and scann
+    work/          made by the suite: vectors, and indexes of peers, which are not built again
+
+Without them the suite runs all the same and says what it left out. ``--sizes 1000000`` adds a million
+generated vectors.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.contest import Contender, Hits, build_row, measure, work_folder
+from benchmarks.dense_bars import bars, speeds
+from benchmarks.dense_vectors import DenseVectors, generate, passages, read
+from benchmarks.harness import Row, write_results
+from benchmarks.plot import draw_curves
+from benchmarks.worker import K, Options
+
+COLLECTIONS = ("generated 200k x 384", "generated 200k x 768", "passages")
+ROUNDS = 3
+_ROUND = 0.2  # seconds that a setting may take in a round, if five queries take no more
+_PROBES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 160, 256)  # lists that are read, of all engines with lists
+_CANDIDATES = (20, 40, 80, 160)
+_EXPANSIONS = (16, 32, 64, 128, 256, 512)
+_PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"
+
+
+def contenders(documents: int, dim: int) -> dict[str, Contender]:
+    """Return those of a collection by name."""
+    contender = partial(Contender, "benchmarks.dense_engines")
+    peer = partial(contender, python=True)
+    lists = 1024 if documents < 500_000 else 4096
+
+    def grid(first: str, second: str, choices: tuple[int, ...]) -> tuple[Options, ...]:
+        return tuple({first: one, second: other} for one in _PROBES for other in choices)
+
+    ours = ({}, *grid("probes", "candidates", _CANDIDATES))
+    scanned = grid("leaves_to_search", "pre_reorder_num_neighbors", (20, 40, 100, 300))
+    graph = tuple({"efSearch": each} for each in _EXPANSIONS)
+    product = grid("nprobe", "k_factor", (2, 4, 8, 16))
+    return {
+        "irkit float16": contender("irkit", {"keep": "float16"}, ours),
+        "irkit int8": contender("irkit", {"keep": "int8"}, ours),
+        "irkit none": contender("irkit", {"keep": "none"}, ours),
+        "FAISS IVF, PQ": peer("faiss", {"factory": f"IVF{lists},PQ{dim // 4}x4fs,RFlat"}, product, "faiss"),
+        "FAISS HNSW": peer("faiss", {"factory": "HNSW32"}, graph, "faiss"),
+        "hnswlib": peer(
+            "hnswlib",
+            {"M": 16, "ef_construction": 200},
+            tuple({"ef": each} for each in _EXPANSIONS),
+            "hnswlib",
+        ),
+        "usearch": peer(
+            "usearch", {"dtype": "f16"}, tuple({"expansion_search": each} for each in _EXPANSIONS), "usearch"
+        ),
+        "ScaNN": peer("scann", {}, scanned, "scann"),
+    }
+
+
+def main(sizes: tuple[int, ...] = ()) -> None:
+    """Measure the collections; store the curves, what they come to, and the plot.
+
+    Args:
+        sizes: Numbers of generated vectors of 384 dimensions to measure, too.
+    """
+    rows: list[Row] = []
+    builds: list[Row] = []
+    names = [*COLLECTIONS, *(f"generated {size // 1000}k x 384" for size in sizes)]
+    with work_folder() as work:
+        for number, name in enumerate(names):
+            curve, built = measure_collection(name, prepared(name, work))
+            rows += curve
+            builds += built
+            write_results("dense_curves", rows)
+            write_results("dense_speed", speeds(rows))
+            write_results("dense", [*bars(rows, builds), *builds])
+            _PLOT.write_text(draw_curves(rows, names[: number + 1], 0.9))
+
+
+def prepared(name: str, work: Path) -> Path:
+    """Return the folder of the vectors of a collection; they are made if they are not there."""
+    folder = work / f"dense-{name.replace(' ', '-')}"
+    if not folder.exists():
+        aside = folder.with_suffix(".tmp")
+        shutil.rmtree(aside, ignore_errors=True)
+        if name == "passages":
+            vectors = passages()
+        else:
+            _, size, _, dim = name.split()
+            vectors = generate(1000 * int(size.removesuffix("k")), int(dim))
+        vectors.write(aside)
+        aside.rename(folder)
+    return folder
+
+
+def measure_collection(name: str, folder: Path, rounds: int = ROUNDS) -> tuple[list[Row], list[Row]]:
+    """Build and search with every contender; return rows of the curves, and of the builds."""
+    vectors = read(folder)
+    documents, dim = vectors.values.shape
+    known = contenders(documents, dim)
+    builds, hits, times = measure(known, folder, len(vectors.exact), rounds, _ROUND)
+    curves = []
+    for (label, chosen), taken in times.items():
+        cpu, wall = (statistics.median(each) for each in zip(*taken, strict=True))
+        curves.append(
+            {
+                "collection": name,
+                "documents": documents,
+                "dimensions": dim,
+                "contender": label,
+                "settings": json.loads(chosen),
+                "is default": chosen == "{}",
+                "recall@10": _recall(label, hits[label, chosen], vectors),
+                "queries/s": 1 / cpu,
+                "us/query": 1e6 * cpu,
+                "wall us/query": 1e6 * wall,
+            }
+        )
+    rows = [build_row(name, label, built, "document", documents) for label, built in builds.items()]
+    return curves, rows
+
+
+def _recall(label: str, hits: Hits, vectors: DenseVectors) -> float:
+    """Return the share of the exact ten best that were found; stop if our answer is no ranking."""
+    if label.startswith("irkit") and any(len(set(each)) != K or min(each) < 0 for each in hits):
+        raise SystemExit(f"dense: {label} did not find {K} different documents for every query")
+    pairs = zip(hits, vectors.exact.tolist(), strict=True)
+    return float(np.mean([len(set(found) & set(best)) / K for found, best in pairs]))
