@@ -153,6 +153,40 @@ def test_engines_of_token_vectors_find_what_is_exact(tmp_path: Path) -> None:
             assert hits == best == vectors.exact[number, :10].tolist()
 
 
+def test_engines_of_dense_vectors_find_what_is_exact(tmp_path: Path) -> None:
+    from benchmarks.dense_engines import ENGINES
+    from benchmarks.dense_vectors import generate, read
+    from benchmarks.worker import build
+
+    generate(300, 16).write(tmp_path / "vectors")
+    vectors = read(tmp_path / "vectors")
+    best = np.argsort(-(vectors.queries[:5] @ vectors.values.T), 1)[:, :10]
+    build(ENGINES["irkit"], {"keep": "float32"}, vectors, tmp_path / "irkit")  # few are scanned
+    search = ENGINES["irkit"].open(vectors, tmp_path / "irkit", {})
+    assert search(5, {"probes": 3}) == best.tolist() == vectors.exact[:5].tolist()
+
+
+def test_what_is_wanted_of_dense_engines() -> None:
+    from benchmarks.dense_bars import bars, speeds
+
+    def curve(contender: str, recall: float, speed: float) -> dict[str, Any]:
+        row = sparse_curve(contender, recall, speed)
+        return row | {"documents": 200_000, "dimensions": 384, "is default": contender == "irkit float16"}
+
+    curves = [curve("irkit float16", 0.992, 900.0), curve("irkit none", 0.96, 1600.0)]
+    curves += [curve("hnswlib", 0.96, 400.0), curve("ScaNN", 0.995, 500.0)]
+    build = {"collection": "SciFact", "build CPU s": 2.0, "memory of the build MB": 1.0}
+    builds = [build | {"contender": "irkit none", "bytes/document": 210.0}]
+    found = {row["irkit"]: (row["is"], row["met"]) for row in bars(curves, builds)}
+    assert found == {
+        "queries/s at recall 0.95 / ScaNN": (3.2, "yes"),
+        "queries/s at recall 0.99 / ScaNN": (1.8, "no"),
+        "recall@10 with default settings, float16": (0.992, "yes"),
+        "bytes of a document beyond d/2, keep: none": (18.0, "no"),
+    }
+    assert [row[">= 0.99"] for row in speeds(curves)] == ["1111.1", "", "", "2000.0"]
+
+
 def sparse_curve(contender: str, recall: float, speed: float, **settings: object) -> dict[str, object]:
     return {
         "collection": "SciFact",

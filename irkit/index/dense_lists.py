@@ -350,9 +350,9 @@ class DenseLists(StoredRows):
     def _effort(self, k: int, live: int) -> Effort:
         """Return how much a search reads if ``live`` rows of lists may be hits."""
         lists = self.store.rows("centroids.bin")
-        usual = self.config.probes or math.ceil(3 * math.sqrt(lists))
+        usual = self.config.probes or math.ceil(6 * math.sqrt(lists))
         probes = max(usual, math.ceil(4 * k * lists / live))
-        candidates = max(self.config.candidates or 50 + 2 * k, k)
+        candidates = max(self.config.candidates or 80 + 2 * k, k)
         return Effort(probes, candidates, candidates)
 
     def _searcher(self) -> Searcher:
