@@ -259,8 +259,10 @@ class DenseLists(StoredRows):
             self.config.lists or round(4 * math.sqrt(n)), max(1, n // max(limits.dense_points, self._points))
         )
         rows = sample_positions(n, _POINTS * lists, self.config.seed)
-        sample = np.concatenate([values(rows[at:stop]) for at, stop in self._row_blocks(0, len(rows))])
-        squares = np.square(sample, dtype=np.float64).sum(1)
+        sample = np.empty((len(rows), self.dim), np.float32)
+        for at, stop in self._row_blocks(0, len(rows)):
+            sample[at:stop] = values(rows[at:stop])
+        squares = np.einsum("ij,ij->i", sample, sample, dtype=np.float64)
         if squares.max(initial=0) > _LARGEST:
             return False
         centroids = train_lists(sample, lists, self.config.seed)
