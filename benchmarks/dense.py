@@ -28,9 +28,9 @@ from benchmarks.worker import K, Options
 
 COLLECTIONS = ("generated 200k x 384", "generated 200k x 768", "passages")
 ROUNDS = 3
-_ROUND = 0.2  # seconds that a setting may take in a round, if five queries take no more
-_PROBES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 160, 256)  # lists that are read, of all engines with lists
-_CANDIDATES = (20, 40, 80, 160)
+_ROUND = 0.1  # seconds that a setting may take in a round, if five queries take no more
+_PROBES = (2, 4, 6, 8, 12, 16, 32, 64, 128, 256)  # lists that are read, of all engines with lists
+_CANDIDATES = (20, 50, 120)
 _EXPANSIONS = (16, 32, 64, 128, 256, 512)
 _PLOT = Path(__file__).parents[1] / "docs" / "dense.svg"
 
@@ -45,9 +45,9 @@ def contenders(documents: int, dim: int) -> dict[str, Contender]:
         return tuple({first: one, second: other} for one in _PROBES for other in choices)
 
     ours = ({}, *grid("probes", "candidates", _CANDIDATES))
-    scanned = grid("leaves_to_search", "pre_reorder_num_neighbors", (20, 40, 100, 300))
+    scanned = grid("leaves_to_search", "pre_reorder_num_neighbors", (20, 60, 200))
     graph = tuple({"efSearch": each} for each in _EXPANSIONS)
-    product = grid("nprobe", "k_factor", (2, 4, 8, 16))
+    product = grid("nprobe", "k_factor", (2, 5, 12))
     return {
         "irkit float16": contender("irkit", {"keep": "float16"}, ours),
         "irkit int8": contender("irkit", {"keep": "int8"}, ours),
