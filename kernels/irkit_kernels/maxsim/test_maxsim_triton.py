@@ -47,7 +47,7 @@ def problems(draw, dtypes=DTYPES):
 
 
 @on_device
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8 if INTERPRETED else 15)
 @given(problems())
 def test_whole_numbers_are_exact(problem):
     from irkit_kernels._products.triton_kernel import grid_gradients, product_gradients
@@ -74,7 +74,7 @@ def test_whole_numbers_are_exact(problem):
 
 
 @on_device
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5 if INTERPRETED else 8)
 @given(problems(dtypes=[torch.int8]))
 def test_int8_is_exact(problem):
     from irkit_kernels.maxsim import triton_kernel

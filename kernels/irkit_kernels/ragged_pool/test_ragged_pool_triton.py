@@ -52,7 +52,7 @@ def problems(draw):
 
 
 @on_device
-@settings(deadline=None, max_examples=20 if INTERPRETED else 30)
+@settings(deadline=None, max_examples=10 if INTERPRETED else 30)
 @given(problems())
 def test_values_and_gradients_are_the_definition(problem):
     lengths, window, d, dtype, seed = problem

@@ -37,7 +37,7 @@ def problems(draw):
 
 
 @on_device
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12 if INTERPRETED else 25)
 @given(problems(), st.sampled_from(ACTIVATIONS), st.sampled_from(POOLINGS), st.booleans())
 def test_whole_numbers_are_exact(problem, activation, pooling, with_argmax):
     from irkit_kernels.splade_pool import triton_kernel
