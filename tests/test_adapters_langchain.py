@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -131,6 +132,9 @@ def test_temporary_index_goes_with_its_store():
     retriever = store.as_retriever()
     del store
     assert retriever.invoke("copper")  # the retriever holds the store
+    del retriever
+    gc.collect()
+    assert not path.exists()
 
 
 def test_titles_and_scores_are_metadata(tmp_path):

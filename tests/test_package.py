@@ -38,11 +38,11 @@ ROOMS = (
     "index",
     "encoder_free",
     "retrieval",
-    "adapters",
     "training",
     "vocabulary",
     "study",
     "client",
+    "adapters",
     "serve",
     "__init__",  # the public names
     "cli",

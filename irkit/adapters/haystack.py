@@ -22,6 +22,7 @@ from irkit.adapters.shared import (
     remove_known,
 )
 from irkit.errors import BadTypeError, BadValueError
+from irkit.index.directory import MANIFEST
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searching import Hit, parse_strings
 
@@ -58,7 +59,7 @@ class IrkitDocumentStore:
         index: str | dict[str, Any] | None = None,
     ) -> None:
         self.path, self.model, self.index = str(path), model, index
-        if (Path(path) / "irkit.json").exists():
+        if (Path(path) / MANIFEST).exists():
             self.retriever = Retriever.load(path)
         elif model is None:
             raise BadValueError(
@@ -106,8 +107,7 @@ class IrkitDocumentStore:
 
         Raises:
             DuplicateDocumentError: An id is in the store, and the policy is ``FAIL``; nothing is written.
-            BadTypeError: Something is not a document.
-            BadValueError: A document has binary content, or two documents have the same id.
+            BadValueError: Something is no document or has binary content, or two have the same id.
         """
         items = _from_documents(documents)
         with self.retriever.store.update():

@@ -12,6 +12,7 @@ import numpy as np
 from irkit import data
 from irkit.adapters.shared import (
     AnyIndex,
+    AnyRetriever,
     build_temporary,
     dense_model,
     embed_documents,
@@ -26,7 +27,6 @@ from irkit.encoder_free import Vectors
 from irkit.errors import BadValueError
 from irkit.model import Model
 from irkit.retrieval.collection import AnyModel
-from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searching import Hit, parse_strings
 
@@ -62,17 +62,17 @@ class IrkitEmbeddings(Embeddings):
 
 
 class IrkitRetriever(BaseRetriever):
-    """Searches a `Retriever` or a `Hybrid`; the metadata of a result has its score as ``relevance_score``.
+    """Searches an index; the metadata of a result has its score as ``relevance_score``.
 
     ``invoke(query, k=3, filter=...)`` takes the options of `Retriever.search`.
 
     Attributes:
-        retriever: What is searched.
+        retriever: A `Retriever`, a `Hybrid`, or a `irkit.client.Client` of a server.
         k: Maximum number of documents.
         filter: See `Retriever.search`.
     """
 
-    retriever: Retriever | Hybrid
+    retriever: AnyRetriever
     k: int = 4
     filter: Any = None
 

@@ -6,10 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from irkit.adapters.shared import dense_model, embed_documents, embed_queries, hit_metadata, missing
+from irkit.adapters.shared import (
+    AnyRetriever,
+    dense_model,
+    embed_documents,
+    embed_queries,
+    hit_metadata,
+    missing,
+)
 from irkit.model import Model
-from irkit.retrieval.hybrid import Hybrid
-from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searching import Filter
 
 try:
@@ -22,10 +27,10 @@ except ImportError as error:
 
 
 class IrkitRetriever(BaseRetriever):
-    """Searches a `Retriever` or a `Hybrid` and returns documents as nodes.
+    """Searches an index and returns documents as nodes.
 
     Args:
-        retriever: What is searched.
+        retriever: A `Retriever`, a `Hybrid`, or a `irkit.client.Client` of a server.
         similarity_top_k: Maximum number of nodes.
         filter: See `Retriever.search`.
         options: Options of ``BaseRetriever``, such as ``callback_manager``.
@@ -33,7 +38,7 @@ class IrkitRetriever(BaseRetriever):
 
     def __init__(
         self,
-        retriever: Retriever | Hybrid,
+        retriever: AnyRetriever,
         similarity_top_k: int = 10,
         filter: Filter | None = None,
         **options: Any,
