@@ -4,7 +4,7 @@ Every index is a fresh process; opening, searching and adding are measured in an
 profits from the other. Documents are 50 words, drawn as often as they occur in real text; the vectors of the
 dense index and the tokens of the multi-vector one lie around topics. Times of single steps are medians; the
 first query includes what is loaded or computed for it, without the compiled code of the kernels, which a
-search of a tiny index loads before. A table of powers and predictions follows from the sizes measured: the
+search of a small index loads before. A table of powers and predictions follows from the sizes measured: the
 cost at a size is ``c * documents ** power``, fitted to the logarithms.
 
 ``python -m benchmarks scale --sizes 10000,100000`` measures less.
@@ -35,6 +35,7 @@ KINDS = ("bm25", "inverted", "dense", "plaid")
 PREDICTED = (8_800_000, 100_000_000)
 WORDS, WEIGHTS, DIM, TOKENS, TOKEN_DIM, TOPICS = 50, 40, 384, 32, 64, 1000
 QUERIES, ADDS, CHUNK = 50, 30, 1024
+WARM = 3000  # documents of the small index: enough that it is looked up and not scanned
 COSTS = (
     "build us/document",
     "bytes/document",
@@ -154,7 +155,7 @@ def build(kind: str, size: int, folder: str) -> Row:
     from irkit import Retriever
 
     model, index, _ = CONTENTS[kind]
-    Retriever.build(model, documents(kind, 100, 1, "w"), f"{folder}/tiny", index=index).close()
+    Retriever.build(model, documents(kind, WARM, 1, "w"), f"{folder}/tiny", index=index).close()
     sample = min(size, 20 * CHUNK)
     generator = _clock(lambda: deque(documents(kind, sample, 1, "d"), maxlen=0)) / 1000 * size / sample
     before, start = peak_memory(), time.perf_counter()
