@@ -42,6 +42,7 @@ FAST = ["flat", "bm25"]
 def little_is_much() -> Iterator[None]:
     """A dozen documents are looked up, not scanned."""
     limits = Limits(
+        unsorted=4,
         dense_scan=8,
         dense_scan_per_hit=1,
         dense_points=2,
