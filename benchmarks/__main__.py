@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+from typing import Any
 
 SUITES = (
     "dense",
@@ -16,6 +17,7 @@ SUITES = (
     "memory",
     "multi_vector",
     "scale",
+    "serve",
     "sparse",
     "tite",
     "training",
@@ -27,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--sizes", help="numbers of documents of the suites dense and scale")
+    parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
@@ -34,8 +37,13 @@ def main() -> None:
 
     failed = None
     if not arguments.show:
-        options = {"sizes": [*map(int, arguments.sizes.split(","))]} if arguments.sizes else {}
-        failed = importlib.import_module(f"benchmarks.{arguments.suite}").main(**options)
+        options: dict[str, Any] = {}
+        if arguments.sizes:
+            options["sizes"] = [*map(int, arguments.sizes.split(","))]
+        suite = importlib.import_module(f"benchmarks.{arguments.suite}")
+        if arguments.soak:
+            raise SystemExit(suite.main(soak=arguments.soak))
+        failed = suite.main(**options)
         fill_pages()
     print(render(arguments.suite))
     raise SystemExit(failed)  # None is success
