@@ -150,15 +150,10 @@ def percentile(times: Sequence[float], share: float) -> float:
     return 1000 * times[min(len(times) - 1, int(share * len(times)))]
 
 
-def main(soak: float | None = None) -> int | None:
-    """Measure encoding and search, or soak a server for some minutes."""
-    if soak is not None:
-        from benchmarks.serve_soak import run_soak
-
-        return run_soak(soak)
+def main() -> None:
+    """Measure encoding and search."""
     with tempfile.TemporaryDirectory() as folder:
         write_results("serve", [*measure_embedding(), *measure_search(Path(folder))])
-    return None
 
 
 # ---- encoding ----
