@@ -385,7 +385,7 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
         "None}; ragged list"
     ),
     "Store.build overwrite": "True",
-    "Store.open verify": "True",
+    "Store.open verify": "None; True",
     "Vectors dim": "None; '5'; True; bytes; huge",
     "Vectors representation": "None",
     "build documents": "[]; {}",
@@ -481,7 +481,7 @@ FINE: dict[str, str] = {  # values that make sense, or that may do no harm
     "index_config factory": "'5'; bytes; surrogate; nul",
     "load device": "None; [None]",
     "load model": "None; {}",
-    "load verify": "True",
+    "load verify": "None; True",
     "multi_vector config": "None; {}",
     "multi_vector device": "None; [None]",
     "multi_vector markers": "None",
