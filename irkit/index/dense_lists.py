@@ -16,9 +16,7 @@ Source: Jegou et al., PAMI 2011 (lists); Gao and Long, RaBitQ, arXiv 2405.12497 
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -35,7 +33,6 @@ from irkit_kernels.dense_search import (
 )
 from irkit_kernels.dense_search.checks import check_rotation, check_segment
 from irkit_kernels.dense_search.lists import quantized
-from irkit_kernels.dense_search.op import Single
 from irkit_kernels.dense_search.rotation import MAX_DIM, padded, rotation_matrix
 
 from irkit.core.representation import Dense, Representation
@@ -47,6 +44,7 @@ from irkit.index.dense_training import train_lists
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import DenseConfig
 from irkit.index.layout import fitting, row_blocks
+from irkit.index.lone_query import Single, search_alone
 from irkit.index.segments import Segment, drop_segments, read_segments, segment_name
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import StoredRows, search_in_blocks, to_float16
@@ -292,26 +290,9 @@ class DenseLists(StoredRows):
 
     @snapshot
     def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
-        """Return the k best documents of every query; see `Index.search`.
-
-        Checks and conversions take longer than the search of one query. So a query that needs none of them
-        goes straight to the kernel, to a function prepared for its ``k``.
-        """
-        if allowed is None and isinstance(queries, Dense) and type(k) is int:
-            own = self.store.derived("own", threading.local)
-            last_k, config, shape, find = getattr(own, "last", (0, None, None, None))
-            if last_k != k or config is not self.config:
-                shape, find = (1, self.dim), self._single(k)
-                own.last = k, self.config, shape, find
-            values = queries.values
-            if find is not None and values.shape == shape and values.dtype is torch.float32:
-                with contextlib.suppress(RuntimeError, TypeError):  # it has gradients, or is elsewhere
-                    query = values.numpy()[0]
-                    if math.isfinite(query.sum()):
-                        rows, scores = find(query)
-                        if rows[0, -1] >= 0:
-                            return Hits(rows, scores)
-        return super().search(queries, k, allowed)
+        """Return the k best documents of every query; see `Index.search`."""
+        alone = search_alone(self, queries, k, self._single) if allowed is None else None
+        return super().search(queries, k, allowed) if alone is None else alone
 
     def _single(self, k: int) -> Single | None:
         """Return what searches ``k`` hits of one query in this thread, if lists alone have all of them."""
