@@ -2,7 +2,7 @@
 
 Every answer is compared with those of the others. Times are of one thread, from the condition to a mask of
 rows; the keys were filtered by once before, and no filter comes twice. The filter of irkit is also timed as
-the first one after an index was opened, and after an addition of one document by somebody else.
+the first one after an index was opened, and after another process added a document.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def vectors(n: int, seed: int) -> Representation:
 
 # 30 documents are looked up and cut into blocks
 LIMITS = Limits(
+    unsorted=4,
     dense_scan=8,
     dense_scan_per_hit=1,
     dense_points=2,

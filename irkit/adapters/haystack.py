@@ -107,7 +107,7 @@ class IrkitDocumentStore:
 
         Raises:
             DuplicateDocumentError: An id is in the store, and the policy is ``FAIL``; nothing is written.
-            BadValueError: Something is no document or has binary content, or two have the same id.
+            BadValueError: An item is not a document, a document has binary content, or two have one id.
         """
         items = _from_documents(documents)
         with self.retriever.store.update():

@@ -52,7 +52,7 @@ def check_access(keys: Sequence[tuple[Scope, str]], scope: Scope, authorization:
     """Raise a Problem unless the header ``Authorization`` has a key for ``scope``.
 
     Raises:
-        Problem: 401 without a key that is known, 403 if the key may only read, or nobody may write.
+        Problem: 401 without a key that is known, 403 if the key may only read, or no key may write.
     """
     scopes = {known for known, _ in keys}
     if scope == "write" and "write" not in scopes:

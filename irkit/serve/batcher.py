@@ -1,7 +1,7 @@
 """Work on the requests of many clients together.
 
-Nothing waits for company: what arrives while a batch is worked on becomes the next batch. So one client alone
-waits for nobody, and many clients get large batches.
+No request waits for others: requests that arrive while a batch is computed form the next batch. So a lone
+client is answered at once, and many clients get large batches.
 
 Each item has a size, such as its tokens. A large request comes as several items, and items of all requests
 take turns by start-time fair queueing (Goyal et al. 1996): a clock counts the size of all work so far, and an
