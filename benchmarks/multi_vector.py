@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bars import bars, speeds
 from benchmarks.contest import Contender, build_row, measure, work_folder
 from benchmarks.harness import Row, write_results
+from benchmarks.multi_vector_bars import bars, speeds
 from benchmarks.plot import draw_curves
 from benchmarks.token_vectors import TokenVectors, generate, passages, read
 from benchmarks.worker import K

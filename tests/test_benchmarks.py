@@ -95,7 +95,7 @@ CURVES = [
 
 
 def test_speeds_are_compared_at_the_recall_that_both_reach() -> None:
-    from benchmarks.bars import bars, speeds
+    from benchmarks.multi_vector_bars import bars, speeds
 
     build = {"collection": "generated 10k", "build CPU s": 2.0, "bytes/token": 80.0}
     builds = [
