@@ -238,6 +238,7 @@ def served(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from irkit.serve.access import read_keys
     from irkit.serve.app import create_app
     from irkit.serve.catalogue import Catalogue
+    from irkit.serve.connections import Connection
     from irkit.serve.serve_config import ServeConfig, ServeLimits
 
     # models and indexes
@@ -274,7 +275,7 @@ def served(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         limits=limits,
     )
     catalogue = Catalogue(config)
-    options = {"log_level": "warning", "access_log": False, "ws": "none"}
+    options = {"http": Connection, "log_level": "warning", "access_log": False, "ws": "none"}
     server = uvicorn.Server(uvicorn.Config(create_app(catalogue), **options))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()

@@ -10,35 +10,21 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from serving import KEY, ask, process
 
 from irkit.client import Client
 from irkit.errors import BadValueError, StorageError
 from irkit.retrieval.retriever import Retriever
 
-KEY = {"authorization": "Bearer correct-horse"}
 SEARCH, DOCUMENTS = "/indexes/words/search", "/indexes/words/documents"
-
-
-def ask(
-    url: str, path: str, body: Any = None, method: str = "POST", headers: dict[str, str] | None = None
-) -> tuple[int, Any]:
-    """Send a request whose body is JSON or bytes; status and answer."""
-    parts = urlsplit(url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as link:
-        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        link.request(method, path, content, {"content-type": "application/json"} | (headers or {}))
-        response = link.getresponse()
-        return response.status, json.loads(response.read() or b"null")
 
 
 @pytest.mark.parametrize(
@@ -267,27 +253,6 @@ def test_without_the_extra_the_command_says_what_to_install(
 
 
 # ---- processes ----
-
-
-@contextlib.contextmanager
-def process(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a server in a process; the process and its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    command = [sys.executable, "-m", "irkit", "serve", *words, "--port", str(port)]
-    environment = os.environ | {"IRKIT_SERVE_KEYS": "write correct-horse"}
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as running:
-        url = f"http://127.0.0.1:{port}"
-        try:
-            while True:
-                assert running.poll() is None
-                with contextlib.suppress(OSError):
-                    if ask(url, "/ready", None, "GET")[0] == 200:
-                        break
-                time.sleep(0.05)
-            yield running, url
-        finally:
-            running.kill()
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ def serve(
     """Serve indexes and models over HTTP, with a page to search at /.
 
     The routes are those of text-embeddings-inference, OpenAI, Cohere and irkit itself, see docs/serve.md.
-    SIGTERM and Ctrl-C end the server after the requests in work. The log goes to standard error.
+    SIGTERM and Ctrl-C end the server after the requests in work. SIGHUP reads the keys and the indexes
+    again. The log goes to standard error.
 
     Args:
         paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name.
@@ -55,6 +56,7 @@ def serve(
         port=port,
         workers=workers,
         keys=read_keys(keys),
+        keys_file=None if keys is None else str(keys.absolute()),
         device=device,
         dtype=dtype,
         limits=ServeLimits.parse(with_overrides({}, override or ()), "--set"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from irkit.errors import BadValueError
 from irkit.serve.problems import Problem
-from irkit.serve.serve_config import Scope
+from irkit.serve.serve_config import Scope, ServeConfig
 from irkit.utils.atomic import explained
 
 VARIABLE = "IRKIT_SERVE_KEYS"
@@ -46,6 +46,18 @@ def read_keys(path: str | Path | None) -> tuple[tuple[Scope, str], ...]:
             )
         keys.append((words[0], _hash(words[1].encode())))  # type: ignore[arg-type]
     return tuple(keys)
+
+
+def with_new_keys(config: ServeConfig) -> ServeConfig:
+    """Return a configuration with the keys that its file has now; those of the environment never change.
+
+    Raises:
+        StorageError: The file cannot be read.
+        BadValueError: A line is malformed.
+    """
+    if config.keys_file is None:
+        return config
+    return config.model_copy(update={"keys": read_keys(config.keys_file)})
 
 
 def check_access(keys: Sequence[tuple[Scope, str]], scope: Scope, authorization: bytes) -> None:

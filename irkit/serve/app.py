@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +36,15 @@ _HEADERS = {
 }
 
 
+async def _reload(catalogue: Catalogue) -> None:
+    """Reload a catalogue beside the requests in work, and log the outcome."""
+    try:
+        await asyncio.to_thread(catalogue.reload)
+        LOG.info(json.dumps({"event": "reloaded", "indexes": [*catalogue.indexes]}))
+    except IrkitError as error:
+        LOG.error(json.dumps({"event": "reload failed", "error": str(error)}))
+
+
 def create_app(catalogue: Catalogue) -> FastAPI:
     """Make the application that serves a catalogue."""
 
@@ -42,6 +53,9 @@ def create_app(catalogue: Catalogue) -> FastAPI:
         await asyncio.to_thread(catalogue.warm)
         url = f"http://{catalogue.config.host}:{catalogue.config.port}/"
         LOG.info(json.dumps({"event": "ready", "url": url, "indexes": [*catalogue.indexes]}))
+        if threading.current_thread() is threading.main_thread():  # where signals arrive
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(_reload(catalogue)))
         yield
         await catalogue.close()
 

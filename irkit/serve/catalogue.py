@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,9 @@ from irkit.errors import BadValueError, StorageError
 from irkit.index.directory import MANIFEST
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
+from irkit.model.hub import local_directory
 from irkit.retrieval.retriever import Retriever
+from irkit.serve.access import with_new_keys
 from irkit.serve.problems import Problem
 from irkit.serve.search_work import find
 from irkit.serve.serve_config import ServeConfig
@@ -44,13 +46,11 @@ class Catalogue:
         self.indexes: dict[str, ServedIndex] = {}
         self._loaded: dict[str, ServedModel] = {}  # by the name that the model is loaded by
         paths = name_paths(config.paths)
-        indexes = {name: Path(path) for name, path in paths.items() if (Path(path) / MANIFEST).exists()}
-        for name in [
-            name for name in paths if name not in indexes
-        ]:  # first, so that their names are not taken
+        models = [name for name, path in paths.items() if not _is_index(path)]
+        for name in models:  # first, so that their names are not taken
             self._serve(name, paths[name])
-        for name, directory in indexes.items():
-            self._open_index(name, directory)
+        for name in [name for name in paths if name not in models]:
+            self._open_index(name, Path(paths[name]))
 
     def _open_index(self, name: str, path: Path) -> None:
         index = ServedIndex(name, path, self._load, partial(find, self), self.config.limits)
@@ -109,6 +109,17 @@ class Catalogue:
                 index.retriever().search("warm", 1)
         self.ready = True
 
+    def reload(self) -> None:
+        """Read the keys and open the indexes again, as they are now; models stay.
+
+        Raises:
+            BadValueError: A line of the keys is malformed; all stays as it was.
+            StorageError: The keys or an index cannot be read; what was not read yet stays as it was.
+        """
+        self.config = with_new_keys(self.config)
+        for index in self.indexes.values():
+            index.reload()
+
     async def close(self) -> None:
         """Finish what was begun."""
         self.ready = False
@@ -143,16 +154,42 @@ def name_paths(paths: tuple[str, ...]) -> dict[str, str]:
     return dict(pairs)
 
 
+def check_paths(paths: tuple[str, ...]) -> None:
+    """Check that indexes open and that models are there; a model of the hub is downloaded.
+
+    Raises:
+        BadValueError: There are none, or two have one name.
+        StorageError: A path is neither an index nor a model, or an index cannot be read.
+    """
+    for path in name_paths(paths).values():
+        if _is_index(path):
+            Retriever.load(path).close()  # its model is not loaded
+        else:
+            with _as_model(path):
+                local_directory(path)
+
+
+def _is_index(path: str) -> bool:
+    return (Path(path) / MANIFEST).exists()
+
+
+@contextmanager
+def _as_model(source: str) -> Iterator[None]:
+    """Say what an error inside the block is about: a path that is no index."""
+    try:
+        yield
+    except StorageError as error:
+        raise StorageError(f"serving {source}: it is no index, and as a model: {error}") from error
+
+
 def _load_model(source: str, config: ServeConfig) -> Model | CrossEncoder:
     settings = Path(source) / "config.json"
     if settings.is_file() and not (Path(source) / "modules.json").exists():
         with suppress(ValueError, AttributeError):
             if "SequenceClassification" in " ".join(json.loads(settings.read_text())["architectures"]):
                 return CrossEncoder(source, device=config.device)
-    try:
+    with _as_model(source):
         return Model.from_pretrained(source, device=config.device, dtype=config.dtype)
-    except StorageError as error:
-        raise StorageError(f"serving {source}: it is no index, and as a model: {error}") from error
 
 
 def _lookup(items: Mapping[str, T], name: str, what: str) -> T:

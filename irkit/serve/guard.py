@@ -43,6 +43,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the answer of GET, whose body uvicorn leaves out
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         sent_id = headers.get(b"x-request-id", b"")
         request_id = sent_id.decode() if _ID.fullmatch(sent_id) else uuid.uuid4().hex[:16]
@@ -88,7 +90,7 @@ class Guard:
         RUNNING.inc()
         try:
             async with asyncio.timeout(limits.seconds):
-                await self._app(scope, _replay(body, receive), send)
+                await _while_connected(self._app, scope, body, receive, send)
         finally:
             self._running -= 1
             RUNNING.dec()
@@ -119,7 +121,7 @@ async def _read_body(headers: dict[bytes, bytes], receive: Receive, most: int, s
     """Return the body.
 
     Raises:
-        Problem: It is too large (413) or comes too slowly (408), or the client has gone (400).
+        Problem: It is too large (413) or comes too slowly (408), or the client has gone (499).
     """
     size = headers.get(b"content-length", b"0")
     too_large = Problem(413, f"the body is larger than the limit of {most} bytes")
@@ -131,7 +133,7 @@ async def _read_body(headers: dict[bytes, bytes], receive: Receive, most: int, s
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
-                    raise Problem(400, "the client closed the connection")
+                    raise Problem(499, "the client closed the connection")
                 parts.append(message.get("body", b""))
                 total += len(parts[-1])
                 if total > most:
@@ -142,13 +144,42 @@ async def _read_body(headers: dict[bytes, bytes], receive: Receive, most: int, s
         raise Problem(408, f"the body did not arrive within {seconds} seconds") from None
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a function that gives the body, and then what comes from the client."""
-    waiting = [body]
+async def _while_connected(app: App, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    """Run the app with a body, and cancel it when the client closes the connection.
+
+    Raises:
+        Problem: The client has gone (499, as nginx logs it); nobody gets this answer.
+    """
+    waiting, ended = [body], False
+    gone = asyncio.Event()
 
     async def give() -> MutableMapping[str, Any]:
         if waiting:
             return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-    return give
+    async def send_watched(message: MutableMapping[str, Any]) -> None:
+        nonlocal ended
+        ended = message["type"] == "http.response.body" and not message.get("more_body")
+        await send(message)
+
+    async def watch(work: asyncio.Task[Any]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        if not ended:  # after the last part of an answer, uvicorn says so, too
+            work.cancel()
+
+    work = asyncio.current_task()
+    assert work is not None
+    watcher = asyncio.create_task(watch(work))
+    try:
+        await app(scope, give, send_watched)
+    except asyncio.CancelledError:
+        if not gone.is_set():
+            raise
+        work.uncancel()
+        raise Problem(499, "the client closed the connection") from None
+    finally:
+        watcher.cancel()

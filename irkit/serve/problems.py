@@ -26,6 +26,7 @@ _TYPES = {
     422: "Validation",
     424: "Backend",
     429: "Overloaded",
+    499: "Closed",
     500: "Backend",
     503: "Unhealthy",
     507: "Storage",

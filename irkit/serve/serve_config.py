@@ -56,6 +56,7 @@ class ServeConfig(Config):
         port: Port to listen at; 0 is any free one.
         workers: Processes.
         keys: Scope and SHA-256 (hexadecimal) of each API key.
+        keys_file: File that SIGHUP reads the keys from again; None keeps them.
         device: Device of the models; None is a GPU if there is one, else the CPU.
         dtype: Precision of the models.
         limits: See `ServeLimits`.
@@ -66,6 +67,7 @@ class ServeConfig(Config):
     port: int = 8080
     workers: PositiveInt = 1
     keys: tuple[tuple[Scope, str], ...] = ()
+    keys_file: str | None = None
     device: str | None = None
     dtype: str = "float32"
     limits: ServeLimits = ServeLimits()

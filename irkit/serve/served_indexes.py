@@ -54,6 +54,15 @@ class ServedIndex:
             self._seen = stamp
         return self._retriever
 
+    def reload(self) -> None:
+        """Open the directory again; searches in work end with what they began with.
+
+        Raises:
+            StorageError: It cannot be opened; the index stays as it was.
+        """
+        stamp = self._stamp()
+        self._retriever, self._seen = self._load(self.path), stamp
+
     def _stamp(self) -> tuple[int, ...]:
         """Return what changes when another process commits."""
         try:

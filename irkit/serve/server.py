@@ -1,4 +1,8 @@
-"""Start the processes of a server; after SIGTERM they finish what they began, and exit with 0."""
+"""Start the processes of a server; after SIGTERM they finish what they began, and exit with 0.
+
+After SIGHUP a server goes on with the keys and the indexes as they are now: one process reads them anew, and
+several are replaced one by one.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,13 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
+from irkit.serve.access import with_new_keys
 from irkit.serve.serve_config import ServeConfig
 from irkit.utils.atomic import explained
 
 _VARIABLE = "IRKIT_SERVE_CONFIG"
 """Environment variable by which a worker process learns the configuration."""
+_WORKER_SECONDS = 300  # until a worker process has loaded its models
 
 
 def serve(config: ServeConfig) -> None:
@@ -29,12 +35,16 @@ def serve(config: ServeConfig) -> None:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    from irkit.serve.catalogue import name_paths
+    from irkit.serve.catalogue import check_paths, name_paths
+    from irkit.serve.connections import Connection
     from irkit.serve.meters import PROCESSES
 
     name_paths(config.paths)  # checks them
     options: dict[str, Any] = {
+        "http": Connection,
+        "ws": "none",
         "timeout_graceful_shutdown": round(config.limits.shutdown_seconds),
+        "timeout_worker_healthcheck": _WORKER_SECONDS,
         "access_log": False,  # guard.py writes what it would, and more
         "log_level": "warning",
         "server_header": False,
@@ -48,6 +58,7 @@ def serve(config: ServeConfig) -> None:
         if config.workers == 1:
             uvicorn.Server(uvicorn.Config(make_app(config), **options)).run([listening])
             return
+        check_paths(config.paths)  # or else each process would say what is wrong, again and again
         # several processes accept connections of one socket, and count in one folder
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="irkit-serve-"))
         os.environ |= {_VARIABLE: config.model_dump_json(), PROCESSES: folder}
@@ -63,7 +74,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with explained(f"serving at {host}:{port}", "choose another --host or --port"):
-        listening = socket.socket(family)
+        # asyncio turns Nagle's algorithm off only if the protocol is named; it would delay answers by 40 ms
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
@@ -83,9 +95,9 @@ def make_app(config: ServeConfig) -> Any:
 
 
 def worker_app() -> Any:
-    """Make the application in a worker process."""
+    """Make the application in a worker process, with the keys of now."""
     set_up_logs()
-    return make_app(ServeConfig.model_validate_json(os.environ[_VARIABLE]))
+    return make_app(with_new_keys(ServeConfig.model_validate_json(os.environ[_VARIABLE])))
 
 
 def set_up_logs() -> None:
