@@ -30,7 +30,6 @@ class DenseCodes(DenseLists):
     """
 
     _nbits = 4
-    _points = 128  # rows of a list, at least: centroids take a few bytes of a row
 
     def finish(self, progress: Callable[[str, int, int | None], object] | None = None) -> None:
         """Code the vectors that wait, see `DenseLists.finish`.
@@ -48,6 +47,10 @@ class DenseCodes(DenseLists):
         """Return the vectors that wait, of ``rows``."""
         chosen = np.arange(len(self))[rows]
         return {"values": self.store.read("values.bin")[chosen[chosen >= self._covered] - self._covered]}
+
+    def _list_rows(self) -> int:
+        """Return so many rows that the int8 centroid of a list takes at most 3 bytes of each."""
+        return max(128, self.dim // 3)
 
     def _represent(self, rows: Array) -> Representation:
         return Dense(torch.from_numpy(self._reader()(rows)))

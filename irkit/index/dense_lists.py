@@ -68,7 +68,6 @@ class DenseLists(StoredRows):
 
     config: DenseConfig
     _nbits = 1  # of a code, per dimension
-    _points = 0  # rows of a list, at least; 0 is the limit of the store
 
     def finish(self, progress: StageProgress | None = None) -> None:
         """Train centroids if rows have become many, and put the rows without lists into a segment.
@@ -252,10 +251,8 @@ class DenseLists(StoredRows):
 
     def _train(self, values: Callable[[Array], Array]) -> bool:
         """Store the centroids of a sample; return False if float32 cannot compute with its rows."""
-        store, n, limits = self.store, len(self), self.store.limits
-        lists = min(
-            self.config.lists or round(4 * math.sqrt(n)), max(1, n // max(limits.dense_points, self._points))
-        )
+        store, n = self.store, len(self)
+        lists = min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // self._list_rows()))
         rows = sample_positions(n, _POINTS * lists, self.config.seed)
         sample = np.empty((len(rows), self.dim), np.float32)
         for at, stop in self._row_blocks(0, len(rows)):
@@ -273,6 +270,10 @@ class DenseLists(StoredRows):
             store.append("margins.bin", list_margins(sample, centroids, assign(sample, centroids)))
         store.meta["index"]["trained"] = n
         return True
+
+    def _list_rows(self) -> int:
+        """Return how many rows a list has on average, at least."""
+        return self.store.limits.dense_points
 
     def _row_blocks(self, start: int, stop: int) -> Any:
         return row_blocks(None, start, stop, max(1, self.store.limits.read_bytes // (4 * max(1, self.dim))))
