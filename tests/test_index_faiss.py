@@ -12,6 +12,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from irkit_kernels.dense_scan import best_of
 
 from irkit import Dense, score
 from irkit.config import Config
@@ -245,13 +246,13 @@ def test_many_queries_are_searched_in_blocks(
     tmp_path: Path, data: Dense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = build(tmp_path / "index", "ivf", data)
-    expected, sizes, look_up = index.search(data[:50], 5), [], index._look_up
+    expected, sizes = index.search(data[:50], 5), []
 
-    def counted(values: np.ndarray, *arguments: Any) -> Any:
-        sizes.append(len(values))
-        return look_up(values, *arguments)
+    def counted(values: np.ndarray, queries: np.ndarray, *arguments: Any) -> Any:
+        sizes.append(len(queries))
+        return best_of(values, queries, *arguments)
 
-    monkeypatch.setattr(index, "_look_up", counted)
+    monkeypatch.setattr("irkit.index.faiss.best_of", counted)
     index.store.limits = Limits(faiss_scan_per_hit=1, faiss_queries=20)
     found = index.search(data[:50], 5)
     assert sizes == [20, 20, 10]

@@ -507,12 +507,12 @@ def test_a_gpu_without_memory_is_left_alone(tmp_path: Path, gpu: Any) -> None:
 def test_memory_that_runs_out_on_the_way_is_as_if_there_were_none(
     tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     index, queries = build(tmp_path / "index", [texts(300, 0)], device="cpu"), texts(3, 1)
     expected = index.search(queries, 5)
-    monkeypatch.setattr("irkit.index.plaid_search._rounded", full)
+    monkeypatch.setattr(torch.Tensor, "amax", full)
     index.config = PlaidConfig(device="auto")
     with pytest.warns(UserWarning, match="so the CPU does it"):
         found = index.search(queries, 5)

@@ -20,7 +20,6 @@ from irkit.encoder_free import BM25
 from irkit.errors import LockedError
 from irkit.index import Index, Limits, Store, compact, create_index, open_index
 from irkit.index.array_files import Entry
-from irkit.index.state import State
 from irkit.index.topk import Hits
 
 T = TypeVar("T")
@@ -397,14 +396,12 @@ def test_threads_search_while_one_changes_and_refreshes(tmp_path: Path, kind: st
 
     twin = build(tmp_path / "twin", kind, 100)
     states = [twin.search(queries, 5)]
-    commit = twin.store._commit
 
-    def show(state: State) -> None:
-        commit(state)
+    def show(path: Path) -> None:
         states.append(elsewhere(lambda: twin.search(queries, 5)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(twin.store, "_commit", show)
+        patch.setattr("irkit.index.store.sync", show)  # the last step of a commit
         for step in STEPS:
             change(twin, step)
     for hits in searches[0].result() + searches[1].result():
