@@ -111,17 +111,22 @@ def signature(path: Path) -> Any:
     )
 
 
-def kill_before(step: int) -> None:
-    """Kill this process before its ``step``-th step that changes the disk; a write is left half done."""
-    remaining = iter(range(step, -1, -1))
+def kill_before(step: int | None) -> list[int]:
+    """Kill this process before its ``step``-th step that changes the disk; a write is left half done.
+
+    Returns:
+        A list of one number: how many steps were done so far.
+    """
+    done = [0]
 
     def wrap(target: Any, name: str, half: Callable[..., object] = lambda *arguments: None) -> None:
         real = getattr(target, name)
 
         def function(*arguments: Any, **options: Any) -> Any:
-            if next(remaining) == 0:
+            if done[0] == step:
                 half(*arguments)
                 os.kill(os.getpid(), signal.SIGKILL)
+            done[0] += 1
             return real(*arguments, **options)
 
         setattr(target, name, function)
@@ -138,6 +143,20 @@ def kill_before(step: int) -> None:
         (Path, "unlink"),
     ):
         wrap(target, name)
+    return done
+
+
+def count_steps(action: str, path: Path) -> int:
+    """Do the action in a child; return how many of its steps change the disk."""
+    count = path.with_name("steps")
+
+    def run() -> None:
+        done = kill_before(None)
+        ACTIONS[action](path)
+        count.write_text(str(done[0]))
+
+    in_child(run)
+    return int(count.read_text())
 
 
 def run_killed(action: str, path: Path, step: int) -> bool:
@@ -169,18 +188,8 @@ def survive(action: str, directory: Path, wanted: int) -> dict[str, Any]:
         shutil.copytree(base, path)
 
     restore()
-    ACTIONS[action](path)
+    total = count_steps(action, path)
     after, names = signature(path), sorted(file.name.split(".")[0] for file in path.iterdir())
-    restore()
-    total = 1
-    while run_killed(action, path, total):
-        total *= 2
-        restore()
-    low = total // 2
-    while low < total:  # steps in all
-        middle = (low + total) // 2
-        restore()
-        low, total = (middle + 1, total) if run_killed(action, path, middle) else (low, middle)
     parts, rng = wanted or total, random.Random(0)
     steps = [int((part + rng.random()) * total / parts) for part in range(parts)]  # one of each part
     if wanted:
