@@ -1,6 +1,6 @@
 # `make demo` searches 10,000 passages of Python's documentation, `make test` runs the tests, `make docs` builds the site.
 # `make fuzz` tries damaged files and input on each target of tests/fuzz for a minute (FUZZ_SECONDS).
-# `make adapters` runs the tests of irkit/adapters with the libraries that they adapt.
+# `make adapters` runs the tests of irkit/adapters, irkit/exporting and irkit/remote with the libraries and engines.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -23,7 +23,7 @@ adapters:  # in an environment of its own, because the libraries bring plugins o
 	$(MAKE) VENV=$(VENV)-adapters test-adapters
 
 test-adapters: $(VENV)/dev,adapters.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" -k adapters \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not network" -k "adapters or export" \
 	  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/test_adapters_*.py tests/test_docs.py
 
 lint: $(VENV)/dev.stamp

@@ -38,6 +38,8 @@ ROOMS = (
     "index",
     "encoder_free",
     "retrieval",
+    "exporting",
+    "remote",
     "training",
     "vocabulary",
     "study",

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from irkit import __version__
+from irkit.cli.export import export
 from irkit.cli.index import encode, index
 from irkit.cli.info import info
 from irkit.cli.options import IndexCommand, TrainCommand, declare_options
@@ -33,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_SEARCHING = (index, search, rerank, explain, evaluate, fuse, serve)
+_SEARCHING = (index, search, rerank, explain, evaluate, fuse, serve, export)
 _TRAINING = (train, pretrain, mine, label, study, transfer_vocab)
 _VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, info)
 _TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help

@@ -174,8 +174,9 @@ os.register_at_fork(after_in_child=_forked)
 def read_parquet(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read a parquet file; only some of its rows are held in memory.
 
-    Numbers, booleans, strings, lists and structs keep their types. Dates and times become strings as in ISO
-    8601, decimals become floats. Null and NaN are left out of metadata.
+    Numbers, booleans, strings, lists, structs and maps keep their types. Dates and times become strings as in
+    ISO 8601, decimals become floats. Null and NaN are left out of metadata. A column ``metadata`` of strings
+    holds objects of JSON.
 
     Returns:
         Pairs of the number of a row, counted from 1, and a record.
@@ -213,7 +214,7 @@ def _to_list(arrow: Any, column: Any) -> list[Any]:
     kind = column.type
     if arrow.types.is_timestamp(kind) and kind.unit == "ns":  # more than datetime holds
         column = column.cast(arrow.timestamp("us", kind.tz), safe=False)
-    values: list[Any] = column.to_pylist()
+    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     return values
 
 
@@ -223,6 +224,8 @@ def _plain_record(where: str, record: dict[str, Any], header: Header) -> dict[st
     for name, value in record.items():
         if name in header.parts or name in VECTORS:
             plain[name] = value
+        elif name == "metadata" and isinstance(value, str):
+            plain[name] = _parse_object(where, value)
         elif value is not None and value == value:
             try:
                 plain[name] = _to_json(value)
@@ -232,6 +235,16 @@ def _plain_record(where: str, record: dict[str, Any], header: Header) -> dict[st
                     "to keep: metadata= (--metadata-columns)"
                 ) from error
     return plain
+
+
+def _parse_object(where: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadValueError(f"{where}: metadata is {text!r:.60}; expected an object of JSON")
+    return value
 
 
 def _to_json(value: Any) -> Any:

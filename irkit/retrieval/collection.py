@@ -55,7 +55,7 @@ class Collection:
     def model(self) -> AnyModel:
         """The model, loaded at the first use; warns if only its query side differs from the recorded one."""
         manifest, model = self.store.meta["model"], self._load_model()
-        _check_model(self.store.path, manifest, model)
+        check_model(self.store.path, manifest, model)
         if isinstance(model, BM25) and model.fingerprint != manifest["fingerprint"]:
             cast(StoredRows, self.index).formula = model.config.k1, model.config.b
         return model.open(self.store) if isinstance(model, EncoderFreeModel) else model
@@ -222,7 +222,7 @@ def _same_documents(saved: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(other[key] == saved[key] for key in ("fingerprint", "kind", "dim"))
 
 
-def _check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
+def check_model(path: Path, saved: Mapping[str, Any], model: AnyModel) -> None:
     """Refuse another model than the recorded one; warn if only its query side differs.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Unpack, overload
 
@@ -25,6 +26,28 @@ from irkit.retrieval.selection import (
 )
 
 
+class OtherRetriever(ABC):
+    """What a `Hybrid` needs of a retriever whose documents are in another engine, see `irkit.remote`."""
+
+    @abstractmethod
+    def run(
+        self,
+        queries: QueriesLike,
+        k: int = 1000,
+        filter: Filter | None = None,
+        **options: Unpack[RankOptions],
+    ) -> Run:
+        """Rank documents for many queries, see `irkit.Retriever.run`."""
+
+    @abstractmethod
+    def fetch(self, ids: Sequence[str]) -> list[Document]:
+        """Return those documents of some ids that there are, in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of documents."""
+
+
 class Hybrid:
     """Searches with several retrievers, such as BM25 and a dense model, and fuses their results.
 
@@ -32,7 +55,7 @@ class Hybrid:
     be found by these; its text comes from the first retriever that holds it.
 
     Args:
-        retrievers: Two or more.
+        retrievers: Two or more; those of `irkit.remote` are as good.
         method: Method of fusion, see `irkit.fuse`.
         weights: Weight of each retriever; by default 1.
         depth: Number of results of each retriever that are fused, at least ``k``.
@@ -50,7 +73,7 @@ class Hybrid:
 
     def __init__(
         self,
-        retrievers: Iterable[Retriever],
+        retrievers: Iterable[Retriever | OtherRetriever],
         method: Method = "rrf",
         *,
         weights: Sequence[float] | None = None,
@@ -59,7 +82,7 @@ class Hybrid:
     ) -> None:
         self.retrievers = list(retrievers) if isinstance(retrievers, Iterable) else [retrievers]
         for retriever in self.retrievers:
-            if not isinstance(retriever, Retriever):
+            if not isinstance(retriever, Retriever | OtherRetriever):
                 raise BadTypeError(
                     f"Hybrid: got {brief(retriever)}, expected retrievers; Retriever.load makes one"
                 )
@@ -133,7 +156,7 @@ class Hybrid:
 
         groups = None if selection.group_by is None else Groups(read, selection.group_by)
         chosen: dict[str, tuple[str, list[str], Array]] = {}
-        most = max(1, *(len(retriever.documents) for retriever in self.retrievers))
+        most = max(1, *map(len, self.retrievers))
         left, depth = queries, min(max(selection.stop, self.depth), most)
         while left:
             runs = [retriever.run(left, depth, filter) for retriever in self.retrievers]
@@ -151,8 +174,9 @@ class Hybrid:
                 chosen[query.id] = query.id, [ids[position] for position in positions], scores[positions]
             left, depth = few, min(DEEPER * depth, most)
         if groups is not None and groups.found_none:
-            collections = [retriever.documents for retriever in self.retrievers]
-            check_group_key("search", collections, str(selection.group_by))
+            own = [item.documents for item in self.retrievers if isinstance(item, Retriever)]
+            if len(own) == len(self.retrievers):
+                check_group_key("search", own, str(selection.group_by))
         return Run(chosen[query.id] for query in queries)
 
     @contextlib.contextmanager
@@ -160,7 +184,8 @@ class Hybrid:
         """Show one state of every index."""
         with contextlib.ExitStack() as stack:
             for retriever in self.retrievers:
-                stack.enter_context(retriever.store.snapshot())
+                if isinstance(retriever, Retriever):
+                    stack.enter_context(retriever.store.snapshot())
             yield
 
     def __repr__(self) -> str:
@@ -172,6 +197,11 @@ class Hybrid:
     def _documents(self, ids: set[str]) -> dict[str, Document]:
         by_id: dict[str, Document] = {}
         for retriever in self.retrievers:
-            rows = retriever.documents.find([name for name in ids if name not in by_id])
-            by_id |= {document.id: document for document in retriever.documents.fetch(rows[rows >= 0])}
+            missing = [name for name in ids if name not in by_id]
+            if isinstance(retriever, Retriever):
+                rows = retriever.documents.find(missing)
+                found = retriever.documents.fetch(rows[rows >= 0])
+            else:
+                found = retriever.fetch(missing) if missing else []
+            by_id |= {document.id: document for document in found}
         return by_id

@@ -1,0 +1,13 @@
+"""Export an index: documents, metadata and stored vectors, to files and engines that other tools read.
+
+`export` streams the `Contents` of an index (contents.py) to a `Target` (target.py). Each target is a module
+of its own, to_qdrant.py and so on, listed in `TARGETS`. marks.py has the keywords that stand for what engines
+cannot filter by themselves. `irkit.remote` searches what Qdrant and LanceDB hold.
+"""
+
+from __future__ import annotations
+
+from irkit.exporting.target import Target
+from irkit.exporting.targets import TARGETS, export
+
+__all__ = ["TARGETS", "Target", "export"]

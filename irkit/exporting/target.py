@@ -1,0 +1,28 @@
+"""The `Target`: what an index is exported to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from irkit.exporting.contents import Contents
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format or an engine.
+
+    Attributes:
+        write: Writes the contents of an index to a path that does not exist yet. It is published afterwards.
+        kinds: Kinds of representation that the target holds.
+        is_folder: Whether the path is that of a folder.
+        suffix: Extension that a file must have.
+        send: Sends the contents of an index to the address of a server; None if only paths are written.
+    """
+
+    write: Callable[[Contents, Path], None]
+    kinds: tuple[str, ...] = ("dense", "multi_vector", "sparse")
+    is_folder: bool = False
+    suffix: str = ""
+    send: Callable[[Contents, str], None] | None = None

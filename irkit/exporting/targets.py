@@ -1,0 +1,106 @@
+"""The table of targets, and the export of an index to one of them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from irkit.arguments import brief, suggest
+from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.exporting.contents import Contents
+from irkit.exporting.target import Target
+from irkit.index import Index
+from irkit.retrieval.retriever import Retriever
+from irkit.utils.atomic import check_folder, publish_folder, replacing, scratch
+from irkit.utils.plugins import Registry
+
+TARGETS: Registry[Target] = Registry(
+    "irkit.targets",
+    Target,
+    {
+        "jsonl": "irkit.exporting.to_json_lines:TARGET",
+        "parquet": "irkit.exporting.to_parquet:TARGET",
+        "qdrant": "irkit.exporting.to_qdrant:TARGET",
+        "qdrant-edge": "irkit.exporting.to_qdrant_edge:TARGET",
+        "lancedb": "irkit.exporting.to_lancedb:TARGET",
+        "opensearch": "irkit.exporting.to_opensearch:TARGET",
+        "elasticsearch": "irkit.exporting.to_opensearch:ELASTICSEARCH",
+        "vespa": "irkit.exporting.to_vespa:TARGET",
+    },
+)
+
+
+def export(
+    retriever: Retriever, to: str, out: str | Path, *, progress: Callable[[int], object] | None = None
+) -> int:
+    """Export the documents, metadata and vectors of an index; memory does not grow with the index.
+
+    What is written to a path appears whole or not at all.
+
+    Args:
+        retriever: The index. Documents that are removed are left out.
+        to: Name of a target, see `TARGETS`.
+        out: File or folder to make; for ``"qdrant"`` also an address, ``http://HOST:PORT/COLLECTION``.
+        progress: Called with the number of documents exported since its last call.
+
+    Returns:
+        The number of documents.
+
+    Raises:
+        BadValueError: There is no such target, the target cannot hold the vectors, or the file has another
+            extension.
+        StorageError: There is something at ``out``, the disk is full, or the server does not answer.
+        MissingDependencyError: The client of the engine is not installed.
+    """
+    if not isinstance(retriever, Retriever):
+        raise BadTypeError(f"export: got {brief(retriever)}; expected a Retriever, see Retriever.load")
+    if to not in TARGETS:
+        raise BadValueError(f"export: no target {brief(to)}; {suggest(str(to), list(TARGETS))}")
+    target, operation = TARGETS[to], f"exporting to {out}"
+    with retriever.store.snapshot():
+        contents = Contents(retriever, progress or (lambda count: None))
+        if contents.kind not in target.kinds and not contents.is_bm25:
+            raise BadValueError(
+                f"export: {to} holds {' and '.join(target.kinds)}, and this index is {contents.kind}; "
+                "export to another engine, or to jsonl"
+            )
+        if approximation := _approximation(retriever.index):
+            warnings.warn(
+                f"export of {retriever.store.path}: {approximation}; the exported vectors are decoded from "
+                "them, and differ a little from those that the model made",
+                stacklevel=2,
+            )
+        if re.match(r"https?://", str(out)):
+            if target.send is None:
+                raise BadValueError(f"export: {to} is written to a path, not to {brief(str(out))}")
+            target.send(contents, str(out))
+            return len(retriever)
+        path = Path(out)
+        if path.suffix != target.suffix and not target.is_folder:
+            raise BadValueError(f"export: {to} is a file; expected the extension {target.suffix}, got {path}")
+        check_folder(path.parent, operation)
+        if path.exists():
+            raise StorageError(f"{operation}: it exists already; choose another path, or delete it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_folder:
+            with scratch(path) as aside:
+                target.write(contents, aside / "new")
+                publish_folder(aside / "new", path)
+        else:
+            with replacing(path) as file:
+                target.write(contents, file)
+        return len(retriever)
+
+
+def _approximation(index: Index) -> str | None:
+    """Describe how an index stores vectors if it is with loss."""
+    config = index.config
+    if config.kind == "plaid" and not getattr(config, "keep_tokens", False):
+        return "plaid stores a centroid and a residual of a few bits per token"
+    if config.kind == "dense" and getattr(config, "keep", "") in ("none", "int8"):
+        return f"dense with keep {getattr(config, 'keep', '')} stores codes"
+    if getattr(config, "dtype", "") in ("int8", "uint8", "uint16"):
+        return f"{config.kind} stores numbers as {getattr(config, 'dtype', '')}"
+    return None

@@ -1,0 +1,125 @@
+"""Write a collection of Qdrant: to a server, or to a folder for the local mode of qdrant-client.
+
+A point is a document. Its number is the row of the document, its only vector is named after the kind of the
+representation, and its payload has ``_id``, ``title``, ``text``, ``metadata`` and ``marks``, see
+`irkit.exporting.marks`. Terms of sparse vectors are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from irkit.errors import BadValueError, StorageError, require, reraise_as
+from irkit.exporting.contents import Contents, Exported
+from irkit.exporting.marks import MARKS, marks
+from irkit.exporting.target import Target
+
+COLLECTION = "documents"
+"""Name of the collection in a folder."""
+
+_NUMBERS = 500_000  # of vectors in one request, which a server limits to 32 MB
+_POINTS = 256  # in one request
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return the address of a server and the name of a collection.
+
+    Raises:
+        BadValueError: The address names no collection.
+
+    Examples:
+        >>> split_address("http://127.0.0.1:6333/notes")
+        ('http://127.0.0.1:6333', 'notes')
+    """
+    parts = urlsplit(address)
+    prefix, _, collection = parts.path.rpartition("/")
+    if not parts.hostname or not collection:
+        raise BadValueError(f"qdrant: the address is {address!r}; expected http://HOST:PORT/COLLECTION")
+    return f"{parts.scheme}://{parts.netloc}{prefix}", collection
+
+
+def payload(item: Exported) -> dict[str, Any]:
+    """Return what a point has besides its vector."""
+    document = item.document
+    texts = {"_id": document.id, "title": document.title, "text": document.text}
+    return {**texts, "metadata": dict(document.metadata), MARKS: marks(document.metadata)}
+
+
+def point_batches(contents: Contents) -> Iterator[list[Exported]]:
+    """Yield as many documents as a request may have; those without any token have no vector."""
+    batch: list[Exported] = []
+    count = 0
+    for item in contents:
+        size = len(item.vector[0]) if contents.kind == "sparse" else item.vector.size
+        if batch and (len(batch) == _POINTS or count + size > _NUMBERS):
+            yield batch
+            batch, count = [], 0
+        batch.append(item)
+        count += size
+    if batch:
+        yield batch
+
+
+def is_empty(contents: Contents, item: Exported) -> bool:
+    """Return True if a document has no tokens or terms."""
+    return len(item.vector[0] if contents.kind == "sparse" else item.vector) == 0
+
+
+def _upload(client: Any, collection: str, contents: Contents) -> None:
+    """Make a collection; what it is about comes last, so that nobody takes an unfinished one for whole."""
+    models, name = require("qdrant_client", "engines", "Qdrant").models, contents.kind
+    if name == "sparse":
+        vectors: dict[str, Any] = {"vectors_config": {}}
+        vectors["sparse_vectors_config"] = {name: models.SparseVectorParams()}
+    else:
+        together = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        params = models.VectorParams(
+            size=contents.dim,
+            distance=models.Distance.DOT,
+            multivector_config=together if name == "multi_vector" else None,
+        )
+        vectors = {"vectors_config": {name: params}}
+    client.create_collection(collection, **vectors)
+    for batch in point_batches(contents):
+        points = []
+        for item in batch:
+            if name == "sparse":
+                terms, weights = item.vector
+                vector = models.SparseVector(indices=terms.tolist(), values=weights.tolist())
+            else:
+                vector = item.vector.tolist()
+            named = {} if is_empty(contents, item) else {name: vector}
+            points.append(models.PointStruct(id=item.row, vector=named, payload=payload(item)))
+        client.upsert(collection, points, wait=True)
+    client.update_collection(collection, metadata={"irkit": contents.about})
+
+
+def _write(contents: Contents, path: Path) -> None:
+    client = require("qdrant_client", "engines", "irkit export --to qdrant").QdrantClient(path=str(path))
+    try:
+        _upload(client, COLLECTION, contents)
+    finally:
+        client.close()
+
+
+def _send(contents: Contents, address: str) -> None:
+    place, collection = split_address(address)
+    client = require("qdrant_client", "engines", "irkit export --to qdrant").QdrantClient(
+        url=place, check_compatibility=False
+    )
+    with reraise_as(StorageError, f"exporting to {address}", "is the server up?"):
+        if client.collection_exists(collection):
+            raise StorageError(f"exporting to {address}: the collection exists; choose another name")
+        try:
+            _upload(client, collection, contents)
+            for key in ("_id", MARKS):
+                client.create_payload_index(collection, key, "keyword")
+        except BaseException:
+            client.delete_collection(collection)
+            raise
+
+
+TARGET = Target(_write, is_folder=True, send=_send)

@@ -1,0 +1,295 @@
+"""The `RemoteRetriever`: documents in another engine, searched by the methods of `irkit.Retriever`."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self, Unpack
+
+import numpy as np
+
+from irkit.data import Document, QueriesLike, Query, Vector, parse_queries
+from irkit.encoder_free import EncoderFreeModel
+from irkit.errors import BadValueError, CorruptError
+from irkit.evaluation.run import Run
+from irkit.exporting.contents import split_rows
+from irkit.index.array_files import Array
+from irkit.index.filters import Group, check_key, conditions
+from irkit.index.filters import parse_filter as parse_conditions
+from irkit.retrieval.collection import AnyModel, check_model, load_model
+from irkit.retrieval.hybrid import OtherRetriever
+from irkit.retrieval.reranking import Candidates
+from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.scorer import Scorer, score_checked
+from irkit.retrieval.searching import Filter, Hit, parse_contents, parse_filter
+from irkit.retrieval.selection import (
+    DEEPER,
+    Groups,
+    RankOptions,
+    SearchOptions,
+    Selection,
+    parse_selection,
+)
+
+_MANIFEST = "irkit.json"
+_QUERIES = 256  # encoded together
+
+
+class Found(NamedTuple):
+    """A result of the engine: the row of the document in the index that was exported, its score, and it."""
+
+    row: int
+    score: float
+    document: Document
+
+
+class RemoteRetriever(OtherRetriever):
+    """Documents in another engine. irkit encodes queries, and the engine searches.
+
+    Searches, runs and reranking take the arguments and return the results of `irkit.Retriever`; `Hybrid`
+    takes a RemoteRetriever, too. Changes of documents are those of the engine.
+
+    Attributes:
+        name: Place of the documents, for messages.
+        about: What the export says: the model, kind and width of vectors, and the keys of the metadata.
+    """
+
+    def __init__(self, name: str, about: Any, model: AnyModel | Retriever | str | Path | None) -> None:
+        """Use `irkit.remote.Qdrant` or `irkit.remote.LanceDB`.
+
+        Raises:
+            CorruptError: The engine has documents, but no export of irkit that was finished.
+        """
+        if not isinstance(about, dict) or not {"model", "kind", "dim", "keys"} <= about.keys():
+            raise CorruptError(f"{name}: it is no finished export of irkit; run irkit export again")
+        self.name, self.about, self._choice = name, about, model
+
+    @cached_property
+    def model(self) -> AnyModel:
+        """The model that encodes queries, loaded at the first use.
+
+        Raises:
+            BadValueError: The model has to be given, or it is another one than that of the documents.
+        """
+        saved, choice = self.about["model"], self._choice
+        if choice is None:
+            if saved["name"] in ("bm25", "impacts", None, ""):
+                raise BadValueError(
+                    f"{self.name}: queries need the terms of the index that was exported, or a model that "
+                    "has no name; give it: model=DIRECTORY of the index, or a model"
+                )
+            choice = saved.get("settings") or saved["name"]
+        if isinstance(choice, str | Path) and (Path(choice) / _MANIFEST).exists():
+            choice = Retriever.load(choice)
+        model = choice.model if isinstance(choice, Retriever) else load_model(choice)
+        check_model(Path(self.name), saved, model)
+        return model
+
+    # ---- what an engine does ----
+
+    @abstractmethod
+    def _search(self, query: Any, k: int, where: Any, exact: bool, texts: bool) -> list[Found]:
+        """Return the best documents of a query, in any order.
+
+        Args:
+            query: A vector as `irkit.exporting.contents.Exported` has it; or a text.
+            k: Maximum number of documents.
+            where: Filter, from `_translate`; None for no filter.
+            exact: Score all documents that the filter allows.
+            texts: Return title, text and metadata, too.
+        """
+
+    @abstractmethod
+    def _translate(self, where: Group) -> Any:
+        """Return a filter of the engine.
+
+        Raises:
+            BadValueError: The engine has no such filter.
+        """
+
+    @abstractmethod
+    def fetch(self, ids: Sequence[str]) -> list[Document]:
+        """Return those documents of some ids that the engine has, in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of documents."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close files and connections."""
+
+    def _encode(self, contents: list[Any]) -> Iterator[Any]:
+        """Yield what the engine takes for each query."""
+        for start in range(0, len(contents), _QUERIES):
+            part = contents[start : start + _QUERIES]
+            yield from split_rows(self.model.encode_representation(part, "query"))
+
+    def _parse(self, queries: Any, operation: str) -> tuple[list[Any], bool]:
+        """Return queries as the model takes them, and whether there was a single one."""
+        return parse_contents(operation, self.model, queries)
+
+    # ---- searching ----
+
+    def search(
+        self,
+        queries: str | Vector | Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> Any:
+        """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
+
+        Raises:
+            BadValueError: The engine cannot express the filter, or see `irkit.Retriever.search`.
+        """
+        selection = parse_selection("search", k, options, SearchOptions)
+        where = self._where(filter)
+        contents, single = self._parse(queries, "searching")
+        texts = selection.fields is None or not selection.fields <= {"id"}
+        lists = [self._rank(query, selection, where, texts) for query in self._encode(contents)]
+        hits = [[Hit.of(item.document, item.score, selection.fields) for item in line] for line in lists]
+        return hits[0] if single else hits
+
+    def run(
+        self,
+        queries: QueriesLike,
+        k: int = 1000,
+        filter: Filter | None = None,
+        **options: Unpack[RankOptions],
+    ) -> Run:
+        """Rank documents for many queries, but return only ids and scores, see `irkit.Retriever.run`."""
+        selection = parse_selection("search", k, options, RankOptions)
+        where, items = self._where(filter), list(parse_queries(queries))
+        contents = self._encode([self._content(item) for item in items])
+        return Run(
+            _ranking(item.id, self._rank(query, selection, where, False))
+            for item, query in zip(items, contents, strict=True)
+        )
+
+    def rerank(
+        self, queries: Any, candidates: Any, k: int | None = None, *, teacher: Scorer | None = None
+    ) -> Any:
+        """Rank candidates by exact scores of the engine, or by a teacher that scores their texts.
+
+        Args:
+            queries: See `irkit.Retriever.rerank`.
+            candidates: Ids of documents, or hits; for several queries a list of these. Or a `Run`.
+            k: Maximum number of results per query; None returns all.
+            teacher: See `irkit.retrieval.reranking.RerankRunOptions`.
+        """
+        if isinstance(candidates, Run):
+            by_id = {query.id: query for query in parse_queries(queries)}
+            missing = [name for name in candidates.query_ids if name not in by_id]
+            if missing:
+                raise BadValueError(f"reranking: the run has query {missing[0]!r}, whose text is not given")
+            items = [by_id[name] for name in candidates.query_ids]
+            lists = [list(candidates.columns(item.id)[0]) for item in items]
+            ranked = self._rerank(items, [self._content(item) for item in items], lists, k, teacher)
+            return Run(_ranking(item.id, line) for item, line in zip(items, ranked, strict=True))
+        contents, single = self._parse(queries, "reranking")
+        lists = [_ids(line) for line in ([candidates] if single else candidates)]
+        if len(lists) != len(contents):
+            raise BadValueError(
+                f"reranking: {len(contents)} queries and {len(lists)} lists of candidates; expected one each"
+            )
+        items = [Query(str(number), text if teacher else "") for number, text in enumerate(contents)]
+        hits = [
+            [Hit.of(item.document, item.score) for item in line]
+            for line in self._rerank(items, contents, lists, k, teacher)
+        ]
+        return hits[0] if single else hits
+
+    def _rerank(
+        self,
+        items: list[Query],
+        contents: list[Any],
+        lists: list[list[str]],
+        k: int | None,
+        teacher: Scorer | None,
+    ) -> Iterator[list[Found]]:
+        vectors = iter(()) if teacher else self._encode(contents)
+        for item, ids in zip(items, lists, strict=True):
+            query = None if teacher else next(vectors)
+            if not ids:
+                yield []
+            elif teacher is None:
+                where = self._where(ids)
+                found = self._search(query, len(ids), where, True, True)
+                yield _in_order(found)[:k]
+            else:
+                documents = self.fetch(ids)
+                [scores] = score_checked(teacher, [item], [documents])
+                scored = zip(documents, scores.tolist(), strict=True)
+                found = [Found(ids.index(document.id), score, document) for document, score in scored]
+                yield _in_order(found)[:k]
+
+    def _content(self, query: Query) -> Any:
+        model = self.model
+        return model.content(query) if isinstance(model, EncoderFreeModel) else query.text
+
+    def _where(self, filter: Filter | None) -> Any:
+        """Return a filter of the engine, after the checks of `irkit.index.Documents.filter` of its keys."""
+        if filter is None:
+            return None
+        parsed = parse_conditions(parse_filter(filter))
+        for condition in conditions(parsed):
+            if condition.key != "_id":
+                check_key(condition.key, self.about["keys"])
+        return self._translate(parsed)
+
+    def _rank(self, query: Any, selection: Selection, where: Any, texts: bool) -> list[Found]:
+        """Return the hits of a query from ``offset`` on; a grouped search goes deeper until it has enough."""
+        key, depth = selection.group_by, selection.stop
+        if key is not None:
+            check_key(key, self.about["keys"], "search: group_by")
+        while True:
+            found = _in_order(self._search(query, depth, where, False, texts or key is not None))
+            scores = np.array([item.score for item in found], np.float32)
+            documents = [item.document for item in found]
+            groups = None if key is None else Groups[Document](list, key)
+            chosen = selection.choose(scores, documents, groups)
+            ended = len(found) < depth or groups is None or bool(scores[-1] < selection.threshold)
+            if len(chosen) >= selection.stop or ended:
+                return [found[position] for position in chosen[selection.offset :].tolist()]
+            depth *= DEEPER
+
+    # ---- what it is ----
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.about['kind']})"
+
+
+def _in_order(found: list[Found]) -> list[Found]:
+    """Return results with the best first, ties in the order of the documents."""
+    return sorted(found, key=lambda item: (-item.score, item.row))
+
+
+def _ranking(query_id: str, found: list[Found]) -> tuple[str, list[str], Array]:
+    return (
+        query_id,
+        [item.document.id for item in found],
+        np.array([item.score for item in found], np.float32),
+    )
+
+
+def _ids(candidates: Candidates) -> list[str]:
+    """Return the ids of candidates.
+
+    Raises:
+        BadValueError: A candidate is neither an id nor a hit.
+    """
+    items = [item.id if isinstance(item, Hit) else item for item in candidates]
+    if isinstance(candidates, str) or not all(isinstance(item, str) for item in items):
+        raise BadValueError("reranking: expected ids of documents, or hits, in a list for each query")
+    return list(dict.fromkeys(items))  # type: ignore[arg-type]

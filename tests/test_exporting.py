@@ -1,0 +1,225 @@
+"""Exports without an engine: what is read again is the same, the shapes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irkit import Retriever
+from irkit.data import Document, read_documents
+from irkit.encoder_free import Vectors
+from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
+from irkit.exporting import export
+from irkit.exporting.contents import Contents
+from irkit.exporting.marks import marks
+from irkit.exporting.to_opensearch import index_body
+from irkit.exporting.to_vespa import put, schema
+
+KINDS = ("dense", "multi_vector", "sparse", "bm25")
+
+
+def documents(kind: str) -> list[Document]:
+    """Documents with metadata of every type, titles or none, and vectors of a kind."""
+    rng, items = np.random.default_rng(0), []
+    for number in range(12):
+        metadata = {"year": 1990 + number % 7, "lang": ["de", "en"][number % 2], "draft": number % 3 == 0}
+        metadata |= {"tags": [["a", "b"], ["b"], []][number % 3], "a.b": number / 4, "mixed": [1, "x"]}
+        if number % 5 == 0:
+            metadata = {"year": None, "inner": {"deep": True}}
+        vector = {
+            "dense": rng.standard_normal(4),
+            "multi_vector": rng.standard_normal((1 + number % 3, 4)),
+            "sparse": {f"t.{term}": float(rng.random() + 0.1) for term in rng.choice(9, 3, False)},
+        }.get(kind)
+        text = f"sleeping \u2028 bear{'s' * number} {number}"
+        items.append(Document(f"d{number}", text, "Title" * (number % 2), metadata, vector))
+    return items
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def retriever(request, tmp_path_factory):
+    """An index of a kind with a removed document."""
+    model = {"sparse": "impacts", "bm25": "bm25"}.get(request.param, "vectors")
+    built = Retriever.build(model, documents(request.param), tmp_path_factory.mktemp("kind") / "index")
+    built.remove("d4")
+    return built
+
+
+def representations(retriever: Retriever) -> dict[str, object]:
+    """What an index holds of each document, with terms by name; of BM25 the texts, which say all."""
+    contents = Contents(retriever, lambda count: None)
+    found = {}
+    for item in contents:
+        vector = item.vector
+        if contents.kind == "sparse":
+            terms, weights = vector
+            vector = sorted(
+                (contents.terms[term], weight) for term, weight in zip(terms, weights, strict=True)
+            )
+        else:
+            vector = vector.tolist()
+        found[item.document.id] = (item.document, None if contents.is_bm25 else vector)
+    return found
+
+
+def json_lines(path: Path) -> list:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_files_are_read_again(retriever: Retriever, to: str, tmp_path: Path) -> None:
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
+    done: list[int] = []
+    assert export(retriever, to, tmp_path / f"out.{to}", progress=done.append) == sum(done) == 11
+    model = "bm25" if retriever.model.name == "bm25" else "vectors"
+    again = Retriever.build(model, read_documents(str(tmp_path / f"out.{to}")), tmp_path / "again")
+    assert representations(again) == representations(retriever)
+
+
+def test_opensearch_and_elasticsearch(retriever: Retriever, tmp_path: Path) -> None:
+    kind = "bm25" if retriever.model.name == "bm25" else retriever.model.kind
+    fields = {}
+    for to in ("opensearch", "elasticsearch"):
+        export(retriever, to, tmp_path / to)
+        properties = json.loads((tmp_path / to / "index.json").read_text())["mappings"]["properties"]
+        fields[to] = properties.get("terms" if kind == "sparse" else "vector", {}).get("type")
+        assert {key: field["type"] for key, field in properties["metadata"]["properties"].items()} == {
+            **{"year": "double", "lang": "keyword", "draft": "boolean", "tags": "keyword", "a.b": "double"},
+            **{"mixed": "object", "inner": "object"},
+        }
+        lines = json_lines(tmp_path / to / "bulk-00000.ndjson")
+        assert [line["index"]["_id"] for line in lines[::2]] == [item.id for item in retriever.documents]
+        assert lines[3]["title"] == "Title"
+        assert lines[3]["metadata"] == dict(retriever.documents["d1"].metadata)
+        if kind == "sparse":
+            [weights] = [vector for name, (_, vector) in representations(retriever).items() if name == "d1"]
+            assert lines[3]["terms"] == {name.replace(".", "%2E"): weight for name, weight in weights}
+        else:
+            assert ("vector" in lines[3]) == (kind != "bm25")
+    assert (
+        fields
+        == {
+            "dense": {"opensearch": "knn_vector", "elasticsearch": "dense_vector"},
+            "multi_vector": {"opensearch": "object", "elasticsearch": "rank_vectors"},
+            "sparse": {"opensearch": "rank_features", "elasticsearch": "sparse_vector"},
+            "bm25": {"opensearch": None, "elasticsearch": None},
+        }[kind]
+    )
+
+
+def test_bulk_files_are_cut(retriever: Retriever, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("irkit.exporting.to_opensearch._BYTES", 1500)
+    export(retriever, "opensearch", tmp_path / "cut")
+    parts = [path.read_bytes() for path in sorted((tmp_path / "cut").glob("bulk-*.ndjson"))]
+    assert len(parts) > 2
+    assert all(len(part) <= 1500 and part.count(b"\n") % 2 == 0 for part in parts)
+    export(retriever, "opensearch", tmp_path / "cut again")
+    monkeypatch.undo()
+    export(retriever, "opensearch", tmp_path / "whole")
+    assert b"".join(parts) == (tmp_path / "whole" / "bulk-00000.ndjson").read_bytes()
+
+
+def test_vespa(retriever: Retriever, tmp_path: Path) -> None:
+    export(retriever, "vespa", tmp_path / "app")
+    contents = Contents(retriever, lambda count: None)
+    assert (tmp_path / "app" / "schemas" / "passage.sd").read_text() == schema(contents)
+    assert "metadata_year type double" in schema(contents)
+    assert "metadata_tags type array<string>" in schema(contents)
+    for name in ("metadata_a.b", "metadata_mixed", "metadata_inner"):
+        assert name not in schema(contents)
+    lines = json_lines(tmp_path / "app" / "feed.jsonl")
+    assert lines == [put(contents, item) for item in contents]
+    fields = lines[1]["fields"]
+    assert (lines[1]["put"], fields["id"], fields["metadata_lang"]) == ("id:irkit:passage::d1", "d1", "en")
+    assert json.loads(lines[0]["fields"]["metadata"]) == {"year": None, "inner": {"deep": True}}
+    shape = {"dense": "values", "multi_vector": "blocks", "sparse": "cells"}[contents.kind]
+    assert set(fields.get("vector", {})) == (set() if contents.is_bm25 else {shape})
+
+
+def test_marks() -> None:
+    assert marks({"a": True, "b": None, "c": [False, None, 1], "d": [], "e": "x"}) == [
+        *('["a"]', '["a",true]', '["b"]', '["b",null]', '["c"]', '["c",false]', '["c",null]', '["d"]'),
+        '["e"]',
+    ]
+
+
+def test_quantised_vectors_are_decoded_and_said_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    items = [Document(str(row), "", vector=rng.standard_normal(32)) for row in range(200)]
+    config = {"kind": "dense", "keep": "none"}
+    with Retriever.build(Vectors(), items, tmp_path / "index", index=config) as retriever:
+        with pytest.warns(UserWarning, match="decoded"):
+            export(retriever, "jsonl", tmp_path / "out.jsonl")
+        line = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[7])
+        stored = retriever.index.representations(np.array([7])).values[0].tolist()
+        assert line["vector"] == stored
+
+
+def test_negative_weights(tmp_path: Path) -> None:
+    items = [Document("a", "", vector={"x": -1.0})]
+    with Retriever.build("impacts", items, tmp_path / "index") as retriever:
+        with pytest.raises(BadValueError, match="'a' has a weight below 0"):
+            export(retriever, "opensearch", tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_what_is_refused(retriever: Retriever, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(BadValueError, match=r"no target 'qdrnt'; did you mean 'qdrant'"):
+        export(retriever, "qdrnt", tmp_path / "out")
+    with pytest.raises(BadValueError, match=r"expected the extension .jsonl"):
+        export(retriever, "jsonl", tmp_path / "out.json")
+    with pytest.raises(BadValueError, match="written to a path"):
+        export(retriever, "vespa", "http://127.0.0.1:1/x")
+    with pytest.raises(BadTypeError, match="expected a Retriever"):
+        export(str(tmp_path), "jsonl", tmp_path / "out.jsonl")  # type: ignore[arg-type]
+    (tmp_path / "there").mkdir()
+    with pytest.raises(StorageError, match="exists already"):
+        export(retriever, "vespa", tmp_path / "there")
+    if os.getuid():
+        (tmp_path / "there").chmod(0o500)
+        with pytest.raises(StorageError, match="not writable"):
+            export(retriever, "vespa", tmp_path / "there" / "app")
+    if retriever.model.kind == "sparse" and retriever.model.name != "bm25":
+        with pytest.raises(BadValueError, match="lancedb holds dense and multi_vector"):
+            export(retriever, "lancedb", tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    with pytest.raises(MissingDependencyError, match=r"irkit\[engines\]"):
+        export(retriever, "qdrant", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_mapping_of_an_index_without_documents(tmp_path: Path) -> None:
+    with Retriever.build(Vectors(representation="dense", dim=3), [], tmp_path / "index") as retriever:
+        body = index_body(Contents(retriever, lambda count: None), elastic=True)
+        assert body["mappings"]["properties"]["vector"]["dims"] == 3
+        assert export(retriever, "jsonl", tmp_path / "out.jsonl") == 0
+        assert (tmp_path / "out.jsonl").read_text() == ""
+
+
+def test_metadata_of_parquet_must_be_json(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    parquet.write_table(
+        arrow.table({"_id": ["a"], "text": ["x"], "metadata": ["[1]"]}), tmp_path / "x.parquet"
+    )
+    with pytest.raises(BadValueError, match=r"x.parquet:1: metadata is '\[1\]'; expected an object of JSON"):
+        list(read_documents(str(tmp_path / "x.parquet")))
+
+
+def test_command(retriever: Retriever, tmp_path: Path, capsys) -> None:
+    from irkit.cli import main
+
+    out = tmp_path / "out.jsonl"
+    for code, message in ((0, "exported 11 documents to"), (2, "it exists already")):
+        with pytest.raises(SystemExit) as stop:
+            main(["export", str(retriever.store.path), "--to", "jsonl", "--out", str(out)])
+        assert stop.value.code == code
+        assert message in capsys.readouterr().err
