@@ -36,6 +36,7 @@ ROOMS = (
     "formats",
     "model",
     "index",
+    "shards",
     "encoder_free",
     "retrieval",
     "exporting",

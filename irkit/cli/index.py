@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from irkit.cli.options import Settings
+from irkit.cli.options import Directory, OptionalCount, Settings
 from irkit.cli.output import hint_resume, note, require_out
 from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
@@ -34,6 +34,7 @@ def index(
     metadata_columns: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
+    shards: OptionalCount = None,
     overwrite: bool = False,
     dry_run: bool = False,
     print_config: bool = False,
@@ -54,6 +55,7 @@ def index(
         metadata_columns: Columns or keys to keep as metadata, such as year,lang; default: all others.
         dtype: auto (default), float32, bfloat16 or int8.
         device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
+        shards: Divide the documents among so many directories inside --out, which are searched as one.
         overwrite: Replace an existing index, once the new one is complete.
         dry_run: Check everything, build nothing.
 
@@ -65,6 +67,7 @@ def index(
 
     settings: dict[str, Any] = {"model": model, "corpus": corpus, "dtype": dtype, "device": device}
     settings |= {"id_column": id_column, "text_column": text_column or None, "title_column": title_column}
+    settings["shards"] = shards
     settings["metadata_columns"] = metadata_columns.split(",") if metadata_columns else None
     recipe = IndexRecipe.resolve(choice, settings, override or ())
     if print_config:
@@ -112,6 +115,7 @@ def index(
         return
     start = time.monotonic()
     options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite}
+    options["shards"] = recipe.shards
     with (
         stage_progress_bar("documents", encoding=total) as update,
         hint_resume(" to go on with this build"),
@@ -124,6 +128,25 @@ def index(
     note(
         f"indexed {len(retriever):,} documents in {seconds:,.1f} s ({size:,.1f} MB). Try: irkit search {out}"
     )
+
+
+def reshard(directory: Directory, *, shards: Annotated[int, typer.Option(min=1)]) -> None:
+    """Divide an index among another number of directories, without encoding again.
+
+    The index stays in use meanwhile. Removed documents are left out. After an interruption, the same command
+    goes on.
+
+    Args:
+        shards: Number of directories.
+
+    Examples:
+        irkit reshard words-index --shards 4
+    """
+    from irkit.shards import reshard as copy_shards
+
+    with stage_progress_bar("documents") as update, hint_resume(" to go on"):
+        copy_shards(directory, shards, progress=update)
+    note(f"{directory} has {shards} shards now")
 
 
 _IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts and Anserini read

@@ -30,6 +30,7 @@ class IndexRecipe(Config):
         dtype: Precision of the encoder.
         device: Device of the encoder, or several separated by commas; by default a GPU if there is one.
         chunk_size: Documents encoded and stored together; a killed build resumes after the last chunk.
+        shards: Number of directories among which documents are divided; by default there is one index.
     """
 
     model: str
@@ -43,6 +44,7 @@ class IndexRecipe(Config):
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     device: str | None = None
     chunk_size: int = Field(1024, ge=1)
+    shards: int | None = Field(None, ge=1, le=1000)
 
     @classmethod
     def resolve(

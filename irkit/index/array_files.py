@@ -22,6 +22,7 @@ from irkit.utils.atomic import explained
 Array = np.ndarray[Any, Any]
 
 DATA_FILE = re.compile(r"[a-z_]+\.g\d+\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3
+SHARD = re.compile(r"shard-\d+-\d+")  # shard-2-000: a directory, see irkit.shards
 DTYPES = frozenset(np.dtype(letter).newbyteorder("<").str for letter in "?bBhHiIqQefd")
 """Dtypes of arrays."""
 _REMEDY = "restore the directory from a copy or rebuild the index"

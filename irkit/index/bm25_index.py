@@ -106,7 +106,8 @@ def rarity(store: Store, terms: Array) -> Array:
 def renew(store: Store) -> bool:
     """Store the statistics, inside ``update``; return whether all weights changed.
 
-    Weights change when the mean length is 1 % away from the one that they were made with.
+    Weights change when the mean length is 1 % away from the one that they were made with. In a shard they
+    have the mean that all shards share.
     """
     settings = store.meta["index"].get("bm25")
     if settings is None:
@@ -119,10 +120,17 @@ def renew(store: Store) -> bool:
         content = now.frequencies.astype("<u4").tobytes()
         store.replace("frequencies.bin", lambda path: path.write_bytes(content))
         store.meta["index"]["bm25"] = settings = settings | {"counted": counted}
-    drifted = mean is None or abs(_mean(now) - mean) > store.limits.bm25_drift * mean
-    if drifted:
-        store.meta["index"]["bm25"] = settings | {"mean": _mean(now)}
-    return drifted
+    new = settings["shared"] if "shared" in settings else renewed_mean(store)
+    if new != mean:
+        store.meta["index"]["bm25"] = settings | {"mean": new}
+    return bool(new != mean)
+
+
+def renewed_mean(store: Store) -> float:
+    """Return the mean length that weights should use now: the stored one, unless it is 1 % away."""
+    now, mean = _mean(statistics(store)), store.meta["index"]["bm25"]["mean"]
+    drifted = mean is None or abs(now - mean) > store.limits.bm25_drift * mean
+    return now if drifted else float(mean)
 
 
 def element_ends(store: Store, elements: str) -> Array:
@@ -136,8 +144,24 @@ def element_ends(store: Store, elements: str) -> Array:
 
 
 def statistics(store: Store) -> Statistics:
-    """Return exact statistics, whatever was added and removed since the last `renew`."""
+    """Return exact statistics, whatever was added and removed since the last `renew`.
+
+    Those of an index of several shards are sums.
+    """
+    if store.parts:
+        key = "bm25", *(part.version for part in store.parts)
+        return store.derived(key, lambda: _sum([statistics(part) for part in store.parts]))
     return store.extended("bm25", _COUNTED, lambda before: _count(store, before))
+
+
+def _sum(shards: list[Statistics]) -> Statistics:
+    frequencies = np.zeros(max(len(now.frequencies) for now in shards), np.int64)
+    for now in shards:
+        frequencies[: len(now.frequencies)] += now.frequencies
+    documents, tokens, rows, removed = (
+        sum(getattr(now, name) for now in shards) for name in ("documents", "tokens", "rows", "removed")
+    )
+    return Statistics(documents, tokens, frequencies, rows, removed)
 
 
 def _mean(now: Statistics) -> float:

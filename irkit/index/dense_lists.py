@@ -80,7 +80,7 @@ class DenseLists(StoredRows):
             return
         with self.store.update():
             n, values = len(self), self._reader()
-            if n >= _GROWTH * self._count("trained"):
+            if n >= _GROWTH * self._count("trained") and not self.store.meta["index"].get("shared_codec"):
                 report("training", 0, None)
                 if not self._train(values):
                     return
@@ -142,6 +142,8 @@ class DenseLists(StoredRows):
         """Number of rows in segments: the first ones."""
         segments = self.store.meta["index"].get("segments")
         return int(segments[-1]["stop"]) if segments else 0
+
+    coded = _covered
 
     def _rotation(self) -> Rotation:
         """Return the rotation of the codes, and of rows in 8 bits."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zlib
 from pathlib import Path
 
 from irkit.arguments import brief
 from irkit.errors import BadTypeError, LockedError, StorageError
-from irkit.index.array_files import DATA_FILE, Manifest, peek
+from irkit.index.array_files import DATA_FILE, SHARD, Manifest, peek
 from irkit.utils.atomic import check_folder, explained
 from irkit.utils.locks import FileLock
 
@@ -67,7 +68,7 @@ def check_place(directory: Path, overwrite: bool, operation: str = "building an 
     """
     manifest, path = directory / MANIFEST, directory.resolve()
     for parent in path.parents:
-        if _is_index(parent):
+        if _is_index(parent) and not (parent == path.parent and SHARD.fullmatch(path.name)):
             raise StorageError(
                 f"{operation} {directory}: it is inside the index {parent}; choose another directory"
             )
@@ -77,7 +78,7 @@ def check_place(directory: Path, overwrite: bool, operation: str = "building an 
     with explained(f"reading {directory}"):
         present = {file.name for file in directory.iterdir()}
         whole = peek(manifest) is not None
-        data = {name for name in present if DATA_FILE.fullmatch(name)}
+        data = {name for name in present if DATA_FILE.fullmatch(name) or SHARD.fullmatch(name)}
         damaged = not whole and MANIFEST in present and (data or b'"checksum"' in manifest.read_bytes())
     ours = whole or damaged
     known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST, _RECIPE} if ours else set())
@@ -121,11 +122,14 @@ def clean(directory: Path, building: bool, saved: bytes, manifest: Manifest) -> 
         (directory / BUILDING).unlink()
         other = None
     named = {entry.file for known in (manifest, other) if known for entry in known.arrays.values()}
+    named |= {name for known in (manifest, other) if known for name in known.meta.get("shards", ())}
     sizes = {entry.file: entry.nbytes for entry in manifest.arrays.values()}
     with os.scandir(directory) as files:
         for file in files:
             if file.name == ASIDE or (DATA_FILE.fullmatch(file.name) and file.name not in named):
                 (directory / file.name).unlink()
+            elif SHARD.fullmatch(file.name) and file.name not in named:
+                shutil.rmtree(file.path)
             elif file.name in sizes and file.stat().st_size > sizes[file.name]:
                 os.truncate(file.path, sizes[file.name])
 

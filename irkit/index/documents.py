@@ -15,7 +15,7 @@ from irkit.arguments import brief, check_counts
 from irkit.data.document import JSON, Document
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index.array_files import Array, corrupt
-from irkit.index.facets import count_values
+from irkit.index.facets import Counts, count_values, most_frequent
 from irkit.index.fields import Fields, encode_old_metadata, has_old_metadata, type_of
 from irkit.index.filters import Condition, as_json, check_key, check_type, conditions, evaluate, parse_filter
 from irkit.index.id_rows import find_hashes, sort_hashes
@@ -55,7 +55,7 @@ class Documents:
     def __iter__(self) -> Iterator[Document]:
         """Iterate over the documents in order of addition, without removed ones."""
         with self.store.snapshot() as state:
-            rows = np.flatnonzero(live_rows(self.store, len(self)))
+            rows = np.flatnonzero(self._live())
         block = self.store.limits.read_documents
         for start in range(0, len(rows), block):
             with self.store.snapshot(state):
@@ -134,6 +134,10 @@ class Documents:
         Raises:
             BadTypeError: The ids are not strings in a list.
         """
+        return self._find(ids)
+
+    def _find(self, ids: Sequence[str]) -> Array:
+        """Return rows, see `find`."""
         if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
             raise BadTypeError(f"documents: ids are {brief(ids)}; expected strings in a list")
         result = np.full(len(ids), -1, np.int64)
@@ -196,7 +200,7 @@ class Documents:
             for condition in conditions(parsed):
                 if condition.key != "_id":
                     self._check(condition)
-        return self._mask(self.store.version, as_json(where))
+        return self._matching(where)
 
     @snapshot
     def metadata_keys(self) -> list[str]:
@@ -221,21 +225,40 @@ class Documents:
         check_counts("facets", k=k)
         if not isinstance(key, str):
             raise BadTypeError(f"facets: the key is {brief(key)}; expected a string")
-        counted = live_rows(self.store, len(self)) & (True if where is None else self.filter(where))
+        counted = self._live() & (True if where is None else self.filter(where))
         if len(self):
             check_key(key, self.metadata_keys(), "facets")
+        return most_frequent(self._count_values(key, counted, k), k)
+
+    # ---- what `irkit.shards` answers from several stores ----
+
+    def _live(self) -> Array:
+        """Return ``(len(self),)`` bool: rows that are not removed."""
+        return live_rows(self.store, len(self))
+
+    def _matching(self, where: Mapping[str, Any]) -> Array:
+        """Return the rows that meet a filter that has been checked."""
+        return self._mask(self.store.version, as_json(where))
+
+    def _count_values(self, key: str, counted: Array, k: int | None) -> Counts:
+        """Count the values of a key, see `count_values`."""
         return count_values(self._fields, key, counted, k)
+
+    def _types(self, key: str) -> dict[int, int]:
+        """Return the types that the values of a key have, and a number for each that puts them in order."""
+        return {kind: int(runs[0]) for kind, runs in self._fields.types(key).items()}
+
+    # ----
 
     def _evaluate(self, version: int, where: str) -> Array:
         return evaluate(parse_filter(json.loads(where)), self._fields, len(self), self.find)
 
     def _check(self, condition: Condition) -> None:
         """Refuse a condition that no document could meet, because of its key or the type of its value."""
-        key, fields = condition.key, self._fields
-        kinds = fields.types(key)
+        kinds = self._types(condition.key)
         if not kinds:
-            check_key(key, self.metadata_keys())
-        check_type(condition, sorted(kinds, key=lambda kind: int(kinds[kind][0])), self._example)
+            check_key(condition.key, self.metadata_keys())
+        check_type(condition, sorted(kinds, key=kinds.__getitem__), self._example)
 
     def _example(self, key: str, kind: int) -> Any:
         """Return a value of a key and a type."""
@@ -267,7 +290,7 @@ class Documents:
     def _refuse_duplicates(self, ids: list[str]) -> None:
         seen: set[str] = set()
         twice = [name for name in ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-        there = [name for name, row in zip(ids, self.find(ids).tolist(), strict=True) if row >= 0]
+        there = [name for name, row in zip(ids, self._find(ids).tolist(), strict=True) if row >= 0]
         for names, problem in ((twice, "given more than once"), (there, "in the index already")):
             if names:
                 some = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -10,9 +10,12 @@ from irkit.data.document import JSON
 from irkit.index.array_files import Array
 from irkit.index.fields import BOOL, FLOAT, HUGE, INT, NULL, STRING, Fields
 
+Counts: TypeAlias = dict[tuple[bool, JSON], list[int]]
+"""Number of rows and the first row, by value; the first part of a key tells true from 1."""
 
-def count_values(fields: Fields, key: str, counted: Array, k: int) -> list[tuple[JSON, int]]:
-    """Return the ``k`` most frequent values of a key and the number of rows of each, the highest first.
+
+def count_values(fields: Fields, key: str, counted: Array, k: int | None = None) -> Counts:
+    """Count the rows of each value of a key.
 
     Values that are dictionaries or lists in a list are left out.
 
@@ -20,9 +23,9 @@ def count_values(fields: Fields, key: str, counted: Array, k: int) -> list[tuple
         fields: The metadata.
         key: The key.
         counted: ``(rows,)`` bool, the rows that count.
-        k: Maximum number of values.
+        k: Other values than the ``k`` most frequent ones may be left out; None counts all.
     """
-    totals: dict[tuple[bool, JSON], list[int]] = {}  # count, and the first row; true is not 1
+    totals: Counts = {}
     for kind in fields.types(key):
         if kind not in (NULL, BOOL, INT, FLOAT, HUGE, STRING):
             continue
@@ -42,5 +45,10 @@ def count_values(fields: Fields, key: str, counted: Array, k: int) -> list[tuple
             total = totals.setdefault((kind == BOOL, value), [0, row])
             total[0] += count
             total[1] = min(total[1], row)
+    return totals
+
+
+def most_frequent(totals: Counts, k: int) -> list[tuple[JSON, int]]:
+    """Return the ``k`` values with the highest counts and these counts; ties in the order of first rows."""
     order = sorted(totals.items(), key=lambda item: (-item[1][0], item[1][1]))
     return [(value, total) for (_, value), (total, _) in order[:k]]

@@ -91,6 +91,7 @@ def common_arrays(entries: Entries) -> Iterator[Expected]:
     yield "ends.bin", "<i8", (3 if old else 2,), count_rows(entries, "hashes.bin")
     for name in ("ids.bin", "documents.jsonl", "metadata.jsonl", "vocabulary.txt", "frequencies.bin"):
         yield name, "|u1", (), None
+    yield "sequence.bin", "<i8", (), count_rows(entries, "hashes.bin") if "sequence.bin" in entries else None
     yield "field_entries.bin", "<i8", (2,), None
     yield "field_runs.bin", "<i8", (3,), None
     yield "field_strings.bin", "|u1", (), None

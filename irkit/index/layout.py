@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import ConfigError, IrkitError
-from irkit.index.array_files import Array, corrupt, lengthen
+from irkit.index.array_files import SHARD, Array, corrupt, lengthen
 from irkit.index.index_kinds import INDEX_KINDS, Entries, common_arrays, count_rows, index_config
 
 _COUNTS = ("rows", "dim", "covered", "listed", "trained")
@@ -49,6 +49,13 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
     except ConfigError:  # of another version or package, as `open_index` will say
         return
     need(config.kind in INDEX_KINDS, "no kind of a stored index")
+    need(_whole(meta.get("change", 0)), "the number of the last change")
+    if "shards" in meta:  # whose manifests have all else
+        names = meta["shards"]
+        fine = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+        need(fine and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards")
+        need(_number(about.get("bm25", {}).get("mean") or 1), "mean length")
+        return
     _check_parts(entries, about, need)
     kind, representation = INDEX_KINDS[config.kind], about["representation"]
     need(representation is None or representation in kind.holds, f"kind {representation!r:.60}")
@@ -190,6 +197,7 @@ def _check_bm25(entries: Entries, about: Mapping[str, Any], need: Callable[[obje
     bm25, n = about["bm25"], about["rows"]
     need(isinstance(bm25, dict) and {"k1", "b", "mean", "counted"} <= set(bm25), "bm25")
     need(_number(bm25["k1"]) and bm25["k1"] >= 0 and _number(bm25["b"]) and 0 <= bm25["b"] <= 1, "k1 and b")
+    need(_number(bm25.get("shared", 1)) and bm25.get("shared", 1) > 0, "shared mean length")
     need(bm25["mean"] is None or (_number(bm25["mean"]) and bm25["mean"] > 0), "mean length")
     counted = bm25["counted"]
     limits = {"rows": n, "removed": count_rows(entries, "removed.bin"), "documents": n, "tokens": 1 << 48}

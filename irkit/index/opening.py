@@ -120,6 +120,11 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
         StorageError: It cannot be read or written; the index is unchanged.
     """
     old = Store.open(path)
+    if "shards" in old.meta:
+        raise StorageError(
+            f"compacting {path}: it is an index of several shards; `irkit.shards.reshard` writes it anew "
+            "without removed rows, also with as many shards as it has"
+        )
     state = zlib.crc32((Path(path) / "irkit.json").read_bytes())
     with Store.build(path, key={"compact": state}, overwrite=True) as new:
         if old.refresh():

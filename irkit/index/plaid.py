@@ -119,6 +119,8 @@ class Plaid(StoredRows):
         """Number of rows that are compressed."""
         return self._count("covered")
 
+    coded = covered
+
     @property
     def listed(self) -> int:
         """Number of rows that are in the lists of the centroids."""
@@ -242,7 +244,7 @@ class Plaid(StoredRows):
         new = min(goal - have, added)
         if have and not fixed and self._misfit() > _MISFIT * store.meta["index"]["misfit"]:
             new = max(new, 3 * added * goal // (2 * total))  # half more than a rebuild gives tokens like them
-        if new <= have // 64:
+        if new <= have // 64 or store.meta["index"].get("shared_codec"):
             return
         # a sample of the added tokens; if there are centroids, of those that they fit worst
         report("training", 0, None)

@@ -29,7 +29,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -66,6 +66,7 @@ class Store(StoreReader):
 
     Attributes:
         building: Whether this is a build that is not yet published.
+        parts: Stores of the shards of an index that has some, see `irkit.shards`.
 
     Examples:
         >>> import tempfile
@@ -77,6 +78,8 @@ class Store(StoreReader):
         >>> Store.open(directory).read("numbers.bin").tolist()
         [0, 1, 2]
     """
+
+    parts: Sequence[Store] = ()
 
     def __init__(self, path: Path) -> None:
         """Use `Store.open` or `Store.build`."""

@@ -28,6 +28,7 @@ from irkit.index import (
 )
 from irkit.index.directory import check_place, directory_of
 from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
+from irkit.shards import ShardedStore
 
 CHUNK = 1024  # documents encoded and stored together
 
@@ -40,6 +41,7 @@ def build_collection(
     chunk_size: int,
     overwrite: bool,
     progress: StageProgress | None,
+    shards: int | None = None,
 ) -> Collection:
     """Build an index, or finish a build that was killed, see `irkit.Retriever.build`.
 
@@ -75,15 +77,20 @@ def build_collection(
     key = {**manifest, "name": None, "index": config.model_dump(mode="json")}
     if isinstance(model, Vectors):
         key["first"] = model.first
-    store = Store.build(path, key=key, overwrite=overwrite)
+    if shards is None:
+        store = Store.build(path, key=key, overwrite=overwrite)
+    else:
+        key["shards"] = shards
+        store = ShardedStore.build(path, shards=shards, key=key, overwrite=overwrite)
     try:
-        create_index(store, config)
         with store.update():
-            store.meta["model"] = manifest
-            if isinstance(model, EncoderFreeModel):
-                model.begin(store)
-        if _starts_with(stream, Documents(store), progress):
-            collection = Collection(store, lambda: model)
+            for each in (store, *store.parts):
+                create_index(each, config)
+                each.meta["model"] = manifest
+                if isinstance(model, EncoderFreeModel):
+                    model.begin(each)
+        collection = Collection(store, lambda: model)
+        if _starts_with(stream, collection.documents, progress):
             add_documents(collection, stream, chunk_size, progress)
             store.publish()
             return collection
@@ -97,7 +104,7 @@ def build_collection(
         raise
     store.close()
     Store.build(path, overwrite=True).close()  # under another key: discards the killed build
-    return build_collection(model, documents, path, config, chunk_size, True, progress)
+    return build_collection(model, documents, path, config, chunk_size, True, progress, shards)
 
 
 def add_documents(
@@ -167,9 +174,11 @@ def copy_index(store: Store, path: str | Path) -> None:
     check_place(directory_of(path), False, "saving an index to")
     with Store.build(path) as copy:
         with copy.update():
-            for name in store.sizes():
+            for name in Store.sizes(store):
                 copy.append(name, store.read(name)[:0])
                 for block in store.blocks(name):
                     copy.append(name, block)
             copy.meta.update(store.meta)
+        for part in store.parts:
+            copy_index(part, copy.path / part.path.name)
         copy.publish()

@@ -20,9 +20,10 @@ from irkit.encoder_free import (
     is_encoder_free,
 )
 from irkit.errors import BadValueError, StorageError
-from irkit.index import Documents, IndexConfig, Store, StoredRows, index_config, open_index
+from irkit.index import Documents, Index, IndexConfig, Store, StoredRows, index_config, open_index
 from irkit.index.array_files import corrupt
 from irkit.model import Device, Model
+from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
 
 AnyModel: TypeAlias = Model | EncoderFreeModel
 """A model that encodes queries and documents of an index."""
@@ -48,7 +49,7 @@ class Collection:
                 f"opening {store.path}: no index of a Retriever; expected one with a model and texts"
             )
         _check_described(store.path, store.meta["model"])
-        self.store, self.index, self.documents = store, open_index(store), Documents(store)
+        self.store, (self.index, self.documents) = store, open_parts(store)
         self._load_model, self._build_id = load_model, store.meta["build"]
 
     @cached_property
@@ -77,6 +78,14 @@ class Collection:
             raise StorageError(
                 f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
             )
+
+
+def open_parts(store: Store) -> tuple[Index, Documents]:
+    """Return the index and the documents of a store, which may be in several shards."""
+    if isinstance(store, ShardedStore):
+        documents = ShardedDocuments(store)
+        return ShardedIndex(store, documents), documents
+    return open_index(store), Documents(store)
 
 
 def default_index(model: AnyModel) -> IndexConfig:

@@ -12,7 +12,7 @@ from irkit.core.representation import Representation
 from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector, parse_documents, parse_queries
 from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
-from irkit.index import IndexConfig, StageProgress, Store
+from irkit.index import IndexConfig, StageProgress
 from irkit.index.state import snapshot
 from irkit.model import Device, Model
 from irkit.retrieval import searching
@@ -22,6 +22,7 @@ from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions, rerank
 from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
+from irkit.shards import open_store
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
@@ -62,6 +63,7 @@ class Retriever:
         index: str | Mapping[str, Any] | IndexConfig | None = None,
         chunk_size: int = CHUNK,
         overwrite: bool = False,
+        shards: int | None = None,
         progress: StageProgress | None = None,
     ) -> Self:
         """Encode documents, streamed, and index them.
@@ -82,6 +84,7 @@ class Retriever:
                 others.
             chunk_size: Number of documents encoded and stored together.
             overwrite: Replace an existing index; it stays in use until the new one is complete.
+            shards: Number of directories among which documents are divided, see `irkit.shards`.
             progress: Called with the progress of each stage ("encoding", then the stages of the index), see
                 `irkit.index.StageProgress`.
 
@@ -93,7 +96,7 @@ class Retriever:
                 and the message names the line.
             LockedError: Another process is writing there.
         """
-        return cls(build_collection(model, documents, path, index, chunk_size, overwrite, progress))
+        return cls(build_collection(model, documents, path, index, chunk_size, overwrite, progress, shards))
 
     @classmethod
     def load(
@@ -124,7 +127,7 @@ class Retriever:
         """
         if device is not None or not isinstance(dtype, str) or dtype != "float32":
             check_placement(device, dtype)
-        store = Store.open(path, verify=verify)
+        store = open_store(path, verify=verify)
         collection = Collection(store, partial(open_model, store, model, device=device, dtype=dtype))
         if model is not None:
             collection.model  # noqa: B018 (loads and checks it)

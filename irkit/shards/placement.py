@@ -1,0 +1,95 @@
+"""Which row of which shard each document is, and which shard each id belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from irkit.index.array_files import Array, corrupt
+from irkit.index.store import Store
+
+SEQUENCE = "sequence.bin"
+_MOST = 1 << 32  # rows: `irkit.index.topk` has 32 bits for them
+
+
+class Placement(NamedTuple):
+    """Where global rows are.
+
+    Attributes:
+        shards: ``(n,)`` int16, the shard of each global row; -1 for a number that no document has.
+        rows: ``(n,)`` int64, its row there.
+    """
+
+    shards: Array
+    rows: Array
+
+    def split(self, rows: Array) -> list[tuple[int, Array, Array]]:
+        """Return shard, positions in ``rows (n,)`` and rows there, for each shard that has some of them."""
+        owners = self.shards[rows]
+        parts = []
+        for shard in np.unique(owners[owners >= 0]).tolist():
+            positions = np.flatnonzero(owners == shard)
+            parts.append((shard, positions, self.rows[rows[positions]]))
+        return parts
+
+
+def shard_of(ids: Sequence[str], count: int) -> Array:
+    """Return the shard of each id: its 64-bit BLAKE2 hash, modulo the number of shards."""
+    hashes = (hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest() for name in ids)
+    numbers: Array = (np.frombuffer(b"".join(hashes), "<u8") % count).astype(np.int64)
+    return numbers
+
+
+def global_rows(part: Store) -> Array:
+    """Return ``(n,)`` the global row of each row of a shard.
+
+    Raises:
+        CorruptError: There is a number that no row has.
+    """
+    if not part.rows(SEQUENCE):
+        return np.empty(0, np.int64)
+    rows = part.read(SEQUENCE)
+
+    def check() -> None:
+        if not 0 <= rows.min() <= rows.max() < _MOST:
+            raise corrupt(part.path, f"its rows are numbered from {rows.min()} to {rows.max()}")
+
+    part.once(SEQUENCE, check)
+    return rows
+
+
+def in_order(part: Store) -> bool:
+    """Return whether the rows of a shard are in order of addition, as they are unless it was resharded."""
+    return part.derived("in order", lambda: bool((np.diff(global_rows(part)) > 0).all()))
+
+
+def row_count(store: Store) -> int:
+    """Return the number of global rows that shards have, those that no document has any more included."""
+
+    def count() -> int:
+        return max((int(global_rows(part).max(initial=-1)) + 1 for part in store.parts), default=0)
+
+    return store.derived(("rows", *(part.version for part in store.parts)), count)
+
+
+def placement(store: Store) -> Placement:
+    """Return where the global rows of all shards are.
+
+    Raises:
+        CorruptError: Two rows have the same number.
+    """
+
+    def make() -> Placement:
+        n = row_count(store)
+        shards, rows = np.full(n, -1, np.int16), np.zeros(n, np.int64)
+        for number, part in enumerate(store.parts):
+            own = global_rows(part)
+            if (shards[own] >= 0).any() or len(np.unique(own)) < len(own):
+                raise corrupt(part.path, "another shard has a document with the same number")
+            shards[own], rows[own] = number, np.arange(len(own))
+        return Placement(shards, rows)
+
+    return store.derived(("placement", *(part.version for part in store.parts)), make)

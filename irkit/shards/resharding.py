@@ -1,0 +1,151 @@
+"""Copy an index into another number of shards, without encoding again."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irkit.errors import StorageError
+from irkit.index import Documents, Index, StageProgress, Store, create_index, open_index
+from irkit.index.array_files import Array
+from irkit.index.directory import MANIFEST
+from irkit.index.index_base import live_rows
+from irkit.index.term_ids import Vocabulary
+from irkit.shards.codecs import CODED, take_codec
+from irkit.shards.placement import SEQUENCE, placement, shard_of
+from irkit.shards.sharded_documents import ShardedDocuments
+from irkit.shards.sharded_index import ShardedIndex
+from irkit.shards.sharded_store import ShardedStore, open_store
+
+
+def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = None) -> None:
+    """Write an index anew in so many shards, without its removed rows; it stays in use meanwhile.
+
+    Nothing is encoded, trained or compressed again: representations are copied as they are stored, so every
+    search finds what it found before. A killed call resumes after its last chunk, if the index has not been
+    changed since.
+
+    Args:
+        path: Directory of an index, in one store or in shards.
+        shards: Number of shards, from 1 to 1000.
+        progress: Called with the stages of the work, see `irkit.index.StageProgress`.
+
+    Raises:
+        LockedError: Somebody else is writing to it.
+        BadValueError: There cannot be so many shards.
+        StorageError: It cannot be read or written; the index is unchanged.
+    """
+    old = open_store(path)
+    stores = old.parts if isinstance(old, ShardedStore) else [old]
+    state = 0
+    for store in (old, *old.parts):
+        state = zlib.crc32((store.path / MANIFEST).read_bytes(), state)
+    with ShardedStore.build(path, shards=shards, key={"reshard": state}, overwrite=True) as new:
+        if old.refresh():
+            raise StorageError(f"resharding {path}: it was changed meanwhile; run it again")
+        index, documents = _open(old)
+        rows = np.flatnonzero(_live(old, documents))
+        with new.update():
+            new.meta.update({"model": old.meta["model"], "documents": len(rows)})
+            Vocabulary(new).copy(old)
+        owners = np.concatenate(
+            [shard_of(documents.ids(part), shards) for part in np.array_split(rows, len(rows) // 65536 + 1)]
+        )
+        for number, part in enumerate(new.parts):
+            own = np.flatnonzero(owners == number)
+            _fill(part, [index, documents], rows[own], own, progress, len(rows))
+        with new.update():
+            about = {key: value for key, value in old.meta["index"].items() if key in _KEPT}
+            new.meta["index"] = about | {"rows": len(rows)}
+        for store in stores:
+            store.check_uncut()
+        new.publish()
+
+
+_KEPT = ("config", "representation", "dim", "negative", "bm25")
+
+
+def _open(store: Store) -> tuple[Index, Documents]:
+    if isinstance(store, ShardedStore):
+        documents = ShardedDocuments(store)
+        return ShardedIndex(store, documents), documents
+    return open_index(store), Documents(store)
+
+
+def _live(store: Store, documents: Documents) -> Array:
+    return documents._live() if store.parts else live_rows(store, len(documents))
+
+
+def _fill(
+    part: Store, source: Any, rows: Array, sequence: Array, progress: StageProgress | None, total: int
+) -> None:
+    """Copy ``rows (n,)`` of an index into a new shard, numbered by ``sequence (n,)``.
+
+    Rows that an earlier call has copied are skipped.
+    """
+    index, documents = source
+    about = index.store.meta["index"]
+    sources: list[tuple[Any, Array, Array]] = [(index, np.arange(len(rows)), rows)]
+    if about["config"]["kind"] in CODED and about["representation"]:
+        sources = _by_codes(index, rows)
+    target: Any = create_index(part, index.config)
+    with part.update():
+        part.meta["model"] = index.store.meta["model"]
+        Vocabulary(part).copy(index.store)
+        if about["config"]["kind"] in CODED:
+            take_codec(_first(index), about["config"]["kind"], part)
+    # copy chunks; an index without rows still has a kind and dimensions
+    size = max(1, part.limits.compact_bytes * max(1, len(index)) // max(1, index.stats()["bytes"]))
+    copied, have = 0, part.rows(SEQUENCE)
+    if not len(rows) and about["representation"] and not target.representation:
+        with part.update():
+            target.copy(sources[0][0], sources[0][2])
+            part.append(SEQUENCE, sequence)
+    for origin, positions, own in sources:
+        for start in range(0, len(own), size):
+            chosen = slice(start, start + size)
+            copied += len(own[chosen])
+            if copied <= have:
+                continue
+            with part.update():
+                target.copy(origin, own[chosen])
+                Documents(part).add(documents.fetch(rows[positions[chosen]]))
+                part.append(SEQUENCE, sequence[positions[chosen]])
+            if progress is not None:
+                progress("copying", len(own[chosen]), total)
+    # the weights of BM25 stay as they were
+    with part.update():
+        if "bm25" in about:
+            part.meta["index"]["bm25"]["shared"] = about["bm25"]["mean"]
+    target.finish(progress)
+    Documents(part).finish()
+
+
+def _first(index: Any) -> Store:
+    """Return a store that has the codec of the whole."""
+    store: Store = index.parts[0].store if isinstance(index, ShardedIndex) else index.store
+    return store
+
+
+def _by_codes(index: Any, rows: Array) -> list[tuple[Any, Array, Array]]:
+    """Divide rows by the store that has them, and by whether they have codes, which go first.
+
+    Returns:
+        Indexes, positions in ``rows``, and rows of the index there.
+    """
+    split = [(index, np.arange(len(rows)), rows)]
+    if isinstance(index, ShardedIndex):
+        split = [
+            (index.parts[number], positions, own)
+            for number, positions, own in placement(index.store).split(rows)
+        ]
+    coded = [
+        (part, positions[mask], own[mask]) for part, positions, own in split for mask in [own < part.coded]
+    ]
+    other = [
+        (part, positions[mask], own[mask]) for part, positions, own in split for mask in [own >= part.coded]
+    ]
+    return [*coded, *other] or [(index, rows, rows)]

@@ -1,0 +1,219 @@
+"""Search of an index in several shards: each shard is searched, and the best of their hits are merged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from irkit.arguments import brief, is_count
+from irkit.core.representation import Representation, concat
+from irkit.errors import BadTypeError, BadValueError
+from irkit.index import Hits, IndexConfig, StageProgress, StoredRows, open_index
+from irkit.index import bm25_index as bm25
+from irkit.index.array_files import Array
+from irkit.index.index_base import as_rows, row_list
+from irkit.index.layout import element_positions
+from irkit.index.state import snapshot
+from irkit.index.topk import TopK
+from irkit.shards.codecs import share_codec, waiting
+from irkit.shards.placement import global_rows, in_order, placement
+from irkit.shards.sharded_documents import ShardedDocuments
+from irkit.shards.sharded_store import VOCABULARY, ShardedStore
+
+
+class ShardedIndex(StoredRows):
+    """Rows of all shards, with the interface of `Index`; rows are global ones.
+
+    A search asks every shard for its ``k`` best rows and keeps the ``k`` best of these. Scores are those of
+    one index, because shards have all that scores depend on in common: BM25 its statistics, `plaid` and
+    `dense` their centroids and codebooks (see `irkit.shards.codecs`).
+
+    Attributes:
+        parts: Indexes of the shards.
+    """
+
+    store: ShardedStore
+
+    def __init__(self, store: ShardedStore, documents: ShardedDocuments) -> None:
+        """Open the shards; ``documents`` knows which of the documents that come belong to each."""
+        self.parts = [open_index(part) for part in store.parts]
+        self._documents = documents
+        super().__init__(store, self.parts[0].config)
+
+    @property
+    def config(self) -> IndexConfig:
+        """The configuration; settings of the search may be replaced, see `Index`."""
+        return self._config
+
+    @config.setter
+    def config(self, config: IndexConfig) -> None:
+        self._config = config
+        for part in self.parts:
+            part.config = config
+
+    @property
+    def formula(self) -> tuple[float, float] | None:
+        """See `StoredRows.formula`."""
+        return self._stored[0].formula
+
+    @formula.setter
+    def formula(self, formula: tuple[float, float] | None) -> None:
+        for part in self._stored:
+            part.formula = formula
+
+    @property
+    def _stored(self) -> list[StoredRows]:
+        return [part for part in self.parts if isinstance(part, StoredRows)]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of representation that it can hold."""
+        return self.parts[0].kinds
+
+    def __len__(self) -> int:
+        """Global rows ever given, removed ones included."""
+        return len(self._documents)
+
+    @property
+    @snapshot
+    def live(self) -> Array:
+        """``(len(self),)`` bool: global rows of documents that are not removed."""
+        return self._documents._live()
+
+    # ---- changes ----
+
+    def add(self, representation: Representation) -> range:
+        """Add rows for the documents that were added last, see `Index.add`."""
+        with self.store.update():
+            super().add(representation)
+            end = self.store.meta["index"]["rows"] = len(self)
+            return range(end - len(representation), end)
+
+    def _append(self, representation: Representation) -> None:
+        """Add rows to the shards that have just stored their documents."""
+        routes = self._documents.routes
+        if sum(map(len, routes)) > len(representation):
+            raise BadValueError("adding documents: an index of several shards needs their ids and texts, too")
+        terms = self.store.rows(VOCABULARY)
+        for part, positions in zip(self.parts, routes, strict=True):
+            if have := terms - part.store.rows(VOCABULARY):
+                part.store.append(VOCABULARY, self.store.read(VOCABULARY)[terms - have :])
+            if len(positions) or part.dim != representation.dim:
+                part.add(representation[positions])
+
+    def remove(self, rows: Sequence[int] | Array) -> int:
+        """Exclude global rows from all later searches, see `Index.remove`."""
+        with self.store.update():
+            chosen = np.unique(as_rows("removing documents", rows, len(self)))
+            split = placement(self.store).split(chosen)
+            return sum(self.parts[number].remove(own) for number, _, own in split)
+
+    def finish(self, progress: StageProgress | None = None) -> None:
+        """Share statistics and codecs, and build or extend the structures of all shards."""
+        with contextlib.nullcontext() if self.store.building else self.store.update():
+            if "bm25" in self.store.meta["index"]:
+                mean = bm25.renewed_mean(self.store)
+                for store in self.store.parts:
+                    with store.update():
+                        store.meta["index"]["bm25"]["shared"] = mean
+                with self.store.update():
+                    self.store.meta["index"]["bm25"]["mean"] = mean
+            # thresholds are for the whole
+            many = waiting(self)
+            share_codec(self, many, progress)
+            for part in self.parts:
+                limits = part.store.limits
+                try:
+                    if many:
+                        part.store.limits = replace(limits, plaid_uncompressed=0, dense_scan=0)
+                    part.finish(progress)
+                finally:
+                    part.store.limits = limits
+
+    # ---- rows as they are stored ----
+
+    @snapshot
+    def representations(self, rows: Array) -> Representation:
+        """Return the stored documents of global ``rows (n,)``, in this order."""
+        return self._represent(row_list("representations", rows, len(self)))
+
+    def _represent(self, rows: Array) -> Representation:
+        split = placement(self.store).split(rows)
+        if not split:
+            return self.parts[0].representations(rows[:0])
+        parts = concat([self.parts[number].representations(own) for number, _, own in split])
+        return parts[np.argsort(np.concatenate([positions for _, positions, _ in split]))]
+
+    def stored_arrays(self, rows: Array | slice) -> dict[str, Array]:
+        """Return the arrays of global rows as shards store them."""
+        chosen = np.arange(len(self))[rows]
+        split = placement(self.store).split(chosen)
+        if not split:
+            return self._stored[0].stored_arrays(chosen[:0])
+        parts = [self._stored[number].stored_arrays(own) for number, _, own in split]
+        order = np.argsort(np.concatenate([positions for _, positions, _ in split]))
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if "lengths" not in joined:
+            return {name: array[order] for name, array in joined.items()}
+        lengths = joined["lengths"]
+        elements = element_positions(np.cumsum(lengths)[order], lengths[order])
+        single = self._stored[0]._row_arrays()
+        return {name: array[order if name in single else elements] for name, array in joined.items()}
+
+    def _score_rows(self, queries: Representation, rows: Array) -> Array:
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        where = placement(self.store)
+        owners = np.full(rows.shape, -1)
+        owners[rows >= 0] = where.shards[rows[rows >= 0]]
+        for number in np.unique(owners[owners >= 0]).tolist():
+            mine = owners == number
+            own = np.full(rows.shape, -1)
+            own[mine] = where.rows[rows[mine]]
+            scores[mine] = self.parts[number]._score_rows(queries, own)[mine]
+        return scores
+
+    # ---- searching ----
+
+    @snapshot
+    def search(self, queries: Representation, k: int, allowed: Array | None = None) -> Hits:
+        """Return the k best documents of every query; see `Index.search`."""
+        if isinstance(k, bool) or not hasattr(k, "__index__"):
+            raise BadTypeError(f"search: k is {brief(k)}; expected a whole number")
+        if not is_count(k):
+            raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
+        self._check("searching", queries)
+        allowed, best = self._keep(allowed), TopK(len(queries), int(k))
+        for part in self.parts:
+            rows = global_rows(part.store)
+            if len(rows):
+                hits = self._search_part(part, queries, int(k), None if allowed is None else allowed[rows])
+                best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
+        return best.hits()
+
+    def _search_part(self, part: Any, queries: Representation, k: int, allowed: Array | None) -> Hits:
+        """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
+        hits: Hits = part.search(queries, k, allowed)
+        width = k
+        while width < len(part) and not in_order(part.store):
+            tied = (hits.rows[:, -1] >= 0) & (hits.scores[:, -1] == hits.scores[:, k - 1])
+            if not tied.any():
+                break
+            width = min(2 * width, len(part))
+            hits = part.search(queries, width, allowed)
+        return hits
+
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        return self.search(queries, k, keep)
+
+    @snapshot
+    def stats(self) -> dict[str, Any]:
+        """Return what `Index.stats` returns, and the number of shards."""
+        rows = sum(len(part) for part in self.parts)
+        documents = int(self.live.sum())
+        facts = super(StoredRows, self).stats()
+        share = (rows - documents) / max(1, rows)
+        return facts | {"removed": rows - documents, "removed_share": share, "shards": len(self.parts)}

@@ -1,0 +1,301 @@
+"""The stores of an index in several shards, opened, changed and refreshed together.
+
+What a crash leaves: a change is committed shard by shard, and by the manifest of the whole at last. Each
+document belongs to one shard, so it is changed completely or not at all. The manifest of the whole counts
+changes, and each shard has the number of its last one. A shard whose number is higher is *ahead*: the change
+was interrupted before the whole knew of it. The documents of that change that are stored count. Whoever
+repeats the change skips what is there already, see `ShardedDocuments`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from irkit.arguments import check_counts
+from irkit.errors import BadValueError, StorageError
+from irkit.index import Store
+from irkit.index.array_files import SHARD
+from irkit.index.directory import MANIFEST
+from irkit.index.state import Snapshot, State
+
+VOCABULARY = "vocabulary.txt"
+MOST_SHARDS = 1000
+_TRIES, _PAUSE = 50, 0.002  # while another process commits shard by shard
+
+
+class ShardedStore(Store):
+    """The manifest of the whole as a store, whose ``parts`` are the stores of the shards.
+
+    An update changes all of them, and a snapshot shows a state of each. Readers see a change of another
+    process when it is complete, unless that process was killed in the middle.
+
+    Attributes:
+        parts: Stores of the shards.
+    """
+
+    parts: list[Store]
+
+    def __init__(self, path: Path) -> None:
+        """Use `open_store` or `ShardedStore.build`."""
+        super().__init__(path)
+        self.parts = []
+        self._view: tuple[State, ...] = ()
+
+    @classmethod
+    def build(  # type: ignore[override]
+        cls, path: str | Path, *, shards: int, key: Any = None, overwrite: bool = False
+    ) -> ShardedStore:
+        """Start an index of several shards, or resume a killed build, see `Store.build`.
+
+        Raises:
+            BadValueError: The number of shards is below 1 or above 1000.
+        """
+        check_counts("building an index", shards=shards)
+        if shards > MOST_SHARDS:
+            raise BadValueError(f"building an index: {shards} shards; expected at most {MOST_SHARDS}")
+        store = super().build(path, key=key, overwrite=overwrite)
+        assert isinstance(store, ShardedStore)
+        try:
+            names = store.meta.get("shards")
+            if names is None:  # new: the names come first, because unnamed directories are removed
+                names = _new_names(store.path, shards)
+                with Store.update(store):
+                    store.meta.update({"shards": names, "changes": 0})
+            for number, name in enumerate(names):
+                store.parts.append(_begin_part(store, name, [number, shards]))
+            store._look()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def attach(self, verify: bool | None) -> None:
+        """Open the shards.
+
+        Raises:
+            StorageError: A shard is missing, or belongs to another index.
+        """
+        names, parts = self.meta["shards"], []
+        for number, name in enumerate(names):
+            try:
+                part = Store.open(self.path / name, verify=verify)
+            except StorageError as error:
+                if (self.path / name / MANIFEST).exists():
+                    raise
+                raise StorageError(
+                    f"opening index {self.path}: its shard {name}, {number + 1} of {len(names)}, is missing; "
+                    "restore the directory from a copy or build the index again"
+                ) from error
+            _check_part(self, part, [number, len(names)])
+            parts.append(part)
+        self.parts = parts
+        self._look()
+
+    # ---- one state of all stores ----
+
+    def snapshot(self, state: State | tuple[State, ...] | None = None) -> Any:
+        """Return a context in which this thread sees one state of every shard, see `Store.snapshot`."""
+        view = state if isinstance(state, tuple) else self._view
+        if not view or len(view) != len(self.parts) + 1:
+            return super().snapshot()
+        return _Snapshots(self, view)
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[Self]:
+        """Change the index, see `Store.update`; each shard commits what it has of the change.
+
+        Raises:
+            LockedError: Another process, or another thread, is writing.
+            StorageError: The changes could not be written.
+        """
+        if self._own.updating:
+            with super().update():
+                yield self
+            return
+        with super().update():
+            self._adopt()
+            with contextlib.ExitStack() as stack:
+                for part in self.parts:
+                    stack.enter_context(part.update())
+                before = [[part.rows("hashes.bin"), part.rows("removed.bin")] for part in self.parts]
+                adopted = self._state.serialise()
+                yield self
+                changed = [self._state.serialise() != adopted]
+                changed += [part._state.serialise() != part._state.saved for part in self.parts]
+                if any(changed):
+                    self.meta["changes"] = number = self._last_change() + 1
+                    for part, counts, is_changed in zip(self.parts, before, changed[1:], strict=True):
+                        if is_changed:
+                            part.meta.update({"change": number, "before": counts})
+        self._look()
+
+    def refresh(self) -> bool:
+        """Move to the newest committed state of every shard; return whether there was a newer one."""
+        if self._own.updating:
+            return False
+        names = self._committed.meta.get("shards")
+        newer = super().refresh()
+        if self._committed.meta.get("shards") != names:
+            raise StorageError(f"index {self.path}: it was replaced by one of other shards; load it again")
+        for attempt in range(_TRIES):
+            newer = sum(part.refresh() for part in self.parts) > 0 or newer
+            if not newer or not any(part.meta.get("change", 0) > self._changes() for part in self.parts):
+                break
+            if attempt:
+                time.sleep(_PAUSE)
+            newer = super().refresh() or newer
+        if newer:
+            self._look()
+        return newer
+
+    def ahead(self, part: Store) -> list[int] | None:
+        """Return the rows and the removals of a shard before an interrupted change; None if there is none.
+
+        Inside an update it is a change before this one.
+        """
+        if part.meta.get("change", 0) <= self._changes():
+            return None
+        return list(part.meta["before"])
+
+    def publish(self) -> None:
+        """Finish a build, see `Store.publish`."""
+        super().publish()
+        self._look()
+
+    def close(self) -> None:
+        """Close the files of all shards, see `Store.close`."""
+        super().close()
+        self._view = ()
+        for part in self.parts:
+            part.close()
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every array by name; those of shards are added up."""
+        total = Counter(super().sizes())
+        for part in self.parts:
+            total.update(part.sizes())
+        return dict(sorted(total.items()))
+
+    def verify(self) -> None:
+        """Compare the checksum of every file, see `Store.verify`."""
+        super().verify()
+        for part in self.parts:
+            part.verify()
+
+    def check_uncut(self) -> None:
+        """Refuse a file that was truncated since it was opened, see `Store.check_uncut`."""
+        super().check_uncut()
+        for part in self.parts:
+            part.check_uncut()
+
+    def _look(self) -> None:
+        """Show the newest state of all stores to threads that begin to read."""
+        self._view = (self._committed, *(part._committed for part in self.parts))
+
+    def _changes(self) -> int:
+        return int(self.meta.get("changes", 0))
+
+    def _last_change(self) -> int:
+        return max(self._changes(), *(int(part.meta.get("change", 0)) for part in self.parts))
+
+    def _adopt(self) -> None:
+        """Take over the terms that an interrupted change has given to shards, inside ``update``."""
+        longest = max(self.parts, key=lambda part: part.rows(VOCABULARY))
+        have = self.rows(VOCABULARY)
+        if longest.rows(VOCABULARY) > have:
+            self.append(VOCABULARY, longest.read(VOCABULARY)[have:])
+            about = self.meta["index"]
+            about["dim"] = max(about["dim"], longest.meta["index"]["dim"])
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._view = ()
+
+
+class _Snapshots:
+    """Shows one state of every store to this thread inside a ``with`` block; gives these states."""
+
+    __slots__ = ("_snapshots", "_view")
+
+    def __init__(self, store: ShardedStore, view: tuple[State, ...]) -> None:
+        self._view = view
+        stores = zip((store, *store.parts), view, strict=True)
+        self._snapshots = [Snapshot(each._own, state) for each, state in stores]
+
+    def __enter__(self) -> Any:
+        for snapshot in self._snapshots:
+            snapshot.__enter__()
+        return _View(self._view, self._snapshots[0]._own.state)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for snapshot in self._snapshots:
+            snapshot.__exit__(kind, error, trace)
+
+
+class _View(tuple[State, ...]):
+    """States of the stores, for `ShardedStore.snapshot`; ``derived`` is that of the first."""
+
+    derived: dict[Any, Any]
+
+    def __new__(cls, states: tuple[State, ...], first: State | None) -> _View:
+        view = super().__new__(cls, states)
+        view.derived = (first or states[0]).derived
+        return view
+
+
+def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
+    """Open a finished index, of one store or of several shards, see `Store.open`.
+
+    Raises:
+        StorageError: There is no finished index, or a shard of it is missing.
+        CorruptError: A file is missing, truncated or altered.
+    """
+    store = Store.open(path, verify=verify)
+    if "shards" not in store.meta:
+        return store
+    for attempt in range(_TRIES):
+        whole = ShardedStore(store.path)
+        whole._committed = whole._load()
+        try:
+            whole.attach(verify)
+            return whole
+        except StorageError:  # the index was replaced meanwhile, if it has other shards now
+            if attempt + 1 == _TRIES or whole._load().meta.get("shards") == whole.meta["shards"]:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _new_names(path: Path, shards: int) -> list[str]:
+    """Return names of directories that no shard has or had."""
+    known = [int(file.name.split("-")[1]) for file in path.iterdir() if SHARD.fullmatch(file.name)]
+    return [f"shard-{max(known, default=0) + 1}-{number:03d}" for number in range(shards)]
+
+
+def _begin_part(store: ShardedStore, name: str, place: list[int]) -> Store:
+    """Return the store of a shard, empty or of a build that is resumed; it is published at once."""
+    path = store.path / name
+    if (path / MANIFEST).exists():
+        part = Store.open(path, verify=True)
+        _check_part(store, part, place)
+        return part
+    part = Store.build(path, key=store.meta["build"])
+    with part.update():
+        part.meta["shard"] = place
+    part.publish()
+    return part
+
+
+def _check_part(store: Store, part: Store, place: list[int]) -> None:
+    if part.meta.get("shard") != place or part.meta.get("build") != store.meta.get("build"):
+        raise StorageError(
+            f"opening index {store.path}: {part.path.name} is shard {part.meta.get('shard')} of another "
+            f"index, expected {place}; restore the directory from a copy or build the index again"
+        )

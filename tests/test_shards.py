@@ -1,0 +1,348 @@
+"""An index in several shards is one index: the same hits, scores, ties, filters, facets and explanations."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irkit import Retriever
+from irkit.encoder_free import RM3
+from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
+from irkit.index import Limits, Store, compact, use_limits
+from irkit.retrieval.searching import Hit
+from irkit.shards import open_store, reshard
+from irkit.shards.placement import shard_of
+
+DIM = 8
+WORDS = [f"word{number}" for number in range(40)]
+SMALL = Limits(
+    dense_scan=30,
+    dense_scan_per_hit=1,
+    dense_points=8,
+    faiss_scan=30,
+    faiss_scan_per_hit=1,
+    faiss_points=1,
+    inverted_unlisted=10,
+    plaid_uncompressed=100,
+    flat_scan=20,
+    flat_share=1,
+)
+
+# model and index by name
+KINDS: dict[str, tuple[str, Any]] = {
+    "bm25": ("bm25", None),
+    "impacts": ("impacts", {"kind": "inverted", "dtype": "float32", "mode": "exact"}),
+    "impacts-uint8": ("impacts", {"kind": "inverted", "dtype": "uint8", "mode": "exact"}),
+    "sparse-flat": ("impacts", "flat"),
+    "flat": ("dense", "flat"),
+    "flat-int8": ("dense", {"kind": "flat", "dtype": "int8"}),
+    "dense": ("dense", {"kind": "dense", "probes": 64, "candidates": 200}),
+    "dense-codes": ("dense", {"kind": "dense", "keep": "none", "probes": 64, "candidates": 200}),
+    "hnsw": ("dense", {"kind": "faiss", "factory": "hnsw", "ef_search": 300}),
+    "pq": ("dense", {"kind": "faiss", "factory": "pq", "refine": 100}),
+    "tokens-flat": ("tokens", "flat"),
+    "tokens-int8": ("tokens", {"kind": "flat", "dtype": "int8"}),
+    "plaid": ("tokens", {"kind": "plaid", "device": "cpu"}),
+    "muvera": ("tokens", {"kind": "muvera", "repetitions": 4, "bits": 2, "candidates": 300}),
+}
+ROUNDED = ("flat-int8", "tokens-int8", "dense-codes")
+APPROXIMATE = ("hnsw", "plaid")
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    with use_limits(SMALL):
+        yield
+
+
+class Source:
+    """Random documents and queries for a model; small whole numbers make many ties."""
+
+    def __init__(self, model: str, seed: int) -> None:
+        self.model, self.random, self.numbers = model, random.Random(seed), np.random.default_rng(seed)
+
+    def document(self, name: str) -> dict[str, Any]:
+        words = self.random.choices(WORDS, k=self.random.randint(1, 12))
+        year, lang = self.random.choice([1999, 2000, 2001]), self.random.choice(["de", "en"])
+        record: dict[str, Any] = {"_id": name, "text": " ".join(words), "metadata": {"year": year}}
+        if self.random.random() < 0.5:
+            record["metadata"]["lang"] = lang
+        return record if self.model == "bm25" else record | {"vector": self.vector()}
+
+    def vector(self) -> Any:
+        if self.model == "impacts":
+            return {word: self.random.randint(1, 3) for word in self.random.sample(WORDS, 6)}
+        shape = (DIM,) if self.model == "dense" else (int(self.numbers.integers(1, 4)), DIM)
+        return self.numbers.integers(-2, 3, shape).astype(np.float32)
+
+    def query(self) -> Any:
+        return " ".join(self.random.choices(WORDS, k=3)) if self.model == "bm25" else self.vector()
+
+    @property
+    def name(self) -> str:
+        return self.model if self.model in ("bm25", "impacts") else "vectors"
+
+
+def check_hits(ours: list[list[Hit]], theirs: list[list[Hit]], kind: str) -> None:
+    """Compare hits bit by bit; those of codes up to rounding, and those of an approximation by their scores.
+
+    Sums of codes are rounded as the batch of documents has it. An approximation finds as much in shards as in
+    one index, or more, as it looks at as many candidates in each.
+    """
+    if kind not in (*ROUNDED, *APPROXIMATE):
+        assert ours == theirs
+        return
+    for first, second in zip(ours, theirs, strict=True):
+        scores, wanted = (np.array([hit.score for hit in line]) for line in (first, second))
+        assert len(scores) == len(wanted)
+        assert (scores >= wanted - 1e-5 * np.abs(wanted)).all()
+        if kind in ROUNDED:
+            assert scores == pytest.approx(wanted, rel=1e-5)
+        both = {hit.id: hit.score for hit in second}
+        assert all(hit.score == pytest.approx(both.get(hit.id, hit.score), rel=1e-5) for hit in first)
+
+
+def check_same(one: Retriever, many: Retriever, source: Source, kind: str) -> None:
+    """Compare everything that an index can be asked."""
+    assert len(one) == len(many)
+    assert [document.id for document in one.documents] == [document.id for document in many.documents]
+    queries = [source.query() for _ in range(4)]
+    filters: list[Any] = [None, {"year": {">=": 2000}}, {"$not": {"lang": "de"}}, ["d3", "d7", "d1", "no"]]
+    for filter in filters:
+        for k in (1, 10, 250):
+            check_hits(many.search(queries, k, filter), one.search(queries, k, filter), kind)
+    if kind not in (*ROUNDED, *APPROXIMATE):
+        options: Any = {"offset": 3, "group_by": "year", "per_group": 2}
+        assert many.search(queries[0], 5, **options) == one.search(queries[0], 5, **options)
+    items = [(str(number), query) for number, query in enumerate(queries)]
+    if source.model == "bm25":
+        assert list(many.run(dict(items), 20)) == list(one.run(dict(items), 20))
+        assert many.search(queries, 10, feedback=RM3(3, 5)) == one.search(queries, 10, feedback=RM3(3, 5))
+    ids = [document.id for document in one.documents][::7]
+    check_hits([many.rerank(queries[0], ids)], [one.rerank(queries[0], ids)], kind)
+    if source.model in ("bm25", "impacts"):
+        assert many.explain(queries[0], ids[0]) == one.explain(queries[0], ids[0])
+    for filter in filters[:3]:
+        assert many.facets("year", filter) == one.facets("year", filter)
+    assert many.documents.metadata_keys() == one.documents.metadata_keys()
+
+
+def change(retrievers: list[Retriever], source: Source, step: int) -> None:
+    """Make one random change of all indexes."""
+    ids = [document.id for document in retrievers[0].documents]
+    chosen = source.random.sample(ids, 5)
+    kind = source.random.choice(["add", "update", "remove"])
+    new = [f"n{step}-{number}" for number in range(6)] if kind == "add" else chosen
+    documents = [source.document(name) for name in new]
+    for retriever in retrievers:
+        if kind == "remove":
+            retriever.remove(chosen)
+        else:
+            getattr(retriever, kind)(documents)
+
+
+def check_kind(kind: str, tmp_path: Path, shards: tuple[int, ...], changes: int, seed: int = 0) -> None:
+    model, index = KINDS[kind]
+    source = Source(model, seed)
+    documents = [source.document(f"d{number}") for number in range(120)]
+    built = [Retriever.build(source.name, documents, tmp_path / "one", index=index)]
+    for count in shards:
+        Retriever.build(source.name, documents, tmp_path / str(count), index=index, shards=count).close()
+        built.append(Retriever.load(tmp_path / str(count)))
+    one, *rest = built
+    for many in rest:
+        check_same(one, many, source, kind)
+    for step in range(changes):
+        change(built, source, step)
+        if step % 10 == 0 or step == changes - 1:
+            for many in rest:
+                check_same(one, many, source, kind)
+    for many, count in zip(rest, (*shards[1:], 3), strict=True):
+        reshard(many.store.path, count)
+        again = Retriever.load(many.store.path)
+        assert again.stats()["shards"] == count
+        assert again.stats()["removed"] == 0
+        check_same(one, again, source, kind)
+        change_again = source.document(f"last{count}")
+        again.add([change_again])
+        assert again.documents[f"last{count}"].text == change_again["text"]
+
+
+@pytest.mark.parametrize("kind", ["bm25", "flat"])
+def test_shards_equal_one_index(kind: str, tmp_path: Path) -> None:
+    check_kind(kind, tmp_path, (3,), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_equal_one_index_after_many_changes(kind: str, tmp_path: Path) -> None:
+    check_kind(kind, tmp_path, (1, 2, 5), 100, seed=1)
+
+
+def die_at(commit: int, work: Callable[[], object]) -> None:
+    """Run ``work`` in a child that ends, as by SIGKILL, before the given commit of a store."""
+    child = os.fork()
+    if not child:
+        count, commit_really = itertools.count(), Store._commit
+
+        def counted(store: Store, state: Any) -> None:
+            if state.serialise() != state.saved and next(count) == commit:
+                os._exit(9)
+            commit_really(store, state)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "_commit", counted)
+            try:
+                work()
+            finally:
+                os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("verb", ["add", "update", "remove"])
+def test_an_interrupted_change_is_whole_for_each_document_and_can_be_repeated(
+    verb: str, tmp_path: Path
+) -> None:
+    source = Source("bm25", 3)
+    documents = [source.document(f"d{number}") for number in range(40)]
+    names = [f"n{number}" if verb == "add" else f"d{number}" for number in range(9)]
+    new = [source.document(name) | {"text": f"{name} fresh"} for name in names]
+    given: Any = names if verb == "remove" else new
+    one = Retriever.build("bm25", documents, tmp_path / "one")
+    getattr(one, verb)(given)
+    Retriever.build("bm25", documents, tmp_path / "whole", shards=3).close()
+    last = len(set(shard_of(names, 3)))  # shards that change; the whole is the last to know
+    for commit in range(last + 2):
+        path = tmp_path / str(commit)
+        shutil.copytree(tmp_path / "whole", path)
+        die_at(commit, lambda path=path: getattr(Retriever.load(path), verb)(given))  # type: ignore[misc]
+        left = Retriever.load(path)
+        texts = {document.id: document.text for document in left.documents}
+        assert all(texts[item["_id"]] == item["text"] for item in documents[9:])
+        old = {item["_id"]: item["text"] for item in documents[:9]}
+        for item in new:
+            before = old.get(item["_id"])
+            assert texts.get(item["_id"]) in (before, None if verb == "remove" else item["text"])
+        if commit > last:  # it was complete
+            continue
+        getattr(left, verb)(given)
+        again = Retriever.load(path)
+        for query in ("fresh", "word1 word2", "n3 d3"):
+            ours, theirs = (
+                sorted((-hit.score, hit.id, hit.text) for hit in retriever.search(query, 50))
+                for retriever in (again, one)
+            )
+            assert ours == theirs
+        assert {document.id for document in again.documents} == {document.id for document in one.documents}
+
+
+def arrays_of(path: Path) -> list[Any]:
+    """Checksums of all arrays of all shards."""
+    store = open_store(path)
+    return [
+        {name: (entry.rows, entry.crc32) for name, entry in each._committed.arrays.items()}
+        for each in (store, *store.parts)
+    ]
+
+
+def test_a_killed_build_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    source = Source("bm25", 4)
+    documents = [source.document(f"d{number}") for number in range(60)]
+
+    def build(path: Path) -> None:
+        Retriever.build("bm25", documents, path, shards=3, chunk_size=20).close()
+
+    build(tmp_path / "whole")
+    for commit in range(1, 30, 4):
+        path = tmp_path / str(commit)
+        die_at(commit, lambda path=path: build(path))  # type: ignore[misc]
+        if not (path / "irkit.json").exists() and path.exists():
+            with pytest.raises(StorageError, match="its build has not finished"):
+                Retriever.load(path)
+        if not (path / "irkit.json").exists():
+            build(path)
+        assert arrays_of(path) == arrays_of(tmp_path / "whole")
+        assert len(list(path.glob("shard-*"))) == 3
+
+
+def test_a_killed_reshard_leaves_the_index_and_can_be_repeated(tmp_path: Path) -> None:
+    source = Source("bm25", 5)
+    documents = [source.document(f"d{number}") for number in range(40)]
+    one = Retriever.build("bm25", documents, tmp_path / "one")
+    for commit in (3, 11):
+        path = tmp_path / str(commit)
+        Retriever.build("bm25", documents, path, shards=2).close()
+        die_at(commit, lambda path=path: reshard(path, 3))  # type: ignore[misc]
+        assert Retriever.load(path).stats()["shards"] == 2
+        reshard(path, 3)
+        assert Retriever.load(path).stats()["shards"] == 3
+        check_same(one, Retriever.load(path), source, "bm25")
+        assert len(list(path.glob("shard-*"))) == 3
+
+
+def test_one_index_becomes_shards_and_saves(tmp_path: Path) -> None:
+    source = Source("tokens", 6)
+    documents = [source.document(f"d{number}") for number in range(60)]
+    one = Retriever.build("vectors", documents, tmp_path / "one", index="plaid")
+    one.save(tmp_path / "copy")
+    reshard(tmp_path / "copy", 3)
+    many = Retriever.load(tmp_path / "copy")
+    assert many.stats()["shards"] == 3
+    many.save(tmp_path / "saved")
+    check_same(one, Retriever.load(tmp_path / "saved"), source, "plaid")
+    reshard(tmp_path / "copy", 2)
+    check_same(one, many, source, "plaid")  # it shows what it has opened
+    with pytest.raises(StorageError, match="load it again"):
+        many.refresh()
+
+
+def test_wrong_shards_are_refused(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(20)]
+    path, other = tmp_path / "index", tmp_path / "other"
+    for shards in (0, 1001, True, 2.5):
+        with pytest.raises((BadValueError, BadTypeError)):
+            Retriever.build("bm25", texts, path, shards=shards)  # type: ignore[arg-type]
+    assert not path.exists()
+    Retriever.build("bm25", texts, path, shards=2).close()
+    Retriever.build("bm25", texts[:9], other, shards=2).close()
+    with pytest.raises(StorageError, match="there is one already"):
+        Retriever.build("bm25", texts, path, shards=2)
+    with pytest.raises(StorageError, match="reshard"):
+        compact(path)
+    retriever = Retriever.load(path)
+    with pytest.raises(BadValueError, match="in the index already"):
+        retriever.add([("3", "again")])
+    with pytest.raises(BadValueError, match="given more than once"):
+        retriever.add([("x", "new"), ("x", "new")])
+    with pytest.raises(BadValueError, match="no document 'z'"):
+        retriever.remove(["1", "z"])
+    assert len(retriever) == 20
+    with retriever.store.update(), pytest.raises(LockedError):
+        Retriever.load(path).add([("y", "new")])
+    # a shard of another index, in another place, or missing
+    first, second = sorted(path.glob("shard-*"))
+    first.rename(tmp_path / "aside")
+    with pytest.raises(StorageError, match=r"its shard shard-1-000, 1 of 2, is missing"):
+        Retriever.load(path)
+    shutil.copytree(second, first)
+    with pytest.raises(StorageError, match="shard-1-000 is shard"):
+        Retriever.load(path)
+
+
+def test_shards_from_the_command_line(tmp_path: Path, notes: Path, command: Callable[..., Any]) -> None:
+    out = str(tmp_path / "out")
+    assert command("index", "bm25", str(notes), "--out", out, "--shards", "3")[0] == 0
+    plain = command("search", out, "--text", "search index")
+    assert command("reshard", out, "--shards", "2")[0] == 0
+    assert command("search", out, "--text", "search index") == plain
+    assert json.loads(command("info", out, "--json")[1])["shards"] == 2
+    assert command("reshard", str(tmp_path / "no"), "--shards", "2")[0] == 2
