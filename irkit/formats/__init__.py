@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from irkit.encoder import AnyEncoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
-from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError, reraise_as
+from irkit.errors import BadValueError, CorruptError, StorageError, reraise_as
 from irkit.formats.huggingface import HUGGINGFACE
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
 from irkit.formats.sentence_transformers import SENTENCE_TRANSFORMERS, text_encoder
@@ -68,7 +68,6 @@ def read_model(directory: str | Path, load_encoder: LoadEncoder) -> Parts:
         CorruptError: The files of the model do not fit each other.
     """
     folder = Path(directory)
-    _refuse_adapter(folder)
     formats = (FORMATS[name] for name in FORMATS if FORMATS[name] is not HUGGINGFACE)
     # a bare Hugging Face encoder is what no other format takes
     readers = (entry.read for entry in chain(formats, [HUGGINGFACE]) if entry.read and entry.fits(folder))
@@ -95,7 +94,6 @@ def read_encoder(directory: str | Path, load_encoder: LoadEncoder) -> tuple[Toke
     Arguments and errors are those of `read_model`.
     """
     folder = Path(directory)
-    _refuse_adapter(folder)
     if (folder / "modules.json").is_file():
         folder = text_encoder(folder)
     if not (folder / "config.json").is_file():
@@ -116,15 +114,6 @@ def _check_ids(tokenizer: Tokenizer, encoder: AnyEncoder | InferenceFreeEncoder,
             f"loading {folder}: the tokenizer has ids up to {highest}, the encoder embeds {rows} tokens; "
             "they are not of one model, or the embeddings were not resized for added tokens"
         )
-
-
-def _refuse_adapter(folder: Path) -> None:
-    for marks in ("adapter_config.json", "*/adapter_config.json"):  # here or in the folder of a Transformer
-        if next(folder.glob(marks), None) is not None:
-            raise ConfigError(
-                f"loading {folder}: a PEFT adapter without the model it belongs to; merge both "
-                "(merge_and_unload) and save that"
-            )
 
 
 def write_model(parts: Parts, directory: str | Path, format: str = "sentence-transformers") -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from irkit.arguments import brief
 from irkit.errors import BadTypeError, IrkitError, StorageError
+from irkit.formats.lora import merged_model
 from irkit.utils.atomic import explained
 
 _FORMATS = ("*.json", "*.txt", "*.model", "*.safetensors", "artifact.metadata")
@@ -40,9 +41,17 @@ scores = model.similarity(model.encode_query("a question"), model.encode_documen
 def local_directory(name_or_path: str | Path) -> Path:
     """Return the directory ``name_or_path``, or download the hub repository ``name`` or ``name@revision``.
 
+    A directory with a LoRA adapter becomes another in the cache, see `irkit.formats.lora`.
+
     Raises:
         StorageError: Neither a directory nor a repository has the name, or the download failed.
+        ConfigError: The adapter there cannot be merged.
     """
+    return merged_model(_found(name_or_path), _found)
+
+
+def _found(name_or_path: str | Path) -> Path:
+    """Return the directory as it is, see `local_directory`."""
     path, whole = Path(name_or_path), str(name_or_path)
     with explained(f"loading {whole:.200}"):  # too long a name, for one
         if path.is_dir():

@@ -14,18 +14,23 @@ from irkit.config import read_json
 from irkit.errors import CorruptError, StorageError
 
 
-def read_weights(directory: str | Path) -> dict[str, Tensor]:
+def read_weights(directory: str | Path, stem: str = "") -> dict[str, Tensor]:
     """Read all tensors of a model directory, by name, to the CPU.
 
     The file is ``model.safetensors``, else ``pytorch_model.bin``, whose code is not run; both may be split
     into several files.
+
+    Args:
+        directory: Directory of the files.
+        stem: Name of the files without suffix, if it is another, such as ``"adapter_model"``.
 
     Raises:
         StorageError: There is no weight file.
         CorruptError: A weight file is damaged, or holds numbers that are not finite.
     """
     folder = Path(directory)
-    for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _torch_file)):
+    safe, pickled = f"{stem or 'model'}.safetensors", f"{stem or 'pytorch_model'}.bin"
+    for name, read in ((safe, _safetensors), (pickled, _torch_file)):
         files = _shards(folder, name)
         if files:
             tensors: dict[str, Tensor] = {}
@@ -33,9 +38,7 @@ def read_weights(directory: str | Path) -> dict[str, Tensor]:
                 tensors |= read(file)
             check_finite(tensors.items(), folder)
             return tensors
-    raise StorageError(
-        f"loading {folder}: expected model.safetensors or pytorch_model.bin there, found neither"
-    )
+    raise StorageError(f"loading {folder}: expected {safe} or {pickled} there, found neither")
 
 
 def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:

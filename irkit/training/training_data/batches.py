@@ -19,8 +19,8 @@ from irkit.core.ragged import Ragged
 from irkit.errors import BadValueError
 from irkit.model import Model
 from irkit.training.example import Batch, Example
-from irkit.training.training_data.caching import hash_of
 from irkit.training.training_data.dataset import Key, Mixture
+from irkit.utils.cache import hash_of
 
 Array = np.ndarray[Any, Any]
 

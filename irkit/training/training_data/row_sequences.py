@@ -15,7 +15,6 @@ import numpy as np
 from irkit.data.catalogues import load_hf
 from irkit.data.collection_files import read_lines
 from irkit.errors import BadValueError, ConfigError, StorageError
-from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.training.training_data.data_config import DataConfig
 from irkit.training.training_data.row_formats import TrainingRow, detect
 from irkit.training.training_data.row_sources import (
@@ -26,6 +25,7 @@ from irkit.training.training_data.row_sources import (
     parse_at,
     reader_of,
 )
+from irkit.utils.cache import cached, file_key, hash_of
 from irkit.utils.progress import progress_bar
 
 Array = np.ndarray[Any, Any]

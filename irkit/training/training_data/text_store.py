@@ -15,8 +15,8 @@ from irkit.data import Source, read_documents, read_queries
 from irkit.data.catalogues import PREFIXES, load_hf
 from irkit.data.document import Document, Query
 from irkit.errors import BadValueError, StorageError
-from irkit.training.training_data.caching import cached, file_key, hash_of
 from irkit.training.training_data.data_config import Columns
+from irkit.utils.cache import cached, file_key, hash_of
 from irkit.utils.progress import progress_bar
 
 Array = np.ndarray[Any, Any]

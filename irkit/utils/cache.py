@@ -41,7 +41,7 @@ def cached(key: object, build: Callable[[Path], None]) -> Path:
     Raises:
         StorageError: The folder could not be written.
     """
-    root = Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit") / "training"
+    root = Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit")
     digest = hashlib.blake2b(repr((_VERSION, key)).encode(), digest_size=12).hexdigest()
     folder = root / digest
     if folder.is_dir():
