@@ -97,10 +97,11 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
-    def memory(self) -> float:
-        """Memory of its own, without mapped files, in MB."""
+    def memory(self) -> dict[str, float]:
+        """Memory of its own, and mapped files that are in memory, in MB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+        names = {"own": "RssAnon:", "mapped": "RssFile:"}
+        return {name: int(status.partition(key)[2].split()[0]) / 1024 for name, key in names.items()}
 
     def close(self) -> None:
         """End the process."""

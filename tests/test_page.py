@@ -236,6 +236,46 @@ def test_filters(browser: Browser, address: str) -> None:
     assert browser.messages == []
 
 
+def test_numbers_are_filtered_by_ranges(browser: Browser, address: str) -> None:
+    def set_end(comparison: str, number: str) -> None:
+        name = json.dumps(json.dumps(["year", comparison], separators=(",", ":")))
+        browser.run(
+            "{const fields = [...document.querySelectorAll('input')];"
+            f"const field = fields.find(box => box.dataset.facet === {name});"
+            f"field.value = {number!r}; field.dispatchEvent(new Event('change'));}}"
+        )
+
+    show(browser, address, "gnu index text")
+    set_end(">=", "2012")
+    browser.wait("document.querySelectorAll('.title').length === 2")
+    assert sorted(titles(browser)) == ["Gnu", "Long \U0001f98c"]
+    browser.wait("document.querySelector('.range input')?.value === '2012'")
+    set_end("<=", "2015")
+    browser.wait("document.querySelector('.status').innerText.startsWith('Nothing found')")
+    browser.open(browser.run("location.href"))  # the address has the range
+    browser.wait("document.querySelectorAll('.range input')[1]?.value === '2015'")
+    set_end("<=", "")
+    browser.wait("document.querySelectorAll('.title').length === 2")
+    assert browser.messages == []
+
+
+def test_two_models_are_compared(browser: Browser, address: str) -> None:
+    show(browser, address, "gnu grass", ["words"])
+    browser.click("#compare")
+    browser.wait("document.querySelectorAll('.column:nth-child(2) .title').length === 10")
+    for number, model in enumerate(("dense-model", "terms-model")):
+        browser.run(
+            f"{{const select = document.querySelector('#by-{number}'); select.value = {model!r};"
+            "select.dispatchEvent(new Event('change'));}"
+        )
+        name = f"document.querySelectorAll('.column')[{number}].querySelector('.scores dt')?.innerText"
+        browser.wait(f"{name} === {model!r}")
+    assert browser.text("#difference").startswith("In both columns: ")
+    browser.open(browser.run("location.href"))
+    browser.wait("document.querySelector('#by-1')?.value === 'terms-model'")
+    assert browser.messages == []
+
+
 def test_columns_are_compared(browser: Browser, address: str) -> None:
     show(browser, address, "gnu grass", ["words"])
     browser.click("#compare")

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -97,6 +98,17 @@ def test_highlights_explanations_and_facets(call: Call) -> None:
     assert answer["facets"] == {"year": [{"value": year, "count": 4} for year in (0, 1, 2)]}
     counts = call("/indexes/words/facets", {"keys": ["year"], "filter": {"year": [0, 1]}})[1]
     assert (counts["documents"], len(counts["facets"]["year"])) == (8, 2)
+
+
+def test_snippets_come_without_texts(call: Call) -> None:
+    body = {"queries": "searching tokens", "k": 3, "snippet": True, "fields": ["metadata"]}
+    hits = call("/indexes/words/search", body)[1]["results"][0]["hits"]
+    assert [(hit["text"], hit["title"], set(hit["metadata"])) for hit in hits] == [("", "", {"year"})] * 3
+    for made in (hit["snippet"] for hit in hits):
+        words = {made["text"][start:end] for start, end in made["marks"]}
+        assert words
+        assert words <= {"search", "token"}
+        assert (made["start"], made["end"]) == (0, made["length"])
 
 
 @pytest.mark.parametrize(("index", "part"), [("notes", "passages"), ("colbert", "tokens")])
@@ -250,6 +262,22 @@ def test_documents_are_added_replaced_and_removed(call: Call) -> None:
     assert call(f"{path}?id=new/1")[0] == 404
 
 
+def test_removed_documents_are_compacted_away(
+    served: Any, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ids = "/indexes/words/documents", [f"gone{number}" for number in range(20)]
+    assert call(path, {"documents": [{"id": name, "text": "zebra"} for name in ids]}, headers=KEY)[0] == 201
+    index = served.catalogue.indexes["words"]
+    monkeypatch.setattr("irkit.serve.served_indexes._FEW_REMOVED", 3)
+    assert call(path, {"ids": ids}, "DELETE", KEY) == (200, {"removed": 20, "documents": 12})
+    while index._tidying is not None or index.retriever().store.rows("removed.bin"):
+        time.sleep(0.01)
+    assert len(index.retriever().index) == 12
+    body = {"queries": "search", "k": 50}
+    hits = call("/indexes/words/search", body)[1]["results"][0]["hits"]
+    assert {hit["id"] for hit in hits} == {f"d{number}" for number in range(12)}
+
+
 def test_server_moves_on_when_another_process_changes_the_index(served: Any, call: Call) -> None:
     with Retriever.load(served.root / "words") as other:
         other.add({"later": "quagga"})
@@ -262,18 +290,20 @@ def test_requests_of_many_clients_are_worked_on_together(served: Any) -> None:
     index, sizes = served.catalogue.indexes["notes"], []
     begun, goes_on, work = threading.Event(), threading.Event(), index._work
 
-    def slow(name: str, retriever: Any, queries: list[Any], options: Any) -> Any:
-        sizes.append(len(queries))
+    def slow(name: str, retriever: Any, jobs: list[Any]) -> Any:
+        sizes.append(sum(len(job.queries) for job in jobs))
         begun.set()
         goes_on.wait(30)
-        return work(name, retriever, queries, options)
+        return work(name, retriever, jobs)
 
     index._work = slow
     try:
         with Client(served.url, "notes") as client:
             found: dict[int, Any] = {}
             ask = [
-                threading.Thread(target=lambda n=n: found.update({n: client.search(f"search {n}", 2)}))
+                threading.Thread(
+                    target=lambda n=n: found.update({n: client.search(f"search {n}", 2 + n % 3)})
+                )
                 for n in range(9)
             ]
             ask[0].start()
@@ -288,8 +318,9 @@ def test_requests_of_many_clients_are_worked_on_together(served: Any) -> None:
     finally:
         index._work = work
     assert sizes == [1, 8]
-    expected = served.retriever.search([f"search {n}" for n in range(9)], 2)
-    assert [[hit.id for hit in found[n]] for n in range(9)] == [[hit.id for hit in line] for line in expected]
+    for number, hits in found.items():  # each with a k of its own
+        expected = served.retriever.search(f"search {number}", 2 + number % 3)
+        assert [hit.id for hit in hits] == [hit.id for hit in expected]
 
 
 def test_batches_are_fair_and_queues_are_bounded() -> None:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from irkit.tokenizer import TokenSpan
@@ -59,15 +60,20 @@ def split_passages(text: str, most: int = 32) -> list[tuple[int, int]]:
     return passages
 
 
-def best_passage(text: str, matches: Matched) -> tuple[int, int]:
-    """Return where the passage with the highest sum of scores starts and ends; (0, 0) if none is positive."""
+def score_passages(text: str, matches: Matched) -> list[tuple[int, int, float]]:
+    """Return where the passages of a text start and end, and the sum of the scores of the matches in each."""
     passages = split_passages(text)
     ends, sums = [end for _, end in passages], [0.0] * len(passages)
     for span, _, score in matches:
         if span.start < span.end:
             sums[bisect_right(ends, span.start)] += score
-    highest = max(sums, default=0.0)
-    return passages[sums.index(highest)] if highest > 0 else (0, 0)
+    return [(start, end, total) for (start, end), total in zip(passages, sums, strict=True)]
+
+
+def best_passage(text: str, matches: Matched) -> tuple[int, int]:
+    """Return where the passage with the highest sum of scores starts and ends; (0, 0) if none is positive."""
+    best = max(score_passages(text, matches), key=itemgetter(2), default=(0, 0, 0.0))
+    return best[:2] if best[2] > 0 else (0, 0)
 
 
 class Segment(NamedTuple):

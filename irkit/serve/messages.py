@@ -59,6 +59,9 @@ class SearchRequest(Message):
     facets: list[str] = Field([], max_length=16, description="Keys to count, over all that meet the filter.")
     facet_k: int = Field(10, ge=1, le=1000)
     highlights: bool = Field(False, description="Where words of the query are in the text.")
+    snippet: bool = Field(
+        False, description="The best passage of each text, and where it has words of the query."
+    )
     explain: bool = Field(False, description="Explain each hit; k is at most 20 then.")
     fuse: Fuse | None = None
     rerank: Rerank | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import cache
 from typing import Any
 
 from irkit.encoder_free.analyzer import Analyzer
 from irkit.retrieval.explanation import Explanation
-from irkit.retrieval.highlighting import split_passages
+from irkit.retrieval.highlighting import score_passages, split_passages
+
+_SNIPPET = 320  # code points
 
 
 @cache
@@ -42,17 +43,38 @@ def highlight(query: str, title: str, text: str) -> dict[str, Any]:
     }
 
 
+def make_snippet(query: str, title: str, text: str) -> dict[str, Any]:
+    """Return the part of a text that begins with its best passage, and where it has words of a query.
+
+    Returns:
+        The ``text`` of the part; where it starts and ends in the text (``start``, ``end``) and the ``length``
+        of that; places of words in the part (``marks``) and in the title (``title``). All count code points.
+
+    Examples:
+        >>> made = make_snippet("sleeping bears", "Bears", "Copper is a red metal. " * 20 + "A bear sleeps.")
+        >>> made["start"], made["marks"], made["title"], made["text"][-14:]
+        (154, [[308, 312], [313, 319]], [[0, 5]], 'A bear sleeps.')
+    """
+    found = highlight(query, title, text)
+    start = max(0, min(found["passage"][0], len(text) - _SNIPPET))
+    end = min(len(text), start + _SNIPPET)
+    marks = [[first - start, last - start] for first, last in found["text"] if start <= first and last <= end]
+    made = {"text": text[start:end], "start": start, "end": end, "length": len(text)}
+    return made | {"marks": marks, "title": found["title"]}
+
+
 def rank_passages(explanation: Explanation) -> list[dict[str, Any]]:
     """Return where the passages of an explained document start and end, best first, and their scores.
 
     The score of a passage is the sum of the scores of the tokens or terms inside.
     """
-    spans = split_passages(explanation.document)
-    sums: dict[tuple[int, int], float] = defaultdict(float)
-    for match in explanation.matches:
-        for place in (match.document, *match.repeats):
-            for start, end in spans:
-                if start <= place.start < place.end and place.start < end:
-                    sums[start, end] += match.score
-    ranked = sorted(spans, key=lambda span: -sums[span])
-    return [{"start": start, "end": end, "score": sums[start, end]} for start, end in ranked]
+    matches = [
+        (place, match.query, match.score)
+        for match in explanation.matches
+        for place in (match.document, *match.repeats)
+    ]
+    scored = score_passages(explanation.document, matches)
+    return [
+        {"start": start, "end": end, "score": score}
+        for start, end, score in sorted(scored, key=lambda passage: -passage[2])
+    ]

@@ -27,6 +27,7 @@ from irkit.serve.search_work import explain, rerank_ids
 from irkit.serve.served_indexes import ServedIndex
 
 router = APIRouter(tags=["search"])
+_MOST_EXPLAINED = 20
 _STREAMED = 16  # queries whose hits are found together, and then sent
 
 
@@ -82,6 +83,8 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
     if max(depths) > most:
         hint = "" if body.stream else "; more hits come with stream: true"
         raise Problem(422, f"k, offset and depth: {max(depths)} hits of a query, the limit is {most}{hint}")
+    if body.explain and body.k > _MOST_EXPLAINED:
+        raise Problem(422, f"explain with k {body.k}; expected at most {_MOST_EXPLAINED}")
     options = body.model_dump(exclude={"queries", "facets", "facet_k", "stream"})
     if body.stream:
         return StreamingResponse(

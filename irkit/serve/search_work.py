@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from irkit.model.cross_encoder import CrossEncoder
 from irkit.retrieval.hybrid import Hybrid
@@ -13,11 +13,19 @@ from irkit.retrieval.scorer import ModelScorer, Scorer
 from irkit.retrieval.searching import Hit
 from irkit.retrieval.selection import SearchOptions, parse_selection
 from irkit.serve.problems import Problem
-from irkit.serve.query_words import highlight, rank_passages
+from irkit.serve.query_words import highlight, make_snippet, rank_passages
 
 JSONObject = dict[str, Any]
-_MOST_EXPLAINED = 20
+OWN = ("k", "highlights", "snippet", "explain")
+"""Options of a request that others, which are searched together with it, need not share."""
 _RANKING = ("offset", "threshold", "group_by", "per_group")
+
+
+class Job(NamedTuple):
+    """What a request asks of an index: queries, and keys and values of a `SearchRequest`."""
+
+    queries: list[Any]
+    options: JSONObject
 
 
 class Served(Protocol):
@@ -32,20 +40,21 @@ class Served(Protocol):
         """Indexes."""
 
 
-def find(
-    served: Served, name: str, retriever: Retriever, queries: list[Any], options: JSONObject
-) -> list[JSONObject]:
-    """Return the result of each query.
+def find(served: Served, name: str, retriever: Retriever, jobs: Sequence[Job]) -> list[list[JSONObject]]:
+    """Return for each job the result of each query; all jobs are searched together.
 
     Args:
         served: Finds the other indexes and the models that the options name.
         name: Name of the index.
         retriever: The index.
-        queries: Texts, or vectors or weights for indexes that take them.
-        options: Keys and values of `irkit.serve.messages.SearchRequest`, without the queries.
+        jobs: With options that differ in `OWN` alone; in ``k`` only if a list of hits is the beginning of a
+            longer one.
     """
-    if options["explain"] and options["k"] > _MOST_EXPLAINED:
-        raise Problem(422, f"explain with k {options['k']}; expected at most {_MOST_EXPLAINED}")
+    queries = [query for job in jobs for query in job.queries]
+    options = {**jobs[0].options, "k": max(job.options["k"] for job in jobs)}
+    shows_text = any(job.options["highlights"] or job.options["snippet"] for job in jobs)
+    if shows_text and options["fields"] is not None:
+        options["fields"] = [*options["fields"], "title", "text"]
     fuse, rerank = options["fuse"], options["rerank"]
     if (fuse or rerank) and not all(isinstance(query, str) for query in queries):
         raise Problem(422, "fuse and rerank take texts as queries")
@@ -55,16 +64,19 @@ def find(
             if other in served.indexes:
                 parts[other] = served.indexes[other].retriever()
                 stack.enter_context(parts[other].store.snapshot())
-        lists = _rank(served, name, parts, queries, options)
-        results = [
-            {"query": query, "hits": [_hit(hit) for hit in line]}
-            for query, line in zip(queries, lists, strict=True)
-        ]
-        if len(parts) > 1 or rerank:
-            for part, other_index in parts.items():
-                _add_scores(part, other_index, queries, results)
-        _annotate(name, retriever, results, options)
-    return results
+        lines = iter(_rank(served, name, parts, queries, options))
+        found = []
+        for job in jobs:
+            results = [
+                {"query": query, "hits": [_hit(hit) for hit in next(lines)[: job.options["k"]]]}
+                for query in job.queries
+            ]
+            if len(parts) > 1 or rerank:
+                for part, other_index in parts.items():
+                    _add_scores(part, other_index, job.queries, results)
+            _annotate(name, retriever, results, job.options)
+            found.append(results)
+    return found
 
 
 def _rank(
@@ -110,13 +122,19 @@ def _rank(
 
 
 def _annotate(name: str, retriever: Retriever, results: list[JSONObject], options: JSONObject) -> None:
-    """Add highlights and explanations to hits."""
+    """Add highlights, snippets and explanations to hits, and remove fields that were not asked for."""
+    fields = options["fields"]
+    unwanted = [] if fields is None else [field for field in ("title", "text") if field not in fields]
     for result in results:
+        query = result["query"] if isinstance(result["query"], str) else ""
         for hit in result["hits"]:
-            if options["highlights"] and isinstance(result["query"], str):
-                hit["highlight"] = highlight(result["query"], hit["title"], hit["text"])
+            if options["highlights"] and query:
+                hit["highlight"] = highlight(query, hit["title"], hit["text"])
+            if options["snippet"]:
+                hit["snippet"] = make_snippet(query, hit["title"], hit["text"])
             if options["explain"] and hit["id"] in retriever.documents:
                 hit["explanation"] = explain(name, retriever, result["query"], hit["id"])
+            hit.update(dict.fromkeys(unwanted, ""))
 
 
 def rerank_ids(

@@ -26,6 +26,8 @@ class ServeLimits(Config):
         waiting_writes: Changes that wait for an index.
         batch_tokens: Tokens that a model encodes together.
         batch_queries: Queries that an index searches together.
+        compact_rows: Rows up to which an index is compacted when a quarter of them is removed; changes wait
+            meanwhile.
         seconds: Time until a request is given up.
         body_seconds: Time until the whole body of a request has arrived.
         shutdown_seconds: Time that requests in work have to end after SIGTERM.
@@ -42,6 +44,7 @@ class ServeLimits(Config):
     waiting_writes: PositiveInt = 256
     batch_tokens: PositiveInt = 8192
     batch_queries: PositiveInt = 64
+    compact_rows: PositiveInt = 50_000
     seconds: PositiveFloat = 60
     body_seconds: PositiveFloat = 30
     shutdown_seconds: PositiveFloat = 60

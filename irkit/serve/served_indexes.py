@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -11,16 +12,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from irkit.encoder_free import EncoderFreeModel
-from irkit.errors import LockedError, StorageError
+from irkit.errors import IrkitError, LockedError, StorageError
+from irkit.index import InvertedConfig, compact
 from irkit.index.directory import MANIFEST
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.batcher import Batcher
+from irkit.serve.search_work import OWN, Job
 from irkit.serve.serve_config import ServeLimits
 
 T = TypeVar("T")
-Work = Callable[[str, Retriever, list[Any], dict[str, Any]], Sequence[Any]]
-"""Find what each query asks for: name of the index, index, queries, keys and values of the request."""
+Work = Callable[[str, Retriever, Sequence[Job]], list[list[Any]]]
+"""Find what each query of each job asks for: name of the index, index, jobs."""
 
+_SHALLOW = 32  # hits up to which all searches cost about the same
+_FEW_REMOVED = 1024  # rows
 _PAUSE = 0.02  # seconds between attempts to write while another process writes
 _LABELS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
 
@@ -39,6 +44,7 @@ class ServedIndex:
         self.name, self.path, self.limits = name, path, limits
         self._load, self._work = load, work
         self._retriever, self._seen = load(path), self._stamp()
+        self._tidying: asyncio.Task[None] | None = None
         self.searches = Batcher(f"index {name}", self._search, limits.batch_queries, limits.waiting_queries)
         self.writes = Batcher(f"changes of {name}", self._change, 1, limits.waiting_writes)
 
@@ -94,20 +100,36 @@ class ServedIndex:
             }
 
     async def search(self, queries: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-        """Return what the work finds for each query; queries of other requests with these options join."""
+        """Return what the work finds for each query, together with requests that may be joined."""
         size = self.limits.batch_queries
-        parts = [list(queries[start : start + size]) for start in range(0, len(queries), size)]
-        key = json.dumps(options, sort_keys=True)
-        found = await self.searches.submit(key, [(part, len(part)) for part in parts])
-        return [result for part in found for result in part]
+        jobs = [Job(list(queries[start : start + size]), options) for start in range(0, len(queries), size)]
+        key = self._key(options)
+        found = await self.searches.submit(key, [(job, len(job.queries)) for job in jobs])
+        return [result for results in found for result in results]
 
-    def _search(self, key: Hashable, parts: list[list[Any]]) -> list[Sequence[Any]]:
+    def _key(self, options: dict[str, Any]) -> str:
+        """Return what is equal for requests that are searched together.
+
+        Their ``k`` may differ where the hits of a search are the first ones of a deeper search, as long as
+        the deepest one does not make the others much slower.
+        """
+        shared = {name: value for name, value in options.items() if name not in OWN}
+        k = options["k"]
+        if not (options["fuse"] or options["rerank"]) and self._is_exact():
+            k = max(_SHALLOW, 1 << (k - 1).bit_length())
+        return json.dumps([k, shared], sort_keys=True)
+
+    def _is_exact(self) -> bool:
+        index = self._retriever.index
+        if isinstance(index.config, InvertedConfig):
+            most = index.store.limits.inverted_exact
+            return index.config.mode == "exact" or (index.config.mode == "auto" and len(index) <= most)
+        return index.config.kind == "flat"
+
+    def _search(self, key: Hashable, jobs: list[Job]) -> list[list[Any]]:
         retriever = self.retriever()
         with retriever.store.snapshot():
-            queries = [query for part in parts for query in part]
-            results = self._work(self.name, retriever, queries, json.loads(str(key)))
-        ends = [sum(map(len, parts[: number + 1])) for number in range(len(parts))]
-        return [results[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
+            return self._work(self.name, retriever, jobs)
 
     async def read(self, function: Callable[[Retriever], T]) -> T:
         """Call a function with the retriever in a thread, where it sees one state of the index."""
@@ -122,7 +144,26 @@ class ServedIndex:
     async def change(self, function: Callable[[Retriever], T]) -> T:
         """Call a function that changes the index, after all earlier changes; return after the commit."""
         [result] = await self.writes.submit("change", [(function, 1)])
+        if self._tidying is None and self._is_wasteful():
+            self._tidying = asyncio.create_task(self._tidy())
         return result  # type: ignore[no-any-return]
+
+    def _is_wasteful(self) -> bool:
+        """Return whether many rows are removed ones, which take space and memory until a compaction."""
+        index = self._retriever.index
+        removed = index.store.rows("removed.bin")
+        return removed > max(_FEW_REMOVED, len(index) // 4) and len(index) <= self.limits.compact_rows
+
+    async def _tidy(self) -> None:
+        """Compact the index, after the changes that wait; searches go on."""
+        try:
+            await self.writes.submit("change", [(lambda _: compact(self.path), 1)])
+        except IrkitError as error:  # another process writes, or the disk is full: a later change tries again
+            logging.getLogger("irkit.serve").warning(
+                json.dumps({"event": "no compaction", "name": self.name, "error": str(error)})
+            )
+        finally:
+            self._tidying = None
 
     def _change(self, key: Hashable, functions: list[Callable[[Retriever], Any]]) -> list[Any]:
         """Change the index; wait while another process does."""

@@ -4,7 +4,6 @@ import { ask, route } from "./api.js";
 import { button, element, formatScore, markSpans } from "./elements.js";
 import { scrollToBest, showExplanation } from "./explanation.js";
 
-const SNIPPET = 320; // code points
 const VALUE = 200; // characters of a value of the metadata
 
 /** Return what a part of a score is called: its kind, and the index if there are several. */
@@ -13,13 +12,16 @@ function label(index, several) {
   return several ? `${kind} (${index.name})` : kind;
 }
 
-/** Return a list of hits; those with an id in `open` are explained. The main index comes first. */
-export function showHits(hits, query, indexes, difference, open) {
+/**
+ * Return a list of hits; those with an id in `open` are explained. The main index comes first; `by` is the model
+ * that ranked them again, or "".
+ */
+export function showHits(hits, query, indexes, by, difference, open) {
   return element("ol", { class: "hits" }, ...hits.map((hit, number) =>
-    showHit(hit, number + 1, query, indexes, difference?.get(hit.id), open)));
+    showHit(hit, number + 1, query, indexes, by, difference?.get(hit.id), open)));
 }
 
-function showHit(hit, rank, query, indexes, difference, open) {
+function showHit(hit, rank, query, indexes, by, difference, open) {
   const body = element("div", { class: "explanation", hidden: true });
   const title = button("", { class: "title", dir: "auto", "aria-expanded": "false" }, () => {
     body.hidden = !body.hidden;
@@ -27,35 +29,29 @@ function showHit(hit, rank, query, indexes, difference, open) {
     if (!body.hasChildNodes()) explain(body, hit, query, indexes);
   });
   title.dataset.id = hit.id;
-  title.append(...(hit.title ? markSpans(hit.title, hit.highlight?.title ?? []) : [hit.id]));
+  title.append(...(hit.title ? markSpans(hit.title, hit.snippet.title) : [hit.id]));
   if (open.has(hit.id)) title.click();
   return element("li", { class: difference?.kind ?? null },
     element("article", {},
       element("h3", {}, element("span", { class: "rank" }, `${rank}`), title),
       difference ? element("p", { class: "change" }, difference.text) : null,
-      element("p", { class: "snippet", dir: "auto" }, ...snippet(hit)),
-      scores(hit, indexes),
+      element("p", { class: "snippet", dir: "auto" }, ...snippet(hit.snippet)),
+      scores(hit, indexes, by),
       metadata(hit),
       body));
 }
 
-/** Return the passage that answers best, or the beginning, with the words of the query marked. */
-function snippet(hit) {
-  const length = Array.from(hit.text).length;
-  const { text = [], passage = [0, 0] } = hit.highlight ?? {};
-  if (length <= SNIPPET) return markSpans(hit.text, text);
-  const start = Math.max(0, Math.min(passage[0], length - SNIPPET));
-  const end = Math.min(length, start + SNIPPET);
-  const inside = text.filter(([first, last]) => first >= start && last <= end);
-  return [start > 0 ? "… " : "", ...markSpans(hit.text, inside, start, end), end < length ? " …" : ""];
+/** Return the best passage of the text, with the words of the query marked. */
+function snippet({ text, start, end, length, marks }) {
+  return [start > 0 ? "… " : "", ...markSpans(text, marks), end < length ? " …" : ""];
 }
 
-function scores(hit, indexes) {
-  const fused = hit.parts && indexes.length > 1;
-  const parts = fused
-    ? indexes.map((index) => [label(index, true), hit.parts[index.name] ?? null])
-    : [[label(indexes[0], false), hit.score]];
-  if (fused) parts.unshift(["fused", hit.score]);
+function scores(hit, indexes, by) {
+  const several = indexes.length > 1;
+  const parts = indexes.map((index) => [label(index, several), (hit.parts ?? {})[index.name] ?? null]);
+  if (by) parts.unshift([by, hit.score]);
+  else if (several) parts.unshift(["fused", hit.score]);
+  else parts[0][1] = hit.score;
   return element("dl", { class: "scores" }, ...parts.map(([name, score]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, formatScore(score)))));
 }

@@ -10,13 +10,15 @@ const STEP = 10; // hits
 const MOST = 100;
 
 const find = (id) => document.getElementById(id);
-const state = { query: "", systems: [], chosen: {}, k: STEP, long: new Set() };
+const state = { query: "", systems: [], by: [], chosen: {}, k: STEP, long: new Set() };
 let indexes = [];
+let models = [];
 let searching = new AbortController();
 let counting = new AbortController();
 let timer = 0;
 
-// ---- state: a system is what a column searches, an index by name and those fused with it ----
+// ---- state: a system is what a column searches, an index by name and those fused with it; `by` has for each
+// ---- column the model that ranks the hits again, or ""
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -26,8 +28,10 @@ function readAddress() {
   const systems = given.getAll("in").map((names) => [parse(names, [])].flat().filter(known));
   state.systems = systems.filter((names) => names.length).slice(0, 2);
   if (state.systems.length === 0) state.systems = [[indexes[0].name]];
+  const by = given.getAll("by");
+  state.by = state.systems.map((_, number) => models.find((model) => model === by[number]) ?? "");
   const chosen = Object.entries(parse(given.get("filter"), {}));
-  state.chosen = Object.fromEntries(chosen.filter(([, values]) => Array.isArray(values)));
+  state.chosen = Object.fromEntries(chosen.filter(([, values]) => values && typeof values === "object"));
 }
 
 function parse(text, otherwise) {
@@ -42,6 +46,7 @@ function writeAddress() {
   const given = new URLSearchParams();
   if (state.query) given.set("q", state.query);
   for (const names of state.systems) given.append("in", JSON.stringify(names));
+  if (state.by.some((name) => name)) for (const name of state.by) given.append("by", name);
   if (makeFilter(state.chosen)) given.set("filter", JSON.stringify(makeFilter(state.chosen)));
   history.replaceState(null, "", `#${given}`);
 }
@@ -66,7 +71,7 @@ function makeColumns() {
     return element("section", { class: "column", "aria-labelledby": heading.id }, heading,
       element("div", { class: "choice" },
         element("label", { for: `index-${number}` }, "Index ", element("b", {}, title)), select,
-        fuseChoice(names, number), element("p", { class: "facts" }, [...facts].join(" · "))),
+        fuseChoice(names, number), ...rankChoice(number), element("p", { class: "facts" }, [...facts].join(" · "))),
       old[number]?.querySelector(".status") ?? element("p", { class: "status", role: "status" }),
       old[number]?.querySelector(".list") ?? element("div", { class: "list" }));
   }));
@@ -88,6 +93,19 @@ function fuseChoice(names, number) {
   const fused = names.slice(1).join(", ");
   return element("details", { class: "fuse", open: names.length > 1 },
     element("summary", {}, fused ? `fused with ${fused}` : "fuse with …"), ...boxes);
+}
+
+/** Return a choice of the model that ranks the hits again. */
+function rankChoice(number) {
+  if (models.length === 0) return [];
+  const id = `by-${number}`;
+  const select = element("select", { id }, ...["", ...models].map((name) =>
+    element("option", { value: name, selected: name === state.by[number] }, name || "this index")));
+  select.addEventListener("change", () => {
+    state.by[number] = select.value;
+    search();
+  });
+  return [element("label", { for: id }, "Ranked by "), select];
 }
 
 function setSystem(number, names, focus = null) {
@@ -117,11 +135,11 @@ async function search(more = -1) {
   const columns = [...find("columns").children];
   find("difference").hidden = true;
   if (state.query.trim() === "") {
-    for (const column of columns) showAnswer(column, null, []);
+    for (const column of columns) showAnswer(column, null, 0);
     return;
   }
   find("results").setAttribute("aria-busy", "true");
-  const answers = await Promise.all(state.systems.map((names) => searchSystem(names, signal)));
+  const answers = await Promise.all(state.systems.map((_, number) => searchSystem(number, signal)));
   if (signal.aborted) return;
   find("results").removeAttribute("aria-busy");
   const lists = answers.map((answer) => answer.results?.[0].hits ?? null);
@@ -130,16 +148,18 @@ async function search(more = -1) {
     const difference = both ? compareHits(lists[number], lists[1 - number], 2 - number) : null;
     const open = more < 0 ? [] : [...column.querySelectorAll(".title[aria-expanded=true]")];
     const ids = new Set(open.map((title) => title.dataset.id));
-    showAnswer(column, answers[number], state.systems[number].map(indexOf), difference, ids);
+    showAnswer(column, answers[number], number, difference, ids);
   });
   columns[more]?.querySelectorAll(".title")[state.k - STEP]?.focus();
   if (both) showDifference(...lists);
 }
 
-async function searchSystem(names, signal) {
-  const [main, ...others] = names;
-  const body = { queries: state.query, k: state.k, filter: makeFilter(state.chosen), highlights: true };
+async function searchSystem(number, signal) {
+  const [main, ...others] = state.systems[number];
+  const body = { queries: state.query, k: state.k, filter: makeFilter(state.chosen) };
+  Object.assign(body, { snippet: true, fields: ["title", "metadata"] }); // whole texts stay on the server
   if (others.length) body.fuse = { indexes: others };
+  if (state.by[number]) body.rerank = { by: state.by[number] };
   try {
     return await ask(route(main, "search"), body, signal);
   } catch (error) {
@@ -155,7 +175,7 @@ function refused(error) {
   return { message: error.message };
 }
 
-function showAnswer(column, answer, systems, difference = null, open = new Set()) {
+function showAnswer(column, answer, number, difference = null, open = new Set()) {
   const status = column.querySelector(".status");
   const list = column.querySelector(".list");
   status.classList.toggle("problem", Boolean(answer?.message));
@@ -168,7 +188,8 @@ function showAnswer(column, answer, systems, difference = null, open = new Set()
   const time = `${Math.max(1, Math.round(1000 * answer.seconds))} ms`;
   const found = `${hits.length} of ${answer.documents.toLocaleString("en")} documents, ${time}`;
   status.textContent = hits.length ? found : "Nothing found. Try other words or fewer filters.";
-  list.replaceChildren(showHits(hits, state.query, systems, difference, open));
+  const systems = state.systems[number].map(indexOf);
+  list.replaceChildren(showHits(hits, state.query, systems, state.by[number], difference, open));
   if (hits.length >= state.k && state.k < MOST) {
     list.append(button("More hits", { class: "link" }, () => {
       state.k += STEP;
@@ -203,9 +224,8 @@ async function showFilters() {
   }
 }
 
-function choose(key, value, chosen) {
-  const rest = (state.chosen[key] ?? []).filter((other) => other !== value);
-  state.chosen[key] = chosen ? [...rest, value] : rest;
+function choose(key, values) {
+  state.chosen[key] = values;
   showFilters();
   search();
 }
@@ -239,6 +259,7 @@ async function begin() {
   try {
     const all = (await ask("indexes")).indexes;
     indexes = all.filter((index) => !["vectors", "impacts"].includes(index.model)); // which encode no text
+    models = (await ask("models")).models.map((model) => model.name);
     if (indexes.length === 0) throw new Refusal("The server has no index that can be searched by a text.", 0);
   } catch (error) {
     if (error.status === 401 && find("unlock").hidden) {
@@ -249,7 +270,7 @@ async function begin() {
     return;
   }
   find("unlock").hidden = true;
-  find("compare").parentElement.hidden = indexes.length < 2;
+  find("compare").parentElement.hidden = indexes.length + models.length < 2;
   readAddress();
   find("query").value = state.query;
   makeColumns();
@@ -276,8 +297,10 @@ find("compare").addEventListener("change", () => {
   if (find("compare").checked) {
     const other = indexes.find((index) => index.name !== state.systems[0][0]) ?? indexes[0];
     state.systems = [state.systems[0], [other.name]];
+    state.by = [state.by[0], indexes.length > 1 ? "" : models.find((name) => name !== state.by[0])];
   } else {
     state.systems = [state.systems[0]];
+    state.by = [state.by[0]];
   }
   makeColumns();
   search();
