@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -15,11 +16,19 @@ from safetensors.torch import load_file, save_file
 from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
 from irkit.encoder.attention import attend, pick_backend
-from irkit.encoder.checkpoint_weights import export_weights
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GROUPED = {**SIZES, "vocab_size": 99, "num_key_value_heads": 2, "head_dim": 16}
+LOCAL = {"sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20}
+T5 = {"vocab_size": 99, "d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 3, "num_heads": 4}
+
+
+def ropes(kind: str, **values: float) -> dict[str, object]:
+    return {"rope_type": kind, "rope_theta": 10_000.0, **values}
+
+
 FAMILIES = {
     "bert": transformers.BertConfig(vocab_size=99, max_position_embeddings=64, **SIZES, **NO_DROPOUT),
     "bert-relu": transformers.BertConfig(vocab_size=99, hidden_act="relu", layer_norm_eps=1e-3, **SIZES),
@@ -42,16 +51,51 @@ FAMILIES = {
         norm_bias=True,
         **SIZES,
     ),
+    "nomic_bert": transformers.NomicBertConfig(vocab_size=99, **SIZES),
+    "gte": transformers.GteConfig(vocab_size=99, **SIZES, **NO_DROPOUT),
+    "mpnet": transformers.MPNetConfig(vocab_size=99, max_position_embeddings=66, **SIZES),
+    "llama": transformers.LlamaConfig(**GROUPED),
+    "llama-biased": transformers.LlamaConfig(
+        **GROUPED,
+        is_causal=False,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters=ropes("linear", factor=4.0),
+    ),
+    "mistral": transformers.MistralConfig(**GROUPED, sliding_window=8),
+    "mistral-bidirectional": transformers.MistralConfig(**GROUPED, sliding_window=8, is_causal=False),
+    "qwen2": transformers.Qwen2Config(
+        vocab_size=99,
+        num_key_value_heads=1,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=1,
+        **SIZES,
+    ),
+    "qwen3": transformers.Qwen3Config(
+        **GROUPED,
+        max_position_embeddings=64,
+        rope_parameters=ropes("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    "gemma2": transformers.Gemma2Config(**GROUPED, sliding_window=8, query_pre_attn_scalar=20),
+    "gemma3": transformers.Gemma3TextConfig(**GROUPED, **LOCAL),
+    "embeddinggemma": transformers.Gemma3TextConfig(**GROUPED, **LOCAL, use_bidirectional_attention=True),
+    "t5": transformers.T5Config(**T5),
+    "mt5": transformers.MT5Config(**T5),
 }
+OFFSET = ("roberta", "xlm-roberta", "mpnet")  # whose positions follow from the ids
 LENGTHS = [1, 64, 17, 2, 33, 17, 9]
+
+
+def build(config: transformers.PretrainedConfig, kind: str = "AutoModel") -> torch.nn.Module:
+    kind = "AutoModelForTextEncoding" if config.model_type in ("t5", "mt5") else kind
+    return getattr(transformers, kind).from_config(config, attn_implementation="eager")
 
 
 def reference(config: transformers.PretrainedConfig, head: bool = False) -> torch.nn.Module:
     torch.manual_seed(0)
     config = type(config)(**{**config.to_dict(), "initializer_range": 0.3})
-    model = (transformers.AutoModelForMaskedLM if head else transformers.AutoModel).from_config(
-        config, attn_implementation="eager"
-    )
+    model = build(config, "AutoModelForMaskedLM" if head else "AutoModel")
     for parameter in model.parameters():  # no zero bias, no unit norm: every parameter must matter
         torch.nn.init.normal_(parameter, std=0.2, mean=0.5 if parameter.dim() == 1 else 0)
     return model.eval()
@@ -62,6 +106,17 @@ def batch(lengths: list[int], seed: int = 0) -> Ragged:
     return Ragged(torch.randint(5, 99, (sum(lengths),), generator=generator), torch.tensor(lengths))
 
 
+def gradients_of(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the gradients of an encoder by the names that its weights have in files."""
+    gradients = copy.deepcopy(model)
+    gradients.head_weights = {}
+    for ours, theirs in zip(gradients.parameters(), model.parameters(), strict=True):
+        ours.data = torch.zeros_like(ours) if theirs.grad is None else theirs.grad
+    gradients.save_pretrained(folder / "gradients")
+    tensors = load_file(folder / "gradients" / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler.")}
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_outputs_and_every_gradient_equal_transformers(name: str, attention: str, tmp_path: Path) -> None:
@@ -70,16 +125,18 @@ def test_outputs_and_every_gradient_equal_transformers(name: str, attention: str
     ours = Encoder.from_pretrained(tmp_path, attention=attention)
     assert type(ours) is Encoder
     tokens = batch(LENGTHS)
-    ids, mask = tokens.to_padded(1 if "roberta" in name else 0)
+    ids, mask = tokens.to_padded(1 if name in OFFSET else 0)
     expected = theirs(input_ids=ids, attention_mask=mask.long()).last_hidden_state[mask]
     hidden = ours(tokens).values
-    assert (hidden - expected).abs().max() <= 1e-5
+    assert (hidden - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
+    with torch.no_grad():
+        alone = torch.cat([ours(tokens[i : i + 1]).values for i in range(len(tokens))])
+    assert (hidden - alone).abs().max() <= 1e-5 * max(1, expected.abs().max())
 
     upstream = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
     hidden.backward(upstream)
     expected.backward(upstream)
-    gradients = export_weights({key: value.grad for key, value in ours.named_parameters()}, ours.names())
-    wanted = {key: value.grad for key, value in theirs.named_parameters() if not key.startswith("pooler.")}
+    wanted, gradients = gradients_of(theirs, tmp_path), gradients_of(ours, tmp_path)
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
         scale = max(1.0, float(gradient.abs().max()))
@@ -94,24 +151,67 @@ def test_tokens_that_are_not_attended_to(name: str, attention: str, tmp_path: Pa
     theirs.save_pretrained(tmp_path)
     tokens = batch(LENGTHS)
     attended = (tokens.lengths - 3).clamp(min=1)
-    ids, mask = tokens.to_padded(1 if "roberta" in name else 0)
+    ids, mask = tokens.to_padded(1 if name in OFFSET else 0)
     seen = torch.arange(ids.shape[1]) < attended[:, None]
-    places = {"position_ids": torch.arange(ids.shape[1]) + 2} if "roberta" in name else {}  # else by padding
+    places = {"position_ids": torch.arange(ids.shape[1]) + 2} if name in OFFSET else {}  # else by padding
     places = {key: value.expand(ids.shape) for key, value in places.items()}
     expected = theirs(input_ids=ids, attention_mask=seen.long(), **places).last_hidden_state[mask]
     ours = Encoder.from_pretrained(tmp_path, attention=attention)
     hidden = ours(tokens, attended).values
-    assert (hidden - expected).abs().max() <= 1e-5
+    scale = max(1, expected.abs().max())
+    assert (hidden - expected).abs().max() <= 1e-5 * scale
     upstream = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
     hidden.backward(upstream)
     expected.backward(upstream)
-    wanted = {key: weight.grad for key, weight in theirs.named_parameters() if weight.grad is not None}
-    got = export_weights({key: weight.grad for key, weight in ours.named_parameters()}, ours.names())
+    wanted, got = gradients_of(theirs, tmp_path), gradients_of(ours, tmp_path)
     for key, gradient in got.items():
-        scale = max(1.0, float(wanted[key].abs().max()))
-        assert (gradient - wanted[key]).abs().max() <= 1e-5 * scale, key
+        largest = max(1.0, float(wanted[key].abs().max()))
+        assert (gradient - wanted[key]).abs().max() <= 1e-5 * largest, key
     with torch.inference_mode():
-        assert (ours(tokens, attended).values - expected).abs().max() <= 1e-5
+        assert (ours(tokens, attended).values - expected).abs().max() <= 1e-5 * scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_long_rows_equal_transformers(name: str, tmp_path: Path) -> None:
+    """Outputs and gradients of rows of 1 to 4,096 tokens, without and with the others beside them."""
+    config = FAMILIES[name]
+    if getattr(config, "max_position_embeddings", 0) == 66:
+        config = type(config)(**{**config.to_dict(), "max_position_embeddings": 4200})
+    elif isinstance(config, transformers.BertConfig | transformers.DistilBertConfig):
+        config = type(config)(**{**config.to_dict(), "max_position_embeddings": 4096})
+    theirs = reference(config)
+    theirs.save_pretrained(tmp_path)
+    ours, tokens = Encoder.from_pretrained(tmp_path), batch([1, 8, 513, 4096])
+    hidden = ours(tokens)
+    upstream = hidden.with_values(torch.randn(hidden.values.shape))
+    for got, row, grad in zip(hidden, tokens, upstream, strict=True):
+        expected = theirs(input_ids=row[None]).last_hidden_state[0]
+        assert (got - expected).abs().max() <= 1e-5 * max(1, expected.abs().max())
+        expected.backward(grad)
+    hidden.values.backward(upstream.values)
+    wanted, got = gradients_of(theirs, tmp_path), gradients_of(ours, tmp_path)
+    for key, gradient in got.items():
+        largest = max(1.0, float(wanted[key].abs().max()))
+        assert (gradient - wanted[key]).abs().max() <= 1e-5 * largest, key
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_precisions(name: str, tmp_path: Path) -> None:
+    """bfloat16 and int8 keep the mean vector of a row."""
+    build(FAMILIES[name]).save_pretrained(tmp_path)
+    tokens = batch(LENGTHS)
+
+    def vectors(encoder: Encoder) -> torch.Tensor:
+        return torch.stack([row.float().mean(0) for row in encoder(tokens)])
+
+    with torch.inference_mode():
+        exact = Encoder.from_pretrained(tmp_path)
+        wanted = vectors(exact)
+        exact.quantize_()
+        half = Encoder.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        for encoder, least in ((half, 0.999), (exact, 0.99)):
+            assert torch.nn.functional.cosine_similarity(vectors(encoder), wanted).min() >= least
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -134,17 +234,13 @@ ADAPTED = {
         transformers.ElectraConfig(vocab_size=99, embedding_size=48, max_position_embeddings=64, **SIZES),
         True,
     ),
-    "mpnet": (transformers.MPNetConfig(vocab_size=99, max_position_embeddings=66, **SIZES), False),
     "albert": (
         transformers.AlbertConfig(vocab_size=99, embedding_size=24, max_position_embeddings=64, **SIZES),
         True,
     ),
     "deberta-v2": (transformers.DebertaV2Config(vocab_size=99, max_position_embeddings=64, **SIZES), False),
-    "t5": (
-        transformers.T5Config(vocab_size=99, d_model=48, d_kv=12, d_ff=80, num_layers=2, num_heads=4),
-        False,
-    ),
-    "llama": (transformers.LlamaConfig(vocab_size=99, max_position_embeddings=64, **SIZES), False),
+    "umt5": (transformers.UMT5Config(**T5), False),
+    "olmo2": (transformers.Olmo2Config(vocab_size=99, max_position_embeddings=64, **SIZES), False),
     "bert-decoder": (
         transformers.BertConfig(vocab_size=99, is_decoder=True, max_position_embeddings=64, **SIZES),
         False,

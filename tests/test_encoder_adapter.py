@@ -296,7 +296,6 @@ def test_numbers_of_layers(model_type: str, count: Any, tmp_path: Path) -> None:
 def test_architectures_that_transformers_cannot_load(tmp_path: Path) -> None:
     make("electra", {}).save_pretrained(tmp_path)
     for architecture, message in {
-        "new": "transformers has this architecture as 'gte'",
         "NeoBERT": "irkit runs no code beside a model",
         "funnel": "transformers cannot load it",
         "bros": "transformers does not run it on token ids alone",
@@ -308,12 +307,15 @@ def test_architectures_that_transformers_cannot_load(tmp_path: Path) -> None:
             Encoder.from_pretrained(tmp_path)
 
 
-def test_keys_of_the_first_nomic_checkpoints(tmp_path: Path) -> None:
-    make("nomic_bert", {}).save_pretrained(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    first = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-    for key, old in first.items():
-        settings[old] = settings.pop(key)
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(IrkitError, match=r"keys are those of the code on the hub \(n_embd, n_layer\)"):
+def test_code_beside_a_model_is_never_run(tmp_path: Path) -> None:
+    make("electra", {}).save_pretrained(tmp_path)
+    edit(tmp_path, auto_map={"AutoModel": "modeling.Electra"})
+    with pytest.raises(ConfigError, match=r"names code of its own \(auto_map\)"):
         Encoder.from_pretrained(tmp_path)
+    (tmp_path / "decoder").mkdir()
+    make("qwen2", {}).save_pretrained(tmp_path / "decoder")
+    edit(tmp_path / "decoder", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
+    with pytest.raises(ConfigError, match="without the key is_causal"):
+        Encoder.from_pretrained(tmp_path / "decoder")
+    edit(tmp_path / "decoder", is_causal=False)
+    assert not Encoder.from_pretrained(tmp_path / "decoder").config.causal

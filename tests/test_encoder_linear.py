@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from irkit.encoder.attention import rotary_table, rotate
 from irkit.encoder.layers import ACTIVATIONS, apply_linear, linear
+from irkit.encoder.rotary import rotary_table, rotate
 
 ACTIVE = st.sampled_from([None, *ACTIVATIONS])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])

@@ -59,12 +59,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **SIZES, pad_token_id=0, classifier_bias=True, norm_bias=True, decoder_bias=False
     ),
     "modernbert-untied": lambda: transformers.ModernBertConfig(**SIZES, **UNTIED, pad_token_id=0),
+    "mpnet": lambda: transformers.MPNetConfig(**SIZES),
+    "nomic_bert": lambda: transformers.NomicBertConfig(**SIZES),
+    "gte": lambda: transformers.GteConfig(**SIZES),
     "bert-mish": lambda: transformers.BertConfig(**SIZES, hidden_act="mish"),  # from here: in transformers
     "albert": lambda: transformers.AlbertConfig(**SIZES, embedding_size=32),
     "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),
-    "mpnet": lambda: transformers.MPNetConfig(**SIZES),
 }
-OTHERS = ("bert-mish", "albert", "electra", "mpnet")
+OTHERS = ("bert-mish", "albert", "electra")
 
 
 @pytest.fixture(scope="module")

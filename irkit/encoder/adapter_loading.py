@@ -14,11 +14,7 @@ from irkit.errors import ConfigError, CorruptError
 from irkit.utils.weights import check_finite
 
 _ADVICE = "config.json and weights are not of one model; download or save it again"
-_HINTS = {  # what to do about checkpoints whose code is beside them on the hub
-    "new": "transformers has this architecture as 'gte', for which the hub has converted checkpoints",
-    "nomic_bert": "its keys are those of the code on the hub (n_embd, n_layer); load a checkpoint that "
-    "transformers 5 saved, with hidden_size, num_hidden_layers and so on",
-}
+_NO_CODE = "irkit runs no code beside a model; take one of an architecture that transformers has"
 
 
 def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> Any:
@@ -37,8 +33,11 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
 
     settings = read_json(Path(directory) / "config.json")
     _check_layers(settings, directory)
-    hint = _HINTS.get(str(settings.get("model_type")))
-    _check_size(kind, directory, hint or _ADVICE)
+    if {"AutoModel", kind} & {*(settings.get("auto_map") or ())}:
+        raise ConfigError(
+            f"loading {directory}: its config.json names code of its own (auto_map); {_NO_CODE}"
+        )
+    _check_size(kind, directory, _ADVICE)
     try:
         model, report = getattr(transformers, kind).from_pretrained(
             str(directory),
@@ -50,9 +49,10 @@ def load_transformers(kind: str, directory: str | Path, dtype: torch.dtype) -> A
         )
     except Exception as error:  # whatever goes wrong inside transformers
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        hint = hint or "irkit runs no code beside a model; take one of an architecture that transformers has"
-        raise ConfigError(f"loading {directory}: transformers cannot load it: {reason}; {hint}") from error
-    _check_weights(model, report, directory, hint or _ADVICE)
+        raise ConfigError(
+            f"loading {directory}: transformers cannot load it: {reason}; {_NO_CODE}"
+        ) from error
+    _check_weights(model, report, directory, _ADVICE)
     return model.eval()
 
 

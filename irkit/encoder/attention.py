@@ -8,10 +8,11 @@ compare the others with `eager`. `sdpa` is torch's fused attention, or on a CPU 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from irkit.core.ragged import Ragged
 from irkit.encoder.encoder_config import Pooling
 from irkit.errors import BadValueError, MissingDependencyError
 
-_ROWS = 128  # rotated together: in float32 they stay in the cache
 _WIDEST = 256  # heads of flash attention, whose widths are multiples of 8
 _NEEDS = (
     "attention='flash' needs a torch built with it, or flash-attn: docs/quickstart.md says how to install"
@@ -37,6 +37,9 @@ def attend(
     *,
     backend: Backend,
     window: int | None = None,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     pooling: Pooling | None = None,
 ) -> Tensor:
@@ -44,12 +47,16 @@ def attend(
 
     Args:
         query: Ragged ``(total_q, heads, head_dim)``; rows may be shorter than those of ``key`` (pooling).
-        key: Ragged ``(total_k, heads, head_dim)``, as many rows as ``query``. A row may lack the last tokens,
-            which are then not attended to.
+        key: Ragged ``(total_k, key_heads, head_dim)``, as many rows as ``query``. A row may lack the last
+            tokens, which are then not attended to. Each head serves ``heads / key_heads`` heads of queries.
         value: Values, with the shape and the lengths of ``key``.
         backend: ``eager`` writes out the formula on padded rows; ``sdpa`` is fused attention: torch's, or
             on a CPU the kernel ``ragged_attention``; ``flash`` is the unpadded flash attention of CUDA.
         window: Largest distance, in tokens, at which tokens attend to each other; None is any.
+        causal: Whether no token attends to tokens after it.
+        bias: ``(heads, 2 * n - 1)``, added to the scores: number ``n - 1 + d`` for a key ``d`` tokens after
+            its query. No row is longer than ``n``. None is no bias.
+        softcap: Scores are bent to this limit, ``softcap * tanh(score / softcap)``; None leaves them.
         dropout: Probability of dropping an attention weight.
         pooling: Pooling that shortened the queries: ``window`` then counts from the middle of the tokens
             that a query stands for. None if the queries were not pooled.
@@ -60,18 +67,33 @@ def attend(
     reach = max(query.max_length, key.max_length) + (pooling.kernel if pooling else 0)
     if window is not None and reach <= window + 1:
         window = None
-    if window is not None and (pooling or not torch.equal(query.lengths, key.lengths)):
-        return _padded(query, key, value, window, dropout, _eager, pooling)
-    if backend == "flash":
-        return _flash(query, key, value, window, dropout)
+    rules = _Rules(window, causal, bias, softcap, pooling)
+    # what only the written-out formula can do; then what only a padded function can
+    alike = query.lengths is key.lengths or torch.equal(query.lengths, key.lengths)
+    apart = pooling is not None or not alike
+    if softcap is not None or (apart and (window is not None or causal or bias is not None)):
+        return _padded(query, key, value, rules, dropout, _eager)
+    learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    if backend == "flash" and bias is None:
+        return _flash(query, key, value, rules, dropout)
     if backend == "eager":
-        return _padded(query, key, value, window, dropout, _eager)
-    if query.device.type == "cpu":
+        return _padded(query, key, value, rules, dropout, _eager)
+    if query.device.type == "cpu" and not learns:
         from irkit_kernels.ragged_attention import ragged_attention
 
-        packed = (query.values, key.values, value.values)
-        return ragged_attention(*packed, query.offsets, key.offsets, window, dropout)
-    return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
+        packed = (query.values, key.values, value.values, query.offsets, key.offsets)
+        return ragged_attention(*packed, window, dropout, causal=causal, bias=bias)
+    return _padded(query, key, value, rules, dropout, F.scaled_dot_product_attention)
+
+
+class _Rules(NamedTuple):
+    """What decides the score of a query and a key beside their product, see `attend`."""
+
+    window: int | None
+    causal: bool
+    bias: Tensor | None
+    softcap: float | None
+    pooling: Pooling | None
 
 
 def check_lengths(tokens: Ragged, most: int | None) -> None:
@@ -121,71 +143,58 @@ def pick_backend(wish: str, device: torch.device, dtype: torch.dtype) -> Backend
     return "eager" if wish == "eager" else "sdpa"
 
 
-def rotary_table(positions: Tensor, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines ``(total, 1, head_dim / 2)`` of the rotary angles.
+def relative_bias(table: Tensor, furthest: int, longest: int) -> Tensor:
+    """Return the biases ``(heads, 2 * longest - 1)`` of distances from ``1 - longest`` to ``longest - 1``.
 
     Args:
-        positions: ``(total,)``; may be fractional.
-        base: The slowest rotation is ``1 / base`` radians per position.
-        head_dim: Width of a head.
-
-    Source: Su et al. 2021 (RoFormer), section 3.2.2.
+        table: ``(buckets, heads)`` learned biases, see `RelativeBias`.
+        furthest: Distances from here on share the last bucket.
+        longest: Length of the longest row.
     """
-    frequencies = base ** -(torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
-    angles = positions.float()[:, None, None] * frequencies
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
-    """Rotate pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
-
-    In inference on a CPU neighbouring pairs (``interleaved``) are rotated in ``x`` itself, because allocating
-    memory would cost as much as the rotation.
-    """
-    cos, sin = table
-    if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
-        kind, turn = torch.promote_types(x.dtype, cos.dtype), torch.complex(cos, sin)
-        if not x.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            turned = torch.view_as_complex(torch.unflatten(x.to(kind), -1, (-1, 2))) * turn
-            return torch.view_as_real(turned).flatten(-2).to(x.dtype)
-        for part, by in zip(torch.split(x, _ROWS), torch.split(turn, _ROWS), strict=True):
-            wide = part.to(kind)  # the part itself in float32
-            torch.view_as_complex(torch.unflatten(wide, -1, (-1, 2))).mul_(by)
-            part.copy_(wide)
-        return x
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    half = len(table) // 2
+    near = half // 2  # so many distances have a bucket each; the others are spaced by their logarithm
+    distances = torch.arange(1 - longest, longest, device=table.device)
+    apart = distances.abs()
+    far = near + (torch.log(apart.float() / near) / math.log(furthest / near) * (half - near)).long()
+    buckets = torch.where(apart < near, apart, far.clamp(max=half - 1)) + half * (distances > 0)
+    return table[buckets].T
 
 
 def _padded(
-    query: Ragged,
-    key: Ragged,
-    value: Ragged,
-    window: int | None,
-    dropout: float,
-    function: Callable[..., Tensor],
-    pooling: Pooling | None = None,
+    query: Ragged, key: Ragged, value: Ragged, rules: _Rules, dropout: float, function: Callable[..., Tensor]
 ) -> Tensor:
-    if window is None and _equally_long(query) and _equally_long(key):  # nothing to pad, nothing to mask
+    options = {"dropout_p": dropout} | ({"softcap": rules.softcap} if rules.softcap is not None else {})
+    if key.values.shape[1] != query.values.shape[1]:  # a copy of each head for each head of queries
+        times = query.values.shape[1] // key.values.shape[1]
+        key, value = (x.with_values(x.values.repeat_interleave(times, dim=1)) for x in (key, value))
+    positioned = rules.window is not None or rules.causal or rules.bias is not None
+    if not positioned and _equally_long(query) and _equally_long(key):  # nothing to pad, nothing to mask
         whole = (x.values.view(len(x), -1, *x.values.shape[1:]).transpose(1, 2) for x in (query, key, value))
-        return function(*whole, attn_mask=None, dropout_p=dropout).transpose(1, 2).flatten(0, 1)
-    slots_k = key.slots(key.max_length)  # once for all three: no element of a row is looked for by a mask
+        return function(*whole, attn_mask=None, **options).transpose(1, 2).flatten(0, 1)
+
+    # pad; slots are computed once for all three: no element of a row is looked for by a mask
+    slots_k = key.slots(key.max_length)
     slots_q = slots_k if query.offsets is key.offsets else query.slots(query.max_length)
     q, k, v = _spread(query, slots_q), _spread(key, slots_k), _spread(value, slots_k)
+
+    # which keys each query sees
     positions = torch.arange(key.max_length, device=key.device)
     mask = (positions < key.offsets.diff()[:, None])[:, None, None, :]
     mask[..., :1] = True  # no softmax over nothing in an empty row: its gradient would be NaN
-    if window is not None:
+    if positioned:
         rows = torch.arange(query.max_length, device=key.device)
-        if pooling:
-            rows = pooling.centres(rows)
-        near = (rows[:, None] - positions[None, :]).abs() <= window
-        mask = mask & near
+        distance = positions[None, :] - (rules.pooling.centres(rows) if rules.pooling else rows)[:, None]
+        if rules.window is not None:
+            mask = mask & (distance.abs() <= rules.window)
+        if rules.causal:
+            mask = mask & (distance <= 0)
         blind = ~mask.any(-1, keepdim=True)  # what is out of reach of all keys, and padding
         mask[..., :1] |= blind
-    out = function(q, k, v, attn_mask=mask, dropout_p=dropout)
-    if window is not None:
+        if rules.bias is not None:
+            biases = rules.bias[:, distance + rules.bias.shape[1] // 2].to(q.dtype)
+            mask = biases[None].masked_fill(~mask, float("-inf"))
+    out = function(q, k, v, attn_mask=mask, **options)
+    if positioned:
         out = out.masked_fill(blind, 0)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, slots_q)
 
@@ -204,15 +213,27 @@ def _equally_long(rows: Ragged) -> bool:
     return len(rows) > 0 and 0 < rows.max_length == int(rows.lengths.min())
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, dropout_p: float) -> Tensor:
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    softcap: float | None = None,
+) -> Tensor:
     weights = q / q.shape[-1] ** 0.5 @ k.transpose(-1, -2)
-    if attn_mask is not None:
+    if softcap is not None:
+        weights = (weights / softcap).tanh() * softcap
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        weights = weights + attn_mask
+    elif attn_mask is not None:
         weights = weights.masked_fill_(~attn_mask, float("-inf"))
     exact = torch.promote_types(v.dtype, torch.float32)
     return F.dropout(weights.softmax(-1, dtype=exact).to(v.dtype), dropout_p) @ v
 
 
-def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropout: float) -> Tensor:
+def _flash(query: Ragged, key: Ragged, value: Ragged, rules: _Rules, dropout: float) -> Tensor:
     kernel, width = _flash_kernel(), query.values.shape[-1]
     if kernel is None:
         raise MissingDependencyError(_NEEDS)
@@ -220,11 +241,11 @@ def _flash(query: Ragged, key: Ragged, value: Ragged, window: int | None, dropou
         return query.values
     if width % 8 or width > _WIDEST:
         _tell(f"attention: flash attention has no heads of width {width}; padded attention runs instead")
-        return _padded(query, key, value, window, dropout, F.scaled_dot_product_attention)
+        return _padded(query, key, value, rules, dropout, F.scaled_dot_product_attention)
     packed = (x.values.to(_cast(x.values.dtype)) for x in (query, key, value))
     lengths = query.offsets, key.offsets, query.max_length, key.max_length
-    reach = -1 if window is None else window
-    return kernel(*packed, *lengths, dropout_p=dropout, window_size=(reach, reach))
+    reach = -1 if rules.window is None else rules.window
+    return kernel(*packed, *lengths, dropout_p=dropout, window_size=(reach, 0 if rules.causal else reach))
 
 
 def _flash_kernel() -> Callable[..., Tensor] | None:

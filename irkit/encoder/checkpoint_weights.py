@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,17 +92,24 @@ def todays_name(name: str) -> str:
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
-def export_weights(parameters: Mapping[str, Tensor], names: NameMap, prefix: str = "") -> dict[str, Tensor]:
+def export_weights(
+    parameters: Mapping[str, Tensor],
+    names: NameMap,
+    prefix: str = "",
+    rows: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Tensor]:
     """Return weights by their names in the checkpoint, the reverse of `import_weights`.
 
     Args:
         parameters: Parameters of an encoder, or gradients, by name.
         names: For each parameter, the names of its parts in the checkpoint.
         prefix: Text before each name in the checkpoint.
+        rows: For parameters whose parts differ in size, the numbers of rows of the parts.
     """
     result: dict[str, Tensor] = {}
     for name, parts in names.items():
-        pieces = parameters[name].chunk(len(parts))
+        weight, sizes = parameters[name], (rows or {}).get(name)
+        pieces = torch.split(weight, [*sizes]) if sizes and len(parts) > 1 else weight.chunk(len(parts))
         result |= {prefix + part: piece for part, piece in zip(parts, pieces, strict=True)}
     return result
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.attention import check_lengths, pick_backend
+from irkit.encoder.attention import check_lengths, pick_backend, relative_bias
 from irkit.encoder.checkpoint_weights import Undrawn, export_weights, find_prefix, import_weights
 from irkit.encoder.encoder_config import Pooling
-from irkit.encoder.families import FAMILIES, encoder_config, schedule_settings
+from irkit.encoder.families import FAMILIES, encoder_config, family_of, schedule_settings
 from irkit.encoder.layers import Context, Embeddings, Layer, make_norm
 from irkit.errors import BadTypeError, ConfigError
 from irkit.utils.weights import read_weights, write_weights
@@ -25,7 +25,7 @@ _POOLED = "pooled_"  # before the model_type of a family that pools in irkit onl
 
 
 class Encoder(nn.Module):
-    """Runs BERT, RoBERTa, DistilBERT, ModernBERT or TITE on rows of different lengths, without padding.
+    """Runs any family of `irkit.encoder.families` on rows of different lengths, without padding.
 
     Attributes:
         settings: Keys of ``config.json``, as Hugging Face writes them.
@@ -78,6 +78,9 @@ class Encoder(nn.Module):
         self.prefix = ""
         # build the modules; each layer reads the width of the layer before
         self.embeddings = Embeddings(self.config)
+        relative = self.config.relative
+        heads = self.config.layers[0].num_heads
+        self.relative = nn.Embedding(relative.buckets, heads) if relative else None
         sizes = [layer.hidden_size for layer in self.config.layers]
         self.layers = nn.ModuleList(
             Layer(self.config, layer, size)
@@ -86,7 +89,7 @@ class Encoder(nn.Module):
         normed = self.config.norm_location == "post"
         self.final_norm = nn.Identity() if normed else make_norm(self.config, self.config.hidden_size)
         # names in checkpoints, and random weights
-        family = FAMILIES[self.family]
+        family = family_of(settings)
         self._names = {name: family.checkpoint_names(name) for name, _ in self.named_parameters()}
         self._initialise(float(settings.get("initializer_range", 0.02)))
 
@@ -102,7 +105,7 @@ class Encoder(nn.Module):
             attention: auto, eager, sdpa or flash.
 
         Returns:
-            The encoder in evaluation mode. An architecture outside the five families comes back as a
+            The encoder in evaluation mode. An architecture without a family comes back as a
             `TransformersEncoder`, which runs transformers' own code.
 
         Raises:
@@ -120,7 +123,7 @@ class Encoder(nn.Module):
                 return TransformersEncoder.from_pretrained(directory, dtype=dtype, attention=attention)
             except ConfigError as error:
                 raise ConfigError(f"{error} ({reason})") from error
-        family, names, tensors = FAMILIES[encoder.family], encoder.names(), read_weights(directory)
+        family, names, tensors = family_of(settings), encoder.names(), read_weights(directory)
         encoder.prefix = find_prefix(tensors, names, family)
         encoder.head_weights = import_weights(encoder, names, family, tensors, str(directory))
         return encoder.to(dtype).eval()
@@ -139,7 +142,8 @@ class Encoder(nn.Module):
         }
         if any(settings.pop("pooling", None) or ()):
             settings |= {"model_type": _POOLED + self.family, "pooling": self.settings["pooling"]}
-        write_weights(folder, export_weights(parameters, self.names(), self.prefix) | self.head_weights)
+        weights = export_weights(parameters, self.names(), self.prefix, self.part_rows())
+        write_weights(folder, weights | self.head_weights)
         (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
     def quantize_(self) -> None:
@@ -207,6 +211,15 @@ class Encoder(nn.Module):
         """Map each irkit parameter name to the checkpoint names of the tensors that make it up."""
         return self._names
 
+    def part_rows(self) -> dict[str, tuple[int, ...]]:
+        """Map the name of each parameter that joins query, key and value to their numbers of rows."""
+        rows = {
+            f"layers.{i}.qkv.{kind}": layer.projections
+            for i, layer in enumerate(self.config.layers)
+            for kind in ("weight", "bias")
+        }
+        return {name: rows[name] for name in self._names if name in rows}
+
     @property
     def max_positions(self) -> int | None:
         """Longest row that the position embeddings allow; None is any length."""
@@ -249,7 +262,11 @@ class Encoder(nn.Module):
         check_lengths(tokens, self.max_positions)
         x = self.embeddings(tokens).values
         backend = pick_backend(self.attention, x.device, x.dtype)
-        context = Context(tokens, backend, attended, pooled)
+        bias = None
+        if self.relative is not None and self.config.relative is not None:
+            furthest = self.config.relative.furthest
+            bias = relative_bias(self.relative.weight, furthest, max(tokens.max_length, 1))
+        context = Context(tokens, backend, attended, pooled, bias)
         for layer in self.layers:
             x, context = layer(x, context)
         return context.rows.with_values(self.final_norm(x))

@@ -1,4 +1,4 @@
-"""The description of an encoder: one configuration for BERT, RoBERTa, DistilBERT, ModernBERT and TITE."""
+"""The description of an encoder: one configuration for all families of `irkit.encoder.families`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from irkit.config import Config
+from irkit.encoder.rotary import RotaryScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,35 +74,70 @@ class LayerConfig(Config):
     Attributes:
         hidden_size: Width of the hidden states that the layer returns; not below that of the layer before.
         num_heads: Attention heads.
+        key_heads: Heads of keys and values, each for as many heads of queries; None is one for each.
+        head_dim: Width of a head; None divides the hidden size by the heads.
         intermediate_size: Inner width of the feed-forward block.
         attention_norm: Whether attention has a norm (pre-norm models skip it in the first layer, whose
             input is already normalised).
         window: Tokens further away than this do not attend to each other; None is global attention.
         rotary_base: Base of the rotary position frequencies; None is no rotary positions.
+        rotary_scaling: How the frequencies are slowed down for long rows; None leaves them.
         pooling: How the rows are shortened; None leaves them.
     """
 
     hidden_size: _Size
     num_heads: _Size
+    key_heads: _Size | None = None
+    head_dim: _Size | None = None
     intermediate_size: _Size
     attention_norm: bool = True
     window: _Count | None = None
     rotary_base: float | None = Field(default=None, gt=0)
+    rotary_scaling: RotaryScaling | None = None
     pooling: Pooling | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        width, rest = divmod(self.hidden_size, self.num_heads)
-        if rest:
+        if self.head_dim is None and self.hidden_size % self.num_heads:
             raise ValueError(f"hidden size {self.hidden_size} is no multiple of {self.num_heads} heads")
-        if self.rotary_base is not None and width % 2:
-            raise ValueError(f"heads of width {width} are not made of pairs, which rotary positions turn")
+        if self.num_heads % (self.key_heads or 1):
+            raise ValueError(f"{self.num_heads} heads are no multiple of {self.key_heads} heads of keys")
+        if self.rotary_base is not None and self.head_width % 2:
+            raise ValueError(
+                f"heads of width {self.head_width} are not made of pairs, which rotary positions turn"
+            )
         if self.window is not None and self.pooling and self.pooling.kernel // 2 > self.window:
             raise ValueError(
                 f"the middle of {self.pooling.kernel} tokens is further from the first than the "
                 f"{self.window} that attention reaches"
             )
         return self
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def projections(self) -> tuple[int, int, int]:
+        """Widths of queries, keys and values, with all of their heads."""
+        keys = (self.key_heads or self.num_heads) * self.head_width
+        return self.num_heads * self.head_width, keys, keys
+
+
+class RelativeBias(Config):
+    """Settings of learned numbers that are added to attention scores, one per head and bucket of distances.
+
+    Attributes:
+        buckets: Number of buckets, half of them for each direction. Near distances have a bucket each, and
+            buckets grow with the distance.
+        furthest: Distances from here on share the last bucket.
+
+    Source: Raffel et al. 2020 (T5), section 2.1.
+    """
+
+    buckets: int = Field(default=32, ge=4)
+    furthest: int = Field(default=128, ge=2)
 
 
 class EncoderConfig(Config):
@@ -116,15 +152,27 @@ class EncoderConfig(Config):
         learned_positions: Rows of the learned position table; 0 is none.
         position_offset: First row of the table that is used (RoBERTa starts after its padding index).
         token_types: Rows of the token type table, of which the first is used; 0 is none.
+        embedding_scale: Factor of the word embeddings.
+        embedding_norm: Whether the embeddings are normalised.
         norm: LayerNorm or RMSNorm.
         norm_location: ``post`` normalises after each residual sum (BERT), ``pre`` the input of each block,
-            ``qkv`` queries, keys and values, and the input of the feed-forward block.
+            ``both`` input and output of each block (Gemma), ``qkv`` queries, keys and values, and the input
+            of the feed-forward block.
         norm_eps: Added to the variance.
         norm_bias: Whether LayerNorm has a bias.
-        attention_bias: Whether the projections of attention have biases.
-        mlp_bias: Whether the feed-forward block has biases.
+        norm_offset: Added to the weights of RMSNorm (Gemma stores them less 1).
+        causal: Whether no token attends to tokens after it.
+        relative: Biases of attention scores by distance; None has none.
+        head_norm: Whether each head of queries and keys is normalised (Qwen3).
+        attention_scale: Factor of the attention scores; None is one over the root of the width of a head.
+        softcap: Limit to which attention scores are bent; None leaves them.
+        attention_bias: Whether the projections to queries, keys and values have biases.
+        out_bias: Whether the projection after attention has a bias; None is as ``attention_bias``.
+        mlp_bias: Whether the first map of the feed-forward block has a bias.
+        down_bias: Whether its second map has a bias; None is as ``mlp_bias``.
         activation: Activation function of the feed-forward block.
         gated: Whether the activated half of the first feed-forward product multiplies the other half.
+        gate_last: Whether the second half is the activated half.
         rotary_interleaved: Whether rotary pairs are neighbours (TITE) or the two halves of a head.
         embedding_dropout: Dropout probability of the embeddings, in training.
         attention_dropout: Dropout probability of the attention weights, in training.
@@ -137,14 +185,25 @@ class EncoderConfig(Config):
     learned_positions: _Count = 0
     position_offset: _Count = 0
     token_types: _Count = 0
+    embedding_scale: float = Field(default=1.0, gt=0)
+    embedding_norm: bool = True
     norm: Literal["layer", "rms"] = "layer"
-    norm_location: Literal["pre", "qkv", "post"] = "post"
+    norm_location: Literal["pre", "both", "qkv", "post"] = "post"
     norm_eps: float = Field(default=1e-12, ge=0)
     norm_bias: bool = True
+    norm_offset: float = 0.0
+    causal: bool = False
+    relative: RelativeBias | None = None
+    head_norm: bool = False
+    attention_scale: float | None = Field(default=None, gt=0)
+    softcap: float | None = Field(default=None, gt=0)
     attention_bias: bool = True
+    out_bias: bool | None = None
     mlp_bias: bool = True
+    down_bias: bool | None = None
     activation: Activation = "gelu"
     gated: bool = False
+    gate_last: bool = False
     rotary_interleaved: bool = False
     embedding_dropout: _Rate = 0.0
     attention_dropout: _Rate = 0.0
@@ -155,6 +214,10 @@ class EncoderConfig(Config):
         sizes = [layer.hidden_size for layer in self.layers]
         if not sizes or sizes != sorted(sizes):
             raise ValueError(f"hidden sizes {sizes} must not fall from layer to layer")
+        if any(self.schedule) and (self.causal or self.relative):
+            raise ValueError("layers that pool, and causal attention or biases by distance")
+        if self.relative and len({layer.num_heads for layer in self.layers}) > 1:
+            raise ValueError("one table of biases, and layers with other numbers of heads")
         if 0 < self.learned_positions <= self.position_offset:
             raise ValueError(
                 f"{self.learned_positions} positions of which {self.position_offset} are not used"

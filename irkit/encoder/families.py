@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from irkit.encoder.bert_families import BERT, DISTILBERT, MODERNBERT, ROBERTA
+from irkit.encoder.decoder_families import GEMMA2, GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3
 from irkit.encoder.encoder_config import EncoderConfig, Pooling
 from irkit.encoder.family import Family, MaskedLM, Settings
+from irkit.encoder.gated_families import GTE, NEW, NOMIC
+from irkit.encoder.relative_families import MPNET, T5
 from irkit.encoder.tite_family import TITE
 from irkit.errors import ConfigError
 from irkit.utils.plugins import Registry
@@ -23,9 +26,27 @@ FAMILIES: Registry[Family] = Registry(
         "distilbert": DISTILBERT,
         "modernbert": MODERNBERT,
         "tite": TITE,
+        "mpnet": MPNET,
+        "nomic_bert": NOMIC,
+        "gte": GTE,
+        "new": NEW,
+        "llama": LLAMA,
+        "mistral": MISTRAL,
+        "qwen2": QWEN2,
+        "qwen3": QWEN3,
+        "gemma2": GEMMA2,
+        "gemma3_text": GEMMA3,
+        "t5": T5,
+        "mt5": T5,
     },
 )
 """Families by the ``model_type`` of config.json; other packages add theirs as entry points."""
+
+
+def family_of(settings: Settings) -> Family:
+    """Return the family that a ``config.json`` belongs to, which must be one of `FAMILIES`."""
+    family = FAMILIES[str(settings.get("model_type"))]
+    return family if family.variant is None else family.variant(settings)
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
@@ -38,7 +59,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
         KeyError: A key of the family is missing.
         ConfigError: The settings describe an architecture that `irkit.encoder.Encoder` does not have.
     """
-    config = FAMILIES[str(settings.get("model_type"))].config(settings)
+    config = family_of(settings).config(settings)
     schedule = settings.get("pooling")
     if schedule is None:
         return config

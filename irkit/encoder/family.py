@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from irkit.encoder.encoder_config import MOST_LAYERS, Activation, EncoderConfig, Pooling
+from irkit.encoder.rotary import RotaryScaling
 from irkit.errors import ConfigError
 
 NameMap = dict[str, tuple[str, ...]]
@@ -55,6 +57,8 @@ class Family(NamedTuple):
             ``config.json``; None if the family has no such head.
         schedule: Function that returns the keys of ``config.json`` for a pooling schedule; None uses irkit's
             own key ``pooling``.
+        variant: Function that returns the family with the names of weights that belong to a
+            ``config.json``; None if all checkpoints have the same names.
     """
 
     config: Callable[[Settings], EncoderConfig]
@@ -63,6 +67,7 @@ class Family(NamedTuple):
     heads: tuple[str, ...]
     masked_lm: Callable[[Settings], MaskedLM] | None = None
     schedule: Callable[[Sequence[Pooling | None]], dict[str, Any]] | None = None
+    variant: Callable[[Settings], Family] | None = None
 
     def checkpoint_names(self, parameter: str) -> tuple[str, ...]:
         """Return the names in the checkpoint of the parts of one parameter of `irkit.encoder.Encoder`.
@@ -116,3 +121,51 @@ def activation(name: str) -> Activation:
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(f"activation {name!r:.60}")
     return _ACTIVATIONS[name]
+
+
+def rotary_settings(settings: Settings, kind: str = "", base: float = 10_000.0) -> dict[str, Any]:
+    """Return the rotary settings of a `LayerConfig`: ``rotary_base`` and ``rotary_scaling``.
+
+    Args:
+        settings: Content of config.json, with today's key ``rope_parameters`` or the older ``rope_theta`` and
+            ``rope_scaling``.
+        kind: Kind of the layer, for models whose kinds of layers have settings of their own.
+        base: Base if config.json has none.
+
+    Raises:
+        ConfigError: irkit does not have this kind of rotary positions.
+    """
+    rope = settings.get("rope_parameters") or {}
+    rope = rope.get(kind) or {} if kind in rope else rope
+    rope = {"rope_theta": settings.get("rope_theta"), **(settings.get("rope_scaling") or {}), **rope}
+    if rope.get("partial_rotary_factor", settings.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigError(f"partial_rotary_factor {rope.get('partial_rotary_factor')!r:.60}")
+    found = {"rotary_base": float(rope.get("rope_theta") or base)}
+    name = rope.get("rope_type") or rope.get("type") or "default"
+    if name == "default":
+        return found
+    if name not in ("linear", "ntk", "yarn", "llama3") or rope.get("mixed_b") is not None:
+        raise ConfigError(f"rope_type {name!r:.60}")
+    values = {"kind": name, "factor": float(rope["factor"])}
+    if name in ("yarn", "llama3"):
+        key = "original_max_position_embeddings"
+        values["length"] = rope.get(key) or settings.get(key) or settings["max_position_embeddings"]
+    if name == "llama3":
+        values |= {"slow": rope["low_freq_factor"], "fast": rope["high_freq_factor"]}
+    if name == "yarn":
+        values |= {"slow": rope.get("beta_slow") or 1, "fast": rope.get("beta_fast") or 32}
+        values |= {"whole": rope.get("truncate", True), "amplitude": _yarn_amplitude(rope)}
+    return {**found, "rotary_scaling": RotaryScaling.parse(values, f"rope_type {name}")}
+
+
+def _yarn_amplitude(rope: Settings) -> float:
+    """Return the factor of cosines and sines of YaRN, section 3.4, which a config.json may also give."""
+
+    def amplitude(weight: float) -> float:
+        return 0.1 * weight * math.log(rope["factor"]) + 1
+
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return amplitude(rope["mscale"]) / amplitude(rope["mscale_all_dim"])
+    return amplitude(1)

@@ -1,45 +1,50 @@
-"""The parts of the encoder: embeddings, and one transformer layer on rows of different lengths.
-
-In inference on a CPU, oneDNN computes linear maps, and adds bias and activation in the same pass.
-"""
+"""The parts of the encoder: embeddings, and one transformer layer on rows of different lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache, partial
-from typing import Any, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from irkit_kernels.ragged_pool import pooled_lengths, ragged_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
 from irkit.core.ragged import Ragged
-from irkit.encoder.attention import Backend, attend, leading, rotary_table, rotate
+from irkit.encoder.attention import Backend, attend, leading
 from irkit.encoder.encoder_config import Activation, EncoderConfig, LayerConfig, Pooling
+from irkit.encoder.linear import ACTIVATIONS, apply_linear, is_plain, linear
+from irkit.encoder.rotary import RotaryScaling, rotary_table, rotate
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
-_FUSED: dict[Activation | None, tuple[str, list[float], str]] = {  # for oneDNN, whose relu hides NaN
-    None: ("none", [], ""),
-    "gelu": ("gelu", [], "none"),
-    "gelu_tanh": ("gelu", [], "tanh"),
-    "silu": ("swish", [], ""),
-}
-_MIN_ROWS = 32  # with fewer rows, laying out the weight for oneDNN takes longer than the product
 _DRAWS = 1 << 16  # numbers that a draw of dropout tells apart
 
 
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
     """Return a LayerNorm or an RMSNorm over ``size`` features, as configured."""
     if config.norm == "rms":
-        return nn.RMSNorm(size, eps=config.norm_eps)
+        return RMSNorm(size, config.norm_eps, config.norm_offset)
     return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Divides hidden states by their root mean square and multiplies by weights.
+
+    Args:
+        size: Number of features.
+        eps: Added to the mean square.
+        offset: Added to the weights, which are stored without it.
+    """
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__(size, eps=eps)
+        self.offset = offset
+        if offset:
+            nn.init.constant_(self.weight, 1 - offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension of ``x``, in float32 and back."""
+        weight = self.weight.float() + self.offset if self.offset else self.weight
+        return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps)
 
 
 class Dropout(nn.Dropout):
@@ -92,12 +97,14 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(config.learned_positions, width) if config.learned_positions else None
         self.token_type = nn.Embedding(config.token_types, width) if config.token_types else None
         self.downscale = nn.Linear(width, size, bias=False) if config.embedding_size else nn.Identity()
-        self.norm = make_norm(config, size)
+        self.norm = make_norm(config, size) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.embedding_dropout)
 
     def forward(self, tokens: Ragged) -> Ragged:
         """Embed token ids ``(total,)`` to ``(total, hidden_size)``."""
         x = self.word(tokens.values)
+        if self.config.embedding_scale != 1:
+            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
         if self.position is not None:
             x = x + self.position(tokens.positions() + self.config.position_offset)
         if self.token_type is not None:
@@ -106,21 +113,28 @@ class Embeddings(nn.Module):
 
 
 class Context:
-    """Holds what all layers on the same rows need and compute once: key positions and rotary tables.
+    """Holds what all layers on the same rows need and compute once: key positions, rotary tables, biases.
 
     Attributes:
         rows: A Ragged with the lengths of the rows, whose values are not used.
         backend: Attention implementation.
         attended: ``(n,)`` number of leading tokens per row that are attended to; None is all.
         pooled: Whether layers with a `Pooling` pool; False switches pooling off.
+        bias: Biases of attention scores by distance, see `attend`; None has none.
     """
 
     def __init__(
-        self, rows: Ragged, backend: Backend, attended: Tensor | None = None, pooled: bool = True
+        self,
+        rows: Ragged,
+        backend: Backend,
+        attended: Tensor | None = None,
+        pooled: bool = True,
+        bias: Tensor | None = None,
     ) -> None:
         self.rows, self.backend, self.attended, self.pooled = rows, backend, attended, pooled
+        self.bias = bias
         self._keys = None if attended is None else leading(rows, attended)
-        self._rotary: dict[float, tuple[Tensor, Tensor]] = {}
+        self._rotary: dict[tuple[float, RotaryScaling | None], tuple[Tensor, Tensor]] = {}
 
     def seen(self, values: Tensor) -> Ragged:
         """Return the rows of ``values (total, ...)`` without the tokens that are not attended to."""
@@ -128,11 +142,13 @@ class Context:
             return self.rows.with_values(values)
         return self._keys.with_values(values[self._keys.values])
 
-    def rotary(self, base: float, head_dim: int) -> tuple[Tensor, Tensor]:
+    def rotary(
+        self, base: float, head_dim: int, scaling: RotaryScaling | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the rotary angles of all tokens, see `rotary_table`."""
-        if base not in self._rotary:
-            self._rotary[base] = rotary_table(self.rows.positions(), base, head_dim)
-        return self._rotary[base]
+        if (base, scaling) not in self._rotary:
+            self._rotary[base, scaling] = rotary_table(self.rows.positions(), base, head_dim, scaling)
+        return self._rotary[base, scaling]
 
     def shorten(self, pooling: Pooling) -> Context:
         """Return the context of the shorter rows after ``pooling``.
@@ -161,18 +177,24 @@ class Layer(nn.Module):
         size = layer.hidden_size
         self.config, self.layer = config, layer
         self.added = size - input_size  # columns that this layer adds
-        location = config.norm_location
+        location, self.widths = config.norm_location, layer.projections
         self.attention_norm: nn.Module = nn.Identity()
         if layer.attention_norm:
-            self.attention_norm = make_norm(config, input_size if location == "pre" else size)
-        self.qkv: Any = nn.Linear(input_size, 3 * size, bias=config.attention_bias)
-        self.out: Any = nn.Linear(size, size, bias=config.attention_bias)
+            self.attention_norm = make_norm(config, input_size if location in ("pre", "both") else size)
+        if config.head_norm:
+            self.query_norm, self.key_norm = (make_norm(config, layer.head_width) for _ in range(2))
+        out_bias = config.attention_bias if config.out_bias is None else config.out_bias
+        self.qkv: Any = nn.Linear(input_size, sum(self.widths), bias=config.attention_bias)
+        self.out: Any = nn.Linear(self.widths[0], size, bias=out_bias)
         self.mlp_norm = make_norm(config, size)
+        if location == "both":
+            self.attention_out_norm, self.mlp_out_norm = (make_norm(config, size) for _ in range(2))
         self.up: Any = nn.Linear(
             size, layer.intermediate_size * (2 if config.gated else 1), bias=config.mlp_bias
         )
         self.activation: Activation | None = config.activation  # None where ``up`` does it
-        self.down: Any = nn.Linear(layer.intermediate_size, size, bias=config.mlp_bias)
+        down_bias = config.mlp_bias if config.down_bias is None else config.down_bias
+        self.down: Any = nn.Linear(layer.intermediate_size, size, bias=down_bias)
         self.dropout = Dropout(config.hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
@@ -212,10 +234,14 @@ class Layer(nn.Module):
         """
         location = self.config.norm_location
         x = F.pad(x, (0, self.added)) if self.added else x
-        x = _plus(x, self.dropout(apply_linear(self.out, attended)))
+        fresh = apply_linear(self.out, attended)
+        fresh = self.attention_out_norm(fresh) if location == "both" else fresh
+        x = _plus(x, self.dropout(fresh))
         if location == "post":
             x = self.attention_norm(x)
-        x = _plus(x, self.dropout(self._feed_forward(x if location == "post" else self.mlp_norm(x))))
+        fresh = self._feed_forward(x if location == "post" else self.mlp_norm(x))
+        fresh = self.mlp_out_norm(fresh) if location == "both" else fresh
+        x = _plus(x, self.dropout(fresh))
         return self.mlp_norm(x) if location == "post" else x
 
     def _attend(self, queries: Tensor, keys: Tensor, query_context: Context, key_context: Context) -> Tensor:
@@ -229,30 +255,44 @@ class Layer(nn.Module):
             key_context: Context of the keys.
 
         Returns:
-            ``(total', hidden_size)``, before the output projection.
+            ``(total', heads * head_dim)``, before the output projection.
         """
-        heads, base, same = self.layer.num_heads, self.layer.rotary_base, queries is keys
+        layer, same = self.layer, queries is keys
         if key_context.rows.max_length <= 1:  # the softmax over one key is 1
-            return self._project(keys, 2, 3)[0]
+            (v,) = self._project(keys, 2, 3)
+            times = self.widths[0] // self.widths[2]
+            return (
+                v
+                if times == 1
+                else torch.unflatten(v, 1, (-1, layer.head_width)).repeat_interleave(times, 1).flatten(1)
+            )
         if same:
             parts = self._project(keys, 0, 3)
         else:
             parts = (*self._project(queries, 0, 1), *self._project(keys, 1, 3))
-        q, k, v = (part.view(len(part), heads, -1) for part in parts)
-        pooling = None if same else self.layer.pooling
-        if base is not None:
-            table = key_context.rotary(base, k.shape[-1])
+        q, k, v = (torch.unflatten(part, 1, (-1, layer.head_width)) for part in parts)
+        if self.config.head_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        pooling = None if same else layer.pooling
+        if layer.rotary_base is not None:
+            rotary = layer.rotary_base, layer.head_width, layer.rotary_scaling
+            table = key_context.rotary(*rotary)
             k = rotate(k, table, self.config.rotary_interleaved)
             if pooling:
                 positions = pooling.rotary_positions(query_context.rows.positions())
-                table = rotary_table(positions, base, q.shape[-1])
+                table = rotary_table(positions, *rotary)
             q = rotate(q, table, self.config.rotary_interleaved)
+        if self.config.attention_scale is not None and self.config.attention_scale != layer.head_width**-0.5:
+            q = q * (self.config.attention_scale * layer.head_width**0.5)
         attended = attend(
             query_context.rows.with_values(q),
             key_context.seen(k),
             key_context.seen(v),
             backend=key_context.backend,
-            window=self.layer.window,
+            window=layer.window,
+            causal=self.config.causal,
+            bias=key_context.bias,
+            softcap=self.config.softcap,
             dropout=self.config.attention_dropout if self.training else 0.0,
             pooling=pooling,
         )
@@ -261,20 +301,21 @@ class Layer(nn.Module):
     def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
         """Project ``x`` to query (0), key (1) and value (2), and return parts ``first`` to ``last - 1``.
 
-        Each part is ``(total, hidden_size)``.
+        Each part is ``(total, heads * head_dim)`` wide.
         """
-        size = self.layer.hidden_size
-        if self.config.norm_location == "pre":
+        location, widths = self.config.norm_location, [*self.widths[first:last]]
+        if location in ("pre", "both"):
             x = self.attention_norm(x)
         if isinstance(self.qkv, nn.ModuleList):
             split = tuple(part(x) for part in self.qkv[first:last])
         elif last - first < 3 and is_plain(self.qkv):
-            rows = slice(first * size, last * size)
+            start = sum(self.widths[:first])
+            rows = slice(start, start + sum(widths))
             bias = None if self.qkv.bias is None else self.qkv.bias[rows]
-            split = torch.split(linear(x, self.qkv.weight[rows], bias), size, dim=-1)
+            split = torch.split(linear(x, self.qkv.weight[rows], bias), widths, dim=-1)
         else:
-            split = torch.split(apply_linear(self.qkv, x), size, dim=-1)[first:last]
-        return tuple(map(self.attention_norm, split)) if self.config.norm_location == "qkv" else split
+            split = torch.split(apply_linear(self.qkv, x), [*self.widths], dim=-1)[first:last]
+        return tuple(map(self.attention_norm, split)) if location == "qkv" else split
 
     def quantize_(self) -> None:
         """Replace the linear maps by int8 ones, in place, for inference on the CPU."""
@@ -284,7 +325,9 @@ class Layer(nn.Module):
         if fused:
             self.activation = None
         apart = any(self.config.schedule)  # pooled queries are fewer rows than keys and values
-        self.qkv = nn.ModuleList(map(Int8Linear, _thirds(self.qkv))) if apart else Int8Linear(self.qkv)
+        self.qkv = (
+            nn.ModuleList(map(Int8Linear, _parts(self.qkv, self.widths))) if apart else Int8Linear(self.qkv)
+        )
         self.out, self.down = Int8Linear(self.out), Int8Linear(self.down)
         self.up = Int8Linear(self.up, activation="gelu" if fused else "none")
 
@@ -292,6 +335,8 @@ class Layer(nn.Module):
         if not self.config.gated:
             return apply_linear(self.down, apply_linear(self.up, x, self.activation))
         x, gate = apply_linear(self.up, x).chunk(2, dim=-1)
+        if self.config.gate_last:
+            x, gate = gate, x
         return apply_linear(self.down, ACTIVATIONS[self.config.activation](x) * gate)
 
 
@@ -301,75 +346,12 @@ def _plus(x: Tensor, fresh: Tensor) -> Tensor:
     return x + fresh if alone else fresh.add_(x)
 
 
-def _thirds(linear: nn.Linear) -> Iterator[nn.Linear]:
+def _parts(linear: nn.Linear, widths: Sequence[int]) -> Iterator[nn.Linear]:
     """Split a linear map that joins query, key and value, and yield the three maps; memory is shared."""
-    size = linear.out_features // 3
-    for start in range(0, 3 * size, size):
-        part = nn.Linear(linear.in_features, size, bias=linear.bias is not None, device="meta")
-        part.weight = nn.Parameter(linear.weight[start : start + size])
-        if linear.bias is not None:
-            part.bias = nn.Parameter(linear.bias[start : start + size])
+    biases = [None] * len(widths) if linear.bias is None else torch.split(linear.bias, [*widths])
+    for weight, bias in zip(torch.split(linear.weight, [*widths]), biases, strict=True):
+        part = nn.Linear(linear.in_features, len(weight), bias=bias is not None, device="meta")
+        part.weight = nn.Parameter(weight)
+        if bias is not None:
+            part.bias = nn.Parameter(bias)
         yield part
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
-    """Return ``activation(x @ weight.T + bias)``.
-
-    On a CPU torch multiplies float32 with MKL and adds bias and activation in separate passes. On processors
-    that are not Intel's, MKL reaches three quarters of the speed of oneDNN.
-
-    Args:
-        x: ``(total, in_features)``.
-        weight: ``(out_features, in_features)``.
-        bias: ``(out_features,)``.
-        activation: Activation function applied to the result; None applies none.
-    """
-    if activation in _FUSED and _fits_onednn(x, weight):
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[activation])
-        return y
-    y = F.linear(x, weight, bias)
-    return y if activation is None else ACTIVATIONS[activation](y)
-
-
-def apply_linear(layer: nn.Module, x: Tensor, activation: Activation | None = None) -> Tensor:
-    """Return ``activation(layer(x))``, by `linear` if the layer is plain; int8, LoRA and hooks still work."""
-    if is_plain(layer):
-        return linear(x, layer.weight, layer.bias, activation)
-    y: Tensor = layer(x)
-    return y if activation is None else ACTIVATIONS[activation](y)
-
-
-def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return True if calling the layer only multiplies by its weight: no hooks, no subclass."""
-    return (
-        type(layer) is nn.Linear
-        and "forward" not in layer.__dict__
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
-        and not (layer._backward_hooks or layer._backward_pre_hooks)
-        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
-    )
-
-
-def _fits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether `linear` can use oneDNN for these tensors.
-
-    There must be enough rows on a CPU, in a dtype that oneDNN has, and no gradients, autocast or compilation.
-    """
-    return (
-        x.is_cpu
-        and len(x) >= _MIN_ROWS
-        and x.dtype == weight.dtype
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-        and x.dtype in _onednn_dtypes()
-    )
-
-
-@cache
-def _onednn_dtypes() -> tuple[torch.dtype, ...]:
-    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not built or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return ()
-    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return (torch.float32, torch.bfloat16) if fast else (torch.float32,)

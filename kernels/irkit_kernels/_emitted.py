@@ -97,6 +97,11 @@ def _ragged_attention() -> Iterator[tuple[str, str]]:
         name = f"{head_dim}, bfloat16={bfloat16}, dot={dot}, {lanes}, dropout={dropout}"
         yield f"ragged_attention({name})", write_attend(plan)
         yield f"ragged_attention.backward({name})", write_differentiate(plan)
+    for bfloat16, dot, lanes in kinds:
+        plan = AttentionPlan(64, bfloat16, dot, lanes, biased=True)
+        name = f"64, bfloat16={bfloat16}, dot={dot}, {lanes}, biased=True"
+        yield f"ragged_attention({name})", write_attend(plan)
+        yield f"ragged_attention.backward({name})", write_differentiate(plan)
 
 
 def _residual_maxsim() -> Iterator[tuple[str, str]]:

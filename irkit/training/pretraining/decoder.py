@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from irkit.core.ragged import Ragged
 from irkit.encoder import Encoder
-from irkit.encoder.attention import rotary_table, rotate
 from irkit.encoder.layers import Embeddings, Layer, make_norm
+from irkit.encoder.rotary import rotary_table, rotate
 from irkit.errors import BadValueError
 
 
@@ -48,6 +48,10 @@ class Decoder(nn.Module):
         elif not bases and not config.learned_positions:
             problem = (
                 "the encoder has neither learned nor rotary positions, so that it could not tell tokens apart"
+            )
+        if config.causal or config.relative or config.head_norm or config.norm_location == "both":
+            problem = (
+                f"irkit has no decoder for a {encoder.family}; expected one that is made like BERT or TITE"
             )
         if problem:
             raise BadValueError(f"masked auto-encoding: {problem}")

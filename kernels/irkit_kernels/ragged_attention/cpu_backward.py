@@ -51,7 +51,7 @@ def write_differentiate(plan: Plan) -> str:
 @compiled_once
 def compile_backward(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
     """Compile `write_differentiate` for this CPU, or for another by its LLVM name."""
-    pointers, numbers = [ctypes.c_void_p] * 12, [ctypes.c_int64] * 12
+    pointers, numbers = [ctypes.c_void_p] * 13, [ctypes.c_int64] * 15
     return compile_ir(
         write_differentiate(plan), "differentiate", [*pointers, *numbers, ctypes.c_float], cpu=cpu
     )
@@ -61,13 +61,13 @@ class _Differentiate(Loops):
     """Writes the loops over rows, heads, blocks of keys and tiles of queries.
 
     ``g`` is the gradient of the output, ``deltas`` its products with the output. The gradients ``d_q``,
-    ``d_k`` and ``d_v`` are float32; ``d_q`` is zeros before.
+    ``d_k`` and ``d_v`` are float32, with as many heads as the queries; ``d_q`` is zeros before.
     """
 
     def __init__(self, plan: Plan) -> None:
         pointers = dict.fromkeys(("d_q", "d_k", "d_v", "stats", "deltas"), "float*")
         pointers |= dict.fromkeys(("g", "q", "k", "v"), "u8*")
-        pointers |= {"query_offsets": "i32*", "key_offsets": "i32*", "scratch": "u8*"}
+        pointers |= {"query_offsets": "i32*", "key_offsets": "i32*", "bias": "float*", "scratch": "u8*"}
         super().__init__("differentiate", plan, pointers, scratch_layout(plan)[0])
 
     def write(self) -> None:
@@ -94,8 +94,8 @@ class _Differentiate(Loops):
         for name in ("d_keys", "d_values"):
             with self.range(0, count * plan.width, plan.lanes) as loop:
                 self.floats_at(name).vectors(plan.lanes)[loop.i] = 0.0
-        low = self.maximum(0, start - a.window)
-        high = self.minimum(self.queries, start + count + a.window)
+        low = self.maximum(0, start - a.after)
+        high = self.minimum(self.queries, start + count + a.before)
         with self.range(low, high, plan.rows) as tiles:
             self._queries(tiles.i, start, count)
 
@@ -115,11 +115,10 @@ class _Differentiate(Loops):
         for row in range(plan.rows):  # the last query fills up its tile, with weights of 0
             token = self.first_query + query + self.minimum(row, left - 1)
             self._load_query(row, token, left > row, grown)
-        distance = query - start
-        low, high = distance - a.window, distance + a.window + 1
         tensors = [self.scratch[name] for name in _OF_TILE]
         first = self.first_query + query
-        self.call("tile", *tensors, count, low, high, *self.random_arguments(start, self._number(first)))
+        number = self._number(first)
+        self.call("tile", *self.tile_arguments(tensors, count, query, start, self.head, number))
         with self.range(0, self.minimum(plan.rows, left)) as loop:
             self._store(self.floats_at("outputs"), a.d_q, first, loop.i, add=True)
 

@@ -23,6 +23,9 @@ from .cpu_tile import RANDOM, tile
 __all__ = ["FAR", "Loops", "Plan", "compile_plan", "layout", "plan_for", "scratch_layout", "write_attend"]
 
 MAX_HEAD_DIM = 256
+# heads of queries; of them, those that share keys and values; how many keys before and after its own position
+# a query sees; and numbers per head of the table of biases
+SIZES = ("heads", "group", "before", "after", "biases")
 
 
 def supported() -> bool:
@@ -74,7 +77,7 @@ def write_attend(plan: Plan) -> str:
 @compiled_once
 def compile_plan(plan: Plan, cpu: str | None = None) -> Callable[..., None]:
     """Compile `write_attend` for this CPU, or for another by its LLVM name."""
-    pointers, numbers = [ctypes.c_void_p] * 8, [ctypes.c_int64] * 12
+    pointers, numbers = [ctypes.c_void_p] * 9, [ctypes.c_int64] * 15
     return compile_ir(write_attend(plan), "attend", [*pointers, *numbers, ctypes.c_float], cpu=cpu)
 
 
@@ -92,7 +95,8 @@ class Loops(Function):
 
     def __init__(self, name: str, plan: Plan, pointers: dict[str, str], offsets: dict[str, int]) -> None:
         strides = [f"{x}_{unit}" for x in "qkv" for unit in ("token", "head")]
-        numbers = dict.fromkeys((*strides, "heads", "window", "item", "stop", "seed", "threshold"), "i64")
+        names = (*strides, *SIZES, "item", "stop", "seed", "threshold")
+        numbers = dict.fromkeys(names, "i64")
         parameters = {**pointers, **numbers, "grown": "float"}
         super().__init__(name, public=True, align=1, **parameters)
         self.plan, self.floats = plan, vector(plan.lanes, "float")
@@ -112,13 +116,29 @@ class Loops(Function):
     def token_at(self, name: str, token: Value, head: Value) -> Array:
         """Return the address of a token and head in ``q``, ``k`` or ``v``."""
         a = vars(self.arguments)
+        head = head if name == "q" else head // a["group"]
         address: Array = a[name].at(token * a[f"{name}_token"] + head * a[f"{name}_head"])
         return address
 
-    def random_arguments(self, key: Value, number: Value) -> list[Value]:
-        """Return the arguments of a tile that decide which weights dropout takes, see `Tile`."""
-        a = vars(self.arguments) | {"key": key, "number": number}
-        return [a[name] for name in RANDOM] if self.plan.dropout else []
+    def tile_arguments(
+        self, tensors: list[Array], keys: Value, query: Value, start: Value, head: Value, number: Value
+    ) -> list[Value | Array]:
+        """Return the arguments of a tile, see `Tile`.
+
+        Args:
+            tensors: Its own pointers.
+            keys: Number of keys in the block.
+            query: Position of the first query in its row.
+            start: Position of the first key in its row.
+            head: Number of the head.
+            number: ``token * heads + head`` of the first query.
+        """
+        a = self.arguments
+        if self.plan.biased:  # the bias of distance 0 is in the middle
+            tensors = [*tensors, a.bias.at(head * a.biases + a.biases // 2 + start - query)]
+        limits = [keys, query - a.before - start, query + a.after + 1 - start]
+        random = vars(a) | {"key": start, "number": number}
+        return [*tensors, *limits, *([random[name] for name in RANDOM] if self.plan.dropout else [])]
 
 
 class _Attend(Loops):
@@ -126,7 +146,7 @@ class _Attend(Loops):
 
     def __init__(self, plan: Plan) -> None:
         pointers = {"out": "u8*", "stats": "float*", "q": "u8*", "k": "u8*", "v": "u8*"}
-        pointers |= {"query_offsets": "i32*", "key_offsets": "i32*", "scratch": "u8*"}
+        pointers |= {"query_offsets": "i32*", "key_offsets": "i32*", "bias": "float*", "scratch": "u8*"}
         super().__init__("attend", plan, pointers, scratch_layout(plan)[0])
 
     def write(self) -> None:
@@ -138,7 +158,7 @@ class _Attend(Loops):
             first_key, self.keys = self.bounds(a.key_offsets, row)
             first = {"q": first_query, "k": first_key, "v": first_key}
             self.start = {name: self.token_at(name, token, head) for name, token in first.items()}
-            self.number = first_query * a.heads + head
+            self.head, self.number = head, first_query * a.heads + head
             with self.range(0, self.queries, BLOCK) as blocks:
                 self._query_block(blocks.i)
 
@@ -148,8 +168,8 @@ class _Attend(Loops):
         count = self.minimum(BLOCK, self.queries - first)
         with self.range(0, count, plan.rows) as tiles:
             self._clear(tiles.i)
-        low = self.maximum(0, first - a.window)
-        high = self.minimum(self.keys, first + count + a.window)
+        low = self.maximum(0, first - a.before)
+        high = self.minimum(self.keys, first + count + a.after)
         with self.range(low, high, BLOCK) as blocks:
             keys = self.minimum(BLOCK, high - blocks.i)
             for name, x in (("keys", "k"), ("values", "v")):
@@ -174,12 +194,12 @@ class _Attend(Loops):
         """Call the tile of the queries from ``first + at`` on; the packed keys begin with key ``start``."""
         a, plan, half = self.arguments, self.plan, self.plan.rows // 2
         query, left = first + at, count - at
-        low, high = query - a.window - start, query + a.window + 1 - start
         tensors = [self.scratch[name] for name in ("queries", "keys", "values", "scores", "weights")]
         tensors += [self.floats_at("maxima", at), self.floats_at("sums", at)]
         tensors += [self.floats_at("outputs", at * plan.width)]
-        arguments = [*tensors, keys, low, high]
-        arguments += self.random_arguments(start, self.number + query * a.heads)
+        number = self.number + query * a.heads
+        arguments = self.tile_arguments(tensors, keys, query, start, self.head, number)
+        low, high = query - a.before - start, query + a.after + 1 - start
 
         with self.when((low < keys) & (high > -plan.rows)):  # some query sees some key of the block
             queries = self.scratch["queries"].cast("i32", 1)

@@ -30,6 +30,7 @@ class Plan:
         dot: Multiply pairs of bfloat16 (AVX512-BF16, 16 lanes), else float32 numbers.
         lanes: float32 numbers per vector register.
         dropout: Drop weights at random.
+        biased: Add a bias to each score, which depends on head and distance.
     """
 
     head_dim: int
@@ -37,6 +38,7 @@ class Plan:
     dot: bool
     lanes: int
     dropout: bool = False
+    biased: bool = False
 
     @property
     def words(self) -> int:

@@ -31,7 +31,8 @@ class Tile(Function):
 
     The first query sees keys ``low`` to ``high``, the next query one key further, and so on. ``key`` is the
     number of the block's first key in its row; ``number`` is ``token * heads + head`` of the first query
-    (`retained`).
+    (`retained`). ``bias`` points to the bias of the first query and the first key of the block; the bias of
+    the next key is the next number, that of the next query the one before.
 
     Attributes:
         plan: The variant of the code.
@@ -46,6 +47,7 @@ class Tile(Function):
     def __init__(self, name: str, plan: Plan, rows: int, pointers: dict[str, Any]) -> None:
         names = ("count", "low", "high", *(RANDOM if plan.dropout else ()))
         numbers: dict[str, Any] = dict.fromkeys(names, "i64")
+        pointers = pointers | ({"bias": "float*"} if plan.biased else {})
         super().__init__(name, align=1, **pointers, **numbers)
         self.plan, self.rows, self.lanes = plan, rows, plan.lanes
         self.arguments = a = SimpleNamespace(**dict(zip([*pointers, *numbers], self.parameters, strict=True)))
@@ -79,11 +81,15 @@ class Tile(Function):
         return list(loop.sums)
 
     def visible(self, first: Value, groups: int, scores: list[Value]) -> list[Value]:
-        """Return scores ``[query][group]`` of groups of keys from ``first`` on, `LOWEST` for hidden keys.
+        """Return scores ``[query][group]`` of groups of keys from ``first`` on, with their biases.
 
-        Keys are hidden if they do not exist or are outside of the window of the query.
+        Keys are hidden, with the score `LOWEST`, if they do not exist or are outside of the window of the
+        query.
         """
         a, lanes = self.arguments, self.lanes
+        if self.plan.biased:
+            biases = a.bias.at(first).cast("float", 1).vectors(lanes)
+            scores = [s + biases[i % groups * lanes - i // groups] for i, s in enumerate(scores)]
         left = first < a.low + (self.rows - 1)
         right = first + groups * lanes > self.minimum(a.high, a.count)
         with self.when(left | right, scores=scores) as edge:  # else all keys are visible to all queries

@@ -21,23 +21,29 @@ def attention_reference(
     window: int | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    causal: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax attention of each row of queries to its row of keys; differentiable.
 
     Args:
         query: ``(total_q, heads, head_dim)``.
-        key: ``(total_k, heads, head_dim)``.
+        key: ``(total_k, key_heads, head_dim)``; each head serves ``heads / key_heads`` heads of queries.
         value: The shape of ``key``.
         query_offsets: ``(n + 1,)``; row ``i`` is ``query[query_offsets[i]:query_offsets[i + 1]]``.
         key_offsets: ``(n + 1,)``, likewise for ``key`` and ``value``.
         window: Largest distance at which tokens attend to each other; None is any.
         dropout: Probability of dropping a weight; the others are multiplied by ``1 / (1 - dropout)``.
         seed: Decides which weights are dropped, see `retained`.
+        causal: Whether a query sees no key after its own position.
+        bias: ``(heads, 2 * n - 1)``, added to the scores: number ``n - 1 + j - i`` to that of query ``i`` and
+            key ``j``. None is no bias.
 
     Returns:
         ``(total_q, heads, head_dim)`` in the dtype of ``query``; zeros for queries of a row without keys.
     """
     output, heads = [query[:0]], query.shape[1]
+    key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     ends_q, ends_k = query_offsets.tolist(), key_offsets.tolist()
     for i in range(len(ends_q) - 1):
         q = query[ends_q[i] : ends_q[i + 1]].transpose(0, 1)  # (heads, length_q, head_dim)
@@ -46,9 +52,13 @@ def attention_reference(
             output.append(torch.zeros_like(q).transpose(0, 1))
             continue
         scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
+        distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+        if bias is not None:
+            scores = scores + bias[:, bias.shape[1] // 2 - distance]
         if window is not None:
-            distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
             scores = scores.masked_fill(distance.abs() > window, float("-inf"))
+        if causal:
+            scores = scores.masked_fill(distance < 0, float("-inf"))
         weights = scores.softmax(-1)
         if dropout:
             numbers = torch.arange(ends_q[i], ends_q[i + 1]) * heads + torch.arange(heads)[:, None]

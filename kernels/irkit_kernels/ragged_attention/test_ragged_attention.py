@@ -59,8 +59,10 @@ def run(variant, query, key, value, query_offsets, key_offsets, window=None):
     tensors = (query, key, value, query_offsets, key_offsets, scratch)
     strides = [x.element_size() * x.stride(i) for x in (query, key, value) for i in (0, 1)]
     heads, items = query.shape[1], (len(query_offsets) - 1) * query.shape[1]
-    limits = (FAR if window is None else window, 0, items, 0, 0, 1.0)
-    pointers = (out[1:].data_ptr(), 0, *(x.data_ptr() for x in tensors))
+    reach = FAR if window is None else window
+    limits = (1, reach, reach, 0, 0, items, 0, 0, 1.0)
+    *pointers, last = (x.data_ptr() for x in tensors)
+    pointers = (out[1:].data_ptr(), 0, *pointers, 0, last)
     compile_plan(plan, cpu)(*pointers, *strides, heads, *limits)
     assert out[0].isnan().all()
     assert out[-1].isnan().all()
@@ -121,6 +123,35 @@ def test_op_matches_float64(problem):
     assert got.is_contiguous()
     assert got.dtype == arguments[0].dtype
     assert_close(got, exact(*arguments, window), arguments[2])
+
+
+@st.composite
+def positioned(draw):
+    """Draw rows for causal, biased and grouped attention, and its settings."""
+    length = st.one_of(st.integers(0, 40), st.sampled_from([61, 128, 257, 512, 530]))
+    lengths, group = draw(st.lists(length, min_size=1, max_size=3)), draw(st.integers(1, 3))
+    dtype, heads = draw(st.sampled_from([torch.float32, torch.bfloat16])), group * draw(st.integers(1, 2))
+    query, key, value, *offsets = make(lengths, lengths, heads, draw(st.sampled_from([8, 16, 40, 64])), dtype)
+    key, value = key[:, : heads // group], value[:, : heads // group]
+    bias = torch.randn(heads, 2 * (max(lengths) + draw(st.integers(0, 9))) + 1)
+    settings = {
+        "window": draw(st.none() | st.integers(0, 80)),
+        "causal": draw(st.booleans()),
+        "bias": bias if draw(st.booleans()) else None,
+    }
+    return (query, key, value, *offsets), settings
+
+
+@settings(deadline=None, max_examples=40)
+@given(problem=positioned())
+def test_causal_biased_and_grouped_attention_matches_float64(problem):
+    arguments, settings = problem
+    got = ragged_attention(*arguments, **settings)
+    wide = settings | {"bias": None if settings["bias"] is None else settings["bias"].double()}
+    expected = attention_reference(*(x.double() for x in arguments[:3]), *arguments[3:], **wide)
+    assert_close(got, expected, arguments[2])
+    with compiling_for(Target(frozenset())):
+        assert_close(ragged_attention(*arguments, **settings), expected, arguments[2])
 
 
 def sdpa(query, key, value, query_offsets, key_offsets):
@@ -239,7 +270,12 @@ def test_plans():
         ({"key_offsets": torch.tensor([], dtype=torch.int32)}, "rise from 0 to 9"),
         ({"key_offsets": torch.tensor([0, 9], dtype=torch.int32)}, "rows"),
         ({"key_offsets": torch.tensor([0, 5, 9], dtype=torch.int32), "window": 3}, "equal length"),
+        ({"key_offsets": torch.tensor([0, 5, 9], dtype=torch.int32), "causal": True}, "equal length"),
         ({"window": -1}, "window=-1"),
+        ({"bias": torch.zeros(2, 7)}, r"of shape \(2, 9\)"),
+        ({"bias": torch.zeros(1, 9)}, r"of shape \(2, 9\)"),
+        ({"bias": torch.zeros(2, 9, requires_grad=True)}, "no gradient of the bias"),
+        ({"key": torch.zeros(9, 3, 8), "value": torch.zeros(9, 3, 8)}, "divide those of queries"),
         ({"query": torch.zeros(9, 2, 8, device="meta")}, "CPU"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"dropout": -0.1}, "below 1, got -0.1"),
@@ -254,11 +290,13 @@ def test_wrong_arguments(change, message):
 def test_opcheck_and_compile():
     q, k, v, *offsets = make([12, 0, 5], [12, 0, 5], 2, 32)
     leaves = tuple(x.clone().requires_grad_() for x in (q, k, v))
-    for random in ((0.0, None), (0.25, torch.tensor([7]))):
-        torch.library.opcheck(torch.ops.irkit.ragged_attention, (*leaves, *offsets, 3, *random))
+    table = torch.randn(2, 23 + 64)
+    for rest in ((False, None, 0.0, None), (True, table, 0.25, torch.tensor([7]))):
+        torch.library.opcheck(torch.ops.irkit.ragged_attention, (*leaves, *offsets, 3, *rest))
     arguments = make([6, 0, 3], [12, 0, 5], 2, 32)
     leaves = tuple(x.clone().requires_grad_() for x in arguments[:3])
-    torch.library.opcheck(torch.ops.irkit.ragged_attention, (*leaves, *arguments[3:], None, 0.0, None))
+    rest = (None, False, None, 0.0, None)
+    torch.library.opcheck(torch.ops.irkit.ragged_attention, (*leaves, *arguments[3:], *rest))
     compiled = torch.compile(
         lambda *x: ragged_attention(*x) * 2, fullgraph=True, dynamic=True, backend="eager"
     )

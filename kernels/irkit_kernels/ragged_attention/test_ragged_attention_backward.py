@@ -85,6 +85,24 @@ def test_matches_float64(problem, dtype):
     assert_close(got, expected, 2**-5 if dtype == torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize(
+    ("window", "causal", "biased"), [(None, True, False), (9, True, True), (9, False, True)]
+)
+def test_causal_biased_and_grouped_gradients_match_float64(window, causal, biased, group, dropout):
+    lengths = [300, 0, 17, 1, 64]
+    (q, k, v, *offsets), grad = make(lengths, lengths, 4, 16)
+    arguments = q, k[:, : 4 // group], v[:, : 4 // group], *offsets
+    settings = {"causal": causal, "bias": torch.randn(4, 601) if biased else None}
+    torch.manual_seed(3)
+    got = gradients(lambda *x: ragged_attention(*x, window, dropout, **settings), arguments, grad)
+    torch.manual_seed(3)
+    seed = int(torch.randint(2**62, (1,)))
+    expected = exact(arguments, grad, window, dropout, seed, *settings.values())
+    assert_close(got, expected, 1e-5)
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @settings(deadline=None, max_examples=25)
 @given(problem=problems())
@@ -117,10 +135,12 @@ def test_code_for_every_cpu(variant, problem):
     deltas = (grad.double() * expected[0]).sum(-1).float()
     scratch = torch.full((size,), 255, dtype=torch.uint8)  # NaN
     tensors = (*outs, stats, deltas, grad, *arguments, scratch)
+    *pointers, last = (x.data_ptr() for x in tensors)
     strides = [4 * x.stride(i) for x in arguments[:3] for i in (0, 1)]
-    limits = (heads, FAR if window is None else window, 0, len(lengths_q) * heads)
+    reach = FAR if window is None else window
+    limits = (heads, 1, reach, reach, 0, 0, len(lengths_q) * heads)
     random = (seed, round(dropout * 2**32), 1 / (1 - dropout))
-    kernel(*(x.data_ptr() for x in tensors), *strides, *limits, *random)
+    kernel(*pointers, 0, last, *strides, *limits, *random)
     assert_close(outs, expected[1:], 1e-5)
     assert all(bool(x[[0, -1]].isnan().all()) for x in memory)
 
@@ -144,7 +164,7 @@ def test_error_is_at_most_twice_that_of_torch(lengths_q):
 
 
 def torch_gradients(arguments, grad):
-    return gradients(lambda *x: op._by_row(*x, None, 0.0), arguments, grad)
+    return gradients(lambda *x: op._by_row(*x, None, False, None, 0.0), arguments, grad)
 
 
 def test_what_is_dropped_looks_random():

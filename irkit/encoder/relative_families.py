@@ -1,0 +1,93 @@
+"""The families with learned biases of attention by distance: MPNet, and the encoders of T5 and mT5."""
+
+from __future__ import annotations
+
+from irkit.encoder.bert_families import BERT
+from irkit.encoder.encoder_config import EncoderConfig, LayerConfig, RelativeBias
+from irkit.encoder.family import Family, MaskedLM, Settings, activation, count_layers, masked_lm_names
+
+
+def _mpnet_config(settings: Settings) -> EncoderConfig:
+    bert = BERT.config({**settings, "model_type": "bert", "type_vocab_size": 0})
+    buckets = settings.get("relative_attention_num_buckets", 32)
+    return bert.model_copy(update={"position_offset": 2, "relative": RelativeBias(buckets=buckets)})
+
+
+def _mpnet_masked_lm(settings: Settings) -> MaskedLM:
+    names = masked_lm_names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head")
+    return MaskedLM("MPNetForMaskedLM", names, "gelu", float(settings.get("layer_norm_eps", 1e-12)))
+
+
+def _t5_config(settings: Settings) -> EncoderConfig:
+    how = settings.get("feed_forward_proj", "relu")
+    kind = "gelu_new" if how == "gated-gelu" else how.removeprefix("gated-")
+    dropout = settings.get("dropout_rate", 0.1)
+    layer = LayerConfig(
+        hidden_size=settings["d_model"],
+        num_heads=settings["num_heads"],
+        head_dim=settings["d_kv"],
+        intermediate_size=settings["d_ff"],
+    )
+    return EncoderConfig(
+        vocab_size=settings["vocab_size"],
+        layers=(layer,) * count_layers(settings, "num_layers"),
+        embedding_norm=False,
+        norm="rms",
+        norm_location="pre",
+        norm_eps=settings.get("layer_norm_epsilon", 1e-6),
+        relative=RelativeBias(
+            buckets=settings.get("relative_attention_num_buckets", 32),
+            furthest=settings.get("relative_attention_max_distance", 128),
+        ),
+        attention_scale=1.0,
+        attention_bias=False,
+        mlp_bias=False,
+        activation=activation(settings.get("dense_act_fn", kind)),
+        gated=how.startswith("gated-"),
+        embedding_dropout=dropout,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
+    )
+
+
+def _t5_variant(settings: Settings) -> Family:
+    return _GATED_T5 if str(settings.get("feed_forward_proj", "relu")).startswith("gated-") else _PLAIN_T5
+
+
+MPNET = Family(
+    _mpnet_config,
+    {
+        **BERT.weights,
+        "relative": "encoder.relative_attention_bias",
+        "layers.qkv": tuple(f"encoder.layer.{{}}.attention.attn.{part}" for part in "qkv"),
+        "layers.out": "encoder.layer.{}.attention.attn.o",
+        "layers.attention_norm": "encoder.layer.{}.attention.LayerNorm",
+    },
+    ("mpnet.",),
+    ("pooler.", "lm_head.", "classifier.", "qa_outputs."),
+    _mpnet_masked_lm,
+)
+_BLOCK = "encoder.block.{}.layer"
+_PLAIN_T5 = Family(
+    _t5_config,
+    {
+        "embeddings.word": "shared",
+        "relative": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "final_norm": "encoder.final_layer_norm",
+        "layers.qkv": tuple(f"{_BLOCK}.0.SelfAttention.{part}" for part in "qkv"),
+        "layers.out": f"{_BLOCK}.0.SelfAttention.o",
+        "layers.attention_norm": f"{_BLOCK}.0.layer_norm",
+        "layers.up": f"{_BLOCK}.1.DenseReluDense.wi",
+        "layers.down": f"{_BLOCK}.1.DenseReluDense.wo",
+        "layers.mlp_norm": f"{_BLOCK}.1.layer_norm",
+    },
+    (),
+    ("decoder.", "lm_head.", "encoder.embed_tokens."),
+)
+_GATED_T5 = _PLAIN_T5._replace(
+    weights={
+        **_PLAIN_T5.weights,
+        "layers.up": (f"{_BLOCK}.1.DenseReluDense.wi_0", f"{_BLOCK}.1.DenseReluDense.wi_1"),
+    }
+)
+T5 = _PLAIN_T5._replace(variant=_t5_variant)
