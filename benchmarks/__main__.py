@@ -16,6 +16,7 @@ SUITES = (
     "kernels",
     "memory",
     "multi_vector",
+    "runs",
     "scale",
     "serve",
     "sparse",
@@ -28,7 +29,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--sizes", help="numbers of documents of the suites dense and scale")
+    parser.add_argument("--sizes", help="numbers of documents of the suites dense, runs and scale")
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()

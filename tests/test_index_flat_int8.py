@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from irkit import MultiVector, Ragged, Sparse, score
+from irkit import Dense, MultiVector, Ragged, Sparse, score
 from irkit.errors import BadValueError, ConfigError
 from irkit.index import Store, create_index, index_config, open_index
 
@@ -39,6 +39,22 @@ def test_nearly_all_of_the_best_in_a_quarter_of_the_bytes(tmp_path: Path) -> Non
     error = 0.5 * np.sqrt(24) / 127 * queries.tokens.lengths.numpy()[:, None]
     assert (np.abs(hits.scores - truth.gather(1, torch.tensor(hits.rows)).numpy()) <= error).all()
     assert index.stats()["bytes"] == len(data.tokens.values) * (24 + 4) + len(data) * 8
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_a_large_share_of_dense_vectors_is_found_exactly(tmp_path: Path, dtype: str) -> None:
+    values = torch.randn(1500, 24, generator=torch.Generator().manual_seed(0))
+    values = torch.cat([values[:700], values[:800]])  # ties go to the lower row
+    with Store.build(tmp_path) as store:
+        index = create_index(store, {"kind": "flat", "dtype": dtype})
+        index.add(Dense(values))
+        index.finish()
+        store.publish()
+        exact = score(Dense(values[:3]), index.representations(np.arange(1500))).numpy()
+        hits = index.search(Dense(values[:3]), 400)
+    order = np.argsort(-exact, axis=1, kind="stable")[:, :400]
+    np.testing.assert_allclose(hits.scores, np.take_along_axis(exact, order, 1), rtol=1e-5, atol=1e-5)
+    assert (hits.rows == order).mean() > 0.98  # rounding may swap neighbours
 
 
 def test_other_kinds_are_refused(tmp_path: Path) -> None:

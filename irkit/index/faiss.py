@@ -40,6 +40,7 @@ from irkit.index.topk import Hits, TopK
 faiss: Any = import_faiss()
 
 _FILE = "faiss.index"
+_SPARE = 1.2  # times as many hits as a filter should leave are fetched where they are filtered afterwards
 
 
 class Faiss(StoredRows):
@@ -189,6 +190,8 @@ class Faiss(StoredRows):
         """Return the best of what the structure finds, by exact scores."""
         structure, _ = self.store.derived("structure", self._open)
         width = self._fetched(structure, k)
+        if keep is not None and width > k:  # as many of coarse codes keep a recall of 0.95
+            width *= 2
         width = min(width, self.store.limits.faiss_gpu_hits) if _on_gpu(structure) else width
         values = np.ascontiguousarray(queries.arrays()["values"])
         rows = self._look_up(values, width, keep)
@@ -204,7 +207,7 @@ class Faiss(StoredRows):
         return k + min(max(k, 10) * (self._options.refine - 1), 1000) if coarse else k
 
     def _look_up(self, values: Array, width: int, keep: Array | None) -> Array:
-        """Search the structure for ``values (n_q, dim)``; return rows ``(n_q, width)``, -1 for none."""
+        """Search for ``values (n_q, dim)``; return rows ``(n_q, width)``, or more of them, -1 for none."""
         structure, _ = self.store.derived("structure", self._open)
 
         def search(keep: Array | None) -> Array:
@@ -213,7 +216,10 @@ class Faiss(StoredRows):
 
         try:
             rows = search(keep)
-        except RuntimeError:  # this structure takes no filter: its hits are filtered below
+        except RuntimeError:  # this structure takes no filter: more hits are fetched, and filtered below
+            if keep is not None:
+                share = float(keep[: structure.ntotal].mean())
+                width = min(structure.ntotal, math.ceil(_SPARE * width / share))
             try:
                 rows = search(None)
             except RuntimeError as error:

@@ -24,6 +24,7 @@ from irkit.index.topk import Hits, TopK
 
 _WORK = 1 << 29  # bytes on a GPU of scores, keys and their choice
 _QUERIES = 64  # whose codes are scanned at once
+_CONVERTED = 2  # the share of `Limits.flat_share` where vectors have to be converted before they are scored
 _MOST = 100  # documents scored exactly beyond the hits, which are twice as many up to here
 _MARGIN = 8  # and these: 8 bits of the query confuse neighbours
 
@@ -96,12 +97,17 @@ class Flat(StoredRows):
 
     # ---- searching ----
 
+    @property
+    def _share(self) -> int:
+        """Return how many rows a scan scores in the time in which one is scored that codes have left."""
+        return self.store.limits.flat_share if self.config.dtype == "float32" else _CONVERTED
+
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         on_gpu = self._device_search(queries)
         if on_gpu is None:
             live = len(self) if keep is None else int(np.count_nonzero(keep))
-            least, share = self.store.limits.flat_scan, self.store.limits.flat_share
-            few = live < max(least, k * share, len(self) // share)
+            least, share = self.store.limits.flat_scan, self._share
+            few = live < max(least, k * share, len(self) // self.store.limits.flat_share)
             if few or queries.kind != "dense" or not self._has_codes():
                 return self._scan_all(queries, k, keep)
             return search_in_blocks(
@@ -119,7 +125,7 @@ class Flat(StoredRows):
         )
         hits = Hits(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
         # a product of all rows with many queries takes far less time for each of them than with one
-        share = self.store.limits.flat_share * min(4, len(queries))
+        share = self._share * min(4, len(queries))
         left = []
         for number, rows in enumerate(find_candidates(codes, queries.values, k, keep)):
             if rows is None or len(rows) * share > len(self):

@@ -33,6 +33,7 @@ class Limits:
         flat_scan: Dense vectors that `flat` scores without a look at their codes.
         flat_share: It also does if there are fewer than this for each hit, if fewer than one of so many
             may be a hit, or if codes leave more than one of so many; of four times as many for a batch.
+            Vectors in another dtype than float32 have to be converted, so it is 2 for their hits and codes.
         bm25_drift: Relative change of the mean length of documents after which BM25 weighs all of them anew.
         bm25_uncounted: Share of the rows that statistics of BM25 need not include; opening counts them.
         inverted_unlisted: Rows that are not listed on disk; a search lists them in memory.

@@ -29,6 +29,7 @@ from irkit.index.stored_rows import to_float16
 from irkit.index.topk import Hits, TopK
 
 _NUMBERS = 1 << 23  # numbers of encodings made at once: 32 MB
+_SCAN = 1.5  # documents per candidate up to which all are scored: a scan takes less time for each
 _TRAIN = 4096  # documents that FAISS is trained on, at least
 _TRAIN_NUMBERS = 1 << 27  # or as many as make 512 MB
 
@@ -128,9 +129,16 @@ class Muvera(Faiss):
     def _single(self, k: int) -> None:
         return None
 
+    def _few(self, live: int, k: int) -> bool:
+        return live <= max(self._count("covered") // 20, _SCAN * self._candidates(k))
+
+    def _candidates(self, k: int) -> int:
+        """Return how many documents are ranked by MaxSim for ``k`` hits."""
+        return max(self.config.candidates, 2 * k)
+
     def _found(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         assert isinstance(queries, MultiVector)
-        width = min(max(self.config.candidates, 2 * k), self._count("covered"))
+        width = min(self._candidates(k), self._count("covered"))
         rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), width, keep)
         empty = (queries.tokens.lengths == 0).numpy()
         live = (self.live if keep is None else keep)[: self._count("covered")]

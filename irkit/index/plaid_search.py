@@ -9,8 +9,8 @@ A search narrows the documents down, from cheap scores to exact ones, by a `Sear
    centroid; the best go on (``candidates``).
 3. **Means.** Add what the mean residual of each document adds to its score; the best go on (``refined``).
 4. **Residuals.** Score with the residuals in whole numbers; the best go on (``exact``).
-5. **Exact.** Decode the tokens of these and compute MaxSim in float32. With ``keep_tokens``, the index scores
-   the original tokens instead.
+5. **Exact.** Score these in float32, without decoding their tokens: the query is a sum of bytes there. With
+   ``keep_tokens``, the index scores the original tokens instead.
 
 A mean is common to all tokens of a document, so it adds the same amount for every token of the query that
 finds its best match there: the sum of the query's tokens times the mean.
@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from irkit_kernels import residual_maxsim as kernel
 from irkit_kernels._threads import share
-from irkit_kernels.maxsim import maxsim
 from irkit_kernels.residual_maxsim import Tokens
 from irkit_kernels.residual_maxsim.reference import CEILING, FLOOR
 from torch import Tensor
@@ -38,10 +37,8 @@ from torch import Tensor
 from irkit.core.ragged import Ragged
 from irkit.index.array_files import Array
 from irkit.index.index_settings import PlaidConfig
-from irkit.index.layout import element_positions, row_blocks
 from irkit.index.limits import Limits
 
-_DECODED = 1 << 22  # numbers of tokens decoded at once: so many stay in the cache
 _PER_ROW, _PER_CENTROID = 16, 16  # bytes on a GPU for each query, and for each of its tokens
 _RANKED = 4  # documents of visited lists that are ranked by their centroids, per candidate
 
@@ -157,23 +154,30 @@ class CpuSearch:
         rows = np.full((len(queries), budget.exact), -1)
         scores = np.full(rows.shape, -np.inf, np.float32)
         values, offsets = queries.values.detach().numpy(), queries.offsets.tolist()
+        arrays = self._arrays
 
         def rank(start: int, stop: int) -> None:
             for number in range(start, stop):
                 query = values[offsets[number] : offsets[number + 1]]
-                best, added = self._choose(query, budget, allowed)
+                table = kernel.query_table(query, self._packed)
+                best, added = self._choose(query, table, budget, allowed)
                 rows[number, : len(best)] = best
-                scores[number, : len(best)] = self._exact(query, best) + added
+                # 5. exact
+                documents = arrays.tokens, arrays.offsets, arrays.codebook, best
+                exact = kernel.exact_maxsim(query, table, arrays.centroids, *documents)
+                scores[number, : len(best)] = exact + added
 
         share(rank, len(queries), torch.get_num_threads())
         return scores, rows
 
-    def _choose(self, query: Array, budget: SearchBudget, allowed: Array) -> tuple[Array, Array]:
+    def _choose(
+        self, query: Array, table: kernel.QueryTable, budget: SearchBudget, allowed: Array
+    ) -> tuple[Array, Array]:
         """Return the best rows of one query ``(m, dim)``, and what their means add to the scores.
 
         There are ``budget.exact`` of them, if so many are allowed.
         """
-        arrays, table, rows = self._arrays, kernel.query_table(query, self._packed), np.empty(0, np.int32)
+        arrays, rows = self._arrays, np.empty(0, np.int32)
         if budget.nprobe:  # 1. probe; rows without lists are all ranked
             n, nprobe = arrays.listed, budget.probes(len(query), len(arrays.centroids))
             rows = kernel.probe(table, nprobe, arrays.list_offsets, arrays.lists, allowed[:n], budget.ranked)
@@ -194,21 +198,6 @@ class CpuSearch:
         fine = kernel.residual_maxsim(table, arrays.tokens, arrays.offsets, arrays.codebook, rows)
         best = _best(fine + added, budget.exact)
         return rows[best], added[best]
-
-    def _exact(self, query: Array, rows: Array) -> Array:
-        """Return MaxSim ``(n,)`` of a query ``(m, dim)`` and documents ``rows (n,)``, without their means."""
-        arrays, scores = self._arrays, np.empty(len(rows), np.float32)
-        left = torch.from_numpy(query), torch.from_numpy(np.array([0, len(query)], np.int32))
-        most, all_ends = _DECODED // arrays.centroids.shape[1], arrays.offsets[rows + 1]
-        all_lengths = all_ends - arrays.offsets[rows]
-        for start, stop in row_blocks(np.cumsum(all_lengths), 0, len(rows), most):
-            ends, lengths = all_ends[start:stop], all_lengths[start:stop]
-            tokens = select_tokens(arrays.tokens, element_positions(ends, lengths))
-            values = kernel.decode(tokens, arrays.centroids, arrays.codebook)
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            right = torch.from_numpy(values), torch.from_numpy(offsets)
-            scores[start:stop] = maxsim(*left, *right)[0].numpy()
-        return scores
 
 
 class TensorSearch:

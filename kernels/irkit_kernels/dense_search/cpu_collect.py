@@ -20,12 +20,12 @@ _LOWEST = -(2**31)
 
 
 def write_collect(extra: bool) -> list[Function]:
-    """Write ``push``, ``shrink`` and ``order``.
+    """Write ``push``, ``shrink``, ``trim`` and ``order``.
 
     Args:
         extra: Items have a base and a sum, too.
     """
-    return [_shrink(extra), _push(extra), _order()]
+    return [_shrink(extra), _shrink(extra, ties=True), _push(extra), _order()]
 
 
 def key_of(scores: Value) -> Value:
@@ -77,9 +77,12 @@ def _compressed(x: Function, value: Value, mask: Value) -> Value:
     return x.intrinsic("experimental.vector.compress", value.kind, value, mask, value)
 
 
-def _shrink(extra: bool) -> Function:
-    """Keep the wanted best items, in their order, and raise the threshold to the score of the worst."""
-    x = Function("shrink", f=FRAME)
+def _shrink(extra: bool, ties: bool = False) -> Function:
+    """Keep the wanted best items, in their order, and raise the threshold to the score of the worst.
+
+    With ``ties`` it is ``trim``, which keeps all items that score as the worst of the wanted ones.
+    """
+    x = Function("trim" if ties else "shrink", f=FRAME)
     (f,) = x.parameters
     keys, count, wanted = f.keys, f.count, f.wanted
     low, high, above, exact = (x.local("i64") for _ in range(4))
@@ -119,8 +122,9 @@ def _shrink(extra: bool) -> Function:
         with x.range(0, count, LANES, number=0, ties=wanted - above.value) as loop:
             here = keys.vectors(LANES)[loop.i]
             same = (here == level).cast("u16")
-            over = same.count_ones().to("i64") - loop.ties
-            same = _without_last(x, same, over)
+            if not ties:
+                over = same.count_ones().to("i64") - loop.ties
+                same = _without_last(x, same, over)
             better = (here > level).cast("u16")
             mask = better | same
             lanes = mask.cast(f"<{LANES} x i1>")

@@ -42,10 +42,14 @@ def _search_query(plan: Plan) -> Function:
         if plan.keep == "none":
             x.call("rank_levels", f)
     x.call("rank_rows", f)
+
+    # Sort the hits alone: the time of that grows with the square of their number.
+    k = f.k
+    f.wanted = k
+    x.call("trim", f)
     x.call("order", f)
 
     # Write the results.
-    k = f.k
     rows, scores = f.rows.at(query * k), f.scores.at(query * k)
     found = x.minimum(f.count, k)
     with x.range(0, found) as loop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .._jit import compile_ir, compiled_once, cpu_features
 from .cpu_probe import write_probe
 from .cpu_search import write_interaction, write_maxsim, write_table
-from .cpu_tile import GROUP, LANES, Header, Plan
+from .cpu_tile import FINE, GROUP, LANES, PARTS, Header, Plan
 from .reference import CEILING, FLOOR, quantize_signed
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "QueryTable",
     "addresses",
     "code_type",
+    "exact_maxsim",
+    "exact_table",
     "has_vnni",
     "interaction",
     "pack_centroids",
@@ -126,6 +128,39 @@ def query_table(query: NDArray[np.float32], centroids: PackedCentroids) -> Query
     return table
 
 
+def exact_table(
+    query: NDArray[np.float32], table: QueryTable, centroids: NDArray[np.float32], used: NDArray[np.bool_]
+) -> tuple[QueryTable, NDArray[np.int8], NDArray[np.int32]]:
+    """Return what `exact_maxsim` reads of a query ``(m, d)``.
+
+    Returns:
+        The table with float32 scores of the ``used (K,)`` centroids, and nothing of others; the `PARTS` that
+        rounding took from the query, each in the layout of ``QueryTable.query``, and the biases of sums.
+    """
+    (m, dim), (blocks, rows, lanes) = query.shape, table.scores.shape
+    (q, scale), low = quantize_signed(query), np.zeros((PARTS, blocks * lanes, table.plan.dim), np.int8)
+    rest = query.astype(np.float64) / scale[:, None] - q
+    for part in low:
+        rest *= FINE
+        part[:m, :dim] = np.rint(rest)
+        rest -= part[:m, :dim]
+    numbers, scores = np.flatnonzero(used), np.empty((blocks, rows, lanes), np.float32)
+    exact = np.zeros((len(numbers), blocks * lanes), np.float32)
+    exact[:, :m] = centroids[numbers] @ (query / scale[:, None]).T
+    for block in range(blocks):
+        scores[block, numbers] = exact[:, block * lanes : (block + 1) * lanes]
+    return (
+        replace(table, scores=scores),
+        _interleaved(low.reshape(-1, table.plan.dim), lanes),
+        -128 * low.sum(2, dtype=np.int32),
+    )
+
+
+def _interleaved(values: NDArray[np.int8], lanes: int) -> NDArray[np.int8]:
+    """Return query tokens ``(n * lanes, dim)`` as ``[block][4 dims][token of the block][4]``."""
+    return np.ascontiguousarray(values.reshape(-1, lanes, values.shape[1] // 4, 4).swapaxes(1, 2))
+
+
 def _pack_query(
     query: NDArray[np.float32], plan: Plan, reach: float
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -143,7 +178,7 @@ def _pack_query(
     blocks, (q, scale) = -(-m // lanes), quantize_signed(query)
     padded = np.zeros((blocks * lanes, plan.dim), np.int8)
     padded[:m, :dim] = q
-    packed = np.ascontiguousarray(padded.reshape(blocks, lanes, -1, 4).swapaxes(1, 2))
+    packed = _interleaved(padded, lanes)
     steps = 255 / (CEILING - FLOOR)
     rows = np.zeros((Header.ROWS, blocks * lanes), np.float32)
     rows[Header.BIAS].view(np.int32)[:] = -128 * padded.sum(1, dtype=np.int32)
@@ -198,3 +233,9 @@ def interaction(plan: Plan, code: str) -> Callable[..., None]:
 def residual_maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
     """Compile the code of `op.residual_maxsim`, for ``width`` bytes per token."""
     return _compile(write_maxsim(plan, code, nbits, width), "residual_maxsim", 8, 4)
+
+
+@compiled_once
+def exact_maxsim(plan: Plan, code: str, nbits: int, width: int) -> Callable[..., None]:
+    """Compile the code of `op.exact_maxsim`, for ``width`` bytes per token."""
+    return _compile(write_maxsim(plan, code, nbits, width, fine=True), "exact_maxsim", 10, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "assign",
     "decode",
     "encode",
+    "exact_maxsim",
     "interaction",
     "pack_centroids",
     "probe",
@@ -230,13 +232,63 @@ def residual_maxsim(
     Returns:
         ``(len(documents),)`` float32; minus infinity for documents without tokens.
     """
+    return _maxsim(cpu.residual_maxsim, table, tokens, offsets, codebook, documents)
+
+
+def exact_maxsim(
+    query: NDArray[np.float32],
+    table: QueryTable,
+    centroids: NDArray[np.float32],
+    tokens: Tokens,
+    offsets: NDArray[np.int64],
+    codebook: NDArray[np.int8],
+    documents: NDArray[np.int32],
+) -> NDArray[np.float32]:
+    """Score documents by MaxSim with their compressed tokens, as exactly as float32 can.
+
+    Products with centroids are those of float32. For products with levels, the query is the sum of three
+    parts of 8 bits.
+
+    Args:
+        query: ``(m, d)``, the one that the table is of.
+        table: The table of the query.
+        centroids: ``(K, d)``, the ones that the table is of.
+        tokens: As for `residual_maxsim`, and so are the next ones.
+        offsets: ``(all documents + 1,)``.
+        codebook: The one passed to `encode`.
+        documents: The documents to score.
+
+    Returns:
+        ``(len(documents),)`` float32; minus infinity for documents without tokens.
+    """
+    _vectors("exact_maxsim", width=table.dim, query=query, centroids=centroids)
+    _codes("exact_maxsim", tokens.codes)
+    _documents("exact_maxsim", offsets, documents)
+    codes, used = tokens.codes.view(f"u{tokens.codes.itemsize}"), np.zeros(len(centroids), np.bool_)
+    ranges = zip(offsets[documents].tolist(), offsets[documents + 1].tolist(), strict=True)
+    every = np.concatenate([codes[:0], *(codes[start:stop] for start, stop in ranges)])
+    used[np.minimum(every, len(centroids) - 1)] = True
+    exact, low, bias = cpu.exact_table(query, table, centroids, used)
+    return _maxsim(cpu.exact_maxsim, exact, tokens, offsets, codebook, documents, low, bias)
+
+
+def _maxsim(
+    variant: Callable[..., Callable[..., None]],
+    table: QueryTable,
+    tokens: Tokens,
+    offsets: NDArray[np.int64],
+    codebook: NDArray[np.int8],
+    documents: NDArray[np.int32],
+    *more: NDArray[Any],
+) -> NDArray[np.float32]:
+    """Run compiled code that scores documents."""
     nbits, width = _tokens("residual_maxsim", tokens, table.dim, codebook)
     _documents("residual_maxsim", offsets, documents)
     out = np.empty(len(documents), np.float32)
     maxima = 4 * len(table.query) * table.plan.lanes  # bytes
     scratch = np.empty(TILE * table.plan.stride(nbits, width) + maxima, np.uint8)
-    kernel = cpu.residual_maxsim(table.plan, cpu.code_type(tokens.codes), nbits, width)
-    arrays = (*tokens, offsets, cpu.shifted(codebook), documents, out, scratch)
+    kernel = variant(table.plan, cpu.code_type(tokens.codes), nbits, width)
+    arrays = (*tokens, offsets, cpu.shifted(codebook), documents, out, scratch, *more)
     table.call(kernel, arrays, len(documents), table.count - 1)
     return out
 

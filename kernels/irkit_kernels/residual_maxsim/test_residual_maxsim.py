@@ -19,6 +19,7 @@ from irkit_kernels.residual_maxsim import (
     cpu_kernel,
     decode,
     encode,
+    exact_maxsim,
     interaction,
     pack_centroids,
     probe,
@@ -179,6 +180,7 @@ def test_scores_are_those_of_the_decoded_tokens(x):
     rows = np.arange(len(x.offsets) - 1, dtype=np.int32)
     decoded = decode(x.tokens, x.centroids, x.codebook).astype(np.float64)
     scores = residual_maxsim(table, x.tokens, x.offsets, x.codebook, rows)
+    fine = exact_maxsim(x.query, table, x.centroids, x.tokens, x.offsets, x.codebook, rows)
     # half a step of the query's rounding for each number of both parts, half a step of the centroid's
     a, b, levels = sizes(x)
     q, c = np.abs(x.query.astype(np.float64)), np.abs(x.centroids.astype(np.float64))[x.tokens.codes]
@@ -192,6 +194,10 @@ def test_scores_are_those_of_the_decoded_tokens(x):
         if part.start < part.stop:
             exact = (decoded[part] @ x.query.astype(np.float64).T).max(0).sum()
             assert abs(scores[row] - exact) <= error[part].max(0).sum() * (1 + 1e-3) + 1e-5 * abs(exact)
+            size = (a[:, None] * (c @ q.T) + b[:, None] * (levels @ q.T))[part].max(0).sum()
+            assert abs(fine[row] - exact) <= 2e-6 * size
+        else:
+            assert fine[row] == -np.inf
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -203,6 +209,9 @@ def test_codes_of_a_damaged_file_are_the_last_centroid(wide):
     damaged, whole = (
         (
             residual_maxsim(table, x.tokens._replace(codes=c), x.offsets, x.codebook, rows),
+            exact_maxsim(
+                x.query, table, x.centroids, x.tokens._replace(codes=c), x.offsets, x.codebook, rows
+            ),
             interaction(table, c, x.offsets, rows),
         )
         for c in (codes, mended)
