@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from irkit import Model, Retriever
-from irkit.errors import BadTypeError, ConfigError, StorageError
+from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
 from irkit.training.model_recipe import make_model
 from irkit.training.result_files import write_results
 from irkit.training.train_recipe import TrainRecipe
@@ -292,6 +292,48 @@ def test_sampled_evaluation_keeps_judged_documents(collection: Path) -> None:
     assert {"d3", "d4"} <= set(chosen)
     (again,) = open_collections(configs[1:])
     assert [document.id for document in again.documents()] == chosen
+
+
+def test_evaluation_of_a_run_scores_its_documents_alone(
+    collection: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """A run that has all documents gives the result of a search; another one ranks only what it has."""
+    model = Model.sparse(tiny_bert)
+    whole = EvaluationConfig(source=str(collection), split="test", measures="nDCG@10 NumRet", k=100)
+    (judged,) = open_collections([whole])
+    names = [document.id for document in judged.documents()]
+    lines = {"all": [(q, d) for q in ("q3", "q4") for d in names], "few": [("q3", "d3"), ("q3", "d4")]}
+    results = {}
+    for name, pairs in lines.items():
+        path = tmp_path / f"{name}.trec"
+        path.write_text(
+            "".join(f"{query} Q0 {doc} 1 {-number} x\n" for number, (query, doc) in enumerate(pairs))
+        )
+        (reranked,) = open_collections([whole.model_copy(update={"run": str(path)})])
+        results[name] = evaluate_model(model, reranked)
+        assert reranked.total == len({doc for _, doc in pairs})
+    assert results["all"].per_query == evaluate_model(model, judged).per_query
+    assert results["few"].per_query["NumRet"] == {"q3": 2, "q4": 0}
+    assert results["few"].per_query["nDCG@10"]["q4"] == 0
+    # a run of something else
+    for text, error in [
+        ("q3 Q0 none 1 1 x\n", "1 of the 1 documents"),
+        ("x Q0 d3 1 1 x\n", "no document for any"),
+    ]:
+        (tmp_path / "wrong.trec").write_text(text)
+        with pytest.raises(BadValueError, match=error):
+            open_collections([whole.model_copy(update={"run": str(tmp_path / "wrong.trec")})])
+    with pytest.raises(ConfigError, match="leave out 'documents'"):
+        EvaluationConfig.parse({"source": "x", "run": "y", "documents": 5})
+
+
+def test_evaluation_has_a_length_of_its_own(collection: Path, tiny_bert: Path) -> None:
+    model, short = Model.sparse(tiny_bert), Model.sparse(tiny_bert)
+    short.set_length("document", 3)
+    config = EvaluationConfig(source=str(collection), split="test")
+    plain, cut = open_collections([config, config.model_copy(update={"name": "cut", "document_length": 3})])
+    assert evaluate_model(model, cut).per_query == evaluate_model(short, plain).per_query
+    assert model.max_length("document") == 64
 
 
 def test_evaluation_says_what_is_wrong(collection: Path) -> None:

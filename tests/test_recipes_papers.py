@@ -203,8 +203,10 @@ RECIPES: dict[str, Numbers] = {
         "train.weight_decay": (0.0, "MVA 3: Adam"),
         "train.bf16": (True, MEMORY),
         "train.save_steps": (5000, MEMORY),
-        "evaluation.0.source": ("ir_datasets:msmarco-passage/trec-dl-2019/judged", "not the paper's: dev"),
-        "evaluation.0.documents": (50_000, "not the paper's: 1,000 of BM25"),
+        "evaluation.0.source": ("ir_datasets:msmarco-passage/dev/small", "MVA 3: MS MARCO dev"),
+        "evaluation.0.name": ("MS MARCO dev", "its name in the tables"),
+        "evaluation.0.measures": ("RR@10", "MVA 3: MRR@10"),
+        "evaluation.0.run": ("bm25.trec", "MVA 5: the top 1,000 of BM25"),
         "evaluation.0.at_end": (True, "no model is chosen on it"),
     },
     "splade_ensemble_distil": SPLADE

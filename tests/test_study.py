@@ -274,6 +274,17 @@ def test_what_a_training_looks_at_does_not_count(tmp_path):
     assert {cell.dataset for cell in write_report(tmp_path)} == {"d1"}
 
 
+def test_a_report_against_another_baseline(tmp_path):
+    write_runs(tmp_path, three_variants(), runs_of(3, 2))
+    first = {cell.variant: cell for cell in write_report(tmp_path) if cell.dataset == "d0"}
+    again = {cell.variant: cell for cell in write_report(tmp_path, "v1") if cell.dataset == "d0"}
+    assert "| v1 (baseline) |" in (tmp_path / "report.md").read_text()
+    assert again["v0"].p == pytest.approx(first["v1"].p)
+    assert again["v0"].difference == pytest.approx(-first["v1"].difference)
+    with pytest.raises(ConfigError, match="no variant 'v9'"):
+        write_report(tmp_path, "v9")
+
+
 def test_a_report_of_nothing_yet(tmp_path):
     with pytest.raises(StorageError, match=r"study\.yaml"):
         write_report(tmp_path)

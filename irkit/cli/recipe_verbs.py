@@ -114,6 +114,7 @@ def study(
     override: Settings = None,
     dry_run: bool = False,
     report: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="VARIANT")] = None,
 ) -> None:
     """Train and compare variants of a recipe.
 
@@ -127,6 +128,7 @@ def study(
         override: Set a key of the recipe, for all variants. May be repeated.
         dry_run: Check the recipes and list the runs.
         report: Write the report of this directory anew, and stop.
+        baseline: With --report, test all variants against this one.
 
     Examples:
         irkit study examples/studies/projections_local.yaml --out projections --jobs 2
@@ -137,8 +139,10 @@ def study(
     if report is not None:
         if file is not None or out is not None:
             raise BadValueError("irkit study: --report DIR goes alone, without a study and --out")
-        _show_cells(write_report(report), report)
+        _show_cells(write_report(report, baseline), report)
         return
+    if baseline is not None:
+        raise BadValueError("irkit study: --baseline goes with --report DIR; a study names its own baseline")
     if file is None or out is None:
         raise BadValueError("irkit study: expected STUDY.yaml --out DIR, or --report DIR")
     # check the study before the first training

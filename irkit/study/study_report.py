@@ -27,21 +27,25 @@ changes."""
 _OF_AVERAGE = " (for the average, of the mean over datasets of the mean difference)"
 
 
-def write_report(out: str | Path) -> list[Cell]:
+def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
     """Write ``report.md``, its plots and ``results.jsonl`` from the finished runs.
 
     Args:
         out: Directory of a study.
+        baseline: Name of the variant that the others are tested against; None is that of the study.
 
     Returns:
         The cells of the tables, as `tabulate` returns them.
 
     Raises:
         StorageError: The directory holds no study.
+        ConfigError: The study has no variant ``baseline``.
         MissingDependencyError: matplotlib is not installed.
     """
     out = Path(out)
     study = StudyConfig.read(out / "study.yaml")
+    if baseline is not None:
+        study = StudyConfig.parse(study.model_dump() | {"baseline": baseline}, str(out))
     runs = trials(study, out)
     scores: dict[str, dict[int, Results]] = {name: {} for name in study.changes()}
     for trial in runs:

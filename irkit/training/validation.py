@@ -7,12 +7,14 @@ import hashlib
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from pydantic import PositiveInt, StringConstraints
+from pydantic import PositiveInt, StringConstraints, model_validator
 from torch import Tensor
 
 from irkit.config import Config
@@ -48,6 +50,9 @@ class EvaluationConfig(Config):
         dtype: Precision of the encoder, see `Model.from_pretrained`.
         documents: Search only this many documents: the judged ones, and others drawn at random. The values
             are then higher than on all documents, and comparable only with each other.
+        run: Rerank this run, in a file of TREC or of JSON lines: each query scores only the documents that
+            the run has for it.
+        document_length: Number of tokens at which documents are cut; None cuts them as in training.
         at_end: Measure only the final model; the collection must not choose it.
     """
 
@@ -58,7 +63,15 @@ class EvaluationConfig(Config):
     k: PositiveInt = 100
     dtype: Literal["float32", "bfloat16", "int8", "auto"] = "float32"
     documents: PositiveInt | None = None
+    run: str | None = None
+    document_length: PositiveInt | None = None
     at_end: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.run and self.documents:
+            raise ValueError("'run' has its own documents; leave out 'documents'")
+        return self
 
     @property
     def title(self) -> str:
@@ -82,6 +95,7 @@ class JudgedCollection:
         source: All documents.
         chosen: Ids of the documents that are searched; None for all.
         total: Number of documents that are searched.
+        candidates: Numbers of the queries that may find each document, by id; None if all queries may.
     """
 
     config: EvaluationConfig
@@ -90,6 +104,7 @@ class JudgedCollection:
     source: Source[Document]
     chosen: frozenset[str] | None
     total: int
+    candidates: Mapping[str, list[int]] | None = None
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that are searched."""
@@ -101,7 +116,8 @@ def open_collections(configs: Sequence[EvaluationConfig]) -> list[JudgedCollecti
 
     Raises:
         StorageError: A file cannot be read.
-        BadValueError: A measure is unknown, or no query or no judged document is in the collection.
+        BadValueError: A measure is unknown, no query or no judged document is in the collection, or a run
+            has none of the queries or documents that the collection lacks.
         ConfigError: Two collections have the same name.
     """
     titles = [config.title for config in configs]
@@ -122,17 +138,47 @@ def _open(config: EvaluationConfig) -> JudgedCollection:
     if not queries:
         raise BadValueError(f"evaluation: none of the queries of {config.source} is judged; check split")
     judged = {identifier for query in queries for identifier in qrels[query.id]}
-    total = n_judged = 0
+    candidates = None if config.run is None else _read_candidates(config.run, queries)
+    total = n_judged = n_candidates = 0
     for document in source:
         total, n_judged = total + 1, n_judged + (document.id in judged)
+        n_candidates += candidates is not None and document.id in candidates
     if not n_judged:
         raise BadValueError(f"evaluation: no judged document is among the {total:,} of {config.source}")
+    if candidates is not None:
+        if missing := len(candidates) - n_candidates:
+            raise BadValueError(
+                f"evaluation: {missing:,} of the {len(candidates):,} documents of {config.run} are not in "
+                f"{config.source}; expected a run over this collection"
+            )
+        return JudgedCollection(
+            config, queries, qrels, source, frozenset(candidates), n_candidates, candidates
+        )
     chosen = None
     if config.documents is not None and config.documents < total:
         others = (document.id for document in source if document.id not in judged)
         chosen = frozenset(judged) | set(heapq.nsmallest(config.documents - n_judged, others, _random_order))
         total = max(config.documents, n_judged)
     return JudgedCollection(config, queries, qrels, source, chosen, total)
+
+
+def _read_candidates(path: str, queries: Sequence[Query]) -> dict[str, list[int]]:
+    """Read which queries, by number, a run has each document for.
+
+    Raises:
+        StorageError: The run cannot be read.
+        BadValueError: The run is malformed or has no document for any of the queries.
+    """
+    run = Run.read(path)
+    candidates: dict[str, list[int]] = {}
+    for number, query in enumerate(queries):
+        for document in run.columns(query.id)[0] if query.id in run else ():
+            candidates.setdefault(document, []).append(number)
+    if not candidates:
+        raise BadValueError(
+            f"evaluation: {path} has no document for any of the {len(queries):,} judged queries"
+        )
+    return candidates
 
 
 def _random_order(identifier: str) -> bytes:
@@ -143,7 +189,7 @@ def _random_order(identifier: str) -> bytes:
 def evaluate_model(
     model: Model, collection: JudgedCollection, score: Score = score, progress: Progress | None = None
 ) -> Evaluation:
-    """Search a collection exactly and evaluate the result.
+    """Search a collection exactly, or rerank its run, and evaluate the result.
 
     Args:
         model: Model of any kind. The call leaves its mode, training or evaluation, as before.
@@ -155,14 +201,18 @@ def evaluate_model(
         BadValueError: The similarity of the model is not an inner product.
     """
     training = model.training
-    model = _in_precision(model, collection.config.dtype)
+    model = _adjusted(model, collection.config)
     try:
         queries = concat(model.stream_representations((query.text for query in collection.queries), "query"))
         texts = (document.full_text for document in collection.documents())
+        ids = collection.documents()  # a second time, in step with the chunks
         best, first = TopK(len(queries), collection.config.k), 0
         for chunk in model.stream_representations(texts, "document", chunk_size=_CHUNK, progress=progress):
             with torch.no_grad():
                 scores = score(queries, chunk).numpy()
+            if collection.candidates is not None:
+                chunk_ids = [document.id for document in islice(ids, len(chunk))]
+                scores = _only_candidates(scores, [collection.candidates[name] for name in chunk_ids])
             best.push(scores, np.arange(first, first + len(chunk)))
             first += len(chunk)
     finally:
@@ -171,14 +221,29 @@ def evaluate_model(
     return evaluate(run, collection.qrels, collection.config.measures)
 
 
-def _in_precision(model: Model, dtype: str) -> Model:
-    """Return the model, or a copy of it in another precision."""
-    if dtype == "float32":
+def _only_candidates(
+    scores: npt.NDArray[np.float32], allowed: Sequence[list[int]]
+) -> npt.NDArray[np.float32]:
+    """Return scores ``(n_q, n_d)`` with -inf, which is no hit, where a query may not find a document."""
+    rows = np.concatenate([np.asarray(numbers, np.int64) for numbers in allowed])
+    columns = np.repeat(np.arange(len(allowed)), [len(numbers) for numbers in allowed])
+    kept = np.full_like(scores, -np.inf)
+    kept[rows, columns] = scores[rows, columns]
+    return kept
+
+
+def _adjusted(model: Model, config: EvaluationConfig) -> Model:
+    """Return the model, or a copy of it with the precision and the length of documents of ``config``."""
+    if config.dtype == "float32" and config.document_length is None:
         return model
     model = copy.deepcopy(model)
+    if config.document_length is not None:
+        model.set_length("document", config.document_length)
+    if config.dtype == "float32":
+        return model
     for side in (model, model.query_model):
         if side is not None and not isinstance(side.encoder, InferenceFreeEncoder):
-            side.encoder = with_dtype(side.encoder, side.head, side.tokenizer, dtype)
+            side.encoder = with_dtype(side.encoder, side.head, side.tokenizer, config.dtype)
     return model
 
 
