@@ -323,7 +323,15 @@ def test_sigkill_during_adds_loses_nothing_that_was_acknowledged(tmp_path: Path)
 def test_schemathesis_finds_no_failure(served: Any) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="needs: pip install schemathesis")
     import hypothesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
 
+    chosen = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     kept = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much]
     bad: list[str] = []
@@ -334,8 +342,38 @@ def test_schemathesis_finds_no_failure(served: Any) -> None:
         @hypothesis.given(case=operation.as_strategy())
         def check(case: Any) -> None:
             response = case.call(headers=KEY)
-            if response.status_code >= 500:
-                bad.append(f"{case.method} {case.path} {case.body!r}: {response.text}"[:500])
+            try:
+                case.validate_response(response, checks=chosen)
+            except BaseExceptionGroup as failures:
+                bad.append(f"{case.method} {case.path} {case.body!r}: {failures.exceptions}"[:700])
 
         check()
     assert bad == []
+
+
+def test_answers_are_those_of_the_schema(served: Any) -> None:
+    """Compare answers that fuzzing seldom gets with the models of the schema."""
+    from irkit.serve import answers
+
+    body = {"queries": "search", "highlights": True, "snippet": True, "explain": True, "facets": ["year"]}
+    document = {"documents": [{"id": "n", "text": "x"}]}
+    for path, content, method, model in [
+        (SEARCH, body, "POST", answers.Found),
+        (SEARCH, {"queries": "search", "fuse": {"indexes": ["notes"]}}, "POST", answers.Found),
+        ("/indexes/words/explain", {"query": "search", "id": "d1"}, "POST", answers.Explained),
+        ("/indexes/words/facets", {"keys": ["year"]}, "POST", answers.Counts),
+        ("/indexes/words/rerank", {"queries": ["search"], "ids": [["d1"]]}, "POST", answers.Ranked),
+        ("/indexes", None, "GET", answers.Indexes),
+        ("/models", None, "GET", answers.Models),
+        (f"{DOCUMENTS}?id=d1", None, "GET", answers.StoredDocuments),
+        (DOCUMENTS, document, "POST", answers.Change),
+        (DOCUMENTS, {"ids": ["n"]}, "DELETE", answers.Change),
+        ("/v1/embeddings", {"input": "x"}, "POST", answers.Embeddings),
+        ("/v1/models", None, "GET", answers.ModelList),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "POST", answers.CohereRanking),
+        ("/v1/rerank", {"query": 1}, "POST", answers.Error),
+        ("/nowhere", None, "GET", answers.Error),
+    ]:
+        _, answer = ask(served.url, path, content, method, KEY)
+        made = model.model_validate(answer, extra="forbid").model_dump(mode="json", exclude_unset=True)
+        assert made == answer

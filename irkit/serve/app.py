@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from irkit.errors import IrkitError
 from irkit.serve import document_routes, openai_routes, search_routes, tei_routes
+from irkit.serve.answers import Error, Readiness, Status
 from irkit.serve.catalogue import Catalogue
 from irkit.serve.guard import LOG, Guard
 from irkit.serve.meters import exposition
@@ -25,6 +28,8 @@ from irkit.serve.tei_routes import INTERFACE
 
 PAGE = Path(__file__).parent / "page"
 """Files of the page: index.html, and those that are served below ``/static/``."""
+_REFUSED: dict[str, Any] = {"model": Error, "description": "The request is refused; `error` says why."}
+_FAILED: dict[str, Any] = {"model": Error, "description": "The server cannot do it now."}
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -53,9 +58,12 @@ def create_app(catalogue: Catalogue) -> FastAPI:
         await asyncio.to_thread(catalogue.warm)
         url = f"http://{catalogue.config.host}:{catalogue.config.port}/"
         LOG.info(json.dumps({"event": "ready", "url": url, "indexes": [*catalogue.indexes]}))
-        if threading.current_thread() is threading.main_thread():  # where signals arrive
+        if threading.current_thread() is threading.main_thread():  # of a process that only serves
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(_reload(catalogue)))
+            # what is loaded stays; without it collections take little time, and release old files soon
+            gc.collect()
+            gc.freeze()
         yield
         await catalogue.close()
 
@@ -66,6 +74,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its scripts would come from another server
         redoc_url=None,
+        responses={"4XX": _REFUSED, "5XX": _FAILED},
         exception_handlers=dict.fromkeys((IrkitError, RequestValidationError, HTTPException), handle),
     )
     app.state.catalogue = catalogue
@@ -73,18 +82,18 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     for module in (tei_routes, openai_routes, search_routes, document_routes):
         app.include_router(module.router)
 
-    @app.get("/health", tags=["operations"])
+    @app.get("/health", response_model=Status, tags=["operations"])
     @app.get("/ping", include_in_schema=False)
     async def health() -> Response:
         """Say that the process is alive."""
         return respond({"status": "ok"})
 
-    @app.get("/ready", tags=["operations"])
+    @app.get("/ready", response_model=Readiness, responses={503: {"model": Readiness}}, tags=["operations"])
     async def ready() -> Response:
         """Say whether requests are taken."""
         return respond({"ready": catalogue.ready}, 200 if catalogue.ready else 503)
 
-    @app.get("/metrics", tags=["operations"])
+    @app.get("/metrics", response_class=PlainTextResponse, tags=["operations"])
     async def metrics() -> Response:
         """Return metrics in the format of Prometheus."""
         content, kind = exposition()

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from irkit.data import Document
 from irkit.retrieval.retriever import Retriever
+from irkit.serve.answers import Change, StoredDocuments
 from irkit.serve.messages import DocumentsRequest, RemoveRequest
 from irkit.serve.problems import Problem, respond
 from irkit.serve.search_routes import find_index, make_document
@@ -20,7 +21,7 @@ from irkit.serve.search_routes import find_index, make_document
 router = APIRouter(prefix="/indexes/{name}/documents", tags=["documents"])
 
 
-@router.get("")
+@router.get("", response_model=StoredDocuments)
 async def get_documents(
     request: Request, name: str, id: Annotated[list[str], Query(min_length=1, max_length=1000)]
 ) -> Response:
@@ -41,7 +42,7 @@ async def get_documents(
     )
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, response_model=Change)
 async def add_documents(request: Request, name: str, body: DocumentsRequest) -> Response:
     """Add documents: all of them, or none if an id is there already."""
     items = _documents(request, body)
@@ -54,7 +55,7 @@ async def add_documents(request: Request, name: str, body: DocumentsRequest) -> 
     return await _change(request, name, add, {"added": len(items)}, 201)
 
 
-@router.put("")
+@router.put("", response_model=Change)
 async def update_documents(request: Request, name: str, body: DocumentsRequest) -> Response:
     """Replace documents by others of the same ids, all in one step."""
     items = _documents(request, body)
@@ -67,7 +68,7 @@ async def update_documents(request: Request, name: str, body: DocumentsRequest) 
     return await _change(request, name, update, {"updated": len(items)})
 
 
-@router.delete("")
+@router.delete("", response_model=Change)
 async def remove_documents(request: Request, name: str, body: RemoveRequest) -> Response:
     """Remove documents: all of them, or none if an id is unknown."""
     ids = list(dict.fromkeys(body.ids))

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from irkit.core.representation import Dense
 from irkit.model.embeddings import postprocess
+from irkit.serve.answers import CohereRanking, Embeddings, ModelList
 from irkit.serve.catalogue import Catalogue
 from irkit.serve.problems import Problem, respond
 from irkit.serve.tei_routes import check_texts, find_model, score_texts
@@ -58,7 +59,7 @@ class CohereRerankRequest(BaseModel):
     return_documents: bool = False
 
 
-@router.post("/embeddings")
+@router.post("/embeddings", response_model=Embeddings)
 async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """Encode texts to one vector each, of length 1, as OpenAI does."""
     texts = check_texts(request, body.input, "input")
@@ -81,7 +82,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     return respond({"object": "list", "data": data, "model": served.name, "usage": usage})
 
 
-@router.get("/models")
+@router.get("/models", response_model=ModelList)
 async def models(request: Request) -> Response:
     """List the models, as OpenAI does."""
     catalogue: Catalogue = request.app.state.catalogue
@@ -89,7 +90,7 @@ async def models(request: Request) -> Response:
     return respond({"object": "list", "data": items})
 
 
-@router.post("/rerank")
+@router.post("/rerank", response_model=CohereRanking)
 async def rerank_documents(request: Request, body: CohereRerankRequest) -> Response:
     """Rank documents for a query, best first."""
     texts = [_text(document) for document in body.documents]

@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from irkit.data import Document
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.searching import parse_filter
+from irkit.serve.answers import Counts, Explained, Found, Indexes, IndexFacts, Models, Ranked
 from irkit.serve.catalogue import Catalogue
 from irkit.serve.messages import (
     DocumentMessage,
@@ -37,14 +38,14 @@ def find_index(request: Request, name: str) -> ServedIndex:
     return catalogue.index(name)
 
 
-@router.get("/indexes")
+@router.get("/indexes", response_model=Indexes)
 async def list_indexes(request: Request) -> Response:
     """Describe all indexes."""
     catalogue: Catalogue = request.app.state.catalogue
     return respond({"indexes": [_facts(request, index) for index in catalogue.indexes.values()]})
 
 
-@router.get("/indexes/{name}")
+@router.get("/indexes/{name}", response_model=IndexFacts)
 async def describe_index(request: Request, name: str) -> Response:
     """Describe an index."""
     return respond(_facts(request, find_index(request, name)))
@@ -55,7 +56,7 @@ def _facts(request: Request, index: ServedIndex) -> dict[str, Any]:
     return index.facts() | {"writable": any(scope == "write" for scope, _ in keys)}
 
 
-@router.get("/models")
+@router.get("/models", response_model=Models)
 async def list_models(request: Request) -> Response:
     """Describe all models."""
     catalogue: Catalogue = request.app.state.catalogue
@@ -69,7 +70,11 @@ async def list_models(request: Request) -> Response:
     return respond({"models": models})
 
 
-@router.post("/indexes/{name}/search")
+@router.post(
+    "/indexes/{name}/search",
+    response_model=Found,
+    responses={200: {"content": {"application/x-ndjson": {}}}},
+)
 async def search(request: Request, name: str, body: SearchRequest) -> Response:
     """Search for one query or several; the answer has a result for each, in order."""
     start = time.perf_counter()
@@ -116,7 +121,7 @@ async def _stream(
         yield json.dumps(describe(problem_of(error), request_id)).encode() + b"\n"
 
 
-@router.post("/indexes/{name}/rerank")
+@router.post("/indexes/{name}/rerank", response_model=Ranked)
 async def rerank_hits(request: Request, name: str, body: RerankRequest) -> Response:
     """Rank documents of an index by the exact scores of its model."""
     index, limits = find_index(request, name), request.app.state.catalogue.config.limits
@@ -130,7 +135,7 @@ async def rerank_hits(request: Request, name: str, body: RerankRequest) -> Respo
     return respond({"results": await index.read(partial(rerank_ids, body.queries, body.ids, body.k))})
 
 
-@router.post("/indexes/{name}/explain")
+@router.post("/indexes/{name}/explain", response_model=Explained)
 async def explain_hit(request: Request, name: str, body: ExplainRequest) -> Response:
     """Explain why a document answers a query: tokens, terms or passages that match."""
     if (body.id is None) == (body.document is None):
@@ -140,7 +145,7 @@ async def explain_hit(request: Request, name: str, body: ExplainRequest) -> Resp
     return respond(await index.read(lambda retriever: explain(name, retriever, body.query, document)))
 
 
-@router.post("/indexes/{name}/facets")
+@router.post("/indexes/{name}/facets", response_model=Counts)
 async def facets(request: Request, name: str, body: FacetsRequest) -> Response:
     """Count the values of keys of metadata, over the documents that meet a filter."""
     return respond(await _count(find_index(request, name), body.keys, body.filter, body.k))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -157,13 +158,18 @@ class ServedIndex:
     async def _tidy(self) -> None:
         """Compact the index, after the changes that wait; searches go on."""
         try:
-            await self.writes.submit("change", [(lambda _: compact(self.path), 1)])
+            await self.writes.submit("change", [(self._compact, 1)])
         except IrkitError as error:  # another process writes, or the disk is full: a later change tries again
             logging.getLogger("irkit.serve").warning(
                 json.dumps({"event": "no compaction", "name": self.name, "error": str(error)})
             )
         finally:
             self._tidying = None
+
+    def _compact(self, retriever: Retriever) -> None:
+        compact(self.path)
+        retriever.refresh()
+        gc.collect()  # old states refer to themselves, and keep files in memory that are removed
 
     def _change(self, key: Hashable, functions: list[Callable[[Retriever], Any]]) -> list[Any]:
         """Change the index; wait while another process does."""
