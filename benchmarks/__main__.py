@@ -10,6 +10,7 @@ from typing import Any
 SUITES = (
     "dense",
     "encode",
+    "families",
     "filters",
     "gpu",
     "index",

@@ -69,6 +69,53 @@ def test_every_pooling_both_ways(both_ways, peer, tiny_bert, tmp_path, name):
     both_ways(theirs, tmp_path, agree)
 
 
+DECODERS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {  # in the form of published models
+    "Qwen3-Embedding": (
+        "Qwen3Config",
+        {"num_key_value_heads": 2, "head_dim": 8},
+        {"query": "Instruct: search the index\nQuery:", "document": ""},
+    ),
+    "EmbeddingGemma": (
+        "Gemma3TextConfig",
+        {
+            **{"num_key_value_heads": 1, "head_dim": 8, "sliding_window": 8, "sliding_window_pattern": 2},
+            "use_bidirectional_attention": True,
+        },
+        {"query": "task: search | query: ", "document": "title: none | text: ", "Clustering": "task: on | "},
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_with_their_pooling_and_prompts_both_ways(both_ways, peer, tiny_bert, tmp_path, name, side):
+    import transformers
+    from sentence_transformers.base.modules import Dense
+    from sentence_transformers.base.modules import Normalize as TheirNormalize
+
+    kind, keys, prompts = DECODERS[name]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_bert)
+    tokenizer.padding_side = tokenizer.truncation_side = side
+    tokenizer.save_pretrained(str(tmp_path / "plain"))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = getattr(transformers, kind)(vocab_size=len(tokenizer), pad_token_id=0, **sizes, **keys)
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "plain")
+    modules = peer.sentence_transformer.modules
+    parts = [modules.Transformer(str(tmp_path / "plain"), max_seq_length=24)]
+    if name == "EmbeddingGemma":
+        layers = [
+            Dense(32, 64, bias=False, activation_function=None),
+            Dense(64, 32, activation_function=None),
+        ]
+        parts += [modules.Pooling(32, "mean"), *layers]
+    else:
+        parts += [modules.Pooling(32, "lasttoken")]
+    theirs = peer.SentenceTransformer(modules=[*parts, TheirNormalize()], prompts=prompts, device="cpu")
+    model = both_ways(theirs, tmp_path, agree)
+    assert type(model.encoder).__name__ == "Encoder"
+
+
 @pytest.mark.parametrize("lengths", [{"query_length": 5, "document_length": 9}, {"query_length": 60}])
 def test_lengths_of_either_side_both_ways(both_ways, peer, tiny_bert, tmp_path, lengths):
     modules = peer.sentence_transformer.modules

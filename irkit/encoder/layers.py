@@ -334,10 +334,21 @@ class Layer(nn.Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         if not self.config.gated:
             return apply_linear(self.down, apply_linear(self.up, x, self.activation))
+        return apply_linear(self.down, self._gated(x))
+
+    def _gated(self, x: Tensor) -> Tensor:
+        """Return the activated half of the first product times the other half."""
+        act, last = self.config.activation, self.config.gate_last
+        if x.is_cpu and not torch.is_grad_enabled() and is_plain(self.up):  # two products: one activates
+            weights = self.up.weight.chunk(2)
+            biases = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
+            active, gate = (
+                linear(x, weight, bias, act if (i == 1) is last else None)
+                for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))
+            )
+            return active.mul_(gate)
         x, gate = apply_linear(self.up, x).chunk(2, dim=-1)
-        if self.config.gate_last:
-            x, gate = gate, x
-        return apply_linear(self.down, ACTIVATIONS[self.config.activation](x) * gate)
+        return ACTIVATIONS[act](gate) * x if last else ACTIVATIONS[act](x) * gate
 
 
 def _plus(x: Tensor, fresh: Tensor) -> Tensor:

@@ -100,13 +100,14 @@ def rotary_table(
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
     """Rotate pairs of ``x (total, heads, head_dim)`` by the angles of `rotary_table`.
 
-    In inference on a CPU neighbouring pairs (``interleaved``) are rotated in ``x`` itself, because allocating
-    memory would cost as much as the rotation.
+    In inference on a CPU neighbouring pairs (``interleaved``) are rotated in ``x`` itself, halves of heads
+    with half the temporary tensors, because allocating memory would cost as much as the rotation.
     """
     cos, sin = table
+    in_place = x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if interleaved:  # a pair is a complex number; their product is one pass, in float32 whatever the dtype
         kind, turn = torch.promote_types(x.dtype, cos.dtype), torch.complex(cos, sin)
-        if not x.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not in_place:
             turned = torch.view_as_complex(torch.unflatten(x.to(kind), -1, (-1, 2))) * turn
             return torch.view_as_real(turned).flatten(-2).to(x.dtype)
         for part, by in zip(torch.split(x, _ROWS), torch.split(turn, _ROWS), strict=True):
@@ -116,4 +117,10 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], interleaved: bool) -> Tensor
         return x
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
+    if in_place:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        first, second = out.chunk(2, dim=-1)
+        torch.mul(a, cos, out=first).sub_(b * sin)
+        torch.mul(b, cos, out=second).add_(a * sin)
+        return out
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
