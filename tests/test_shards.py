@@ -104,11 +104,11 @@ def check_hits(ours: list[list[Hit]], theirs: list[list[Hit]], kind: str) -> Non
     for first, second in zip(ours, theirs, strict=True):
         scores, wanted = (np.array([hit.score for hit in line]) for line in (first, second))
         assert len(scores) == len(wanted)
-        assert (scores >= wanted - 1e-5 * np.abs(wanted)).all()
+        assert (scores >= wanted - 1e-4).all()
         if kind in ROUNDED:
-            assert scores == pytest.approx(wanted, rel=1e-5)
+            assert scores == pytest.approx(wanted, rel=1e-5, abs=1e-4)
         both = {hit.id: hit.score for hit in second}
-        assert all(hit.score == pytest.approx(both.get(hit.id, hit.score), rel=1e-5) for hit in first)
+        assert all(hit.score == pytest.approx(both.get(hit.id, hit.score), rel=1e-5, abs=1e-4) for hit in first)
 
 
 def check_same(one: Retriever, many: Retriever, source: Source, kind: str) -> None:
@@ -177,7 +177,7 @@ def check_kind(kind: str, tmp_path: Path, shards: tuple[int, ...], changes: int,
         assert again.documents[f"last{count}"].text == change_again["text"]
 
 
-@pytest.mark.parametrize("kind", ["bm25", "flat"])
+@pytest.mark.parametrize("kind", ["bm25", "dense"])
 def test_shards_equal_one_index(kind: str, tmp_path: Path) -> None:
     check_kind(kind, tmp_path, (3,), 2)
 

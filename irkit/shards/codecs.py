@@ -51,12 +51,11 @@ def share_codec(index: Any, many: bool, progress: StageProgress | None) -> None:
     rows = np.sort(np.concatenate([global_rows(store) for store in index.store.parts]))
     config, chosen = _plan(index, rows)
     with tempfile.TemporaryDirectory() as folder, Store.build(folder) as store:
-        store.limits = replace(index.store.limits, dense_points=1)
+        store.limits = replace(index.store.limits, dense_points=1)  # the number of lists is decided
         sample: Any = create_index(store, config)
         size = max(1, store.limits.take_rows)
         for start in range(0, len(chosen), size):
             sample.add(index.representations(chosen[start : start + size]))
-        sample._points = 0  # the number of lists is decided
         if kind == "plaid":
             sample._train(progress or (lambda stage, count, total: None))
         else:
@@ -87,7 +86,7 @@ def _copy_codec(source: Store, kind: str, targets: list[Store]) -> None:
 
 def _plan(index: Any, rows: Array) -> tuple[Any, Array]:
     """Return the settings of a training on a sample, and the rows of the sample."""
-    config, n, limits = index.config, len(rows), index.store.limits
+    config, n = index.config, len(rows)
     parts: list[Any] = index.parts
     if isinstance(config, PlaidConfig):
         total = sum(part._total() for part in parts if part.representation)
@@ -97,8 +96,7 @@ def _plan(index: Any, rows: Array) -> tuple[Any, Array]:
             sample_positions(n, size, config.seed)
         ]
     assert isinstance(config, DenseConfig)
-    most = max(1, n // max(limits.dense_points, parts[0]._points))
-    lists = min(config.lists or round(4 * math.sqrt(n)), most)
+    lists = min(config.lists or round(4 * math.sqrt(n)), max(1, n // parts[0]._list_rows()))
     chosen = rows[sample_positions(n, _POINTS * lists, config.seed)]
     keep = "float32" if config.keep == "none" else config.keep
     return config.model_copy(update={"lists": lists, "keep": keep}), chosen
