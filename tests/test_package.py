@@ -39,6 +39,7 @@ ROOMS = (
     "shards",
     "encoder_free",
     "retrieval",
+    "ray_engine",
     "exporting",
     "remote",
     "training",

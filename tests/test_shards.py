@@ -108,7 +108,9 @@ def check_hits(ours: list[list[Hit]], theirs: list[list[Hit]], kind: str) -> Non
         if kind in ROUNDED:
             assert scores == pytest.approx(wanted, rel=1e-5, abs=1e-4)
         both = {hit.id: hit.score for hit in second}
-        assert all(hit.score == pytest.approx(both.get(hit.id, hit.score), rel=1e-5, abs=1e-4) for hit in first)
+        assert all(
+            hit.score == pytest.approx(both.get(hit.id, hit.score), rel=1e-5, abs=1e-4) for hit in first
+        )
 
 
 def check_same(one: Retriever, many: Retriever, source: Source, kind: str) -> None:

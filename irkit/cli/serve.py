@@ -20,6 +20,7 @@ def serve(
     override: Settings = None,
     device: str | None = None,
     dtype: str = "float32",
+    engine: str | None = None,
 ) -> None:
     """Serve indexes and models over HTTP, with a page to search at /.
 
@@ -36,6 +37,7 @@ def serve(
             write key the documents cannot be changed.
         override: Set a limit, such as seconds=10 or body_bytes=1000000. May be repeated.
         dtype: Precision of the models: auto, float32, bfloat16 or int8.
+        engine: Let actors of Ray search the shards of the indexes: ray on this machine, or ray://HOST:PORT.
 
     Examples:
         irkit serve notes-index
@@ -59,6 +61,7 @@ def serve(
         keys_file=None if keys is None else str(keys.absolute()),
         device=device,
         dtype=dtype,
+        engine=engine,
         limits=ServeLimits.parse(with_overrides({}, override or ()), "--set"),
     )
     run(config)

@@ -16,6 +16,8 @@ from irkit.index.directory import MANIFEST
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
 from irkit.model.hub import local_directory
+from irkit.ray_engine import ShardedRetriever
+from irkit.ray_engine.ray_start import parse_engine
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.access import with_new_keys
 from irkit.serve.problems import Problem
@@ -65,6 +67,9 @@ class Catalogue:
         retriever = Retriever.load(path, device=config.device, dtype=config.dtype)
         manifest = retriever.store.meta["model"]
         if "settings" in manifest or not manifest["name"]:  # no encoder
+            if config.engine is not None:
+                retriever.close()
+                retriever = ShardedRetriever.load(path, address=parse_engine(config.engine), verify=False)
             retriever.model  # noqa: B018 (loads it)
             return retriever
         source = str(manifest["name"])
@@ -72,6 +77,9 @@ class Catalogue:
             self._serve(_free(Path(source).name, self.models), source)
         model = self._loaded[source].retriever_model()
         retriever.close()
+        if config.engine is not None:
+            address = parse_engine(config.engine)
+            return ShardedRetriever.load(path, model, address=address, verify=False)
         return Retriever.load(path, model, verify=False)
 
     def _serve(self, name: str, source: str) -> None:

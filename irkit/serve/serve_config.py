@@ -62,6 +62,7 @@ class ServeConfig(Config):
         keys_file: File that SIGHUP reads the keys from again; None keeps them.
         device: Device of the models; None is a GPU if there is one, else the CPU.
         dtype: Precision of the models.
+        engine: ``"ray"`` or the address of a cluster of Ray, whose actors search shards. None searches here.
         limits: See `ServeLimits`.
     """
 
@@ -73,4 +74,5 @@ class ServeConfig(Config):
     keys_file: str | None = None
     device: str | None = None
     dtype: str = "float32"
+    engine: str | None = None
     limits: ServeLimits = ServeLimits()

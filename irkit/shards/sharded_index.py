@@ -12,7 +12,7 @@ import numpy as np
 from irkit.arguments import brief, is_count
 from irkit.core.representation import Representation, concat
 from irkit.errors import BadTypeError, BadValueError
-from irkit.index import Hits, IndexConfig, StageProgress, StoredRows, open_index
+from irkit.index import Hits, Index, IndexConfig, StageProgress, StoredRows, open_index
 from irkit.index import bm25_index as bm25
 from irkit.index.array_files import Array
 from irkit.index.index_base import as_rows, row_list
@@ -187,24 +187,18 @@ class ShardedIndex(StoredRows):
             raise BadValueError(f"search: k is {brief(k)}; expected 1 or more")
         self._check("searching", queries)
         allowed, best = self._keep(allowed), TopK(len(queries), int(k))
-        for part in self.parts:
-            rows = global_rows(part.store)
-            if len(rows):
-                hits = self._search_part(part, queries, int(k), None if allowed is None else allowed[rows])
+        numbers = [global_rows(part.store) for part in self.parts]
+        masks = [None if allowed is None else allowed[rows] for rows in numbers]
+        for rows, hits in zip(numbers, self._search_parts(queries, int(k), masks), strict=True):
+            if hits is not None and len(rows):
                 best.push_pairs(hits.scores, np.where(hits.rows < 0, -1, rows[hits.rows]))
         return best.hits()
 
-    def _search_part(self, part: Any, queries: Representation, k: int, allowed: Array | None) -> Hits:
-        """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
-        hits: Hits = part.search(queries, k, allowed)
-        width = k
-        while width < len(part) and not in_order(part.store):
-            tied = (hits.rows[:, -1] >= 0) & (hits.scores[:, -1] == hits.scores[:, k - 1])
-            if not tied.any():
-                break
-            width = min(2 * width, len(part))
-            hits = part.search(queries, width, allowed)
-        return hits
+    def _search_parts(
+        self, queries: Representation, k: int, allowed: list[Array | None]
+    ) -> list[Hits | None]:
+        """Return the best rows of each shard; None for a shard that cannot be asked."""
+        return [search_part(part, queries, k, mask) for part, mask in zip(self.parts, allowed, strict=True)]
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
         return self.search(queries, k, keep)
@@ -217,3 +211,15 @@ class ShardedIndex(StoredRows):
         facts = super(StoredRows, self).stats()
         share = (rows - documents) / max(1, rows)
         return facts | {"removed": rows - documents, "removed_share": share, "shards": len(self.parts)}
+
+
+def search_part(part: Index, queries: Representation, k: int, allowed: Array | None) -> Hits:
+    """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
+    hits, width = part.search(queries, k, allowed), k
+    while width < len(part) and not in_order(part.store):
+        tied = (hits.rows[:, -1] >= 0) & (hits.scores[:, -1] == hits.scores[:, k - 1])
+        if not tied.any():
+            break
+        width = min(2 * width, len(part))
+        hits = part.search(queries, width, allowed)
+    return hits
