@@ -259,14 +259,16 @@ class Fields:
             fine = fine and new[:, 0].min() >= 0 and new[:, 0].max() < len(ends)
             if not (fine and new[:, 1].min() >= EMPTY and new[:, 1].max() <= LIST):
                 raise corrupt(store.path, "the runs of its metadata do not fit together")
-            # a key has a number in each chunk of documents
-            numbers, at = np.unique(new[:, 0], return_inverse=True)
-            ids: dict[str, int] = {}
-            names = np.array([ids.setdefault(name, len(ids)) for name in self.decode(numbers)])
-            codes, place = np.unique(names[at] * 16 + new[:, 1], return_inverse=True)
+            # A key has a number in each chunk of documents: compare bytes, and decode different ones alone.
+            data, (starts, lengths) = self.strings()[0].data, self._spans(new[:, 0])
+            ids: dict[bytes, int] = {}
+            spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+            names = np.array([ids.setdefault(bytes(data[start:end]), len(ids)) for start, end in spans])
+            keys = self.decode(new[np.unique(names, return_index=True)[1], 0])
+            codes, place = np.unique(names * 16 + new[:, 1], return_inverse=True)
             order = np.argsort(place, kind="stable") + done
             parts = np.split(order, np.cumsum(np.bincount(place))[:-1])
-            keys, groups = list(ids), dict(groups)
+            groups = dict(groups)
             for code, part in zip(codes.tolist(), parts, strict=True):
                 pair = (keys[code // 16], code % 16)
                 groups[pair] = np.concatenate([groups[pair], part]) if pair in groups else part
