@@ -33,6 +33,7 @@ def collections(*names: str) -> Numbers:
     """The judged collections that a recipe measures the finished model on."""
     sources = {
         "DL19": "msmarco-passage/trec-dl-2019/judged",
+        "MS MARCO dev": "msmarco-passage/dev/small",
         "DL20": "msmarco-passage/trec-dl-2020/judged",
         "COVID": "beir/trec-covid",
         "SciFact": "beir/scifact/test",
@@ -234,7 +235,10 @@ RECIPES: dict[str, Numbers] = {
         "vocabulary.adaptation.train.bf16": (True, MEMORY),
         "vocabulary.calibration.rate": (0.4, "5.3: about 40 % at first"),
         "train.seed": (42, "5.3"),
-        **collections("DL19"),
+        **collections("DL19", "MS MARCO dev"),
+        **{f"evaluation.{n}.measures": ("nDCG@10 RR@10 R@1000", "5.1") for n in (0, 1)},
+        **{f"evaluation.{n}.k": (1000, "5.1: R@1000") for n in (0, 1)},
+        **{f"evaluation.{n}.document_length": (512, "5.3") for n in (0, 1)},
     },
     "inference_free": {
         "model.name": ("Luyu/co-condenser-marco", INFERENCE_FREE),
