@@ -1,11 +1,13 @@
-"""Suite ``scale``: what an index costs at 10,000, 100,000 and a million documents, and how the costs grow.
+"""Suite ``scale``: what an index costs at 5,000 to a million documents, and how the costs grow.
+
+The rows also go into ``irkit/planning/costs.json``, which `irkit plan` reads. The results ``plan`` have what
+it says of 8.8 million, 100 million and a billion passages.
 
 Every index is a fresh process; opening, searching and adding are measured in another one, so that neither
 profits from the other. Documents are 50 words, drawn as often as they occur in real text; the vectors of the
 dense index and the tokens of the multi-vector one lie around topics. Times of single steps are medians; the
 first query includes what is loaded or computed for it, without the compiled code of the kernels, which a
-search of a small index loads before. A table of powers and predictions follows from the sizes measured: the
-cost at a size is ``c * documents ** power``, fitted to the logarithms.
+search of a small index loads before.
 
 ``python -m benchmarks scale --sizes 10000,100000`` measures less.
 """
@@ -13,7 +15,6 @@ cost at a size is ``c * documents ** power``, fitted to the logarithms.
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -26,36 +27,73 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, data_dir, peak_memory, write_results
+from benchmarks.harness import Row, data_dir, peak_memory, provenance, write_results
+from irkit.planning import costs, plan
 
-SIZES = (10_000, 100_000, 1_000_000)
+SIZES = (5_000, 10_000, 100_000, 1_000_000)
 LARGEST = {"plaid": 100_000}
-"""Kinds that are not measured beyond a size; larger ones are predictions."""
-KINDS = ("bm25", "inverted", "dense", "plaid")
-PREDICTED = (8_800_000, 100_000_000)
+"""Kinds that are not measured beyond a size."""
+KINDS = ("bm25", "inverted", "flat", "dense", "plaid")
+PLANNED = (8_800_000, 100_000_000, 1_000_000_000)
+LATENCY, SHARD_OVERHEAD = 0.05, 2.6  # seconds; ms of a round trip to another process through Ray
 WORDS, WEIGHTS, DIM, TOKENS, TOKEN_DIM, TOPICS = 50, 40, 384, 32, 64, 1000
 QUERIES, ADDS, CHUNK = 50, 30, 1024
 WARM = 3000  # documents of the small index: enough that it is looked up and not scanned
-COSTS = (
-    "build us/document",
-    "bytes/document",
-    "memory of the build MB",
-    "opening ms",
-    "first query ms",
-    "memory of the reader MB",
-    "query ms",
-    "first add ms",
-    "add ms",
-    "query after an add ms",
-)
 
 
 def main(sizes: Sequence[int] = SIZES) -> None:
-    """Measure every kind at every size, and store the rows and the lines through them."""
+    """Measure every kind at every size, and store the rows and what they predict."""
     rows = [
         measure(kind, size) for size in sorted(sizes) for kind in KINDS if size <= LARGEST.get(kind, size)
     ]
-    write_results("scale", [*rows, *predict(rows)])
+    write_results("scale", rows)
+    store(rows)
+
+
+def store(rows: list[Row], note: str = "") -> None:
+    """Write what `irkit plan` reads, and the suite ``plan``."""
+    about = provenance()
+    measured = f"measured {about['date'][:10]} on {about['cpu']}, {about['cores']} cores{note}"
+    content = {"measured": measured, "shards": {"overhead ms": SHARD_OVERHEAD}, "rows": rows}
+    path = Path(costs.__file__).with_name("costs.json")
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    costs.read_costs.cache_clear()
+    write_results("plan", [*plans(), *checks()])
+
+
+def plans() -> Iterator[Row]:
+    """Yield what collections cost that nobody measured: every number is a prediction."""
+    for size in PLANNED:
+        for kind in KINDS:
+            found = plan(size, kind, latency=LATENCY)
+            yield {
+                "predicted": kind,
+                "documents": f"{size / 1e6:g}M",
+                "machines": found.machines,
+                "GB": found.bytes / 1e9,
+                "GB a machine": found.bytes / found.machines / 1e9,
+                "GB of memory of a build": found.build_memory / 1e9,
+                "hours of the build": found.build_hours,
+                "ms of a query": found.query_ms,
+            }
+
+
+def checks() -> Iterator[Row]:
+    """Yield the largest measurement of each cost, and what the small ones predict for it."""
+    for kind in KINDS:
+        own = costs.rows_of(kind)
+        for cost in costs.POWERS[kind] if own else ():
+            item = costs.check(own, cost)
+            if item is not None:
+                yield {
+                    "index": kind,
+                    "cost": cost,
+                    "fitted to": ", ".join(f"{size:,}" for size in item.fitted),
+                    "at": f"{item.documents:,}",
+                    "predicted": item.predicted,
+                    "measured": item.measured,
+                    "measured / predicted": item.measured / item.predicted,
+                }
 
 
 def measure(kind: str, size: int) -> Row:
@@ -70,21 +108,6 @@ def measure(kind: str, size: int) -> Row:
             row |= json.loads(result.stdout.splitlines()[-1])
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
-
-
-def predict(rows: list[Row]) -> Iterator[Row]:
-    """Yield the power at which each cost of a kind grows, and what it predicts for larger collections."""
-    for kind in KINDS:
-        own = [row for row in rows if row["index"] == kind]
-        if len(own) < 2:
-            continue
-        sizes = np.log([row["documents"] for row in own])
-        for cost in COSTS:
-            power, base = np.polyfit(sizes, np.log([row[cost] for row in own]), 1)
-            row: Row = {"index": kind, "cost": cost, "fitted power": round(float(power), 2)}
-            for size in PREDICTED:
-                row[f"prediction for {size / 1e6:g}M"] = math.exp(base + power * math.log(size))
-            yield row
 
 
 # ---- documents ----
@@ -131,6 +154,7 @@ def tokens(count: int, seed: int) -> Iterator[Any]:
 CONTENTS: dict[str, tuple[str, str, Callable[[int, int], Iterator[Any]]]] = {
     "bm25": ("bm25", "inverted", texts),
     "inverted": ("impacts", "inverted", weights),
+    "flat": ("vectors", "flat", vectors),
     "dense": ("vectors", "dense", vectors),
     "plaid": ("vectors", "plaid", tokens),
 }

@@ -142,6 +142,17 @@ def test_vespa(retriever: Retriever, tmp_path: Path) -> None:
     assert set(fields.get("vector", {})) == (set() if contents.is_bm25 else {shape})
 
 
+def test_shards_export_the_same_bytes(tmp_path: Path) -> None:
+    for shards in (1, 2):
+        items = documents("sparse")
+        Retriever.build("impacts", items, tmp_path / str(shards), shards=shards).close()
+        with Retriever.load(tmp_path / str(shards)) as retriever:
+            retriever.remove(["d4"])
+            export(retriever, "vespa", tmp_path / f"vespa {shards}")
+    one, two = ((tmp_path / f"vespa {shards}" / "feed.jsonl").read_bytes() for shards in (1, 2))
+    assert one == two
+
+
 def test_marks() -> None:
     assert marks({"a": True, "b": None, "c": [False, None, 1], "d": [], "e": "x"}) == [
         *('["a"]', '["a",true]', '["b"]', '["b",null]', '["c"]', '["c",false]', '["c",null]', '["d"]'),

@@ -42,6 +42,7 @@ ROOMS = (
     "ray_engine",
     "exporting",
     "remote",
+    "planning",
     "training",
     "vocabulary",
     "study",

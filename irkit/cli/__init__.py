@@ -17,6 +17,7 @@ from irkit.cli.index import encode, index, reshard
 from irkit.cli.info import info
 from irkit.cli.options import IndexCommand, TrainCommand, declare_options
 from irkit.cli.output import drop_output, keep_streams, note
+from irkit.cli.plan import plan
 from irkit.cli.recipe_verbs import pretrain, study, train, transfer_vocab
 from irkit.cli.runs import evaluate, fuse, rerank
 from irkit.cli.search import explain, search
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 _SEARCHING = (index, search, rerank, explain, evaluate, fuse, serve, export)
 _TRAINING = (train, pretrain, mine, label, study, transfer_vocab)
-_VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, reshard, info)
+_VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, reshard, info, plan)
 _TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help
 for _verb in _VERBS:
     _help, _epilog = declare_options(_verb)

@@ -1,0 +1,115 @@
+"""Costs of indexes as functions of the number of documents, fitted to measurements.
+
+Each cost is ``a + b * documents ** power`` with a and b of 0 or more. The power follows from how the kind
+works and is not fitted, because a power that was fitted to a few small sizes says little about large ones:
+
+* A document costs as much as any other, and a start-up is shared (power -1), except where a document is
+  compared with all lists, of which there are about as many as the square root of documents (0.5).
+* Queries of BM25, `inverted` and `flat` read a share of all documents (1). `dense` reads 6 times the square
+  root of its lists, so the documents in them grow with the power 0.75. `plaid` reads a fixed number of
+  centroids, and both their number and that of the tokens of each grow with the square root (0.5).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BUILD, BYTES, QUERY = "build us/document", "bytes/document", "query ms"
+BUILD_MEMORY, MEMORY, OPENING = "memory of the build MB", "memory of the reader MB", "opening ms"
+
+_SAME = {BYTES: -1.0, BUILD_MEMORY: 1.0, MEMORY: 1.0, OPENING: 1.0}
+POWERS: dict[str, dict[str, float]] = {
+    "bm25": {BUILD: -1.0, QUERY: 1.0, **_SAME},
+    "inverted": {BUILD: -1.0, QUERY: 1.0, **_SAME},
+    "flat": {BUILD: -1.0, QUERY: 1.0, **_SAME},
+    "dense": {BUILD: 0.5, QUERY: 0.75, **_SAME},
+    "plaid": {BUILD: 0.5, QUERY: 0.5, **_SAME},
+}
+"""Powers by kind and cost."""
+
+SHAPES = {
+    "bm25": "texts of 50 words, queries of 4",
+    "inverted": "40 weights a document, 10 a query",
+    "flat": "vectors of 384 numbers",
+    "dense": "vectors of 384 numbers",
+    "plaid": "32 tokens of 64 numbers",
+}
+"""What the measured documents and queries are."""
+
+
+class Line(NamedTuple):
+    """A cost as a function of the number of documents: ``fixed + slope * documents ** power``."""
+
+    fixed: float
+    slope: float
+    power: float
+
+    def at(self, documents: float) -> float:
+        """Return the cost at a number of documents."""
+        return self.fixed + self.slope * float(documents**self.power)
+
+
+class Check(NamedTuple):
+    """A measurement, beside what the measurements of at most a tenth of its documents predict.
+
+    Attributes:
+        documents: Documents of the measurement.
+        fitted: Documents of the measurements that the prediction is from.
+        measured: The cost.
+        predicted: The prediction.
+    """
+
+    documents: int
+    fitted: tuple[int, ...]
+    measured: float
+    predicted: float
+
+
+@lru_cache(maxsize=1)
+def read_costs() -> dict[str, Any]:
+    """Return what was measured: ``rows``, and ``measured``, which says when and on what."""
+    content = files("irkit.planning").joinpath("costs.json").read_text()
+    return json.loads(content)  # type: ignore[no-any-return]
+
+
+def rows_of(index: str, rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Return the measurements of a kind, smallest first."""
+    every = read_costs()["rows"] if rows is None else rows
+    own = [row for row in every if row["index"] == index]
+    return sorted(own, key=lambda row: int(row["documents"]))
+
+
+def fit(rows: Sequence[dict[str, Any]], cost: str) -> Line:
+    """Fit the line of a cost by least squares of relative errors.
+
+    Args:
+        rows: Two or more measurements of one kind.
+        cost: Name of the cost.
+    """
+    from scipy.optimize import nnls
+
+    power = POWERS[rows[0]["index"]][cost]
+    sizes = np.array([row["documents"] for row in rows], float)
+    values = np.array([row[cost] for row in rows], float)
+    unit = sizes.max() ** power  # numbers of one size
+    scale = np.maximum(values, values.max() / 100)  # memory may be 0
+    matrix = np.stack([np.ones(len(sizes)), sizes**power / unit], 1) / scale[:, None]
+    fixed, slope = nnls(matrix, values / scale)[0]
+    return Line(float(fixed), float(slope / unit), power)
+
+
+def check(rows: Sequence[dict[str, Any]], cost: str) -> Check | None:
+    """Compare the largest measurement with the prediction from those of at most a tenth of its documents."""
+    largest = rows[-1]
+    small = [row for row in rows if 10 * row["documents"] <= largest["documents"]]
+    if len(small) < 2:
+        return None
+    predicted = fit(small, cost).at(largest["documents"])
+    sizes = tuple(int(row["documents"]) for row in small)
+    return Check(int(largest["documents"]), sizes, float(largest[cost]), predicted)

@@ -1,0 +1,158 @@
+"""Plan machines for an index: how many shards, and what each costs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from irkit.arguments import brief, is_count, suggest
+from irkit.errors import BadValueError
+from irkit.planning.costs import (
+    BUILD,
+    BUILD_MEMORY,
+    BYTES,
+    POWERS,
+    QUERY,
+    Check,
+    check,
+    fit,
+    read_costs,
+    rows_of,
+)
+
+_COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12}
+_LEAST = 10_000  # documents of a machine: more machines make a query no faster
+
+
+@dataclass(frozen=True)
+class MachinePlan:
+    """What an index costs.
+
+    Attributes:
+        index: Kind of the index.
+        documents: Documents of all machines.
+        machines: Machines, each with one shard.
+        per_machine: Documents of a machine.
+        bytes: Bytes on the disks of all machines. A search reads no disk if as much fits in memory.
+        build_memory: Bytes that the build takes on each machine.
+        build_hours: Hours of the build, without the encoding of texts; all machines build at the same time.
+        query_ms: Milliseconds of a query on its own.
+        is_measured: Whether an index of so many documents was measured; otherwise all numbers are predicted.
+        checks: How well the small measurements predict the largest one, by cost.
+    """
+
+    index: str
+    documents: int
+    machines: int
+    per_machine: int
+    bytes: float
+    build_memory: float
+    build_hours: float
+    query_ms: float
+    is_measured: bool
+    checks: dict[str, Check]
+
+
+def parse_amount(text: str | float, units: dict[str, float], expected: str) -> float:
+    """Return a number with a unit in the base unit.
+
+    Raises:
+        BadValueError: It is no positive number with one of the units.
+
+    Examples:
+        >>> parse_amount("8.8M", {"": 1, "m": 1e6}, "documents")
+        8800000.0
+    """
+    match = re.fullmatch(r"\s*(\d[\d,_]*(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
+    if match is None or match[2] not in units or not float(match[1].replace(",", "").replace("_", "")):
+        raise BadValueError(f"plan: got {brief(text)}; expected {expected}")
+    return float(match[1].replace(",", "").replace("_", "")) * units[match[2]]
+
+
+def parse_documents(text: str) -> int:
+    """Return a number of documents, such as ``"100M"``."""
+    return round(parse_amount(text, dict(_COUNTS), "a number of documents, such as 100M"))
+
+
+def parse_seconds(text: str) -> float:
+    """Return seconds of a time, such as ``"50ms"``."""
+    return parse_amount(text, _SECONDS, "a time, such as 50ms")
+
+
+def parse_bytes(text: str) -> float:
+    """Return bytes of a size, such as ``"64GB"``."""
+    return parse_amount(text, _BYTES, "a size, such as 64GB")
+
+
+def plan(documents: int, index: str, *, latency: float | None = None, memory: float = 64e9) -> MachinePlan:
+    """Plan the fewest machines that hold an index in memory and answer in time.
+
+    Args:
+        documents: Number of documents.
+        index: ``"bm25"``, ``"inverted"``, ``"flat"``, ``"dense"`` or ``"plaid"``.
+        latency: Seconds of a query on its own; None allows any.
+        memory: Bytes of memory of a machine.
+
+    Raises:
+        BadValueError: A kind was not measured, a number is out of range, or no number of machines is enough.
+    """
+    if index not in POWERS or len(rows_of(index)) < 2:
+        raise BadValueError(
+            f"plan: index {brief(index)} was not measured; {suggest(str(index), list(POWERS))}"
+        )
+    if not is_count(documents) or not memory > 0 or (latency is not None and not latency > 0):
+        raise BadValueError("plan: expected documents of 1 or more, and latency and memory above 0")
+    rows = rows_of(index)
+    lines = {cost: fit(rows, cost) for cost in (BUILD, BYTES, QUERY, BUILD_MEMORY)}
+    overhead = read_costs()["shards"]["overhead ms"]
+
+    def query(machines: int) -> float:
+        return lines[QUERY].at(documents / machines) + (overhead if machines > 1 else 0)
+
+    def enough(machines: int) -> bool:
+        size = documents / machines
+        fits = size * lines[BYTES].at(size) <= memory
+        return fits and (latency is None or query(machines) <= 1000 * latency)
+
+    # the fewest machines: double them until they are enough, then halve the interval
+    most = max(1, documents // _LEAST)
+    high = 1
+    while not enough(high) and high < most:
+        high = min(2 * high, most)
+    if not enough(high):
+        raise BadValueError(
+            f"plan: on {high:,} machines a query of {index} takes {query(high):.1f} ms, and a machine needs "
+            f"{documents / high * lines[BYTES].at(documents / high) / 1e9:.2f} GB; allow more of these"
+        )
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return _describe(index, documents, high, lines, query(high), rows)
+
+
+def _describe(
+    index: str, documents: int, machines: int, lines: dict[str, Any], query_ms: float, rows: Any
+) -> MachinePlan:
+    """Return the plan of a number of machines: measured numbers where such an index was measured."""
+    size = documents / machines
+    costs = {cost: line.at(size) for cost, line in lines.items()} | {QUERY: query_ms}
+    same = [row for row in rows if row["documents"] == documents] if machines == 1 else []
+    if same:
+        costs = {cost: same[0][cost] for cost in costs}
+    found = {cost: check(rows, cost) for cost in (BUILD, BYTES, QUERY)}
+    return MachinePlan(
+        index=index,
+        documents=documents,
+        machines=machines,
+        per_machine=-(-documents // machines),
+        bytes=documents * costs[BYTES],
+        build_memory=costs[BUILD_MEMORY] * 1e6,
+        build_hours=size * costs[BUILD] / 3.6e9,
+        query_ms=costs[QUERY],
+        is_measured=bool(same),
+        checks={cost: item for cost, item in found.items() if item is not None},
+    )
