@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import random
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "pq": ("dense", {"kind": "faiss", "factory": "pq", "refine": 100}),
     "tokens-flat": ("tokens", "flat"),
     "tokens-int8": ("tokens", {"kind": "flat", "dtype": "int8"}),
-    "plaid": ("tokens", {"kind": "plaid", "device": "cpu"}),
+    "plaid": ("tokens", {"kind": "plaid", "centroids": 16, "device": "cpu"}),
     "muvera": ("tokens", {"kind": "muvera", "repetitions": 4, "bits": 2, "candidates": 300}),
 }
 ROUNDED = ("flat-int8", "tokens-int8", "dense-codes")
@@ -348,3 +351,52 @@ def test_shards_from_the_command_line(tmp_path: Path, notes: Path, command: Call
     assert command("search", out, "--text", "search index") == plain
     assert json.loads(command("info", out, "--json")[1])["shards"] == 2
     assert command("reshard", str(tmp_path / "no"), "--shards", "2")[0] == 2
+
+
+def batch(step: int) -> list[tuple[str, str]]:
+    return [(f"s{step}-{number}", f"step{step} text{number}") for number in range(5)]
+
+
+def change_until_killed(path: Path, log: Path) -> None:
+    """Add batches, remove the first of each, and write every finished change to the log."""
+    retriever, done = Retriever.load(path), len(log.read_text().splitlines())
+    for change in itertools.count(done):
+        step, is_removal = divmod(change, 2)
+        if is_removal:
+            retriever.remove([f"s{step}-0"])
+        else:
+            retriever.add(batch(step))
+        with log.open("a") as stream:
+            stream.write("done\n")
+
+
+def check_log(retriever: Retriever, done: int) -> None:
+    """Check that the first changes, which were acknowledged, are stored; the next one may be."""
+    there = {document.id: document.text for document in retriever.documents}
+    for change in range(0, done, 2):
+        (removed, first), *others = batch(change // 2)
+        assert all(there[name] == text for name, text in others)
+        assert there.get(removed) in ((None,) if change + 1 < done else (None, first))
+    assert all(hit.id in there for hit in retriever.search("first text1 step0", 500))
+
+
+@pytest.mark.slow
+def test_no_acknowledged_change_is_lost(tmp_path: Path) -> None:
+    """Kill a process that changes shards at random moments; whoever goes on repeats its last change."""
+    numbers, path, log = random.Random(7), tmp_path / "index", tmp_path / "log"
+    Retriever.build("bm25", [("d", "first")], path, shards=3).close()
+    log.touch()
+    for _ in range(30):
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BadValueError):  # the last change was complete, but not in the log
+                change_until_killed(path, log)
+            os._exit(3)
+        time.sleep(numbers.uniform(0.05, 0.6))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            with log.open("a") as stream:
+                stream.write("done\n")
+        check_log(Retriever.load(path), len(log.read_text().splitlines()))
+    assert len(log.read_text().splitlines()) > 20

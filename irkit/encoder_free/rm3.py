@@ -93,6 +93,7 @@ class RM3:
         terms = raw["terms"].astype(np.int64)
         now = bm25.statistics(index.store)
         rare = now.frequencies[terms] <= _MAX_SHARE * now.documents
+        rare &= terms < queries.dim  # a shard may have terms of a change that was interrupted
         keys, positions = np.unique((owners[document] * queries.dim + terms)[rare], return_inverse=True)
         return keys, np.bincount(positions, weights[rare], len(keys))
 

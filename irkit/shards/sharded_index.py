@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from irkit.arguments import brief, is_count
-from irkit.core.representation import Representation, concat
+from irkit.core.representation import Representation, Sparse, concat
 from irkit.errors import BadTypeError, BadValueError
 from irkit.index import Hits, Index, IndexConfig, StageProgress, StoredRows, open_index
 from irkit.index import bm25_index as bm25
@@ -173,7 +173,8 @@ class ShardedIndex(StoredRows):
             mine = owners == number
             own = np.full(rows.shape, -1)
             own[mine] = where.rows[rows[mine]]
-            scores[mine] = self.parts[number]._score_rows(queries, own)[mine]
+            part = self.parts[number]
+            scores[mine] = part._score_rows(_widened(queries, part), own)[mine]
         return scores
 
     # ---- searching ----
@@ -213,8 +214,16 @@ class ShardedIndex(StoredRows):
         return facts | {"removed": rows - documents, "removed_share": share, "shards": len(self.parts)}
 
 
+def _widened(queries: Representation, part: Index) -> Representation:
+    """Return queries over all terms of a shard, to which an interrupted change may have added some."""
+    if isinstance(queries, Sparse) and queries.dim < part.dim:
+        return Sparse(queries.terms, queries.weights, part.dim)
+    return queries
+
+
 def search_part(part: Index, queries: Representation, k: int, allowed: Array | None) -> Hits:
     """Return the best rows of a shard, among which are the best ones by global row of equal scores."""
+    queries = _widened(queries, part)
     hits, width = part.search(queries, k, allowed), k
     while width < len(part) and not in_order(part.store):
         tied = (hits.rows[:, -1] >= 0) & (hits.scores[:, -1] == hits.scores[:, k - 1])
