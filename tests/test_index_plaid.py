@@ -44,7 +44,7 @@ from irkit.index.clustering import (
 )
 from irkit.index.muvera import Encoder
 from irkit.index.plaid import Plaid
-from irkit.index.plaid_search import CpuSearch, TensorSearch, plan_search
+from irkit.index.plaid_search import CpuSearch, TensorSearch, pack, plan_search
 from irkit.index.topk import TopK
 
 DIM = 32
@@ -183,11 +183,14 @@ def test_ten_additions_are_as_good_as_one_build(tmp_path: Path) -> None:
 
 
 def test_old_rows_stay_when_centroids_are_added(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", [texts(300, 1, topics=5)])
+    index, queries = build(tmp_path / "index", [texts(300, 1, topics=5)]), texts(5, 3)
     before = index.representations(np.arange(300)).tokens.values
+    index.search(queries, 10)  # so that there are packed centroids of before
     index.add(texts(900, 2))
     index.finish()
     assert torch.equal(index.representations(np.arange(300)).tokens.values, before)
+    again = open_index(Store.open(tmp_path / "index")).search(queries, 10)
+    assert np.array_equal(index.search(queries, 10).rows, again.rows)
 
 
 def test_compaction_keeps_what_is_compressed_as_it_is(tmp_path: Path) -> None:
@@ -296,7 +299,8 @@ def test_tensors_rank_as_cpu_kernels_do(tmp_path: Path, nbits: int, more: int) -
     queries.tokens.values[3] = 0
     assert isinstance(index, Plaid)
     arrays = index.arrays()
-    searches = CpuSearch(arrays), TensorSearch(arrays, torch.device("cpu"))
+    cpu = CpuSearch(arrays, pack(arrays.centroids, None))
+    searches = cpu, TensorSearch(arrays, torch.device("cpu"))
     filters = ~np.isin(np.arange(300), [3, 5, 8]), np.random.default_rng(0).random(300) < 0.5
     for options, k in itertools.product(({"candidates": 20}, {"candidates": 400, "nprobe": 3}), (1, 10, 400)):
         config = index.config.model_copy(update=options)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -43,7 +44,7 @@ from irkit.index.device import check_device, on_device
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_settings import PlaidConfig
 from irkit.index.layout import element_positions, fitting, row_blocks, row_ends
-from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, plan_search, select_tokens
+from irkit.index.plaid_search import CpuSearch, PlaidArrays, TensorSearch, pack, plan_search, select_tokens
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import QUERY_BLOCK, StoredRows, search_in_blocks, to_float16
 from irkit.index.topk import Hits, TopK
@@ -358,7 +359,6 @@ class Plaid(StoredRows):
         filled = queries.tokens[~empty] if empty.any() else queries.tokens
         scores = np.full((len(queries), budget.exact), -np.inf, np.float32)
         rows = np.full(scores.shape, -1)
-        # compressed rows
         if len(filled):
             with fitting(self.store.path):
                 scores[~empty], rows[~empty] = search(filled, budget, allowed)
@@ -376,12 +376,13 @@ class Plaid(StoredRows):
 
     def _load(self) -> tuple[PlaidArrays, CpuSearch | TensorSearch]:
         """Return what is searched, and its search on the configured device."""
-        arrays = self.arrays()
+        arrays, place, extended = self.arrays(), self.config.device, self.store.extended
 
         def load(device: torch.device) -> CpuSearch | TensorSearch:
             if device.type == "cpu":
                 with fitting(self.store.path):
-                    return CpuSearch(arrays)
+                    packed = extended("packed", ["centroids.bin"], partial(pack, arrays.centroids))
+                    return CpuSearch(arrays, packed)
             # kernels for the CPU skip wrong numbers, but tensors on a GPU would be read out of bounds
             count = len(arrays.centroids)
             for numbers, limit in ((arrays.tokens.codes, count), (arrays.lists, arrays.listed)):
@@ -389,8 +390,7 @@ class Plaid(StoredRows):
                     raise self._damaged()
             return TensorSearch(arrays, device)
 
-        needed = TensorSearch.needed(arrays)
-        return arrays, on_device(self.config.device, "searching this index", needed, load)
+        return arrays, on_device(place, "searching this index", TensorSearch.needed(arrays), load)
 
 
 def _typical_length(values: Array) -> float:

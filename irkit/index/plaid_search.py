@@ -133,12 +133,18 @@ def plan_search(config: PlaidConfig, limits: Limits, k: int, allowed: Array, lis
     )
 
 
+def pack(centroids: Array, before: kernel.PackedCentroids | None) -> kernel.PackedCentroids:
+    """Pack centroids for `CpuSearch`, unless they are those that were packed for an earlier state."""
+    if before is not None and before.count == len(centroids):
+        return before
+    return kernel.pack_centroids(centroids)
+
+
 class CpuSearch:
     """Search with kernels for CPUs; threads share the queries."""
 
-    def __init__(self, arrays: PlaidArrays) -> None:
-        self._arrays = arrays
-        self._packed = kernel.pack_centroids(arrays.centroids)
+    def __init__(self, arrays: PlaidArrays, packed: kernel.PackedCentroids) -> None:
+        self._arrays, self._packed = arrays, packed
 
     def __call__(self, queries: Ragged, budget: SearchBudget, allowed: Array) -> tuple[Array, Array]:
         """Return the best rows of each query, and their exact scores.
