@@ -83,6 +83,11 @@ def attend(
 
         packed = (query.values, key.values, value.values, query.offsets, key.offsets)
         return ragged_attention(*packed, window, dropout, causal=causal, bias=bias)
+    if query.device.type == "cpu":  # a row at a time: padded biases of all rows would take far more memory
+        rows = [slice(i, i + 1) for i, length in enumerate(query.lengths.tolist()) if length]
+        parts = ((query[row], key[row], value[row]) for row in rows)
+        fused = F.scaled_dot_product_attention
+        return torch.cat([query.values[:0], *(_padded(*part, rules, dropout, fused) for part in parts)])
     return _padded(query, key, value, rules, dropout, F.scaled_dot_product_attention)
 
 
