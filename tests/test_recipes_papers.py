@@ -395,6 +395,11 @@ def test_studies_have_the_rows_of_the_papers() -> None:
     assert found == guarded()
 
 
+def test_every_study_is_on_a_page() -> None:
+    pages = "".join((EXAMPLES.parent / "docs" / f"{name}.md").read_text() for name in ("papers", "studies"))
+    assert [path.name for path in (EXAMPLES / "studies").glob("*.yaml") if path.name not in pages] == []
+
+
 @pytest.mark.slow
 def test_a_change_of_any_row_is_seen() -> None:
     rows = guarded()
