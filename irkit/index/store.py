@@ -66,7 +66,6 @@ class Store(StoreReader):
 
     Attributes:
         building: Whether this is a build that is not yet published.
-        parts: Stores of the shards of an index that has some, see `irkit.shards`.
 
     Examples:
         >>> import tempfile
@@ -79,7 +78,7 @@ class Store(StoreReader):
         [0, 1, 2]
     """
 
-    parts: Sequence[Store] = ()
+    parts: Sequence[Store] = ()  # those of the shards, see `irkit.shards`
 
     def __init__(self, path: Path) -> None:
         """Use `Store.open` or `Store.build`."""
