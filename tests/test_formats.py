@@ -233,7 +233,7 @@ def test_code_that_comes_with_a_model_is_not_run(tiny_bert, tmp_path, monkeypatc
     write(tmp_path / "custom" / "config.json", config | names)
     (tmp_path / "custom" / "own.py").write_text("raise AssertionError")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run it"))
-    with pytest.raises(ConfigError, match="custom code"):
+    with pytest.raises(ConfigError, match=r"code of its own \(auto_map\); irkit runs no code"):
         Model.from_pretrained(tmp_path / "custom")
     with pytest.raises(StorageError, match="custom code"):
         load_teacher(f"cross-encoder:{tmp_path / 'custom'}")

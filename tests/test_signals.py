@@ -41,6 +41,9 @@ VERBS: dict[str, tuple[str, str, str | None]] = {
     "study": ("study study.yaml --out study", "train.yaml", "study.yaml"),
     "transfer_vocab": ("transfer-vocab transfer.yaml --out moved", "corpus.jsonl", "recipe.yaml"),
     "encode": ("encode model notes --out out.safetensors", "corpus.jsonl", "out.safetensors"),
+    "reshard": ("reshard words --shards 2", "irkit.json", "irkit.json"),
+    "export": ("export words --to jsonl --out words.jsonl", "irkit.json", "words.jsonl"),
+    "plan": ("plan --documents 1M --index flat", "costs.json", None),
     "info": ("info words", "irkit.json", None),
 }
 
@@ -117,7 +120,7 @@ def test_every_verb_ends_in_a_line(
         forget()
         due.append((*moment, number))
         got, _, err = command(*words.split())
-        assert not due, moment
+        assert not due, (moment, got, err)
         assert (got, err.splitlines()[-1].split(" - ")[0]) == (code, f"irkit: {word}"), (moment, err)
         left = [path.name for path in made.rglob("*.part")]
         assert [name for name in left if not name.startswith(RESUMED)] == []

@@ -123,7 +123,7 @@ class Encoder(nn.Module):
                 return TransformersEncoder.from_pretrained(directory, dtype=dtype, attention=attention)
             except ConfigError as error:
                 raise ConfigError(f"{error} ({reason})") from error
-        family, names, tensors = family_of(settings), encoder.names(), read_weights(directory)
+        family, names, tensors = family_of(encoder.settings), encoder.names(), read_weights(directory)
         encoder.prefix = find_prefix(tensors, names, family)
         encoder.head_weights = import_weights(encoder, names, family, tensors, str(directory))
         return encoder.to(dtype).eval()

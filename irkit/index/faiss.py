@@ -225,6 +225,8 @@ class Faiss(StoredRows):
             except RuntimeError as error:
                 raise self._damaged(error) from None
         rows[(rows < 0) | (rows >= self._count("covered"))] = -1  # a damaged list may have any number
+        if hasattr(_core(structure), "nsg"):  # FAISS 1.15 returns a few rows of NSG twice
+            _drop_repeats(rows)
         if keep is not None:
             rows[(rows >= 0) & ~keep[rows]] = -1
         return rows
@@ -376,3 +378,11 @@ def _write(structure: Any, path: Path) -> None:
 def _reason(error: Exception) -> str:
     """Return FAISS's message without the place in its source."""
     return re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).strip()
+
+
+def _drop_repeats(rows: Array) -> None:
+    """Set each row that a line of ``rows`` has already to -1, in place."""
+    order = rows.argsort(1, kind="stable")
+    ascending = np.take_along_axis(rows, order, axis=1)
+    line, position = np.nonzero(ascending[:, 1:] == ascending[:, :-1])
+    rows[line, order[line, position + 1]] = -1

@@ -287,9 +287,13 @@ def _begin_part(store: ShardedStore, name: str, place: list[int]) -> Store:
         _check_part(store, part, place)
         return part
     part = Store.build(path, key=store.meta["build"])
-    with part.update():
-        part.meta["shard"] = place
-    part.publish()
+    try:
+        with part.update():
+            part.meta["shard"] = place
+        part.publish()
+    except BaseException:
+        part.close()
+        raise
     return part
 
 
