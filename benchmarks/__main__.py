@@ -43,8 +43,10 @@ def main() -> None:
         if arguments.sizes:
             options["sizes"] = [*map(int, arguments.sizes.split(","))]
         if arguments.soak:
-            raise SystemExit(importlib.import_module("benchmarks.serve_soak").run_soak(arguments.soak))
-        failed = importlib.import_module(f"benchmarks.{arguments.suite}").main(**options)
+            arguments.suite = "serve_soak"
+            failed = importlib.import_module("benchmarks.serve_soak").run_soak(arguments.soak)
+        else:
+            failed = importlib.import_module(f"benchmarks.{arguments.suite}").main(**options)
         fill_pages()
     print(render(arguments.suite))
     raise SystemExit(failed)  # None is success

@@ -84,7 +84,6 @@ def run_soak(minutes: float) -> int:
         soak.problems.append(f"{left} documents are left, expected {len(documents)}")
     row = summarise(soak, memory, minutes)
     write_results("serve_soak", [row])
-    print("\n".join(f"{name}: {value}" for name, value in row.items()))
     return int(not row["passed"])
 
 
