@@ -57,7 +57,6 @@ def store(rows: list[Row], note: str = "") -> None:
     content = {"measured": measured, "shards": {"overhead ms": SHARD_OVERHEAD}, "rows": rows}
     path = Path(costs.__file__).with_name("costs.json")
     path.write_text(json.dumps(content, indent=1) + "\n")
-    costs.read_costs.cache_clear()
     write_results("plan", [*plans(), *checks()])
 
 

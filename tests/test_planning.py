@@ -31,7 +31,6 @@ def measured(monkeypatch):
         "shards": {"overhead ms": 2.0},
         "measured": "never",
     }
-    costs.read_costs.cache_clear()
     for module in ("costs", "machine_plan"):
         monkeypatch.setattr(f"irkit.planning.{module}.read_costs", lambda: content)
 

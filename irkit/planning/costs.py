@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -71,7 +70,6 @@ class Check(NamedTuple):
     predicted: float
 
 
-@lru_cache(maxsize=1)
 def read_costs() -> dict[str, Any]:
     """Return what was measured: ``rows``, and ``measured``, which says when and on what."""
     content = files("irkit.planning").joinpath("costs.json").read_text()
