@@ -21,7 +21,7 @@ from irkit.utils.atomic import explained
 
 Array = np.ndarray[Any, Any]
 
-DATA_FILE = re.compile(r"[a-z_]+\.g\d+\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3
+DATA_FILE = re.compile(r"[a-z_]+\.g(\d{1,15})\.[a-z]+")  # values.g3.bin: the array values.bin, generation 3
 SHARD = re.compile(r"shard-\d+-\d+")  # shard-2-000: a directory, see irkit.shards
 DTYPES = frozenset(np.dtype(letter).newbyteorder("<").str for letter in "?bBhHiIqQefd")
 """Dtypes of arrays."""
@@ -164,8 +164,12 @@ def _manifest(body: Mapping[str, Any], path: Path) -> Manifest:
         if entry.dtype not in DTYPES or entry.nbytes > _MOST:
             raise corrupt(f"file {path}", f"{name!r:.60} is no array ({entry!r:.200})")
     files = [entry.file for entry in manifest.arrays.values()]
-    if len(set(files)) < len(files) or not all(map(DATA_FILE.fullmatch, files)):
+    names = [match for match in map(DATA_FILE.fullmatch, files) if match]
+    if len(set(files)) < len(files) or len(names) < len(files):
         raise corrupt(f"file {path}", "it names files that are not of an index")
+    newest = max((int(name[1]) for name in names), default=0)
+    if newest > manifest.generation:  # the next change would write to a file that is there
+        raise corrupt(f"file {path}", f"its generation is {manifest.generation}, it names one of {newest}")
     return manifest
 
 
