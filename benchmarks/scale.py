@@ -61,7 +61,7 @@ def store(rows: list[Row], note: str = "") -> None:
 
 
 def plans() -> Iterator[Row]:
-    """Yield what collections cost that nobody measured: every number is a prediction."""
+    """Yield the predicted costs of collections that were not measured."""
     for size in PLANNED:
         for kind in KINDS:
             found = plan(size, kind, latency=LATENCY)

@@ -49,8 +49,8 @@ def export(
         The number of documents.
 
     Raises:
-        BadValueError: There is no such target, the target cannot hold the vectors, or the file has another
-            extension.
+        BadValueError: The name of the target is unknown, the target cannot hold the vectors, or the extension
+            of the file is wrong.
         StorageError: There is something at ``out``, the disk is full, or the server does not answer.
         MissingDependencyError: The client of the engine is not installed.
     """

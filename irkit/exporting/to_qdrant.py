@@ -69,7 +69,7 @@ def is_empty(contents: Contents, item: Exported) -> bool:
 
 
 def _upload(client: Any, collection: str, contents: Contents) -> None:
-    """Make a collection; what it is about comes last, so that nobody takes an unfinished one for whole."""
+    """Make a collection. Its description is written last and marks the collection as complete."""
     models, name = require("qdrant_client", "engines", "Qdrant").models, contents.kind
     if name == "sparse":
         vectors: dict[str, Any] = {"vectors_config": {}}
