@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 SUITES = (
+    "adds",
     "dense",
     "encode",
     "families",
@@ -30,7 +31,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--sizes", help="numbers of documents of the suites dense, runs and scale")
+    parser.add_argument("--sizes", help="numbers of documents of the suites adds, dense, runs and scale")
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
