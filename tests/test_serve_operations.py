@@ -79,7 +79,10 @@ def test_slow_headers_end_a_connection(served: Any, monkeypatch: pytest.MonkeyPa
     begun.sendall(b"GET /health HTTP/1.1\r\nho")
     kept = connect(served.url)  # has sent a request, and trickles the next one
     kept.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
-    assert b"200" in kept.recv(1000)
+    answer = b""
+    while not answer.endswith(b"}"):  # the body may come after the headers
+        answer += kept.recv(1000)
+    assert b"200" in answer
     for link in (silent, begun, kept):
         with link:
             try:
