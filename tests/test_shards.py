@@ -254,7 +254,7 @@ def arrays_of(path: Path) -> list[Any]:
     """Checksums of all arrays of all shards."""
     store = open_store(path)
     return [
-        {name: (entry.rows, entry.crc32) for name, entry in each._committed.arrays.items()}
+        {name: (entry.rows, entry.crc32) for name, entry in each.committed.arrays.items()}
         for each in (store, *store.parts)
     ]
 

@@ -217,7 +217,7 @@ def test_readers_keep_their_state(path: Path) -> None:
     assert state(reader) == before
     assert reader.refresh()
     assert reader.read("numbers.bin").tolist() == list(range(7))
-    assert sorted(files(path)) == sorted(["irkit.json", reader._state.arrays["numbers.bin"].file])
+    assert sorted(files(path)) == sorted(["irkit.json", reader.state.arrays["numbers.bin"].file])
 
 
 def test_a_writer_first_moves_to_the_newest_state(path: Path) -> None:

@@ -192,24 +192,25 @@ class StoreReader:
 
     Attributes:
         path: The directory.
+        committed: The last committed state, also inside a snapshot or an update.
         limits: Sizes at which an index in the store changes its method, and sizes of blocks.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.limits = path, current_limits()
-        self._committed = State()
+        self.committed = State()
         self._own = ThreadState()
         self._checked = set[tuple[str, int, int]]()  # file, rows and epoch, see `once`
 
     @property
     def meta(self) -> dict[str, Any]:
         """JSON values of the manifest; change them inside ``update``."""
-        return self._state.meta
+        return self.state.meta
 
     @property
     def version(self) -> int:
         """A number that rises with every change."""
-        return self._state.version
+        return self.state.version
 
     @property
     def epoch(self) -> int:
@@ -218,7 +219,7 @@ class StoreReader:
         That is when the index is opened, when a change is undone, when a refresh finds other files, and
         when a process is forked inside a change.
         """
-        return self._state.epoch
+        return self.state.epoch
 
     def snapshot(self, state: State | None = None) -> Snapshot:
         """Return a context in which this thread sees one state, whatever is committed or refreshed meanwhile.
@@ -228,25 +229,25 @@ class StoreReader:
         Args:
             state: An earlier snapshot; by default the last committed one.
         """
-        return Snapshot(self._own, state or self._committed)
+        return Snapshot(self._own, state or self.committed)
 
     def rows(self, name: str) -> int:
         """Return the rows of an array; 0 if there is none of this name."""
-        entry = self._state.arrays.get(name)
+        entry = self.state.arrays.get(name)
         return entry.rows if entry else 0
 
     def file(self, name: str) -> str | None:
         """Return the name of the file of an array; None if there is no such array."""
-        entry = self._state.arrays.get(name)
+        entry = self.state.arrays.get(name)
         return entry.file if entry else None
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every array by name."""
-        return {name: entry.nbytes for name, entry in sorted(self._state.arrays.items())}
+        return {name: entry.nbytes for name, entry in sorted(self.state.arrays.items())}
 
     def read(self, name: str) -> Array:
         """Return the array ``(rows, ...)``, mapped into memory; treat it as read-only."""
-        state = self._state
+        state = self.state
         if name not in state.arrays:
             raise BadValueError(f"index {self.path}: no array {name!r}; it has {sorted(state.arrays)}")
         return state.map(name, self.path)
@@ -271,7 +272,7 @@ class StoreReader:
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of ``make()``, which sees one state; it is kept until the store changes."""
-        values = self._state.derived
+        values = self.state.derived
         if key not in values:
             with self.snapshot() as state:
                 values = state.derived  # of the state that make() reads
@@ -290,7 +291,7 @@ class StoreReader:
         """
 
         def make() -> T:
-            state = self._state
+            state = self.state
             files = [entry and entry.file for entry in map(state.arrays.get, names)]
             before_files, before = state.grown.get(key, (None, None))
             value = extend(before if before_files == files else None)
@@ -301,7 +302,7 @@ class StoreReader:
 
     def once(self, name: str, check: Callable[[], object]) -> None:
         """Call ``check()``, once for the rows of an array, until the files are opened anew."""
-        entry = self._state.arrays[name]
+        entry = self.state.arrays[name]
         if (key := (entry.file, entry.rows, self.epoch)) not in self._checked:
             check()
             self._checked.add(key)
@@ -312,7 +313,7 @@ class StoreReader:
         Raises:
             CorruptError: A file was altered.
         """
-        self._state.verify(self.path)
+        self.state.verify(self.path)
 
     def check_uncut(self) -> None:
         """Refuse a file that was truncated since it was opened: reading it would end the process.
@@ -320,7 +321,7 @@ class StoreReader:
         Raises:
             CorruptError: There is one.
         """
-        state = self._state
+        state = self.state
         for name, array in list(state.maps.items()):
             if is_cut(array):
                 problem = (
@@ -330,5 +331,11 @@ class StoreReader:
                 raise corrupt(f"file {self.path / state.arrays[name].file}", problem)
 
     @property
-    def _state(self) -> State:
-        return self._own.state or self._committed
+    def state(self) -> State:
+        """The state that this thread sees; it is not to be changed outside of this class."""
+        return self._own.state or self.committed
+
+    @property
+    def updating(self) -> bool:
+        """Whether this thread changes the store."""
+        return self._own.updating

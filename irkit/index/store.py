@@ -106,7 +106,7 @@ class Store(StoreReader):
         """
         check_flags("opening an index", verify=verify is None or verify)
         store = cls(directory.directory_of(path))
-        store._committed = store._load()
+        store.committed = store._load()
         small = sum(store.sizes().values()) <= store.limits.verify_bytes
         if small if verify is None else verify:
             store.verify()
@@ -140,7 +140,7 @@ class Store(StoreReader):
         try:
             directory.check_place(store.path, overwrite)  # again, now that nobody else can change it
             with contextlib.suppress(StorageError):  # no build to resume, or not a whole one
-                store._committed = store._load(verify=True)
+                store.committed = store._load(verify=True)
             if key is None or store.meta.get("build") != key:
                 store._begin(key)
             store._clean()
@@ -161,7 +161,7 @@ class Store(StoreReader):
         """
         self._check_updating()
         data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        entry = self._state.arrays.get(name)
+        entry = self.state.arrays.get(name)
         entry = entry or Entry(self._new_file(name), data.dtype.str, data.shape[1:], 0, 0)
         if (data.dtype.str, data.shape[1:]) != (entry.dtype, entry.shape):
             raise BadValueError(
@@ -177,7 +177,7 @@ class Store(StoreReader):
 
     def recast(self, name: str, dtype: Any) -> None:
         """Give an array another dtype, inside ``update``; nothing happens if it has that, or is missing."""
-        entry = self._state.arrays.get(name)
+        entry = self.state.arrays.get(name)
         if entry is None or entry.dtype == np.dtype(dtype).newbyteorder("<").str:
             return
         blocks = self.blocks(name)
@@ -204,7 +204,7 @@ class Store(StoreReader):
     def drop(self, name: str) -> None:
         """Forget an array, inside ``update``; nothing happens if there is none of this name."""
         self._check_updating()
-        if name in self._state.arrays:
+        if name in self.state.arrays:
             self._change(name, None)
 
     @contextlib.contextmanager
@@ -234,7 +234,7 @@ class Store(StoreReader):
                 if not self._lock:
                     self.refresh()
                     self._clean()
-                own.state, own.updating, own.failed = self._committed.copy(), True, False
+                own.state, own.updating, own.failed = self.committed.copy(), True, False
                 try:
                     yield self
                     if not own.updating:
@@ -250,7 +250,7 @@ class Store(StoreReader):
                         raise
                     own.state.maps.clear()  # files are cut
                     with self._moving:  # the truth is on the disk: the new manifest may have its name already
-                        self._committed = self._load()
+                        self.committed = self._load()
                     self._clean()
                     raise
                 finally:
@@ -274,27 +274,27 @@ class Store(StoreReader):
 
     def refresh(self) -> bool:
         """Move to the newest committed state; return whether there was a newer one."""
-        if self._own.updating:  # it is the newest
+        if self.updating:  # it is the newest
             return False
         with self._moving:
             with explained(f"reading {self._manifest}"):
-                newer = self._manifest.read_bytes() != self._committed.saved
+                newer = self._manifest.read_bytes() != self.committed.saved
             if newer:
-                before = self._committed
+                before = self.committed
                 state = load_state(self.path, self._manifest, next(self._numbers), False, before)
-                gone = _NEEDED & set(self._committed.meta) - set(state.meta)
-                if gone and "index" in self._committed.meta:
+                gone = _NEEDED & set(self.committed.meta) - set(state.meta)
+                if gone and "index" in self.committed.meta:
                     raise StorageError(
                         f"index {self.path}: it was replaced by one without {sorted(gone)}; open it again"
                     )
-                self._committed = state
+                self.committed = state
         return newer
 
     def close(self) -> None:
         """Release the lock; a build that was not published can be resumed."""
         self._unlock()
         with self._moving:
-            self._committed = replace(self._committed, maps={}, derived={}, grown={})
+            self.committed = replace(self.committed, maps={}, derived={}, grown={})
 
     def __enter__(self) -> Self:
         return self
@@ -323,7 +323,7 @@ class Store(StoreReader):
             return
         with explained(f"writing {self._manifest}", _UNCHANGED):
             write_at(self.path / directory.ASIDE, 0, data)
-            before = {entry.file for entry in self._committed.arrays.values()}
+            before = {entry.file for entry in self.committed.arrays.values()}
             new = [self.path] * (not self._dirty <= before)  # a file has a new name
             # all that it names is on the disk before the manifest has its name
             sync_all([*(self.path / file for file in (*self._dirty, directory.ASIDE)), *new])
@@ -332,17 +332,17 @@ class Store(StoreReader):
             state.saved, state.version, state.derived = data, next(self._numbers), {}
             with self._moving:
                 (self.path / directory.ASIDE).replace(self._manifest)
-                self._committed = state
+                self.committed = state
         with explained(f"writing {self._manifest}", _MADE):
             sync(self.path)
 
     def _clean(self, outcome: str = "") -> None:
         """Remove files that no manifest names, and bytes after the committed rows; needs the lock."""
         with explained(f"cleaning {self.path}", outcome):
-            directory.clean(self.path, self.building, self._committed.saved, self._committed)
+            directory.clean(self.path, self.building, self.committed.saved, self.committed)
 
     def _new_file(self, name: str) -> str:
-        state = self._state
+        state = self.state
         state.generation += 1
         stem, _, suffix = name.partition(".")
         file = f"{stem}.g{state.generation}.{suffix}"
@@ -361,11 +361,11 @@ class Store(StoreReader):
             raise
 
     def _check_updating(self) -> None:
-        if not self._own.updating:
+        if not self.updating:
             raise BadValueError(f"index {self.path}: a change must be inside `with store.update():`")
 
     def _change(self, name: str, entry: Entry | None) -> None:
-        state = self._state
+        state = self.state
         if entry:
             state.arrays[name] = entry
         else:
@@ -382,9 +382,9 @@ class Store(StoreReader):
         """Leave a change in progress to the parent, and make locks that no thread of the parent holds."""
         if self._changing.locked():  # forget the files of the change, and what was read of its rows
             self._dirty.clear()
-            self._committed = replace(self._committed, epoch=next(self._numbers))
+            self.committed = replace(self.committed, epoch=next(self._numbers))
         self._changing, self._moving, self._lock = threading.Lock(), threading.Lock(), None
-        if self._own.updating:
+        if self.updating:
             self._own.state, self._own.updating = None, False
 
 

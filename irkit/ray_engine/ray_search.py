@@ -143,13 +143,13 @@ class RayIndex(ShardedIndex):
     def _search_parts(
         self, queries: Representation, k: int, allowed: list[Array | None]
     ) -> list[Hits | None]:
-        if self.store._own.updating or not self.actors:  # this thread alone sees its change
+        if self.store.updating or not self.actors:  # this thread alone sees its change
             return super()._search_parts(queries, k, allowed)
         # ask all shards at once, then wait for each
         end, turn = time.monotonic() + self._timeout, next(self._turns)
         shared = self._ray.put(queries) if len(queries) > 1 else queries
         questions = [
-            (zlib.crc32(part._state.saved), self.config, self.formula, shared, k, mask)
+            (zlib.crc32(part.state.saved), self.config, self.formula, shared, k, mask)
             for part, mask in zip(self.store.parts, allowed, strict=True)
         ]
         first = [
@@ -223,7 +223,7 @@ class ShardSearcher:
         """
         if state not in self._states:
             self.store.refresh()
-            newest = self.store._committed
+            newest = self.store.committed
             self._states[zlib.crc32(newest.saved)] = newest
             while len(self._states) > _STATES:
                 del self._states[next(iter(self._states))]

@@ -71,7 +71,7 @@ class ShardedDocuments(Documents):
 
         Inside an update, an id that an interrupted change has removed has its row: it is removed again.
         """
-        return self._find(ids, self.store._own.updating)
+        return self._find(ids, self.store.updating)
 
     def _find(self, ids: Sequence[str], removed: bool = False) -> Array:
         """Return global rows; with ``removed`` those that an interrupted change has removed, too."""

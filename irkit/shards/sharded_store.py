@@ -114,7 +114,7 @@ class ShardedStore(Store):
             LockedError: Another process, or another thread, is writing.
             StorageError: The changes could not be written.
         """
-        if self._own.updating:
+        if self.updating:
             with super().update():
                 yield self
             return
@@ -124,10 +124,10 @@ class ShardedStore(Store):
                 for part in self.parts:
                     stack.enter_context(part.update())
                 before = [[part.rows("hashes.bin"), part.rows("removed.bin")] for part in self.parts]
-                adopted = self._state.serialise()
+                adopted = self.state.serialise()
                 yield self
-                changed = [self._state.serialise() != adopted]
-                changed += [part._state.serialise() != part._state.saved for part in self.parts]
+                changed = [self.state.serialise() != adopted]
+                changed += [part.state.serialise() != part.state.saved for part in self.parts]
                 if any(changed):
                     self.meta["changes"] = number = self._last_change() + 1
                     for part, counts, is_changed in zip(self.parts, before, changed[1:], strict=True):
@@ -137,11 +137,11 @@ class ShardedStore(Store):
 
     def refresh(self) -> bool:
         """Move to the newest committed state of every shard; return whether there was a newer one."""
-        if self._own.updating:
+        if self.updating:
             return False
-        names = self._committed.meta.get("shards")
+        names = self.committed.meta.get("shards")
         newer = super().refresh()
-        if self._committed.meta.get("shards") != names:
+        if self.committed.meta.get("shards") != names:
             raise StorageError(f"index {self.path}: it was replaced by one of other shards; load it again")
         for attempt in range(_TRIES):
             newer = sum(part.refresh() for part in self.parts) > 0 or newer
@@ -196,7 +196,7 @@ class ShardedStore(Store):
 
     def _look(self) -> None:
         """Show the newest state of all stores to threads that begin to read."""
-        self._view = (self._committed, *(part._committed for part in self.parts))
+        self._view = (self.committed, *(part.committed for part in self.parts))
 
     def _changes(self) -> int:
         return int(self.meta.get("changes", 0))
@@ -226,12 +226,11 @@ class _Snapshots:
     def __init__(self, store: ShardedStore, view: tuple[State, ...]) -> None:
         self._view = view
         stores = zip((store, *store.parts), view, strict=True)
-        self._snapshots = [Snapshot(each._own, state) for each, state in stores]
+        self._snapshots: list[Snapshot] = [Store.snapshot(each, state) for each, state in stores]
 
     def __enter__(self) -> Any:
-        for snapshot in self._snapshots:
-            snapshot.__enter__()
-        return _View(self._view, self._snapshots[0]._own.state)
+        first, *_ = [snapshot.__enter__() for snapshot in self._snapshots]
+        return _View(self._view, first)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -245,9 +244,9 @@ class _View(tuple[State, ...]):
 
     derived: dict[Any, Any]
 
-    def __new__(cls, states: tuple[State, ...], first: State | None) -> _View:
+    def __new__(cls, states: tuple[State, ...], first: State) -> _View:
         view = super().__new__(cls, states)
-        view.derived = (first or states[0]).derived
+        view.derived = first.derived
         return view
 
 
@@ -263,7 +262,7 @@ def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
         return store
     for attempt in range(_TRIES):
         whole = ShardedStore(store.path)
-        whole._committed = whole._load()
+        whole.committed = whole._load()
         try:
             whole.attach(verify)
             return whole
