@@ -7,17 +7,18 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 
 from irkit.arguments import brief
-from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector, parse_documents, parse_queries
+from irkit.data import JSON, Document, DocumentsLike, QueriesLike, parse_documents, parse_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.evaluation.run import Run
 from irkit.index.filters import as_json
 from irkit.retrieval.explanation import Explanation, Match
+from irkit.retrieval.searcher import Searcher
 from irkit.retrieval.searching import Filter, Hit
 from irkit.retrieval.selection import RankOptions, SearchOptions
 from irkit.tokenizer import TokenSpan
@@ -26,7 +27,7 @@ _TOGETHER = 256  # queries or documents of one request
 _ATTEMPTS = 10  # while the server is busy
 
 
-class Client:
+class Client(Searcher):
     """An index of a server, with the methods of `irkit.Retriever`; any number of threads may use one.
 
     Args:
@@ -67,42 +68,16 @@ class Client:
 
     # ---- searching ----
 
-    @overload
-    def search(  # type: ignore[overload-overlap]
-        self,
-        queries: str,
-        k: int = 10,
-        filter: Filter | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> list[Hit]: ...
-    @overload
-    def search(
-        self,
-        queries: Sequence[str | Vector],
-        k: int = 10,
-        filter: Filter | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> list[list[Hit]]: ...
-    def search(
-        self,
-        queries: str | Sequence[str | Vector],
-        k: int = 10,
-        filter: Filter | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> list[Hit] | list[list[Hit]]:
-        """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
-
-        Raises:
-            BadValueError: The server refuses the request; the message says why.
-            StorageError: The server does not answer.
-        """
+    def _find(
+        self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
+    ) -> tuple[list[list[Hit]], bool]:
         single = isinstance(queries, str)
         items = [queries] if single else [_plain(query) for query in queries]
         found: list[list[Hit]] = []
         for start in range(0, len(items), _TOGETHER):
             body = {"queries": items[start : start + _TOGETHER], "k": k, "filter": _plain_filter(filter)}
             found += self._hits("search", body | {name: _plain(value) for name, value in options.items()})
-        return found[0] if single else found
+        return found, single
 
     def run(
         self,

@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from irkit.client import Client
 from irkit.data import Document, DocumentsLike
 from irkit.errors import BadValueError, MissingDependencyError
 from irkit.index import IndexConfig
 from irkit.model import Model
 from irkit.retrieval.collection import AnyModel, format_model, load_model, model_manifest
-from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.searcher import Searcher
 from irkit.retrieval.searching import Hit
 
-AnyRetriever: TypeAlias = Retriever | Hybrid | Client
+AnyRetriever: TypeAlias = Retriever | Searcher
 """What adapters that only search take."""
 
 AnyIndex: TypeAlias = str | Mapping[str, Any] | IndexConfig | None

@@ -13,20 +13,18 @@ import time
 import warnings
 import zlib
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from irkit.arguments import check_counts, check_flags, is_finite
 from irkit.core.representation import Representation
 from irkit.errors import BadValueError, StorageError
 from irkit.index import Hits, IndexConfig, Store, open_index
 from irkit.index.array_files import Array
-from irkit.model import Device
 from irkit.ray_engine.ray_start import start_ray
-from irkit.retrieval.collection import AnyModel, Collection, check_placement, open_model
+from irkit.retrieval.collection import AnyModel, LoadOptions, open_collection
 from irkit.retrieval.retriever import Retriever
-from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore, open_store
+from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
 from irkit.shards.sharded_index import search_part
 
 _STATES = 8  # of a shard that an actor can show
@@ -57,28 +55,24 @@ class ShardedRetriever(Retriever):
         path: str | Path,
         model: AnyModel | Mapping[str, Any] | str | Path | None = None,
         *,
-        device: Device | None = None,
-        dtype: str = "float32",
-        verify: bool | None = None,
         address: str | None = None,
         replicas: int = 1,
         timeout: float = 30,
         partial_results: bool = False,
+        **options: Unpack[LoadOptions],
     ) -> Self:
         """Open an index in shards, and start the actors.
 
         Args:
             path: Directory of the index, which actors find under the same path.
-            model: See `irkit.Retriever.load`, as for the next three.
-            device: Device of the model; actors load none.
-            dtype: Precision of the model.
-            verify: Verify checksums.
+            model: See `irkit.Retriever.load`; actors load none.
             address: Address of a cluster, such as ``"ray://host:10001"``; by default Ray is started here,
                 unless this process is connected to one.
             replicas: Number of actors of each shard.
             timeout: Seconds that a search waits for a shard.
             partial_results: Return the hits of other shards if one does not answer in time, with a
                 `PartialResultWarning`; `missing` names the shard. By default that is an error.
+            options: See `irkit.Retriever.load`.
 
         Raises:
             StorageError: There is no finished index, or it is not in shards.
@@ -88,16 +82,14 @@ class ShardedRetriever(Retriever):
         check_flags("ShardedRetriever", partial_results=partial_results)
         if not is_finite(timeout) or timeout <= 0:
             raise BadValueError(f"ShardedRetriever: timeout is {timeout}; expected seconds above 0")
-        check_placement(device, dtype)
-        store = open_store(path, verify=verify)
+        collection = open_collection(path, model, options)
+        store = collection.store
         if not isinstance(store, ShardedStore):
             raise StorageError(
                 f"opening {path} on Ray: it is not in shards; irkit reshard {path} --shards N divides it"
             )
-        collection = Collection(store, partial(open_model, store, model, device=device, dtype=dtype))
-        ray = start_ray(address)
-        collection.index = RayIndex(ray, store, replicas, timeout, partial_results)
-        collection.documents = collection.index.documents
+        index = RayIndex(start_ray(address), store, replicas, timeout, partial_results)
+        collection.index, collection.documents = index, index.documents
         if model is not None:
             collection.model  # noqa: B018 (loads and checks it)
         return cls(collection)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
 
-from irkit.data import Document, QueriesLike, Query, Vector, parse_queries
+from irkit.data import Document, QueriesLike, Query, parse_queries
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import BadValueError, CorruptError
 from irkit.evaluation.run import Run
@@ -20,10 +20,10 @@ from irkit.index.array_files import Array
 from irkit.index.filters import Group, check_key, conditions
 from irkit.index.filters import parse_filter as parse_conditions
 from irkit.retrieval.collection import AnyModel, check_model, load_model
-from irkit.retrieval.hybrid import OtherRetriever
 from irkit.retrieval.reranking import Candidates
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import Scorer, score_checked
+from irkit.retrieval.searcher import OtherRetriever
 from irkit.retrieval.searching import Filter, Hit, parse_contents, parse_filter
 from irkit.retrieval.selection import (
     DEEPER,
@@ -134,25 +134,16 @@ class RemoteRetriever(OtherRetriever):
 
     # ---- searching ----
 
-    def search(
-        self,
-        queries: str | Vector | Sequence[str | Vector],
-        k: int = 10,
-        filter: Filter | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> Any:
-        """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
-
-        Raises:
-            BadValueError: The engine cannot express the filter, or see `irkit.Retriever.search`.
-        """
+    def _find(
+        self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
+    ) -> tuple[list[list[Hit]], bool]:
         selection = parse_selection("search", k, options, SearchOptions)
         where = self._where(filter)
         contents, single = self._parse(queries, "searching")
         texts = selection.fields is None or not selection.fields <= {"id"}
         lists = [self._rank(query, selection, where, texts) for query in self._encode(contents)]
         hits = [[Hit.of(item.document, item.score, selection.fields) for item in line] for line in lists]
-        return hits[0] if single else hits
+        return hits, single
 
     def run(
         self,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypedDict, cast
 
-from irkit.arguments import brief
+from irkit.arguments import brief, check_options
 from irkit.data import Document, Query
 from irkit.encoder_free import (
     BM25,
@@ -23,7 +23,7 @@ from irkit.errors import BadValueError, StorageError
 from irkit.index import Documents, Index, IndexConfig, Store, StoredRows, index_config, open_index
 from irkit.index.array_files import corrupt
 from irkit.model import Device, Model
-from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
+from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore, open_store
 
 AnyModel: TypeAlias = Model | EncoderFreeModel
 """A model that encodes queries and documents of an index."""
@@ -78,6 +78,37 @@ class Collection:
             raise StorageError(
                 f"index {self.store.path}: it was replaced by one of another model or kind; load it again"
             )
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of `irkit.Retriever.load`.
+
+    Attributes:
+        device: Device of a model that is loaded here, or several, see `irkit.Model.from_pretrained`.
+        dtype: Precision of a model that is loaded here, by default ``"float32"``.
+        verify: Verify the checksum of every file, at about 2 GB/s. None, the default, does so for an index
+            of up to 64 MB.
+    """
+
+    device: Device | None
+    dtype: str
+    verify: bool | None
+
+
+def open_collection(
+    path: str | Path, choice: AnyModel | Mapping[str, Any] | str | Path | None, options: LoadOptions
+) -> Collection:
+    """Open an index, see `irkit.Retriever.load`; the model is loaded at its first use.
+
+    Raises:
+        BadTypeError: There is no such option.
+    """
+    check_options("opening an index", options, LoadOptions.__annotations__)
+    device, dtype = options.get("device"), options.get("dtype", "float32")
+    if device is not None or not isinstance(dtype, str) or dtype != "float32":
+        check_placement(device, dtype)
+    store = open_store(path, verify=options.get("verify"))
+    return Collection(store, partial(open_model, store, choice, device=device, dtype=dtype))
 
 
 def open_parts(store: Store) -> tuple[Index, Documents]:

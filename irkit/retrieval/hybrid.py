@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Unpack, overload
+from typing import Any, Unpack
 
 from irkit.arguments import brief, check_counts
 from irkit.data import Document, QueriesLike, Query, parse_queries
@@ -13,6 +12,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.fusion import Method, fuse
 from irkit.evaluation.run import Run
 from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.searcher import OtherRetriever, Searcher
 from irkit.retrieval.searching import Filter, Hit, parse_strings
 from irkit.retrieval.selection import (
     DEEPER,
@@ -26,33 +26,15 @@ from irkit.retrieval.selection import (
 )
 
 
-class OtherRetriever(ABC):
-    """What a `Hybrid` needs of a retriever whose documents are in another engine, see `irkit.remote`."""
-
-    @abstractmethod
-    def run(
-        self,
-        queries: QueriesLike,
-        k: int = 1000,
-        filter: Filter | None = None,
-        **options: Unpack[RankOptions],
-    ) -> Run:
-        """Rank documents for many queries, see `irkit.Retriever.run`."""
-
-    @abstractmethod
-    def fetch(self, ids: Sequence[str]) -> list[Document]:
-        """Return those documents of some ids that there are, in any order."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of documents."""
-
-
-class Hybrid:
+class Hybrid(Searcher):
     """Searches with several retrievers, such as BM25 and a dense model, and fuses their results.
 
     The retrievers hold the same documents by the same ids. A document that only some of them hold can still
     be found by these; its text comes from the first retriever that holds it.
+
+    ``offset``, ``threshold`` and ``group_by`` of a search apply to the fused ranking. That ranking is made of
+    ``depth`` results of each retriever, or of ``offset + k`` if that is more. While groups leave too few
+    hits, it is made again of four times as many results.
 
     Args:
         retrievers: Two or more; those of `irkit.remote` are as good.
@@ -92,31 +74,9 @@ class Hybrid:
         check_counts("Hybrid", depth=depth)
         self._fuse([Run()] * len(self.retrievers), 1)  # checks the options
 
-    @overload
-    def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 10, filter: Filter | None = None, **options: Unpack[SearchOptions]
-    ) -> list[Hit]: ...
-    @overload
-    def search(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        filter: Filter | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> list[list[Hit]]: ...
-    def search(
-        self,
-        queries: str | Sequence[str],
-        k: int = 10,
-        filter: Filter | None = None,
-        **options: Unpack[SearchOptions],
-    ) -> list[Hit] | list[list[Hit]]:
-        """Return the ``k`` best documents of every query by fused scores, see `Retriever.search`.
-
-        ``offset``, ``threshold`` and ``group_by`` apply to the fused ranking. That ranking is made of
-        ``depth`` results of each retriever, or of ``offset + k`` if that is more. While groups leave too few
-        hits, it is made again of four times as many results.
-        """
+    def _find(
+        self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
+    ) -> tuple[list[list[Hit]], bool]:
         selection = parse_selection("search", k, options, SearchOptions)
         texts = parse_strings("searching", queries)
         items = [Query(str(number), text) for number, text in enumerate(texts)]
@@ -131,7 +91,7 @@ class Hybrid:
             [Hit.of(documents[name], score, selection.fields) for name, score in run[query]]
             for query in run.query_ids
         ]
-        return results[0] if isinstance(queries, str) else results
+        return results, isinstance(queries, str)
 
     def run(
         self,

@@ -14,15 +14,14 @@ from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
 from irkit.index import IndexConfig, StageProgress
 from irkit.index.state import snapshot
-from irkit.model import Device, Model
+from irkit.model import Model
 from irkit.retrieval import searching
 from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
-from irkit.retrieval.collection import AnyModel, Collection, check_placement, open_model
+from irkit.retrieval.collection import AnyModel, Collection, LoadOptions, open_collection
 from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions, rerank
 from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
-from irkit.shards import open_store
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
@@ -103,10 +102,7 @@ class Retriever:
         cls,
         path: str | Path,
         model: AnyModel | Mapping[str, Any] | str | Path | None = None,
-        *,
-        device: Device | None = None,
-        dtype: str = "float32",
-        verify: bool | None = None,
+        **options: Unpack[LoadOptions],
     ) -> Self:
         """Open an index.
 
@@ -115,26 +111,21 @@ class Retriever:
             model: The model the index was built with. By default the model that the index names is loaded at
                 its first use. ``{"k1": 1.2, "b": 0.75}`` changes these settings of BM25: weights are then
                 computed in memory at the first search, and the files do not change.
-            device: Device of a model that is loaded here, or several, see `Model.from_pretrained`.
-            dtype: Precision of a model that is loaded here, see `Model.from_pretrained`.
-            verify: Verify the checksum of every file, at about 2 GB/s. None does so for an index of up to
-                64 MB.
+            options: Device and precision of the model, and what is verified, see
+                `irkit.retrieval.collection.LoadOptions`.
 
         Raises:
             StorageError: There is no finished index, or no model.
             CorruptError: A file is missing, truncated or altered.
+            BadTypeError: There is no such option.
             BadValueError: The index was built with another model than ``model``.
         """
-        if device is not None or not isinstance(dtype, str) or dtype != "float32":
-            check_placement(device, dtype)
-        store = open_store(path, verify=verify)
-        collection = Collection(store, partial(open_model, store, model, device=device, dtype=dtype))
+        collection = open_collection(path, model, options)
         if model is not None:
             collection.model  # noqa: B018 (loads and checks it)
         if isinstance(model, Model):
             return cls(collection)
-        directory = store.path.absolute()
-        return cls(collection, partial(cls.load, directory, model, device=device, dtype=dtype, verify=verify))
+        return cls(collection, partial(cls.load, collection.store.path.absolute(), model, **options))
 
     @property
     def model(self) -> AnyModel:

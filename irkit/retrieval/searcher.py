@@ -1,0 +1,76 @@
+"""The interface of what is searched like a `Retriever`: `search` and `run`, with one signature for all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Unpack, overload
+
+from irkit.data import Document, QueriesLike, Vector
+from irkit.evaluation.run import Run
+from irkit.retrieval.searching import Filter, Hit
+from irkit.retrieval.selection import RankOptions, SearchOptions
+
+
+class Searcher(ABC):
+    """What takes the searches of a `irkit.Retriever` and returns its results.
+
+    `irkit.Hybrid`, `irkit.client.Client` and the retrievers of `irkit.remote` are searchers.
+    """
+
+    @overload
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str, k: int = 10, filter: Filter | None = None, **options: Unpack[SearchOptions]
+    ) -> list[Hit]: ...
+    @overload
+    def search(
+        self,
+        queries: Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> list[list[Hit]]: ...
+    def search(
+        self,
+        queries: str | Sequence[str | Vector],
+        k: int = 10,
+        filter: Filter | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return the ``k`` best documents of every query, see `irkit.Retriever.search`.
+
+        Raises:
+            BadTypeError: There is no such option.
+            BadValueError: A number is out of range, or the filter makes no sense.
+            StorageError: What is searched does not answer.
+        """
+        found, single = self._find(queries, k, filter, options)
+        return found[0] if single else found
+
+    @abstractmethod
+    def _find(
+        self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
+    ) -> tuple[list[list[Hit]], bool]:
+        """Return the hits of each query, and whether a single query was given."""
+
+    @abstractmethod
+    def run(
+        self,
+        queries: QueriesLike,
+        k: int = 1000,
+        filter: Filter | None = None,
+        **options: Unpack[RankOptions],
+    ) -> Run:
+        """Rank documents for many queries, but return only ids and scores, see `irkit.Retriever.run`."""
+
+
+class OtherRetriever(Searcher):
+    """What a `irkit.Hybrid` needs of a retriever whose documents are in another engine."""
+
+    @abstractmethod
+    def fetch(self, ids: Sequence[str]) -> list[Document]:
+        """Return those documents of some ids that there are, in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of documents."""
