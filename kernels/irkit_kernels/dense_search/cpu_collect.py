@@ -17,15 +17,16 @@ from .cpu_frame import FRAME, INTS, LANES, PANEL, SLACK, Plan
 __all__ = ["float_of", "key_of", "make_room", "push", "write_collect"]
 
 _LOWEST = -(2**31)
+_FEW = 256  # items that are ordered by comparing all of them
 
 
 def write_collect(extra: bool) -> list[Function]:
-    """Write ``push``, ``shrink``, ``trim`` and ``order``.
+    """Write ``push``, ``shrink``, ``trim``, ``sort`` and ``order``.
 
     Args:
         extra: Items have a base and a sum, too.
     """
-    return [_shrink(extra), _shrink(extra, ties=True), _push(extra), _order()]
+    return [_shrink(extra), _shrink(extra, ties=True), _push(extra), _sort(), _order()]
 
 
 def key_of(scores: Value) -> Value:
@@ -150,22 +151,70 @@ def _without_last(x: Function, mask: Value, over: Value) -> Value:
 def _order() -> Function:
     """Copy the items to ``sorted_items``, best first, ties to the lower item, and their keys beside them.
 
-    The place of an item is the number of better ones, which takes a pass over all items.
+    The place of one of a few items is the number of better ones, which takes a pass over all items.
     """
     x = Function("order", f=FRAME)
     (f,) = x.parameters
     keys, items, count = f.keys, f.items, f.count
-    keys.vectors(LANES)[count] = x.constant(INTS, _LOWEST)
-    items.vectors(LANES)[count] = x.constant(f"<{LANES} x u32>", 0xFFFFFFFF)
-    with x.range(0, count) as each:
-        key, item = keys[each.i], items[each.i]
-        level, number = key.broadcast(LANES), item.broadcast(LANES)
-        with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
-            here = keys.vectors(LANES)[loop.i]
-            lower = items.vectors(LANES)[loop.i] < number
-            before = (here > level) | ((here == level) & lower)
-            loop.found -= before.mask("i32")
-        place = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
-        f.sorted_keys[place] = key
-        f.sorted_items[place] = item
+    few = count <= _FEW
+    with x.when(~few):
+        x.call("sort", f)
+    with x.when(few):
+        keys.vectors(LANES)[count] = x.constant(INTS, _LOWEST)
+        items.vectors(LANES)[count] = x.constant(f"<{LANES} x u32>", 0xFFFFFFFF)
+        with x.range(0, count) as each:
+            key, item = keys[each.i], items[each.i]
+            level, number = key.broadcast(LANES), item.broadcast(LANES)
+            with x.range(0, count, LANES, found=x.constant(INTS, 0)) as loop:
+                here = keys.vectors(LANES)[loop.i]
+                lower = items.vectors(LANES)[loop.i] < number
+                before = (here > level) | ((here == level) & lower)
+                loop.found -= before.mask("i32")
+            place = x.intrinsic("vector.reduce.add", "i32", loop.found).to("i64")
+            f.sorted_keys[place] = key
+            f.sorted_items[place] = item
+    return x
+
+
+def _sort() -> Function:
+    """Do the same for many items: sort them byte by byte, from the last of the item to the first of the key.
+
+    Each of the eight passes keeps the order of items whose byte is the same.
+    """
+    x = Function("sort", f=FRAME)
+    (f,) = x.parameters
+    count, own, other = f.count, (f.keys, f.items), (f.sorted_keys, f.sorted_items)
+    starts = x.local("i64", 8 * 256)
+
+    def place_of(key: Value, item: Value, byte: int) -> Array:
+        """Return where the next item with this byte goes; the largest key is first."""
+        word = item if byte < 4 else (key ^ 0x7FFFFFFF).cast("u32")
+        return starts.at((word >> 8 * (byte & 3) & 255).to("i64") + 256 * byte)
+
+    # Count the items of each byte, and add up the counts.
+    with x.range(0, 8 * 256) as loop:
+        starts[loop.i] = 0
+    with x.range(0, count) as loop:
+        for byte in range(8):
+            place = place_of(own[0][loop.i], own[1][loop.i], byte)
+            place[0] = place[0] + 1
+    for byte in range(8):
+        with x.range(256 * byte, 256 * byte + 256, total=0) as loop:
+            number = starts[loop.i]
+            starts[loop.i] = loop.total
+            loop.total += number
+
+    # Move the items to and fro.
+    for byte in range(8):
+        source, target = (own, other) if byte % 2 == 0 else (other, own)
+        with x.range(0, count) as loop:
+            key, item = source[0][loop.i], source[1][loop.i]
+            place = place_of(key, item, byte)
+            number = place[0]
+            place[0] = number + 1
+            target[0][number] = key
+            target[1][number] = item
+    with x.range(0, count, LANES) as loop:
+        for source, target in zip(own, other, strict=True):
+            target.vectors(LANES)[loop.i] = source.vectors(LANES)[loop.i]
     return x

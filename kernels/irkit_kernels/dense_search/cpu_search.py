@@ -43,7 +43,7 @@ def _search_query(plan: Plan) -> Function:
             x.call("rank_levels", f)
     x.call("rank_rows", f)
 
-    # Sort the hits alone: the time of that grows with the square of their number.
+    # Sort the hits alone.
     k = f.k
     f.wanted = k
     x.call("trim", f)

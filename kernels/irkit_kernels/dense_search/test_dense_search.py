@@ -153,8 +153,14 @@ def test_equal_rows_are_ordered_by_number():
     vectors = np.repeat(case.vectors[:1], 2000, 0)
     segment = arrange(Encoder(case.centroids, case.rotation).encode(vectors), 1)
     searcher = Searcher(case.centroids, case.rotation, [segment], 2000, kept=vectors)
-    rows, _ = searcher.find(case.queries, 30, Effort(1, 50, 50))
-    assert (rows == np.arange(30)).all()
+    for k in (30, 900):
+        rows, _ = searcher.find(case.queries, k, Effort(1, k + 20, k + 20))
+        assert (rows == np.arange(k)).all()
+
+
+@pytest.mark.parametrize("k", [256, 257, 1500])
+def test_many_hits_are_ordered(k):
+    Case(5, 24, [900, 1100], 3, 1, "float32", "inner_product").check(k, Effort(3, 2000, 2000))
 
 
 def test_codes_find_near_rows():
