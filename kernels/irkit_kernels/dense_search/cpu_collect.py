@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._typed import Function, Record, Value
+from .._typed import Array, Function, Record, Value
 from .cpu_frame import FRAME, INTS, LANES, PANEL, SLACK, Plan
 
 __all__ = ["float_of", "key_of", "make_room", "push", "write_collect"]
