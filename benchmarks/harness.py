@@ -42,6 +42,14 @@ PACKAGES = (
     "triton",
 )
 
+_INSTRUCTIONS = {
+    "amx_tile": "with AMX",
+    "avx512_bf16": "with AVX512-BF16",
+    "avx512_vnni": "with AVX512-VNNI",
+    "avx512f": "with AVX512",
+    "avx2": "with AVX2",
+}
+
 Row = dict[str, Any]
 
 _PLACE = re.compile(r"(<!-- results:(\w+)(?: kernel=(\w+))? -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -213,10 +221,13 @@ def _cell(value: Any) -> str:
 
 
 def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+    """Return the name of the CPU and its widest vector instructions, as Linux tells them."""
+    path = Path("/proc/cpuinfo")
+    fields = [line.partition(":") for line in path.read_text().splitlines()] if path.exists() else []
+    about = {name.strip(): text.strip() for name, _, text in fields}
+    flags = about.get("flags", about.get("Features", "")).split()
+    widest = next((label for flag, label in _INSTRUCTIONS.items() if flag in flags), "")
+    return " ".join(filter(None, (about.get("model name", platform.processor()), widest)))
 
 
 def _git(*arguments: str) -> str:
