@@ -23,6 +23,7 @@ from irkit.evaluation.trec import relevance_strings
 from irkit.index import Documents, Store, compact, create_index, index_config, open_index
 from irkit.model import EncodeOptions
 from irkit.retrieval.selection import RankOptions, SearchOptions
+from irkit.shards import rewrite
 
 Call = Callable[[SimpleNamespace, Any], object]
 
@@ -261,6 +262,7 @@ add("Store.build key", lambda e, x: Store.build(e.new, key=x).close())
 add("Store.build overwrite", lambda e, x: Store.build(e.path, overwrite=x).close())
 add("Documents", lambda e, x: Documents(x))
 add("compact", lambda e, x: compact(x))
+add("rewrite", lambda e, x: rewrite(x))
 add("index add", lambda e, x: e.vectors.index.add(x))
 add("index remove", lambda e, x: e.vectors.index.remove(x))
 add("index remove [x]", lambda e, x: e.vectors.index.remove([x]))

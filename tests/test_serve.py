@@ -19,6 +19,7 @@ from irkit.client import Client
 from irkit.errors import BadValueError, StorageError
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
+from irkit.shards import rewrite
 
 Call = Callable[..., tuple[int, Any]]
 KEY = {"authorization": "Bearer correct-horse"}
@@ -262,20 +263,60 @@ def test_documents_are_added_replaced_and_removed(call: Call) -> None:
     assert call(f"{path}?id=new/1")[0] == 404
 
 
-def test_removed_documents_are_compacted_away(
-    served: Any, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, ids = "/indexes/words/documents", [f"gone{number}" for number in range(20)]
+def fill_with_removed(call: Call, count: int = 20) -> None:
+    path, ids = "/indexes/words/documents", [f"gone{number}" for number in range(count)]
     assert call(path, {"documents": [{"id": name, "text": "zebra"} for name in ids]}, headers=KEY)[0] == 201
+    assert call(path, {"ids": ids}, "DELETE", KEY) == (200, {"removed": count, "documents": 12})
+
+
+def wait_until_compact(index: Any, rows: int) -> None:
+    end = time.monotonic() + 30
+    while index._tidying is not None or len(index.retriever().index) != rows:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("compact_rows", [50, 5], ids=["at once", "after a while"])
+def test_removed_documents_are_compacted_away(
+    served: Any, call: Call, monkeypatch: pytest.MonkeyPatch, compact_rows: int
+) -> None:
     index = served.catalogue.indexes["words"]
     monkeypatch.setattr("irkit.serve.served_indexes._FEW_REMOVED", 3)
-    assert call(path, {"ids": ids}, "DELETE", KEY) == (200, {"removed": 20, "documents": 12})
-    while index._tidying is not None or index.retriever().store.rows("removed.bin"):
-        time.sleep(0.01)
-    assert len(index.retriever().index) == 12
+    monkeypatch.setattr("irkit.serve.served_indexes._QUIET", 0.05)
+    monkeypatch.setattr(index, "limits", index.limits.model_copy(update={"compact_rows": compact_rows}))
+    fill_with_removed(call)
+    wait_until_compact(index, 12)
     body = {"queries": "search", "k": 50}
     hits = call("/indexes/words/search", body)[1]["results"][0]["hits"]
     assert {hit["id"] for hit in hits} == {f"d{number}" for number in range(12)}
+
+
+def test_a_change_does_not_wait_for_the_compaction_of_a_large_index(
+    served: Any, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, attempts = served.catalogue.indexes["words"], list[str]()
+    begun = threading.Event()
+
+    def rewrite_when_a_change_waits(*arguments: Any, **options: Any) -> None:
+        attempts.append("begun")
+        begun.set()
+        while len(attempts) == 1 and not index.writes.waiting:
+            time.sleep(0.01)
+        rewrite(*arguments, **options)
+        attempts.append("ended")
+
+    monkeypatch.setattr("irkit.serve.served_indexes.rewrite", rewrite_when_a_change_waits)
+    monkeypatch.setattr("irkit.serve.served_indexes._FEW_REMOVED", 3)
+    monkeypatch.setattr("irkit.serve.served_indexes._QUIET", 0.05)
+    monkeypatch.setattr(index, "limits", index.limits.model_copy(update={"compact_rows": 5}))
+    fill_with_removed(call)
+    assert begun.wait(30)
+    path, new = "/indexes/words/documents", {"id": "new", "text": "zebra"}
+    assert call(path, {"documents": [new]}, headers=KEY) == (201, {"added": 1, "documents": 13})
+    wait_until_compact(index, 13)
+    assert attempts == ["begun", "begun", "ended"]
+    assert call("/indexes/words/search", {"queries": "zebra"})[1]["results"][0]["hits"][0]["id"] == "new"
+    assert call(path, {"ids": ["new"]}, "DELETE", KEY)[0] == 200
 
 
 def test_server_moves_on_when_another_process_changes_the_index(served: Any, call: Call) -> None:

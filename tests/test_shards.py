@@ -350,7 +350,17 @@ def test_shards_from_the_command_line(tmp_path: Path, notes: Path, command: Call
     assert command("reshard", out, "--shards", "2")[0] == 0
     assert command("search", out, "--text", "search index") == plain
     assert json.loads(command("info", out, "--json")[1])["shards"] == 2
-    assert command("reshard", str(tmp_path / "no"), "--shards", "2")[0] == 2
+    with Retriever.load(out) as retriever:
+        before = len(retriever)
+        retriever.remove([hit.id for hit in retriever.search("search index", k=2)])
+    kept = command("search", out, "--text", "search index")
+    code, _, err = command("compact", out)
+    assert (code, "2 removed ones are gone" in err) == (0, True), err
+    assert command("search", out, "--text", "search index") == kept
+    facts = json.loads(command("info", out, "--json")[1])
+    assert (facts["shards"], facts["documents"], facts["removed"]) == (2, before - 2, 0)
+    for verb in ("reshard --shards 2", "compact"):
+        assert command(*verb.split(), str(tmp_path / "no"))[0] == 2
 
 
 def batch(step: int) -> list[tuple[str, str]]:

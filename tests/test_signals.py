@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, str, str | None]] = {
     "transfer_vocab": ("transfer-vocab transfer.yaml --out moved", "corpus.jsonl", "recipe.yaml"),
     "encode": ("encode model notes --out out.safetensors", "corpus.jsonl", "out.safetensors"),
     "reshard": ("reshard words --shards 2", "irkit.json", "irkit.json"),
+    "compact": ("compact words", "irkit.json", "irkit.json"),
     "export": ("export words --to jsonl --out words.jsonl", "irkit.json", "words.jsonl"),
     "plan": ("plan --documents 1M --index flat", "costs.json", None),
     "info": ("info words", "irkit.json", None),

@@ -13,7 +13,7 @@ import typer
 
 from irkit import __version__
 from irkit.cli.export import export
-from irkit.cli.index import encode, index, reshard
+from irkit.cli.index import compact, encode, index, reshard
 from irkit.cli.info import info
 from irkit.cli.options import IndexCommand, TrainCommand, declare_options
 from irkit.cli.output import drop_output, keep_streams, note
@@ -37,7 +37,7 @@ app = typer.Typer(
 )
 _SEARCHING = (index, search, rerank, explain, evaluate, fuse, serve, export)
 _TRAINING = (train, pretrain, mine, label, study, transfer_vocab)
-_VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, reshard, info, plan)
+_VERBS: tuple[Callable[..., None], ...] = (*_SEARCHING, *_TRAINING, encode, reshard, compact, info, plan)
 _TABLES = {index: IndexCommand, train: TrainCommand}  # listed by --help
 for _verb in _VERBS:
     _help, _epilog = declare_options(_verb)

@@ -149,6 +149,30 @@ def reshard(directory: Directory, *, shards: Annotated[int, typer.Option(min=1)]
     note(f"{directory} has {shards} shards now")
 
 
+def compact(directory: Directory) -> None:
+    """Write an index anew without its removed documents.
+
+    The index stays in use meanwhile, also by a server; it needs free space of its size. Nothing is encoded
+    again. After an interruption, the same command goes on, unless the index was changed.
+
+    Examples:
+        irkit compact words-index
+    """
+    from irkit.retrieval.retriever import Retriever
+    from irkit.shards import rewrite
+
+    with Retriever.load(directory) as retriever:
+        before = retriever.stats()
+    with stage_progress_bar("documents") as update, hint_resume(" to go on"):
+        rewrite(directory, progress=update)
+    with Retriever.load(directory) as retriever:
+        after = retriever.stats()
+    note(
+        f"{directory} has {after['documents']:,} documents; {before['removed']:,} removed ones are gone "
+        f"({before['bytes'] / 1e6:,.1f} to {after['bytes'] / 1e6:,.1f} MB)"
+    )
+
+
 _IMPACTS = ("sparse", ".jsonl")  # weights by term, which irkit index impacts and Anserini read
 
 

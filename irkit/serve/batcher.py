@@ -43,13 +43,16 @@ class Batcher:
         run: Works on items of one key; if it fails for several, it is called for each alone.
         batch_size: Largest size of the items of a batch; a larger item is a batch alone.
         most_waiting: Size of waiting items at which further requests are turned away.
+
+    Attributes:
+        waiting: Size of the items that wait, without those in work.
     """
 
     def __init__(self, name: str, run: Run, batch_size: int, most_waiting: int) -> None:
         self.name, self._run = name, run
         self._batch_size, self._most_waiting = batch_size, most_waiting
         self._items: list[_Item] = []  # a heap
-        self._numbers, self._clock, self._waiting = itertools.count(), 0.0, 0
+        self._numbers, self._clock, self.waiting = itertools.count(), 0.0, 0
         self._thread = ThreadPoolExecutor(1, f"irkit-{name}")
         self._worker: asyncio.Task[None] | None = None
 
@@ -64,7 +67,7 @@ class Batcher:
             Problem: Too much is waiting already (429).
         """
         size = sum(size for _, size in values)
-        if self._waiting and self._waiting + size > self._most_waiting:
+        if self.waiting and self.waiting + size > self._most_waiting:
             raise Problem(429, f"{self.name}: too much is waiting already; try again in a second")
         loop, start, futures = asyncio.get_running_loop(), self._clock, []
         for value, part in values:
@@ -134,8 +137,8 @@ class Batcher:
         return [self._outcomes(key, [value])[0] for value in values]
 
     def _count(self, size: int) -> None:
-        self._waiting += size
-        WAITING.labels(self.name).set(self._waiting)
+        self.waiting += size
+        WAITING.labels(self.name).set(self.waiting)
 
     async def close(self) -> None:
         """Finish what waits, and end the thread."""

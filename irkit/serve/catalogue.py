@@ -55,7 +55,10 @@ class Catalogue:
             self._open_index(name, Path(paths[name]))
 
     def _open_index(self, name: str, path: Path) -> None:
-        index = ServedIndex(name, path, self._load, partial(find, self), self.config.limits)
+        config = self.config
+        index = ServedIndex(
+            name, path, self._load, partial(find, self), config.limits, is_shared=config.workers > 1
+        )
         self.indexes[name] = index
         source = str(index.retriever().store.meta["model"]["name"])
         if source in self._loaded:

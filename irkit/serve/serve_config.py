@@ -26,8 +26,8 @@ class ServeLimits(Config):
         waiting_writes: Changes that wait for an index.
         batch_tokens: Tokens that a model encodes together.
         batch_queries: Queries that an index searches together.
-        compact_rows: Rows up to which an index is compacted when a quarter of them is removed; changes wait
-            meanwhile.
+        compact_rows: Rows up to which an index is compacted as soon as a quarter of them is removed, while
+            changes wait. A larger one is compacted when no change has come for half a minute.
         seconds: Time until a request is given up.
         body_seconds: Time until the whole body of a request has arrived.
         shutdown_seconds: Time that requests in work have to end after SIGTERM.

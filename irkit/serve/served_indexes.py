@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 
 from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import IrkitError, LockedError, StorageError
-from irkit.index import InvertedConfig, compact
+from irkit.index import InvertedConfig
 from irkit.index.directory import MANIFEST
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.batcher import Batcher
+from irkit.serve.problems import Problem
 from irkit.serve.search_work import OWN, Job
 from irkit.serve.serve_config import ServeLimits
+from irkit.shards import rewrite
 
 T = TypeVar("T")
 Work = Callable[[str, Retriever, Sequence[Job]], list[list[Any]]]
@@ -27,6 +29,7 @@ Work = Callable[[str, Retriever, Sequence[Job]], list[list[Any]]]
 
 _SHALLOW = 32  # hits up to which all searches cost about the same
 _FEW_REMOVED = 1024  # rows
+_QUIET = 30.0  # seconds without a change until a large index is compacted
 _PAUSE = 0.02  # seconds between attempts to write while another process writes
 _LABELS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
 
@@ -37,15 +40,23 @@ class ServedIndex:
     Attributes:
         name: Name in routes.
         path: Directory.
+        is_shared: Whether other processes of this server change it, too.
     """
 
     def __init__(
-        self, name: str, path: Path, load: Callable[[Path], Retriever], work: Work, limits: ServeLimits
+        self,
+        name: str,
+        path: Path,
+        load: Callable[[Path], Retriever],
+        work: Work,
+        limits: ServeLimits,
+        is_shared: bool = False,
     ) -> None:
-        self.name, self.path, self.limits = name, path, limits
+        self.name, self.path, self.limits, self.is_shared = name, path, limits, is_shared
         self._load, self._work = load, work
         self._retriever, self._seen = load(path), self._stamp()
         self._tidying: asyncio.Task[None] | None = None
+        self._changed, self._is_closing = 0.0, False
         self.searches = Batcher(f"index {name}", self._search, limits.batch_queries, limits.waiting_queries)
         self.writes = Batcher(f"changes of {name}", self._change, 1, limits.waiting_writes)
 
@@ -145,19 +156,33 @@ class ServedIndex:
     async def change(self, function: Callable[[Retriever], T]) -> T:
         """Call a function that changes the index, after all earlier changes; return after the commit."""
         [result] = await self.writes.submit("change", [(function, 1)])
+        self._changed = time.monotonic()
         if self._tidying is None and self._is_wasteful():
             self._tidying = asyncio.create_task(self._tidy())
         return result  # type: ignore[no-any-return]
 
     def _is_wasteful(self) -> bool:
-        """Return whether many rows are removed ones, which take space and memory until a compaction."""
-        index = self._retriever.index
-        removed = index.store.rows("removed.bin")
-        return removed > max(_FEW_REMOVED, len(index) // 4) and len(index) <= self.limits.compact_rows
+        """Return whether many rows are removed ones, which take space and memory until a compaction.
+
+        A large index that other processes change, too, is left alone: they would wait long.
+        """
+        rows = len(self._retriever.index)
+        if self.is_shared and self._is_large():
+            return False
+        return rows - len(self._retriever) > max(_FEW_REMOVED, rows // 4)
+
+    def _is_large(self) -> bool:
+        return len(self._retriever.index) > self.limits.compact_rows
 
     async def _tidy(self) -> None:
-        """Compact the index, after the changes that wait; searches go on."""
+        """Compact the index, after the changes that wait; a large one when no change has come for a while.
+
+        Searches go on. A change that comes while a large index is compacted ends the compaction, and begins
+        the next one.
+        """
         try:
+            while self._is_large() and (left := self._changed + _QUIET - time.monotonic()) > 0:
+                await asyncio.sleep(left)
             await self.writes.submit("change", [(self._compact, 1)])
         except IrkitError as error:  # another process writes, or the disk is full: a later change tries again
             logging.getLogger("irkit.serve").warning(
@@ -167,7 +192,13 @@ class ServedIndex:
             self._tidying = None
 
     def _compact(self, retriever: Retriever) -> None:
-        compact(self.path)
+        is_large = self._is_large()
+
+        def go_on(*progress: Any) -> None:
+            if self._is_closing or (is_large and self.writes.waiting):
+                raise Problem(503, "it is given up for now, because a change waits or the server ends")
+
+        rewrite(self.path, progress=go_on)
         retriever.refresh()
         gc.collect()  # old states refer to themselves, and keep files in memory that are removed
 
@@ -184,7 +215,10 @@ class ServedIndex:
                 time.sleep(_PAUSE)
 
     async def close(self) -> None:
-        """Finish what was begun, and close the files."""
+        """Finish what was begun, except a compaction, and close the files."""
+        self._is_closing = True
+        if self._tidying is not None:
+            self._tidying.cancel()
         await self.searches.close()
         await self.writes.close()
         self._retriever.close()

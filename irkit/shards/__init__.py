@@ -18,9 +18,9 @@ Everything above works on these three as on one index. Begin with sharded_store.
 
 from __future__ import annotations
 
-from irkit.shards.resharding import reshard
+from irkit.shards.resharding import reshard, rewrite
 from irkit.shards.sharded_documents import ShardedDocuments
 from irkit.shards.sharded_index import ShardedIndex
 from irkit.shards.sharded_store import ShardedStore, open_store
 
-__all__ = ["ShardedDocuments", "ShardedIndex", "ShardedStore", "open_store", "reshard"]
+__all__ = ["ShardedDocuments", "ShardedIndex", "ShardedStore", "open_store", "reshard", "rewrite"]

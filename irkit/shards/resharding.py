@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import StorageError
-from irkit.index import Documents, Index, StageProgress, Store, create_index, open_index
+from irkit.index import Documents, Index, StageProgress, Store, compact, create_index, open_index
 from irkit.index.array_files import Array
 from irkit.index.directory import MANIFEST
 from irkit.index.index_base import live_rows
@@ -63,6 +63,25 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         for store in stores:
             store.check_uncut()
         new.publish()
+
+
+def rewrite(path: str | Path, *, progress: StageProgress | None = None) -> None:
+    """Write an index anew without its removed rows, in as many shards as it has; it stays in use meanwhile.
+
+    See `irkit.index.compact` and `reshard`, which do it.
+
+    Args:
+        path: Directory of an index, in one store or in shards.
+        progress: Called with the stages of the work, see `irkit.index.StageProgress`.
+
+    Raises:
+        LockedError: Somebody else is writing to it.
+        StorageError: It cannot be read or written; the index is unchanged.
+    """
+    if parts := open_store(path).parts:
+        reshard(path, len(parts), progress=progress)
+    else:
+        compact(path, progress=progress)
 
 
 _KEPT = ("config", "representation", "dim", "negative", "bm25")
