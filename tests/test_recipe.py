@@ -13,12 +13,14 @@ import yaml
 
 from irkit import Model, Retriever
 from irkit.errors import BadTypeError, BadValueError, ConfigError, StorageError
+from irkit.evaluation.measures import Evaluation
+from irkit.training.measuring import measure
 from irkit.training.model_recipe import make_model
 from irkit.training.result_files import write_results
 from irkit.training.train_recipe import TrainRecipe
 from irkit.training.validation import (
     EvaluationConfig,
-    evaluate_model,
+    JudgedCollection,
     open_collections,
     summarize,
 )
@@ -245,6 +247,10 @@ def test_models_are_made(tiny_bert: Path, tmp_path: Path) -> None:
         made(kind="sparse", vocabulary=str(tmp_path / "none.txt"))
 
 
+def evaluate_model(model: Model, collection: JudgedCollection) -> Evaluation:
+    return measure(model, [collection])[collection.config.title].evaluation
+
+
 @pytest.mark.parametrize("kind", ["multi_vector", "sparse"])
 def test_evaluation_is_that_of_an_index(kind: str, collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -361,4 +367,4 @@ def test_results_are_written_by_query(collection: Path, tiny_bert: Path, tmp_pat
     assert all(line["dataset"] == "mine" and line["measure"] == "nDCG@10" for line in lines)
     assert sum(line["value"] for line in lines) / 2 == pytest.approx(result.mean["nDCG@10"])
     means = summarize({"a": result, "b": result})
-    assert means.keys() == {"nDCG@10", "a_nDCG@10", "b_nDCG@10"}
+    assert means.keys() == {"nDCG@10", "geometric_nDCG@10", "a_nDCG@10", "b_nDCG@10"}

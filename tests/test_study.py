@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.errors import BadValueError, ConfigError, CorruptError, IrkitError, StorageError
 from irkit.evaluation.measures import Evaluation
 from irkit.evaluation.significance import compare
 from irkit.heads.projection import PRESETS, projection_config
-from irkit.study import StudyConfig, check_study, write_report
-from irkit.study.results import paired_p, tabulate
+from irkit.study import StudyConfig, check_study, compare_variants, write_report
+from irkit.study.results import paired_p, tabulate, tabulate_costs
 from irkit.study.study_config import folder_name
 from irkit.study.trial import trials
-from irkit.training.result_files import read_results
+from irkit.training.result_files import read_results, write_costs
 
 RECIPE = {"model": {"name": "m", "kind": "multi_vector"}, "evaluation": {"source": "beir"}}
 STUDY = {
@@ -165,12 +165,48 @@ def test_one_dataset_is_tested_as_evaluations_are():
 def test_the_average_weighs_datasets_equally():
     runs = runs_of(2, 2)
     cells = {(cell.variant, cell.dataset): cell for cell in tabulate(runs, "v0")}
-    assert [dataset for _, dataset in cells] == ["d0", "d0", "d1", "d1", "average", "average"]
+    assert [dataset for _, dataset in cells] == [
+        *["d0"] * 2,
+        *["d1"] * 2,
+        *["average"] * 2,
+        *["geometric mean"] * 2,
+    ]
     for seed in range(2):
         parts = [cells["v1", name].seeds[seed] for name in ("d0", "d1")]
         assert cells["v1", "average"].seeds[seed] == pytest.approx(np.mean(parts))
+        assert cells["v1", "geometric mean"].seeds[seed] == pytest.approx(np.sqrt(np.prod(parts)))
     parts = [cells["v1", name].difference for name in ("d0", "d1")]
     assert cells["v1", "average"].difference == pytest.approx(np.mean(parts))
+    assert cells["v1", "geometric mean"].p is None
+
+
+def test_a_group_of_datasets_counts_once():
+    """Its parts weigh half of what others weigh, in the mean and in its test."""
+    runs = runs_of(2, 3)
+    cells = {(c.variant, c.dataset): c for c in tabulate(runs, "v0", groups={"d0": "g", "d2": "g"})}
+    assert list(dict.fromkeys(dataset for _, dataset in cells)) == ["g", "d1", "average", "geometric mean"]
+    alone = {(c.variant, c.dataset): c for c in tabulate(runs, "v0")}
+    of_parts = [alone["v1", name].difference for name in ("d0", "d1", "d2")]
+    assert cells["v1", "g"].difference == pytest.approx((of_parts[0] + of_parts[2]) / 2)
+    assert cells["v1", "average"].difference == pytest.approx(np.dot(of_parts, [0.25, 0.5, 0.25]))
+    values = [
+        np.mean([[*seed["nDCG@10", name].values()] for seed in runs["v1"].values()], 0)
+        - np.mean([[*seed["nDCG@10", name].values()] for seed in runs["v0"].values()], 0)
+        for name in ("d0", "d1", "d2")
+    ]
+    assert cells["v1", "average"].p == pytest.approx(paired_p(values, [0.25, 0.5, 0.25]))
+    assert cells["v1", "average"].p != pytest.approx(paired_p(values))
+
+
+def test_costs_are_means_without_a_test():
+    costs = {
+        "v0": {0: {("FLOPS", "d"): 2.0}, 1: {("FLOPS", "d"): 4.0}},
+        "v1": {0: {("FLOPS", "d"): 5.0}},
+        "v2": {},
+    }
+    base, other = tabulate_costs(costs, "v0")
+    assert (base.mean, other.mean, other.difference, other.p) == (3, 5, 2, None)
+    assert tabulate_costs(costs, "v0", ["e"]) == []
 
 
 @settings(max_examples=50)
@@ -256,7 +292,7 @@ def test_the_report_shows_what_was_found(tmp_path):
     assert "* v2, seed 1: exit code 2: no memory" in report
     assert "for the 2 variants tested" in report
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert len(lines) == 9
+    assert len(lines) == 12
     assert lines[1]["significant"] is True
     assert lines[1]["seeds"] == {str(seed): value for seed, value in better.seeds.items()}
     root = ET.fromstring((tmp_path / "nDCG-10.svg").read_text())
@@ -265,6 +301,52 @@ def test_the_report_shows_what_was_found(tmp_path):
     assert len(marks) == 9 + 3 * 5  # means, seeds
     assert {"v0", "v1", "v2", "d0", "average", "better"} <= {text.text for text in root.iter() if text.text}
     assert root.get("width", "").endswith("pt")
+
+
+def test_every_p_comes_from_the_stored_scores(tmp_path, command):
+    """The file of scores is enough to compare two variants, of one study or of two."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_runs(tmp_path / name, three_variants(), runs_of(3, 2))
+    cells = {(cell.variant, cell.dataset): cell for cell in write_report(tmp_path / "one", "v1")}
+    write_report(tmp_path / "two")
+    stored = tmp_path / "two" / "scores.jsonl.gz"
+    packed = stored.read_bytes()
+    write_report(tmp_path / "two")
+    assert stored.read_bytes() == packed
+    a, b = f"{tmp_path / 'one'}:v1", f"{stored}:v2"
+    again = {(cell.variant, cell.dataset): cell for cell in compare_variants(a, b)}
+    for dataset in ("d0", "d1", "average"):
+        assert again[b, dataset].p == pytest.approx(cells["v2", dataset].p)
+        assert again[b, dataset].corrected_p == again[b, dataset].p  # one test
+    code, out, _ = command("study", "compare", a, b)
+    assert code == 0
+    assert f"{again[b, 'd0'].p:.6f}"[:5] in out
+    assert compare_variants(str(stored), a)[0].variant == str(stored)  # the baseline of the study
+    for words, message in [
+        ((a, a), "twice"),
+        ((a, f"{stored}:v9"), "no results of 'v9'"),
+        ((a, str(tmp_path / "none")), "none"),
+        ((a, f"{tmp_path / 'one' / 'report.md'}:v1"), "no scores of a study"),
+    ]:
+        with pytest.raises(IrkitError, match=message):
+            compare_variants(*words)
+    code, _, err = command("study", "compare", a)
+    assert code == 2
+    assert "expected two variants" in err
+
+
+def test_costs_are_in_the_report(tmp_path):
+    study = three_variants()
+    write_runs(tmp_path, study, runs_of(3, 1))
+    for trial in trials(study, tmp_path):
+        if trial.folder.exists():
+            write_costs({"d0": {"FLOPS": 1.5 + trial.seed}}, trial.folder / "costs.jsonl")
+    cells = [cell for cell in write_report(tmp_path) if cell.measure == "FLOPS"]
+    assert [cell.mean for cell in cells] == [2.0, 2.0, 2.0]
+    report = (tmp_path / "report.md").read_text()
+    assert "## Cost: FLOPS\n\n| variant | d0 |\n| --- | ---: |\n| v0 | 2 |" in report
+    assert not (tmp_path / "FLOPS.svg").exists()
 
 
 def test_what_a_training_looks_at_does_not_count(tmp_path):

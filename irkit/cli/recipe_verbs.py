@@ -107,7 +107,7 @@ def pretrain(
 
 
 def study(
-    file: Annotated[Path | None, typer.Argument(metavar="STUDY")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="STUDY | compare A B")] = None,
     *,
     out: Path | None = None,
     jobs: OptionalCount = None,
@@ -122,7 +122,8 @@ def study(
     finished runs and repeats failed ones.
 
     Args:
-        file: YAML file that names a recipe and its variants.
+        words: YAML file that names a recipe and its variants. Or the word compare and two variants, each
+            as DIR:VARIANT or scores.jsonl.gz:VARIANT, to test B against A.
         out: Directory to write runs and report to.
         jobs: Number of runs at a time; default: one per GPU.
         override: Set a key of the recipe, for all variants. May be repeated.
@@ -133,18 +134,31 @@ def study(
     Examples:
         irkit study examples/studies/projections_local.yaml --out projections --jobs 2
     """
-    from irkit.study import StudyConfig, check_study, run_study, write_report
+    from irkit.study import compare_variants, write_report
 
+    words = words or []
+    if words[:1] == ["compare"]:
+        if len(words) != 3 or out is not None or report is not None or baseline is not None:
+            raise BadValueError("irkit study compare: expected two variants, A B, and no options")
+        show_table(*_cell_table(compare_variants(words[1], words[2])))
+        return
     # write the report of an old study again
     if report is not None:
-        if file is not None or out is not None:
+        if words or out is not None:
             raise BadValueError("irkit study: --report DIR goes alone, without a study and --out")
         _show_cells(write_report(report, baseline), report)
         return
     if baseline is not None:
         raise BadValueError("irkit study: --baseline goes with --report DIR; a study names its own baseline")
-    if file is None or out is None:
+    if len(words) != 1 or out is None:
         raise BadValueError("irkit study: expected STUDY.yaml --out DIR, or --report DIR")
+    _run_study(Path(words[0]), out, jobs, override, dry_run)
+
+
+def _run_study(file: Path, out: Path, jobs: int | None, override: list[str] | None, dry_run: bool) -> None:
+    """Check a study, train what is not finished, and show the report."""
+    from irkit.study import StudyConfig, check_study, run_study, write_report
+
     # check the study before the first training
     config = _resolve("study", StudyConfig.resolve, file, override)
     runs = check_study(config, out)
@@ -173,15 +187,19 @@ def study(
 
 
 def _show_cells(cells: list[Cell], out: Path) -> None:
+    if cells:
+        show_table(*_cell_table(cells))
+    note(f"report: {out / 'report.md'}")
+
+
+def _cell_table(cells: list[Cell]) -> tuple[list[str], list[list[Any]]]:
     header = ["variant", "measure", "dataset", "seeds", "mean", "deviation", "difference", "p (holm)"]
-    rows = []
+    rows: list[list[Any]] = []
     for cell in cells:
         optional = (cell.deviation, cell.difference, cell.corrected_p)
         values = ("" if value is None else value for value in optional)
         rows.append([cell.variant, cell.measure, cell.dataset, len(cell.seeds), cell.mean, *values])
-    if rows:
-        show_table(header, rows)
-    note(f"report: {out / 'report.md'}")
+    return header, rows
 
 
 def transfer_vocab(

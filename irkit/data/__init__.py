@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from irkit.arguments import brief, check_names
-from irkit.data.catalogues import PREFIXES, read_remote_qrels, remote_source
+from irkit.data.catalogues import PREFIXES, read_remote_qrels, remote_corpus, remote_source
 from irkit.data.collection_files import read_qrels_file, source_name
 from irkit.data.document import JSON, Document, Qrels, Query, Vector
 from irkit.data.source import (
@@ -50,6 +50,7 @@ __all__ = [
     "Source",
     "Vector",
     "check_documents",
+    "corpus_of",
     "parse_documents",
     "parse_queries",
     "read_documents",
@@ -299,3 +300,17 @@ def _document(item: Any, position: int) -> Document:
     if not isinstance(item, Mapping):
         raise BadTypeError(f"expected a Document, a record, (id, text) or a text, got {brief(item)}")
     return to_document(dict(item))
+
+
+def corpus_of(source: str | Path) -> str:
+    """Return a key of the documents of a source. Sources with the same key have the same documents.
+
+    Args:
+        source: As for `read_documents`. Several IDs of ir_datasets may share their documents.
+
+    Examples:
+        >>> corpus_of("scifact") == corpus_of("./scifact")
+        True
+    """
+    name = str(source)
+    return remote_corpus(name) if name.startswith(PREFIXES) else str(Path(name).resolve())

@@ -69,6 +69,18 @@ def read_remote_qrels(source: str) -> Qrels:
     return collect_qrels(source, ((n, str(query), str(doc), grade) for n, (query, doc, grade) in numbered))
 
 
+def remote_corpus(source: str) -> str:
+    """Return the name of the documents of a source: that of the collection of ir_datasets that has them.
+
+    Raises:
+        MissingDependencyError: The package ir_datasets is not installed.
+    """
+    if source.startswith("hf:"):
+        return source
+    library = require("ir_datasets", "data", "Reading ir_datasets collections")
+    return f"ir_datasets:{library.docs_parent_id(source.removeprefix('ir_datasets:'))}"
+
+
 def _load_ir_datasets(source: str, part: str) -> Any:
     library = require("ir_datasets", "data", "Reading ir_datasets collections")
     name = source.removeprefix("ir_datasets:")

@@ -1,8 +1,8 @@
-"""Results of a study: means and deviations over seeds, and tests of variants against the baseline."""
+"""Results of a study: means and deviations over seeds, costs, and tests of variants against the baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +11,15 @@ import numpy.typing as npt
 from irkit.errors import BadValueError
 from irkit.evaluation.significance import correct_p
 from irkit.training.result_files import Results
+from irkit.training.validation import geometric_mean
 
 AVERAGE = "average"
 """Name of the average of all datasets in the results."""
+GEOMETRIC = "geometric mean"
+"""Name of the geometric mean of all datasets in the results; it is not tested."""
+
+Costs = Mapping[tuple[str, str], float]
+"""Costs of one run, by cost and dataset."""
 
 
 class Cell(NamedTuple):
@@ -21,13 +27,15 @@ class Cell(NamedTuple):
 
     Attributes:
         variant: Name of the variant.
-        measure: Measure, such as ``nDCG@10``.
-        dataset: Name of the dataset, or ``"average"`` for the mean over the datasets, each of equal weight.
+        measure: Measure, such as ``nDCG@10``, or a cost, such as ``FLOPS``.
+        dataset: Name of a dataset or of a group of datasets; ``"average"`` for the mean over these, each of
+            equal weight; ``"geometric mean"`` for their geometric mean.
         seeds: For each seed, the mean of the measure over the queries.
         mean: Mean over the seeds.
         deviation: Sample standard deviation over the seeds; None for a single seed.
         difference: ``mean`` minus the mean of the baseline; None without results of the baseline.
-        p: Result of `paired_p`; None for the baseline itself, or without results of the baseline.
+        p: Result of `paired_p`; None for the baseline itself, for costs and geometric means, or without
+            results of the baseline.
         corrected_p: ``p`` after Holm's correction for all variants under the same measure and dataset.
     """
 
@@ -47,7 +55,10 @@ class Cell(NamedTuple):
 
 
 def tabulate(
-    runs: Mapping[str, Mapping[int, Results]], baseline: str, datasets: Sequence[str] = ()
+    runs: Mapping[str, Mapping[int, Results]],
+    baseline: str,
+    datasets: Sequence[str] = (),
+    groups: Mapping[str, str] | None = None,
 ) -> list[Cell]:
     """Summarise the results of all runs, and test the variants against the baseline.
 
@@ -55,10 +66,11 @@ def tabulate(
         runs: Results by variant and seed. Variants may have fewer seeds than others, or none.
         baseline: Name of the variant that the others are tested against.
         datasets: Names of the datasets to include, in order; empty for all.
+        groups: Names of groups by dataset. A group has the mean of its datasets and counts as one of them.
 
     Returns:
         One cell per measure, dataset and variant, sorted in this order; variants without a seed have none.
-        Cells of the average over several datasets come last.
+        Cells of the average and the geometric mean over several datasets come last.
 
     Raises:
         BadValueError: Runs were evaluated on different queries.
@@ -68,20 +80,92 @@ def tabulate(
         return []
     first = next(iter(next(iter(finished.values())).values()))
     measures = list(dict.fromkeys(measure for measure, _ in first))
-    names = list(datasets or dict.fromkeys(dataset for _, dataset in first))
+    columns: dict[str, list[str]] = {}  # the datasets of each group; others are alone
+    for name in datasets or dict.fromkeys(dataset for _, dataset in first):
+        columns.setdefault((groups or {}).get(name) or name, []).append(name)
     cells: list[Cell] = []
     for measure in measures:
-        strata = []  # of each dataset, arrays (seeds, queries) by variant
-        for name in names:
-            key = measure, name
-            strata.append({variant: _aligned(variant, runs[variant], key, first) for variant in finished})
-            cells += _test_variants(measure, name, finished, strata[-1:], baseline)
-        if len(names) > 1:
+        strata: list[_Stratum] = []
+        for column, names in columns.items():
+            of_column = [
+                _Stratum(
+                    1 / len(names),
+                    {
+                        variant: _aligned(variant, seeds, (measure, name), first)
+                        for variant, seeds in finished.items()
+                    },
+                )
+                for name in names
+            ]
+            cells += _test_variants(measure, column, finished, of_column, baseline)
+            strata += [_Stratum(part.weight / len(columns), part.values) for part in of_column]
+        if len(columns) > 1:
             cells += _test_variants(measure, AVERAGE, finished, strata, baseline)
+            cells += _geometric_means(measure, cells, list(columns), baseline)
     return cells
 
 
-def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
+def tabulate_costs(
+    runs: Mapping[str, Mapping[int, Costs]], baseline: str, datasets: Sequence[str] = ()
+) -> list[Cell]:
+    """Summarise what the runs cost; arguments as for `tabulate`. Nothing is grouped, and nothing is tested.
+
+    Returns:
+        One cell per cost, dataset and variant that has it.
+    """
+    keys = dict.fromkeys(key for seeds in runs.values() for costs in seeds.values() for key in costs)
+    order = list(dict.fromkeys(cost for cost, _ in keys))
+    cells = []
+    for cost, dataset in sorted(keys, key=lambda key: order.index(key[0])):
+        if datasets and dataset not in datasets:
+            continue
+        values = {
+            variant: {seed: costs[cost, dataset] for seed, costs in seeds.items() if (cost, dataset) in costs}
+            for variant, seeds in runs.items()
+        }
+        cells += _untested(cost, dataset, values, baseline)
+    return cells
+
+
+def _geometric_means(
+    measure: str, cells: Sequence[Cell], columns: Sequence[str], baseline: str
+) -> list[Cell]:
+    """Return the geometric mean, over datasets and groups, of each variant and seed."""
+    values: dict[str, dict[int, float]] = {}
+    by_variant: dict[str, list[dict[int, float]]] = {}
+    for cell in cells:
+        if cell.measure == measure and cell.dataset in columns:
+            by_variant.setdefault(cell.variant, []).append(cell.seeds)
+    for variant, parts in by_variant.items():
+        values[variant] = {seed: geometric_mean(part[seed] for part in parts) for seed in parts[0]}
+    return _untested(measure, GEOMETRIC, values, baseline)
+
+
+def _untested(
+    measure: str, dataset: str, values: Mapping[str, Mapping[int, float]], baseline: str
+) -> list[Cell]:
+    """Return cells without p of values by variant and seed."""
+    cells = []
+    zero = values.get(baseline)
+    for variant, seeds in values.items():
+        if not seeds:
+            continue
+        row = np.array(list(seeds.values()))
+        deviation = float(row.std(ddof=1)) if len(row) > 1 else None
+        mean = float(row.mean())
+        difference = mean - float(np.mean(list(zero.values()))) if zero else None
+        cells.append(Cell(variant, measure, dataset, dict(seeds), mean, deviation, difference))
+    return cells
+
+
+class _Stratum(NamedTuple):
+    """Values of one dataset: its weight in a mean, and arrays ``(seeds, queries)`` by variant."""
+
+    weight: float
+    values: dict[str, npt.NDArray[np.float64]]
+
+
+def paired_p(differences: Iterable[npt.NDArray[np.float64]], weights: Sequence[float] | None = None) -> float:
     """Compute the two-sided p of a paired t-test: is the mean difference, averaged over datasets, 0?
 
     With one dataset this is the usual paired t-test. With several, the variances of the means add up, and the
@@ -89,6 +173,7 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
 
     Args:
         differences: For each dataset, ``(queries,)`` differences between two variants; at least two queries.
+        weights: Weight of each dataset in the average; None weighs all equally.
 
     Examples:
         >>> round(paired_p([np.array([0.1, 0.2, 0.3])]), 4)
@@ -101,8 +186,9 @@ def paired_p(differences: Iterable[npt.NDArray[np.float64]]) -> float:
     parts = list(differences)
     if min(map(len, parts)) < 2:
         raise BadValueError("testing a study: a dataset has one query; expected two at least")
-    mean = sum(part.mean() for part in parts)
-    variances = [part.var(ddof=1) / len(part) for part in parts]
+    factors = [1.0] * len(parts) if weights is None else list(weights)
+    mean = sum(weight * part.mean() for weight, part in zip(factors, parts, strict=True))
+    variances = [w * w * part.var(ddof=1) / len(part) for w, part in zip(factors, parts, strict=True)]
     if not (total := sum(variances)):
         return float(mean == 0)
     freedom = total**2 / sum(v**2 / (len(part) - 1) for v, part in zip(variances, parts, strict=True))
@@ -138,23 +224,26 @@ def _test_variants(
     measure: str,
     dataset: str,
     runs: Mapping[str, Mapping[int, Results]],
-    strata: list[dict[str, npt.NDArray[np.float64]]],
+    strata: Sequence[_Stratum],
     baseline: str,
 ) -> list[Cell]:
-    cells = {}
+    means: dict[str, dict[int, float]] = {}
     for variant, seeds in runs.items():
-        by_seed = np.mean([part[variant].mean(1) for part in strata], 0)  # (seeds,)
-        deviation = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
-        means = dict(zip(seeds, by_seed.tolist(), strict=True))
-        cells[variant] = Cell(variant, measure, dataset, means, float(by_seed.mean()), deviation)
-    if baseline not in cells:
-        return list(cells.values())
-    others = [variant for variant in cells if variant != baseline]
-    ps = [paired_p(part[other].mean(0) - part[baseline].mean(0) for part in strata) for other in others]
+        by_seed = np.sum([part.weight * part.values[variant].mean(1) for part in strata], 0)  # (seeds,)
+        means[variant] = dict(zip(seeds, by_seed.tolist(), strict=True))
+    cells = _untested(measure, dataset, means, baseline)
+    if baseline not in means:
+        return cells
+    others = [variant for variant in means if variant != baseline]
+    weights = [part.weight for part in strata]
+
+    def differences(variant: str) -> Iterator[npt.NDArray[np.float64]]:
+        return (part.values[variant].mean(0) - part.values[baseline].mean(0) for part in strata)
+
+    ps = [paired_p(differences(variant), weights) for variant in others]
     tests = dict(zip(others, zip(ps, correct_p(ps, "holm"), strict=True), strict=True))
-    zero = cells[baseline].mean
     return [
-        cell._replace(difference=cell.mean - zero, p=p, corrected_p=corrected_p)
-        for variant, cell in cells.items()
-        for p, corrected_p in [tests.get(variant, (None, None))]
+        cell._replace(p=p, corrected_p=corrected_p)
+        for cell in cells
+        for p, corrected_p in [tests.get(cell.variant, (None, None))]
     ]

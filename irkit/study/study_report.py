@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from irkit.config import as_list
-from irkit.study.results import AVERAGE, Cell, tabulate
+from irkit.study.query_scores import SCORES, Scores, write_scores
+from irkit.study.results import AVERAGE, GEOMETRIC, Cell, Costs, tabulate, tabulate_costs
 from irkit.study.study_config import StudyConfig
 from irkit.study.trial import Trial, trials
-from irkit.training.result_files import Results, read_results
+from irkit.training.result_files import COSTS, Results, read_costs, read_results
+from irkit.training.validation import EvaluationConfig, expand_suites
 from irkit.utils.atomic import write_text
 from irkit.utils.figures import draw_svg
 
@@ -28,14 +29,14 @@ _OF_AVERAGE = " (for the average, of the mean over datasets of the mean differen
 
 
 def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
-    """Write ``report.md``, its plots and ``results.jsonl`` from the finished runs.
+    """Write ``report.md``, its plots, ``results.jsonl`` and ``scores.jsonl.gz`` from the finished runs.
 
     Args:
         out: Directory of a study.
         baseline: Name of the variant that the others are tested against; None is that of the study.
 
     Returns:
-        The cells of the tables, as `tabulate` returns them.
+        The cells of the measures and of the costs, see `tabulate` and `tabulate_costs`.
 
     Raises:
         StorageError: The directory holds no study.
@@ -48,28 +49,27 @@ def write_report(out: str | Path, baseline: str | None = None) -> list[Cell]:
         study = StudyConfig.parse(study.model_dump() | {"baseline": baseline}, str(out))
     runs = trials(study, out)
     scores: dict[str, dict[int, Results]] = {name: {} for name in study.changes()}
+    costs: dict[str, dict[int, Costs]] = {name: {} for name in study.changes()}
     for trial in runs:
         if trial.finished:
             scores[trial.variant][trial.seed] = read_results(trial.results)
-    cells = tabulate(scores, study.baseline, _tested_datasets(study))
+            if (path := trial.folder / COSTS).exists():
+                costs[trial.variant][trial.seed] = read_costs(path)
+    collections = [EvaluationConfig.parse(part) for part in expand_suites(study.recipe.get("evaluation", []))]
+    groups = {config.title: config.group for config in collections if config.group}
+    tested = [config.title for config in collections if config.at_end]  # only finished models are measured
+    write_scores(Scores(study.name, study.baseline, groups, scores), out / SCORES)
+    measured = tabulate(scores, study.baseline, tested, groups)
+    cells = measured + tabulate_costs(costs, study.baseline, tested)
     rows = [cell._asdict() | {"significant": cell.significant()} for cell in cells]
     write_text(out / "results.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     plots = {}
-    for measure in dict.fromkeys(cell.measure for cell in cells):
+    for measure in dict.fromkeys(cell.measure for cell in measured):
         plots[measure] = f"{re.sub(r'[^A-Za-z0-9]+', '-', measure).strip('-')}.svg"
-        panel = [cell for cell in cells if cell.measure == measure]
+        panel = [cell for cell in measured if cell.measure == measure and cell.dataset != GEOMETRIC]
         write_text(out / plots[measure], draw_study(panel, study.baseline))
     write_text(out / "report.md", "\n".join(_report_lines(study, runs, cells, plots)) + "\n")
     return cells
-
-
-def _tested_datasets(study: StudyConfig) -> list[str]:
-    """Return the names of the datasets with ``at_end``, which only finished models are evaluated on.
-
-    The names come from the study's recipe without the changes of any variant.
-    """
-    parts = as_list(study.recipe.get("evaluation") or [])
-    return [part.get("name") or Path(part["source"]).name for part in parts if part.get("at_end")]
 
 
 def _report_lines(
@@ -105,6 +105,16 @@ def _report_lines(
         yield "\n" + _METHOD.format(
             average=average, others=len({cell.variant for cell in cells if cell.p is not None})
         )
+    # what storing and comparing vectors costs
+    names = dict.fromkeys(cell.measure for cell in cells if cell.measure not in plots)
+    for cost in names:
+        table = {(cell.variant, cell.dataset): cell for cell in cells if cell.measure == cost}
+        datasets = list(dict.fromkeys(dataset for _, dataset in table))
+        yield f"\n## Cost: {cost}\n"
+        yield from _header("variant", *datasets)
+        for variant in variants:
+            row = [table.get((variant, dataset)) for dataset in datasets]
+            yield from _row([variant, *("-" if cell is None else f"{cell.mean:,.4g}" for cell in row)])
     # what each variant changes, and what failed
     yield "\n## Variants\n"
     yield from _row(["variant", "changes of the recipe"])
@@ -136,8 +146,10 @@ def _value(cell: Cell | None, best: dict[str, float], study: StudyConfig) -> str
 
 
 def _difference(cell: Cell | None) -> str:
-    if cell is None or cell.difference is None or cell.corrected_p is None:
+    if cell is None or cell.difference is None:
         return "-"
+    if cell.corrected_p is None:
+        return f"{cell.difference:+.4f}"
     p = f"{cell.corrected_p:.2g}" if cell.corrected_p >= 1e-4 else "<0.0001"
     return f"{cell.difference:+.4f} ({p})"
 

@@ -169,6 +169,11 @@ def check_parts(recipes: Mapping[str, TrainRecipe]) -> dict[str, IrkitError]:
     errors: dict[str, IrkitError | None] = {}
     failures: dict[str, IrkitError] = {}
     for variant, recipe in recipes.items():
+        try:
+            recipe.check_files()
+        except IrkitError as error:
+            failures[variant] = error
+            continue
         for kind, setting, open_part in _parts(recipe):
             key = f"{kind} {setting!r}"
             if key not in errors:

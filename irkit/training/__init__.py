@@ -9,7 +9,7 @@ Read in this order::
     train_step.py        a batch in, the loss out; scores.py: what losses see; gather.py: several processes
     losses/, regularizers.py, interaction.py
     trainer.py           the training loop; checkpoints.py, learning_rates.py, collapse.py
-    validation.py        measure the current model; result_files.py: evaluation.jsonl
+    validation.py        judged collections; measuring.py measures on them; result_files.py: evaluation.jsonl
     text_training.py     training on texts without labels: masking.py, masked_lm_step.py, logit_losses.py
     pretraining/         objectives on texts, and recipes that start from random weights: new_model.py
     negatives.py, labels.py, teachers.py    examples from searches and from other models

@@ -1,4 +1,8 @@
-"""The file ``evaluation.jsonl`` at the end of a training: one value per collection, measure and query."""
+"""The files that a training ends with.
+
+``evaluation.jsonl`` has a value per collection, measure and query, ``costs.jsonl`` a value per collection and
+cost.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from irkit.errors import CorruptError
 from irkit.evaluation.measures import Evaluation
 from irkit.utils.atomic import explained, write_text
 
+COSTS = "costs.jsonl"
+"""Name of the file of costs in the directory of a run."""
 Results = dict[tuple[str, str], dict[str, float]]
-"""Values by query, by measure and dataset."""
+"""Values by query, by measure and dataset, in this order."""
 
 
 def write_results(evaluations: Mapping[str, Evaluation], path: Path) -> None:
@@ -30,7 +36,7 @@ def write_results(evaluations: Mapping[str, Evaluation], path: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Read a file of `write_results`: (dataset, measure) -> query id -> value.
+    """Read a file of `write_results`: (measure, dataset) -> query id -> value.
 
     Raises:
         StorageError: The file cannot be read.
@@ -46,6 +52,34 @@ def read_results(path: Path) -> Results:
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"reading {path}: {error!r}; remove its folder to train again") from error
     return results
+
+
+def write_costs(costs: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Write one JSON object per collection and cost: dataset, cost, value.
+
+    Args:
+        costs: Costs by collection and name, see `irkit.training.measuring.Costs`.
+        path: File to write.
+
+    Raises:
+        StorageError: Writing failed.
+    """
+    rows = [
+        {"dataset": name, "cost": cost, "value": value}
+        for name, values in costs.items()
+        for cost, value in values.items()
+    ]
+    write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def read_costs(path: Path) -> dict[tuple[str, str], float]:
+    """Read a file of `write_costs`: (cost, dataset) -> value; errors as for `read_results`."""
+    try:
+        with explained(f"reading {path}"):
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {(row["cost"], row["dataset"]): float(row["value"]) for row in rows}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"reading {path}: {error!r}; remove its folder to train again") from error
 
 
 def read_means(path: Path) -> list[tuple[str, str, float]]:

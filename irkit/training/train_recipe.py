@@ -9,14 +9,14 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from irkit.config import Config, as_list, read_mapping, with_overrides
-from irkit.errors import BadTypeError, ConfigError
+from irkit.errors import BadTypeError, ConfigError, StorageError
 from irkit.training.interaction import Interaction, MaxSim
 from irkit.training.losses import Loss, Matryoshka
 from irkit.training.model_recipe import ModelRecipe, trained_model
 from irkit.training.regularizers import Regularizer
 from irkit.training.training_arguments import TrainingArguments, first_evaluating
 from irkit.training.training_data import DataConfig
-from irkit.training.validation import EvaluationConfig
+from irkit.training.validation import Collections
 
 _OF_FINE_TUNING = ("losses", "regularizers", "evaluation")
 
@@ -33,6 +33,8 @@ class TrainRecipe(Config):
         interaction: How token vectors are compared; MaxSim by default.
         train: Arguments by the names of `TrainingArguments`.
         evaluation: Judged collections that the model is measured on.
+        prepare: For files and folders that the recipe reads, the command that makes each or brings it. An
+            error about a missing file names the command; irkit does not run it.
 
     Examples:
         >>> recipe = TrainRecipe.resolve(
@@ -54,7 +56,8 @@ class TrainRecipe(Config):
     matryoshka: Matryoshka | None = None
     interaction: Interaction = MaxSim()
     train: dict[str, Any] = Field(default_factory=dict)
-    evaluation: Annotated[list[EvaluationConfig], BeforeValidator(as_list)] = Field(default_factory=list)
+    evaluation: Collections = Field(default_factory=list)
+    prepare: dict[str, str] = Field(default_factory=dict)
 
     @classmethod
     def resolve(cls, recipe: Self | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Self:
@@ -84,6 +87,12 @@ class TrainRecipe(Config):
                 "without at_end, or leave it out"
             )
         return resolved
+
+    def check_files(self) -> None:
+        """Raise StorageError if a file of ``prepare`` is missing."""
+        for path, command in self.prepare.items():
+            if not Path(path).exists():
+                raise StorageError(f"recipe: there is no {path} in {Path.cwd()}; it comes from: {command}")
 
     def arguments(self, output_dir: str | Path) -> TrainingArguments:
         """Make the arguments of the trainer.

@@ -19,20 +19,21 @@ import transformers
 from irkit.config import Config
 from irkit.core.scoring import score
 from irkit.errors import ConfigError
-from irkit.evaluation.measures import Evaluation, evaluate
+from irkit.evaluation.measures import evaluate
+from irkit.index import check_index
 from irkit.model import Model
-from irkit.training.interaction import make_interaction
+from irkit.training.interaction import MVA, make_interaction
+from irkit.training.measuring import Measured, measure
 from irkit.training.model_recipe import ModelRecipe, make_model
-from irkit.training.result_files import write_results
+from irkit.training.result_files import COSTS, write_costs, write_results
 from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
 from irkit.training.train_recipe import StagedRecipe, TrainRecipe
 from irkit.training.train_step import TrainStep
 from irkit.training.trainer import Trainer
 from irkit.training.training_arguments import TrainingArguments
 from irkit.training.training_data import Mixture, check, open_data
-from irkit.training.validation import JudgedCollection, evaluate_model, open_collections, summarize
+from irkit.training.validation import JudgedCollection, open_collections, summarize
 from irkit.utils.atomic import explained, write_text
-from irkit.utils.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     """
     directory = Path(out)
     check_directory(directory, recipe, overwrite)
+    recipe.check_files()
     # model and losses
     arguments = recipe.arguments(directory / "checkpoints")
     transformers.set_seed(arguments.seed)  # it decides the weights of new heads
@@ -89,6 +91,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     _check_learnable(recipe, counts)
     if arguments.max_steps <= 0 and examples.streaming:
         raise ConfigError("train.max_steps: a streamed dataset has no end; say how many steps to take")
+    _check_indexes(model, recipe)
     collections = open_collections(recipe.evaluation)
     during = [collection for collection in collections if not collection.config.at_end]
     _check_metric(arguments, during)
@@ -96,7 +99,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         step,
         arguments,
         examples,
-        evaluation=(lambda model: summarize(_measure(model, step, during))) if during else None,
+        evaluation=(lambda model: _summarize(_measure(model, step, during), during)) if during else None,
         callbacks=[TrainingLog(directory / "log.jsonl")],
     )
     for created in (directory / "checkpoints", directory):  # by the trainer; nothing is written yet
@@ -141,12 +144,16 @@ def run_recipe(prepared: Prepared, out: str | Path, *, overwrite: bool = False) 
     """Train, measure and save the model of a prepared recipe; arguments and errors as for `train`."""
     directory = Path(out)
 
-    def measure(model: Model) -> None:
+    def measure_finished(model: Model) -> None:
         if prepared.collections:
             results = _measure(model, prepared.step, prepared.collections)
-            write_results(results, directory / "evaluation.jsonl")
+            write_costs({title: result.costs for title, result in results.items()}, directory / COSTS)
+            evaluations = {title: result.evaluation for title, result in results.items()}
+            write_results(evaluations, directory / "evaluation.jsonl")
 
-    return run_trainer(prepared.trainer, prepared.recipe, directory, overwrite=overwrite, measure=measure)
+    return run_trainer(
+        prepared.trainer, prepared.recipe, directory, overwrite=overwrite, measure=measure_finished
+    )
 
 
 def run_trainer(
@@ -211,18 +218,32 @@ def run_fine_tuning(recipe: StagedRecipe, model: ModelRecipe, last: Path | None,
     return last
 
 
-def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection]) -> dict[str, Evaluation]:
-    """Evaluate a model on each collection, by the scores that ``step`` trains; return results by title."""
-    results: dict[str, Evaluation] = {}
-    compare: Any = step.interaction or score
+def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection]) -> dict[str, Measured]:
+    """Measure a model on each collection, by the scores that ``step`` trains; return results by title."""
     training = step.training
     step.eval()
-    for collection in collections:
-        title = collection.config.title
-        with progress_bar(f"evaluating on {title}", "documents", collection.total) as update:
-            results[title] = evaluate_model(model, collection, compare, update)
+    compare: Any = step.interaction or score
+    results = measure(model, collections, compare)
     step.train(training)
     return results
+
+
+def _summarize(results: Mapping[str, Measured], collections: list[JudgedCollection]) -> dict[str, float]:
+    groups = {collection.config.title: collection.config.group for collection in collections}
+    return summarize({title: result.evaluation for title, result in results.items()}, groups)
+
+
+def _check_indexes(model: Model, recipe: TrainRecipe) -> None:
+    """Raise an error if a collection is to be searched in an index that does not suit the model."""
+    for config in recipe.evaluation:
+        if config.index is None:
+            continue
+        if isinstance(recipe.interaction, MVA):
+            raise ConfigError(
+                f"evaluation.index: {config.title} is searched by the scores of the model, and attention "
+                "(kind mva) is trained; leave index out"
+            )
+        check_index(config.index, model.encode_representation([], "document"))
 
 
 def _check_learnable(recipe: TrainRecipe, counts: Mapping[str, int]) -> None:
@@ -240,7 +261,8 @@ def _check_metric(arguments: TrainingArguments, collections: list[JudgedCollecti
     """Raise ConfigError if the best model is to be chosen by a measure that is not computed."""
     one: Any = {"q": {"d": 1}}
     configs = [collection.config for collection in collections]
-    measured = summarize({config.title: evaluate(one, one, config.measures) for config in configs})
+    groups = {config.title: config.group for config in configs}
+    measured = summarize({config.title: evaluate(one, one, config.measures) for config in configs}, groups)
     metric = (arguments.metric_for_best_model or "").removeprefix("eval_")
     if metric and metric not in measured:
         raise ConfigError(

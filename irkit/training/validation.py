@@ -1,39 +1,56 @@
-"""Measure the current model on judged collections, by exact search in bounded memory."""
+"""The judged collections that a model is measured on; `irkit.training.measuring` measures it."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from pydantic import PositiveInt, StringConstraints, model_validator
-from torch import Tensor
+from pydantic import BeforeValidator, PositiveInt, StringConstraints, model_validator
 
-from irkit.config import Config
-from irkit.core.representation import Representation, concat
-from irkit.core.scoring import score
-from irkit.data import Document, Qrels, Query, Source, read_documents, read_qrels, read_queries
-from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.config import Config, as_list
+from irkit.data import (
+    Document,
+    Qrels,
+    Query,
+    Source,
+    corpus_of,
+    read_documents,
+    read_qrels,
+    read_queries,
+)
 from irkit.errors import BadValueError, ConfigError
 from irkit.evaluation.measures import Evaluation, evaluate
 from irkit.evaluation.run import Run
-from irkit.index import Hits
-from irkit.index.topk import TopK
-from irkit.model import Model
-from irkit.model.hardware import with_dtype
+from irkit.index.index_kinds import AnyIndexConfig, index_config
 
-Score = Callable[[Representation, Representation], Tensor]
-Progress = Callable[[int], object]
+_BEIR_13 = {
+    "ArguAna": "arguana",
+    "Climate-FEVER": "climate-fever",
+    "DBPedia": "dbpedia-entity/test",
+    "FEVER": "fever/test",
+    "FiQA": "fiqa/test",
+    "HotpotQA": "hotpotqa/test",
+    "NFCorpus": "nfcorpus/test",
+    "NQ": "nq",
+    "Quora": "quora/test",
+    "SCIDOCS": "scidocs",
+    "SciFact": "scifact/test",
+    "Touche": "webis-touche2020/v2",
+    "TREC-COVID": "trec-covid",
+}
+_CQADUPSTACK = (
+    *("android", "english", "gaming", "gis", "mathematica", "physics", "programmers", "stats", "tex"),
+    *("unix", "webmasters", "wordpress"),
+)
 
-_CHUNK = 1024  # documents encoded and scored together
+
+def _named_index(choice: Any) -> Any:
+    return index_config(choice) if isinstance(choice, str) else choice
 
 
 class EvaluationConfig(Config):
@@ -53,6 +70,9 @@ class EvaluationConfig(Config):
         run: Rerank this run, in a file of TREC or of JSON lines: each query scores only the documents that
             the run has for it.
         document_length: Number of tokens at which documents are cut; None cuts them as in training.
+        index: Search an index of this kind, such as ``plaid``, or with these settings; None searches exactly.
+        group: Name of a group. Averages count the mean of a group as one collection.
+        drop_identical_ids: Ignore documents that have the id of the query, as BEIR does.
         at_end: Measure only the final model; the collection must not choose it.
     """
 
@@ -65,12 +85,17 @@ class EvaluationConfig(Config):
     documents: PositiveInt | None = None
     run: str | None = None
     document_length: PositiveInt | None = None
+    index: Annotated[AnyIndexConfig, BeforeValidator(_named_index)] | None = None
+    group: str = ""
+    drop_identical_ids: bool = False
     at_end: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.run and self.documents:
             raise ValueError("'run' has its own documents; leave out 'documents'")
+        if self.run and self.index:
+            raise ValueError("'run' is reranked, which takes no 'index'; leave one out")
         return self
 
     @property
@@ -84,6 +109,52 @@ class EvaluationConfig(Config):
         return self.measures.split()[0]
 
 
+def expand_suites(collections: Any) -> Any:
+    """Replace ``source: beir-13`` and ``source: beir-14`` by the collections of BEIR that are public.
+
+    The other keys of such an entry are those of every collection. ``beir-13`` is what SPLADE and many others
+    measure on. ``beir-14`` also has the 12 parts of CQADupStack, one group.
+
+    Args:
+        collections: Value of ``evaluation`` in a recipe, which may be anything.
+
+    Source: Thakur et al. 2021, "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information
+    Retrieval Models", https://arxiv.org/abs/2104.08663.
+
+    Examples:
+        >>> len(expand_suites([{"source": "beir-13"}])), len(expand_suites({"source": "beir-14"}))
+        (13, 25)
+    """
+    collections = as_list(collections)
+    if not isinstance(collections, list):
+        return collections
+    return [part for entry in collections for part in _expand(entry)]
+
+
+def _expand(entry: Any) -> list[Any]:
+    suite = entry.get("source") if isinstance(entry, Mapping) else None
+    if suite not in ("beir-13", "beir-14"):
+        return [entry]
+    if unfit := [key for key in ("name", "split", "run", "group") if entry.get(key)]:
+        raise ValueError(f"{suite} is {_count(suite)} collections; {unfit[0]!r} is for one of them")
+    parts: list[tuple[str, str, dict[str, str]]] = [(name, path, {}) for name, path in _BEIR_13.items()]
+    if suite == "beir-14":
+        group = {"group": "CQADupStack"}
+        parts += [(f"CQADupStack {name}", f"cqadupstack/{name}", group) for name in _CQADUPSTACK]
+    shared = {"drop_identical_ids": True, **entry}
+    return [
+        {**shared, "source": f"ir_datasets:beir/{path}", "name": name, **more} for name, path, more in parts
+    ]
+
+
+def _count(suite: str) -> int:
+    return int(suite.removeprefix("beir-"))
+
+
+Collections = Annotated[list[EvaluationConfig], BeforeValidator(expand_suites)]
+"""Field of a recipe: one collection, or several."""
+
+
 @dataclass(frozen=True)
 class JudgedCollection:
     """A collection whose documents, queries and judgments fit each other.
@@ -95,6 +166,7 @@ class JudgedCollection:
         source: All documents.
         chosen: Ids of the documents that are searched; None for all.
         total: Number of documents that are searched.
+        corpus: Key of all documents; collections of the same documents have the same key.
         candidates: Numbers of the queries that may find each document, by id; None if all queries may.
     """
 
@@ -104,6 +176,7 @@ class JudgedCollection:
     source: Source[Document]
     chosen: frozenset[str] | None
     total: int
+    corpus: str
     candidates: Mapping[str, list[int]] | None = None
 
     def documents(self) -> Iterator[Document]:
@@ -137,6 +210,7 @@ def _open(config: EvaluationConfig) -> JudgedCollection:
         raise BadValueError(f"evaluation: {config.source} can be read only once; save it to a file")
     if not queries:
         raise BadValueError(f"evaluation: none of the queries of {config.source} is judged; check split")
+    corpus = corpus_of(config.source)
     judged = {identifier for query in queries for identifier in qrels[query.id]}
     candidates = None if config.run is None else _read_candidates(config.run, queries)
     total = n_judged = n_candidates = 0
@@ -152,14 +226,14 @@ def _open(config: EvaluationConfig) -> JudgedCollection:
                 f"{config.source}; expected a run over this collection"
             )
         return JudgedCollection(
-            config, queries, qrels, source, frozenset(candidates), n_candidates, candidates
+            config, queries, qrels, source, frozenset(candidates), n_candidates, corpus, candidates
         )
     chosen = None
     if config.documents is not None and config.documents < total:
         others = (document.id for document in source if document.id not in judged)
         chosen = frozenset(judged) | set(heapq.nsmallest(config.documents - n_judged, others, _random_order))
         total = max(config.documents, n_judged)
-    return JudgedCollection(config, queries, qrels, source, chosen, total)
+    return JudgedCollection(config, queries, qrels, source, chosen, total, corpus)
 
 
 def _read_candidates(path: str, queries: Sequence[Query]) -> dict[str, list[int]]:
@@ -186,90 +260,34 @@ def _random_order(identifier: str) -> bytes:
     return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
 
 
-def evaluate_model(
-    model: Model, collection: JudgedCollection, score: Score = score, progress: Progress | None = None
-) -> Evaluation:
-    """Search a collection exactly, or rerank its run, and evaluate the result.
+def summarize(
+    evaluations: Mapping[str, Evaluation], groups: Mapping[str, str] | None = None
+) -> dict[str, float]:
+    """Compute the means of each measure over the collections.
 
     Args:
-        model: Model of any kind. The call leaves its mode, training or evaluation, as before.
-        collection: See `open_collections`.
-        score: Returns the scores ``(n_q, n_d)`` of queries and documents; higher is better.
-        progress: Called with the number of documents done since its last call.
-
-    Raises:
-        BadValueError: The similarity of the model is not an inner product.
-    """
-    training = model.training
-    model = _adjusted(model, collection.config)
-    try:
-        queries = concat(model.stream_representations((query.text for query in collection.queries), "query"))
-        texts = (document.full_text for document in collection.documents())
-        ids = collection.documents()  # a second time, in step with the chunks
-        best, first = TopK(len(queries), collection.config.k), 0
-        for chunk in model.stream_representations(texts, "document", chunk_size=_CHUNK, progress=progress):
-            with torch.no_grad():
-                scores = score(queries, chunk).numpy()
-            if collection.candidates is not None:
-                chunk_ids = [document.id for document in islice(ids, len(chunk))]
-                scores = _only_candidates(scores, [collection.candidates[name] for name in chunk_ids])
-            best.push(scores, np.arange(first, first + len(chunk)))
-            first += len(chunk)
-    finally:
-        model.train(training)
-    run = _as_run(collection, best.hits())
-    return evaluate(run, collection.qrels, collection.config.measures)
-
-
-def _only_candidates(
-    scores: npt.NDArray[np.float32], allowed: Sequence[list[int]]
-) -> npt.NDArray[np.float32]:
-    """Return scores ``(n_q, n_d)`` with -inf, which is no hit, where a query may not find a document."""
-    rows = np.concatenate([np.asarray(numbers, np.int64) for numbers in allowed])
-    columns = np.repeat(np.arange(len(allowed)), [len(numbers) for numbers in allowed])
-    kept = np.full_like(scores, -np.inf)
-    kept[rows, columns] = scores[rows, columns]
-    return kept
-
-
-def _adjusted(model: Model, config: EvaluationConfig) -> Model:
-    """Return the model, or a copy of it with the precision and the length of documents of ``config``."""
-    if config.dtype == "float32" and config.document_length is None:
-        return model
-    model = copy.deepcopy(model)
-    if config.document_length is not None:
-        model.set_length("document", config.document_length)
-    if config.dtype == "float32":
-        return model
-    for side in (model, model.query_model):
-        if side is not None and not isinstance(side.encoder, InferenceFreeEncoder):
-            side.encoder = with_dtype(side.encoder, side.head, side.tokenizer, config.dtype)
-    return model
-
-
-def summarize(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
-    """Compute the mean of each measure over the collections.
+        evaluations: Results by the title of the collection.
+        groups: Names of groups by title, see `EvaluationConfig`.
 
     Returns:
-        Means by measure. If there are several collections, also each of their values as
-        ``collection_measure``.
+        Arithmetic means by measure. If there are several collections, also their geometric mean as
+        ``geometric_measure``, and each of their values as ``collection_measure``; a group is one collection.
     """
-    values: dict[str, list[float]] = {}
-    for evaluation in evaluations.values():
+    columns: dict[str, dict[str, list[float]]] = {}  # values by measure, then by collection or group
+    for title, evaluation in evaluations.items():
+        name = (groups or {}).get(title) or title
         for measure, value in evaluation.mean.items():
-            values.setdefault(measure, []).append(value)
-    means = {measure: sum(row) / len(row) for measure, row in values.items()}
-    if len(evaluations) > 1:
-        for name, evaluation in evaluations.items():
-            means |= {f"{name}_{measure}": value for measure, value in evaluation.mean.items()}
+            columns.setdefault(measure, {}).setdefault(name, []).append(value)
+    values = {m: {name: sum(v) / len(v) for name, v in row.items()} for m, row in columns.items()}
+    means = {measure: sum(row.values()) / len(row) for measure, row in values.items()}
+    for measure, row in values.items():
+        if len(row) > 1:
+            means[f"geometric_{measure}"] = geometric_mean(row.values())
+            means |= {f"{name}_{measure}": value for name, value in row.items()}
     return means
 
 
-def _as_run(collection: JudgedCollection, hits: Hits) -> Run:
-    """Make a run of the hits; their ids are read a second time rather than stored for all documents."""
-    hit_rows = {*hits.rows.ravel().tolist()}
-    ids = {row: document.id for row, document in enumerate(collection.documents()) if row in hit_rows}
-    return Run(
-        (query.id, [ids[row] for row in rows[rows >= 0].tolist()], scores[rows >= 0])
-        for query, rows, scores in zip(collection.queries, *hits, strict=True)
-    )
+def geometric_mean(values: Iterable[float]) -> float:
+    """Compute the geometric mean of numbers of at least 0; it is 0 if one of them is 0."""
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values)) if all(value > 0 for value in values) else 0.0

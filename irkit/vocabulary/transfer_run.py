@@ -55,6 +55,7 @@ def check(recipe: VocabularyRecipe, out: str | Path, *, overwrite: bool = False)
         BadValueError: A file has wrong content.
     """
     check_directory(Path(out), recipe, overwrite)
+    recipe.check_files()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "vocabulary recipe: got one of several processes, expected the only one; leave out data, and "

@@ -50,6 +50,7 @@ def check(recipe: PretrainRecipe, out: str | Path, *, overwrite: bool = False) -
         BadValueError: A file has wrong content, or an objective does not fit the model.
     """
     check_directory(Path(out), recipe, overwrite)
+    recipe.check_files()
     plan, model = recipe.pretraining, recipe.model
     with tempfile.TemporaryDirectory() as scratch:  # trainers make directories before they begin
         folder = Path(scratch)
