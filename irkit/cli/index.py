@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
 from irkit.utils.atomic import write_text
 from irkit.utils.progress import progress_bar, stage_progress_bar
+from irkit.utils.uris import is_uri
 
 if TYPE_CHECKING:
     from irkit.data.vector_files import Parts
@@ -25,7 +27,7 @@ def index(
     model: str | None = None,
     corpus: str | None = None,
     *,
-    out: Path | None = None,
+    out: str | None = None,
     choice: Annotated[str | None, typer.Option("--index")] = None,
     override: Settings = None,
     id_column: str | None = None,
@@ -48,7 +50,7 @@ def index(
         model: Directory or hub name of a model; or bm25, impacts or vectors.
         corpus: BEIR folder, .jsonl, .csv, .tsv, .txt, <DOC>, also .gz; .parquet; - (standard input),
             ir_datasets:ID, hf:NAME; for the model vectors: .jsonl, .npy or .safetensors.
-        out: Directory to write the index to.
+        out: Directory to write the index to; or a URI, such as s3://bucket/notes.
         choice: auto, flat, inverted, dense, hnsw, ivf, pq, ivfpqfs, plaid, muvera, a factory string of FAISS,
             or a recipe (.yaml). Default: inverted for sparse models and bm25, else flat.
         override: Set a key of the index, of bm25 or of the recipe, such as ef_search=128. May be repeated.
@@ -74,18 +76,22 @@ def index(
         typer.echo(recipe.to_yaml(), nl=False)
         return
     out = require_out(out, "index", "index")
-    if (out / "irkit.json").exists() and not overwrite:
+    if not is_uri(out) and (Path(out) / "irkit.json").exists() and not overwrite:
         raise StorageError(f"{out} holds an index already; choose another directory or give --overwrite")
 
     from irkit.data import check_documents, read_documents
     from irkit.encoder_free import Vectors, is_encoder_free
     from irkit.index import check_index
     from irkit.index.directory import check_place
+    from irkit.index.object_store import check_uri, staged
     from irkit.retrieval.collection import default_index, load_model
     from irkit.retrieval.retriever import Retriever
 
     # read everything once, so that a malformed line is an error before the encoding
-    check_place(out, overwrite)
+    if is_uri(out):
+        check_uri(out, overwrite)
+    else:
+        check_place(Path(out), overwrite)
     documents = read_documents(
         recipe.corpus,
         id=recipe.id_column,
@@ -114,14 +120,15 @@ def index(
         note(f"would index {count} with {recipe.model} ({encoder.kind}{width}) into {out}")
         return
     start = time.monotonic()
-    options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite}
+    options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite or is_uri(out)}
     options["shards"] = recipe.shards
     with (
+        staged(out, overwrite) if is_uri(out) else nullcontext(Path(out)) as folder,
         stage_progress_bar("documents", encoding=total) as update,
         hint_resume(" to go on with this build"),
     ):
-        retriever = Retriever.build(encoder, documents, out, index=config, progress=update, **options)
-    write_text(out / "recipe.yaml", recipe.to_yaml())
+        retriever = Retriever.build(encoder, documents, folder, index=config, progress=update, **options)
+        write_text(folder / "recipe.yaml", recipe.to_yaml())
     if total not in (None, len(retriever)):
         note(f"warning: {recipe.corpus} changed meanwhile: it held {total:,} documents when it was checked")
     seconds, size = time.monotonic() - start, retriever.stats()["bytes"] / 1e6

@@ -9,14 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from irkit.cli.options import Directory
 from irkit.cli.output import show_table
 from irkit.errors import StorageError
 from irkit.utils.atomic import explained
 from irkit.utils.progress import progress_bar
+from irkit.utils.uris import is_uri
 
 
 def info(
-    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    directory: Directory,
     *,
     verify: Annotated[bool, typer.Option("--verify/--no-verify")] = True,
     as_json: Annotated[bool, typer.Option("--json")] = False,
@@ -31,29 +33,30 @@ def info(
     Examples:
         irkit info notes-index
     """
+    folder = Path(directory)
     with explained(f"reading {directory}"):
-        empty = directory.is_dir() and not any(directory.iterdir())
-    if empty or not directory.exists():
+        empty = folder.is_dir() and not any(folder.iterdir())
+    if empty or not (folder.exists() or is_uri(directory)):
         problem = "it is empty" if empty else "no such directory"
         raise StorageError(
             f"irkit info {directory}: {problem}; expected the directory of an index or of a model"
         )
-    is_model = any((directory / name).exists() for name in ("modules.json", "config.json"))
-    facts = _model(directory) if is_model else _index(directory, verify)
+    is_model = any((folder / name).exists() for name in ("modules.json", "config.json"))
+    facts = _model(folder) if is_model else _index(directory, verify)
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         show_table([], _flatten(facts))
 
 
-def _index(directory: Path, verify: bool) -> dict[str, Any]:
+def _index(directory: str, verify: bool) -> dict[str, Any]:
     from irkit.retrieval.retriever import Retriever
 
     with progress_bar("checking", "files"):
         retriever = Retriever.load(directory, verify=verify)
     with retriever:
         return {
-            "index": str(directory),
+            "index": directory,
             **retriever.stats(),
             "config": retriever.index.config.model_dump(mode="json"),
             "files": retriever.store.sizes(),

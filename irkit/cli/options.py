@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable
 from copy import copy
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -14,14 +13,14 @@ from typer.core import TyperCommand
 
 from irkit.utils.plugins import Registry
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR")]
+Directory = Annotated[str, typer.Argument(metavar="DIR")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
 Count = Annotated[int, typer.Option(min=1)]
 Offset = Annotated[int, typer.Option(min=0)]
 OptionalCount = Annotated[int | None, typer.Option(min=1)]
 
 _SHARED = {  # help of parameters that several verbs have
-    "directory": "Directory of the index.",
+    "directory": "Directory of the index, or its URI in an object store.",
     "model": "Where the model of the index is now, if it was moved.",
     "device": "cpu, cuda, cuda:1, ...; default: a GPU, if any.",
     "out": "Run to write: TREC or .jsonl, also .gz; or - (standard output).",

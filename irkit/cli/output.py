@@ -9,12 +9,13 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import typer
 
 from irkit.errors import BadValueError
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from irkit.data import JSON
@@ -119,7 +120,7 @@ def format_value(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def require_out(out: Path | None, verb: str, kind: str = "model") -> Path:
+def require_out(out: T | None, verb: str, kind: str = "model") -> T:
     """Return ``--out``, which the verb needs.
 
     Raises:

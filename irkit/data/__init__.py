@@ -7,6 +7,8 @@ A *source* is
   ``.gz``, or ``.parquet``,
 * a file of topics or documents in the markup of TREC (``<top>``, ``<DOC>``), with any name,
 * ``-``, standard input in any of these formats,
+* the URI of such a folder or file, ``s3://...``, ``gs://...`` and others that fsspec knows; each kind of
+  store needs a package of its own, such as s3fs or gcsfs,
 * ``ir_datasets:ID`` of https://ir-datasets.com, or
 * ``hf:NAME[:CONFIG][:SPLIT]`` of the Hugging Face hub.
 
@@ -39,6 +41,7 @@ from irkit.data.source import (
     to_query,
 )
 from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.utils.uris import is_folder_of_store, is_uri, list_folder
 
 __all__ = [
     "JSON",
@@ -218,6 +221,8 @@ def parse_queries(queries: QueriesLike) -> Iterator[Query]:
 
 
 def _is_folder(name: str) -> bool:
+    if is_uri(name):
+        return is_folder_of_store(name)
     try:
         return Path(name).is_dir()
     except OSError:  # such as a name that is too long
@@ -225,25 +230,38 @@ def _is_folder(name: str) -> bool:
 
 
 def _member(folder: str, name: str) -> str:
-    for path in (Path(folder, name), Path(folder, f"{name}.gz")):
-        if path.is_file():
-            return str(path)
-    names = ", ".join(sorted(path.name for path in Path(folder).iterdir())[:10])
+    present = _names(folder)
+    for file in (name, f"{name}.gz"):
+        if file in present:
+            return _inside(folder, file)
+    names = ", ".join(present[:10])
     raise StorageError(
         f"reading folder {folder}: expected {name} or {name}.gz in it; found {names or 'nothing'}"
     )
 
 
+def _names(folder: str) -> list[str]:
+    """Return the names in a folder, sorted; none if there is no such folder."""
+    if is_uri(folder):
+        return list_folder(folder)
+    return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+
+
+def _inside(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}" if is_uri(folder) else str(Path(folder, name))
+
+
 def _split_file(folder: str, split: str | None) -> str:
-    files = {path.name.split(".tsv")[0]: path for path in sorted(Path(folder, "qrels").glob("*.tsv*"))}
+    place = _inside(folder, "qrels")
+    files = {name.split(".tsv")[0]: _inside(place, name) for name in _names(place) if ".tsv" in name}
     if split is None:
         split = "test" if "test" in files or len(files) != 1 else next(iter(files))
     if split not in files:
         splits = ", ".join(files) or "none"
-        if not files and list(Path(folder).glob("*.tsv*")):
+        if not files and any(".tsv" in name for name in _names(folder)):
             splits += "; give the folder above it, or one of the files in it"
         raise StorageError(f"reading folder {folder}: no split {split!r} (qrels/{split}.tsv); found {splits}")
-    return str(files[split])
+    return files[split]
 
 
 def _reject_split(source: str, split: str | None) -> None:

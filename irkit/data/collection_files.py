@@ -19,7 +19,8 @@ from irkit.data.document import Qrels
 from irkit.data.markup import LONGEST, check_length, is_markup, read_markup
 from irkit.data.table_files import Fields, Header, read_csv, read_parquet
 from irkit.data.vector_files import READABLE, read_vectors
-from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.errors import BadTypeError, BadValueError, IrkitError, StorageError
+from irkit.utils.uris import is_uri, local_copy, open_uri, without_query
 
 TABLES = (".csv", ".parquet", ".arrow")
 """Extensions that the library datasets reads, from folders."""
@@ -71,6 +72,8 @@ def _whole_lines(path: str, longest: int) -> Iterator[tuple[int, bytes]]:
                 yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (OSError, EOFError, zlib.error) as error:
         where = f", after line {number}" if number else ""
+        if isinstance(error, IrkitError):  # of a store, with its own message
+            raise
         reason = getattr(error, "strerror", None) or error  # str(error) would repeat the path
         raise StorageError(f"reading {path}{where}: {reason}") from error
 
@@ -91,13 +94,14 @@ def read_records(path: str, fields: Fields, longest: int = LONGEST) -> Iterator[
         StorageError: The file cannot be read.
         BadValueError: The format is unknown, or a line is not in it; the message names file and line.
     """
-    if path.endswith(READABLE):
-        yield from read_vectors(path)
+    name = without_query(path).lower()
+    if name.endswith(READABLE):  # mapped into memory
+        yield from read_vectors(str(local_copy(path)) if is_uri(path) else path)
         return
-    if path.lower().endswith(".parquet"):
+    if name.endswith(".parquet"):
         yield from read_parquet(path, fields)
         return
-    if path.lower().removesuffix(".gz").endswith(".csv"):
+    if name.removesuffix(".gz").endswith(".csv"):
         whole = _whole_lines(path, longest)
         yield from read_csv(path, ((n, decode(line, f"{path}:{n}")) for n, line in whole), fields, longest)
         return
@@ -153,21 +157,26 @@ def decode(line: bytes, where: str) -> str:
 def _open(path: str) -> AbstractContextManager[IO[bytes]]:
     if path == "-":
         return nullcontext(sys.stdin.buffer)
-    if path.endswith(".gz"):
+    is_packed = without_query(path).endswith(".gz")
+    if is_uri(path):
+        stream = open_uri(path)
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if is_packed else stream
+    if is_packed:
         return cast(IO[bytes], gzip.open(path))
     return Path(path).open("rb")
 
 
 def _format(path: str) -> str | None:
     """Return the format of an extension; None if the file has no extension."""
-    suffix = "" if path == "-" else Path(path.removesuffix(".gz")).suffix.lower()
+    name = without_query(path)
+    suffix = "" if path == "-" else Path(name.removesuffix(".gz")).suffix.lower()
     if suffix and suffix not in _FORMATS:
         advice = ", or hf:FOLDER for a folder of such files" if suffix in TABLES else ""
         raise BadValueError(
             f"{path}: unknown extension {suffix!r}; expected .jsonl, .csv, .tsv or .txt (or with .gz), or "
             f".parquet{advice}"
         )
-    if suffix == ".parquet" and path.endswith(".gz"):
+    if suffix == ".parquet" and name.endswith(".gz"):
         raise BadValueError(f"{path}: a parquet file is compressed inside; decompress it with gunzip first")
     return _FORMATS.get(suffix)
 

@@ -16,6 +16,7 @@ from irkit.data.collection_files import read_records
 from irkit.data.document import Document, Query
 from irkit.data.table_files import VECTORS, Fields
 from irkit.errors import BadTypeError, BadValueError, StorageError
+from irkit.utils.uris import describe_file, is_uri
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -108,6 +109,9 @@ def file_source(path: str, fields: Fields, build: Callable[[Record], T]) -> Sour
     Raises:
         StorageError: There is no such file.
     """
+    if is_uri(path):
+        describe_file(path)  # raises if there is none
+        return Source(path, lambda: build_all(path, read_records(path, fields), build))
     try:
         once = path == "-" or not stat.S_ISREG(Path(path).stat().st_mode)  # pipes such as /dev/fd/63
     except OSError as error:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from irkit.arguments import suggest
 from irkit.errors import BadValueError, StorageError, require
+from irkit.utils.uris import is_uri, open_uri
 
 VECTORS = ("vector", "weights_x100")  # the second key is that of Anserini; a factor does not change rankings
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")  # of JSON
@@ -189,7 +190,7 @@ def read_parquet(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
     arrow = require("pyarrow", "data", "Reading parquet files")
     parquet = require("pyarrow.parquet", "data", "Reading parquet files")
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(open_uri(path) if is_uri(path) else path) as file:
             header = Header(path, file.schema_arrow.names, fields)
             used = file.schema_arrow.names
             if fields.metadata is not None:
@@ -202,10 +203,10 @@ def read_parquet(path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any
                 for values in zip(*columns, strict=True):
                     record, row = header.record(row, values), row + 1
                     yield row, _plain_record(f"{path}:{row}", record, header)
+    except (StorageError, BadValueError):
+        raise
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror or error}") from error
-    except BadValueError:
-        raise
     except (ValueError, arrow.ArrowException) as error:
         raise BadValueError(f"reading {path}: expected a parquet file that can be read: {error}") from error
 

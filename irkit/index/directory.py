@@ -12,12 +12,14 @@ from irkit.errors import BadTypeError, LockedError, StorageError
 from irkit.index.array_files import DATA_FILE, SHARD, Manifest, peek
 from irkit.utils.atomic import check_folder, explained
 from irkit.utils.locks import FileLock
+from irkit.utils.uris import is_uri
 
 MANIFEST = "irkit.json"
 BUILDING = "irkit.building.json"  # the manifest of a build that is not published
 ASIDE = "irkit.json.tmp"  # a manifest that is being written
 _LOCK = "irkit.lock"
-_RECIPE = "recipe.yaml"  # written by the command line
+COPY = "irkit.copy"  # in a copy of an index in an object store: its URI
+RECIPE = "recipe.yaml"  # written by the command line
 
 
 def lock_index(directory: Path) -> FileLock:
@@ -25,8 +27,13 @@ def lock_index(directory: Path) -> FileLock:
 
     Raises:
         LockedError: Somebody else holds it.
-        StorageError: The directory cannot be written to.
+        StorageError: The directory cannot be written to, or it is a copy of an index in an object store.
     """
+    if (directory / COPY).exists():
+        raise StorageError(
+            f"index {(directory / COPY).read_text()}: it is searched from a copy on this machine, which "
+            "cannot be changed; change a directory of your own and save it there"
+        )
     with explained(f"locking {directory}", "the index can be read, not changed"):
         try:
             return FileLock(directory / _LOCK)
@@ -51,6 +58,11 @@ def directory_of(path: str | Path) -> Path:
     """
     if not isinstance(path, str | Path):
         raise BadTypeError(f"index: got {brief(path, 100)} as its directory, expected a path")
+    if is_uri(path):
+        raise StorageError(
+            f"index {path}: an index in an object store can be built, saved to and searched, and nothing "
+            "else; change a directory of your own and save it there"
+        )
     try:
         Path(path).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a null character
@@ -81,7 +93,7 @@ def check_place(directory: Path, overwrite: bool, operation: str = "building an 
         data = {name for name in present if DATA_FILE.fullmatch(name) or SHARD.fullmatch(name)}
         damaged = not whole and MANIFEST in present and (data or b'"checksum"' in manifest.read_bytes())
     ours = whole or damaged
-    known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST, _RECIPE} if ours else set())
+    known = {BUILDING, _LOCK, ASIDE} | ({MANIFEST, RECIPE} if ours else set())
     other = sorted(present - known - data)
     if other and not whole:
         raise StorageError(

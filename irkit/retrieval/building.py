@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
@@ -27,8 +28,10 @@ from irkit.index import (
     index_config,
 )
 from irkit.index.directory import check_place, directory_of
+from irkit.index.object_store import check_uri, upload_index
 from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
 from irkit.shards import ShardedStore
+from irkit.utils.uris import is_uri
 
 CHUNK = 1024  # documents encoded and stored together
 
@@ -171,6 +174,12 @@ def _starts_with(stream: Iterator[Document], stored: Documents, progress: StageP
 
 def copy_index(store: Store, path: str | Path) -> None:
     """Copy the state of an index that a retriever shows, see `irkit.Retriever.save`."""
+    if is_uri(path):
+        check_uri(str(path), False)
+        with tempfile.TemporaryDirectory(prefix="irkit-") as folder:
+            copy_index(store, Path(folder) / "index")
+            upload_index(Path(folder) / "index", str(path))
+        return
     check_place(directory_of(path), False, "saving an index to")
     with Store.build(path) as copy:
         with copy.update():

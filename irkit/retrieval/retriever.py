@@ -13,6 +13,7 @@ from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector, parse
 from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
 from irkit.index import IndexConfig, StageProgress
+from irkit.index.object_store import staged
 from irkit.index.state import snapshot
 from irkit.model import Model
 from irkit.retrieval import searching
@@ -22,6 +23,7 @@ from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions, rerank
 from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
+from irkit.utils.uris import is_uri
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
@@ -76,7 +78,8 @@ class Retriever:
             documents: A source (see `irkit.data`); id -> text; or an iterable of `Document`, records
                 such as ``{"_id": "1", "text": "..."}``, pairs of id and text, or texts, whose ids are
                 their positions: "0", "1", ... For the model ``"vectors"``, vectors may replace texts.
-            path: A new or empty directory, or the directory of an index to replace.
+            path: A new or empty directory, or the directory of an index to replace. Or the URI of one in an
+                object store, such as ``"s3://bucket/notes"``, see `irkit.index.object_store`.
             index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (chosen by the number of
                 documents; reads 20,000 of them ahead) or another argument of `irkit.index.index_config`. The
                 default is ``"inverted"`` for sparse representations, exact for BM25, and ``"flat"`` for
@@ -95,6 +98,11 @@ class Retriever:
                 and the message names the line.
             LockedError: Another process is writing there.
         """
+        if is_uri(path):
+            settings: Any = {"index": index, "chunk_size": chunk_size, "shards": shards, "progress": progress}
+            with staged(str(path), overwrite) as folder:
+                cls.build(model, documents, folder, overwrite=True, **settings).close()
+            return cls.load(path, model if isinstance(model, Model) else None)
         return cls(build_collection(model, documents, path, index, chunk_size, overwrite, progress, shards))
 
     @classmethod
@@ -107,7 +115,8 @@ class Retriever:
         """Open an index.
 
         Args:
-            path: Directory of the index.
+            path: Directory of the index; or its URI, of which a checked copy is opened that cannot be
+                changed, see `irkit.index.object_store`.
             model: The model the index was built with. By default the model that the index names is loaded at
                 its first use. ``{"k1": 1.2, "b": 0.75}`` changes these settings of BM25: weights are then
                 computed in memory at the first search, and the files do not change.
@@ -125,7 +134,8 @@ class Retriever:
             collection.model  # noqa: B018 (loads and checks it)
         if isinstance(model, Model):
             return cls(collection)
-        return cls(collection, partial(cls.load, collection.store.path.absolute(), model, **options))
+        place = path if is_uri(path) else collection.store.path.absolute()
+        return cls(collection, partial(cls.load, place, model, **options))
 
     @property
     def model(self) -> AnyModel:
@@ -137,7 +147,7 @@ class Retriever:
         """Copy the state of the index that this object shows; the copy appears whole or not at all.
 
         Args:
-            path: A new or empty directory.
+            path: A new or empty directory; or a URI, see `build`.
 
         Raises:
             StorageError: The directory is not empty, or the disk is full.

@@ -22,7 +22,9 @@ from irkit.errors import BadValueError, StorageError
 from irkit.index import Store
 from irkit.index.array_files import SHARD
 from irkit.index.directory import MANIFEST
+from irkit.index.object_store import download_index
 from irkit.index.state import Snapshot, State
+from irkit.utils.uris import is_uri
 
 VOCABULARY = "vocabulary.txt"
 MOST_SHARDS = 1000
@@ -253,10 +255,14 @@ class _View(tuple[State, ...]):
 def open_store(path: str | Path, *, verify: bool | None = None) -> Store:
     """Open a finished index, of one store or of several shards, see `Store.open`.
 
+    Of an index in an object store a copy is opened, see `irkit.index.object_store`.
+
     Raises:
         StorageError: There is no finished index, or a shard of it is missing.
         CorruptError: A file is missing, truncated or altered.
     """
+    if is_uri(path):
+        path = download_index(str(path))
     store = Store.open(path, verify=verify)
     if "shards" not in store.meta:
         return store

@@ -27,12 +27,16 @@ def file_key(path: str) -> tuple[Any, ...]:
     return str(Path(path).resolve()), state.st_size, state.st_mtime_ns
 
 
+def cache_folder() -> Path:
+    """Return the folder that the environment variable ``IRKIT_CACHE`` names; default: ``~/.cache/irkit``."""
+    return Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit")
+
+
 def cached(key: object, build: Callable[[Path], None]) -> Path:
     """Return the folder that ``build`` filled for ``key``, now or earlier.
 
-    The cache is the folder that the environment variable ``IRKIT_CACHE`` names, ``~/.cache/irkit`` by
-    default. It may be deleted when nothing runs. If several processes build the same folder, the first one
-    counts.
+    The folder is in `cache_folder`, which may be deleted when nothing runs. If several processes build the
+    same folder, the first one counts.
 
     Args:
         key: Everything that determines the content; its ``repr`` counts.
@@ -41,7 +45,7 @@ def cached(key: object, build: Callable[[Path], None]) -> Path:
     Raises:
         StorageError: The folder could not be written.
     """
-    root = Path(os.environ.get("IRKIT_CACHE") or Path.home() / ".cache" / "irkit")
+    root = cache_folder()
     digest = hashlib.blake2b(repr((_VERSION, key)).encode(), digest_size=12).hexdigest()
     folder = root / digest
     if folder.is_dir():
