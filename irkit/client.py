@@ -21,6 +21,7 @@ from irkit.retrieval.explanation import Explanation, Match
 from irkit.retrieval.searcher import Searcher
 from irkit.retrieval.searching import Filter, Hit
 from irkit.retrieval.selection import RankOptions, SearchOptions
+from irkit.retrieval.windows import Passage
 from irkit.tokenizer import TokenSpan
 
 _TOGETHER = 256  # queries or documents of one request
@@ -188,7 +189,13 @@ class Client(Searcher):
     def _hits(self, route: str, body: dict[str, Any]) -> list[list[Hit]]:
         results = self._ask("POST", f"{self._route}/{route}", body)["results"]
         names = ("id", "score", "text", "title", "metadata")
-        return [[Hit(**{name: hit[name] for name in names}) for hit in result["hits"]] for result in results]
+        return [
+            [
+                Hit(**{name: hit[name] for name in names}, passage=_passage(hit.get("passage")))
+                for hit in result["hits"]
+            ]
+            for result in results
+        ]
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request and return the JSON of the answer; wait and repeat it while the server is busy.
@@ -235,6 +242,10 @@ class Client(Searcher):
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         return kind(cast(str, self._parts.hostname), self._parts.port, timeout=self._timeout)
+
+
+def _passage(answer: dict[str, int] | None) -> Passage | None:
+    return None if answer is None else Passage(answer["start"], answer["end"])
 
 
 def _plain(value: Any) -> Any:

@@ -37,6 +37,7 @@ def index(
     dtype: str | None = None,
     device: str | None = None,
     shards: OptionalCount = None,
+    windows: OptionalCount = None,
     overwrite: bool = False,
     dry_run: bool = False,
     print_config: bool = False,
@@ -58,6 +59,8 @@ def index(
         dtype: auto (default), float32, bfloat16 or int8.
         device: cpu, cuda, cuda:1, ...; default: a GPU, if any. cuda:0,cuda:1 share the work.
         shards: Divide the documents among so many directories inside --out, which are searched as one.
+        windows: Encode documents of any length, in windows of so many tokens; --set windows.stride=128 makes
+            them overlap, --set windows.pool=mean (or first) takes another score than that of the best.
         overwrite: Replace an existing index, once the new one is complete.
         dry_run: Check everything, build nothing.
 
@@ -70,6 +73,7 @@ def index(
     settings: dict[str, Any] = {"model": model, "corpus": corpus, "dtype": dtype, "device": device}
     settings |= {"id_column": id_column, "text_column": text_column or None, "title_column": title_column}
     settings["shards"] = shards
+    settings["windows"] = {"length": windows} if windows else None
     settings["metadata_columns"] = metadata_columns.split(",") if metadata_columns else None
     recipe = IndexRecipe.resolve(choice, settings, override or ())
     if print_config:
@@ -86,6 +90,7 @@ def index(
     from irkit.index.object_store import check_uri, staged
     from irkit.retrieval.collection import default_index, load_model
     from irkit.retrieval.retriever import Retriever
+    from irkit.retrieval.windows import parse_windows
 
     # read everything once, so that a malformed line is an error before the encoding
     if is_uri(out):
@@ -112,6 +117,7 @@ def index(
     if isinstance(encoder, Vectors) and not documents.once:
         encoder, _ = encoder.fit(iter(documents))
     config = recipe.index or default_index(encoder)
+    parse_windows(recipe.windows, encoder, recipe.shards)
     recipe = recipe.model_copy(update={"index": config})
     if dry_run:
         check_index(config, encoder.encode_representation([], "document"))
@@ -121,7 +127,7 @@ def index(
         return
     start = time.monotonic()
     options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite or is_uri(out)}
-    options["shards"] = recipe.shards
+    options |= {"shards": recipe.shards, "windows": recipe.windows}
     with (
         staged(out, overwrite) if is_uri(out) else nullcontext(Path(out)) as folder,
         stage_progress_bar("documents", encoding=total) as update,

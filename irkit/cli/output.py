@@ -92,7 +92,7 @@ def show_hits(hits: Iterable[Hit], fields: Sequence[str], offset: int = 0) -> No
     width = shutil.get_terminal_size().columns
     names = [name for name in fields if name != "id"]
     for rank, hit in enumerate(hits, offset + 1):
-        title, text = clean(hit.title), clean(hit.text)
+        title, text = clean(hit.title), clean(_field(hit, "text"))
         values = [clean(_field(hit, name)) for name in names]
         if not sys.stdout.isatty():
             typer.echo("\t".join([str(rank), f"{hit.score:.6g}", clean(hit.id), *values]))
@@ -107,7 +107,12 @@ def show_hits(hits: Iterable[Hit], fields: Sequence[str], offset: int = 0) -> No
 
 
 def _field(hit: Hit, name: str) -> str:
-    """Return a field of a hit: metadata in JSON, unless it is a string; empty if the document has none."""
+    """Return a field of a hit: metadata in JSON, unless it is a string; empty if the document has none.
+
+    Of a text in windows it is the best one.
+    """
+    if name == "text" and hit.passage is not None:
+        return hit.text[slice(*hit.passage)]
     if name in DEFAULT_FIELDS:
         return str(getattr(hit, name))
     key = name.partition(".")[2]

@@ -13,6 +13,7 @@ from irkit.config import Config, read_mapping, with_overrides
 from irkit.encoder_free.settings import BM25Config, encoder_free_index, is_encoder_free
 from irkit.errors import ConfigError
 from irkit.index.index_kinds import AnyIndexConfig, index_config
+from irkit.index.index_settings import WindowsConfig
 
 
 class IndexRecipe(Config):
@@ -31,6 +32,7 @@ class IndexRecipe(Config):
         device: Device of the encoder, or several separated by commas; by default a GPU if there is one.
         chunk_size: Documents encoded and stored together; a killed build resumes after the last chunk.
         shards: Number of directories among which documents are divided; by default there is one index.
+        windows: How long documents are cut into windows; by default only the beginning is encoded.
     """
 
     model: str
@@ -45,6 +47,7 @@ class IndexRecipe(Config):
     device: str | None = None
     chunk_size: int = Field(1024, ge=1)
     shards: int | None = Field(None, ge=1, le=1000)
+    windows: WindowsConfig | None = None
 
     @classmethod
     def resolve(
@@ -92,7 +95,7 @@ class IndexRecipe(Config):
     def to_yaml(self) -> str:
         """Return the recipe as YAML, which `resolve` reads back."""
         settings = self.model_dump(mode="json")
-        for name in ("bm25", "id_column", "text_column", "title_column", "metadata_columns"):
+        for name in ("bm25", "windows", "id_column", "text_column", "title_column", "metadata_columns"):
             if settings[name] is None:  # most indexes need none of these
                 del settings[name]
         return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

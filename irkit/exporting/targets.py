@@ -11,7 +11,7 @@ from irkit.arguments import brief, suggest
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.exporting.contents import Contents
 from irkit.exporting.target import Target
-from irkit.index import Index
+from irkit.index import Index, WindowedIndex
 from irkit.retrieval.retriever import Retriever
 from irkit.utils.atomic import check_folder, publish_folder, replacing, scratch
 from irkit.utils.plugins import Registry
@@ -61,11 +61,7 @@ def export(
     target, operation = TARGETS[to], f"exporting to {out}"
     with retriever.store.snapshot():
         contents = Contents(retriever, progress or (lambda count: None))
-        if contents.kind not in target.kinds and not contents.is_bm25:
-            raise BadValueError(
-                f"export: {to} holds {' and '.join(target.kinds)}, and this index is {contents.kind}; "
-                "export to another engine, or to jsonl"
-            )
+        _check_contents(contents, to, target)
         if approximation := _approximation(retriever.index):
             warnings.warn(
                 f"export of {retriever.store.path}: {approximation}; the exported vectors are decoded from "
@@ -92,6 +88,24 @@ def export(
             with replacing(path) as file:
                 target.write(contents, file)
         return len(retriever)
+
+
+def _check_contents(contents: Contents, to: str, target: Target) -> None:
+    """Refuse an index that a target cannot hold.
+
+    Raises:
+        BadValueError: It holds other kinds of vectors, or documents have several.
+    """
+    if contents.kind not in target.kinds and not contents.is_bm25:
+        raise BadValueError(
+            f"export: {to} holds {' and '.join(target.kinds)}, and this index is {contents.kind}; "
+            "export to another engine, or to jsonl"
+        )
+    if isinstance(contents.retriever.index, WindowedIndex):
+        raise BadValueError(
+            f"export: the documents of {contents.retriever.store.path} are in windows, and have several "
+            "vectors each; export an index that was built without windows"
+        )
 
 
 def _approximation(index: Index) -> str | None:

@@ -37,12 +37,14 @@ from irkit.index.index_settings import (
     InvertedConfig,
     MuveraConfig,
     PlaidConfig,
+    WindowsConfig,
 )
 from irkit.index.limits import Limits, use_limits
 from irkit.index.opening import check_index, compact, create_index, open_index
 from irkit.index.store import Store
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits
+from irkit.index.windowed import WindowedIndex
 
 __all__ = [
     "INDEX_KINDS",
@@ -63,6 +65,8 @@ __all__ = [
     "StageProgress",
     "Store",
     "StoredRows",
+    "WindowedIndex",
+    "WindowsConfig",
     "check_index",
     "compact",
     "create_index",

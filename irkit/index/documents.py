@@ -24,6 +24,7 @@ from irkit.index.sorted_fields import sort_fields
 from irkit.index.state import snapshot
 from irkit.index.store import Store, check_store
 
+REMOVED_DOCUMENTS = "removed_documents.bin"
 _BLOBS = ("ids.bin", "documents.jsonl")
 
 
@@ -142,7 +143,7 @@ class Documents:
             raise BadTypeError(f"documents: ids are {brief(ids)}; expected strings in a list")
         result = np.full(len(ids), -1, np.int64)
         numbers, rows = find_hashes(self.store, _hashes(ids))
-        live = live_rows(self.store, len(self))[rows]
+        live = self._live()[rows]
         numbers, rows = numbers[live], rows[live]
         names = zip(self.ids(rows), numbers.tolist(), strict=True)
         same = np.array([name == ids[number] for name, number in names], np.bool_)
@@ -234,7 +235,8 @@ class Documents:
 
     def _live(self) -> Array:
         """Return ``(len(self),)`` bool: rows that are not removed."""
-        return live_rows(self.store, len(self))
+        windows = self.store.meta.get("index", {}).get("windows")  # which have rows of their own
+        return live_rows(self.store, len(self), REMOVED_DOCUMENTS if windows else "removed.bin")
 
     def _matching(self, where: Mapping[str, Any]) -> Array:
         """Return the rows that meet a filter that has been checked."""

@@ -347,13 +347,13 @@ def row_list(operation: str, rows: Any, count: int) -> Array:
     return chosen
 
 
-def live_rows(store: Store, count: int) -> Array:
-    """Return ``(count,)`` bool: rows that are not removed; treat it as read-only."""
+def live_rows(store: Store, count: int, name: str = "removed.bin") -> Array:
+    """Return ``(count,)`` bool: rows that are not in a list of removed ones; treat it as read-only."""
 
     def make() -> Array:
         live = np.ones(count, np.bool_)
-        if store.rows("removed.bin"):
-            live[removed_rows(store.path, store.read("removed.bin"), count)] = False
+        if store.rows(name):
+            live[removed_rows(store.path, store.read(name), count)] = False
         return live
 
-    return store.derived(("live", count), make)
+    return store.derived(("live", count, name), make)

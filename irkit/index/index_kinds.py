@@ -84,6 +84,7 @@ def count_rows(entries: Entries, name: str) -> int:
 def common_arrays(entries: Entries) -> Iterator[Expected]:
     """Yield the arrays of any index: removed rows, documents, vocabularies."""
     yield "removed.bin", "<i8", (), None
+    yield "removed_documents.bin", "<i8", (), None
     yield "hashes.bin", "<u8", (), None
     yield "sorted_hashes.bin", "<u8", (), None
     yield "sorted_rows.bin", "<u4", (), count_rows(entries, "sorted_hashes.bin")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from irkit.config import Config
 
@@ -22,6 +22,33 @@ class IndexConfig(Config):
     """
 
     kind: str
+
+
+class WindowsConfig(Config):
+    """How documents are cut into windows, which are encoded and stored as rows of their own.
+
+    Attributes:
+        length: Tokens of a window, without special tokens and prompt. None is what the model reads of a text.
+        stride: Tokens from the start of one window to the start of the next; less than ``length`` overlaps.
+            None is ``length``.
+        pool: Score of a document: that of its best window (``"max"``), the mean of all (``"mean"``) or that
+            of its first one (``"first"``, which stores no others).
+
+    Source: FirstP and MaxP of Dai and Callan, arXiv 1905.09217, section 3.
+    """
+
+    length: int | None = Field(None, ge=1)
+    stride: int | None = Field(None, ge=1)
+    pool: Literal["max", "mean", "first"] = "max"
+
+    @model_validator(mode="after")
+    def _check_stride(self) -> Self:
+        if self.length is not None and self.stride is not None and self.stride > self.length:
+            raise ValueError(
+                f"stride {self.stride} is more than length {self.length}, so that tokens between two windows "
+                "would be lost; expected at most the length"
+            )
+        return self
 
 
 class FlatConfig(IndexConfig):

@@ -57,10 +57,15 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         need(_number(about.get("bm25", {}).get("mean") or 1), "mean length")
         return
     _check_parts(entries, about, need)
+    windows = about.get("windows")
+    need(windows is None or isinstance(windows, dict), f"windows {windows!r:.60}")
     kind, representation = INDEX_KINDS[config.kind], about["representation"]
     need(representation is None or representation in kind.holds, f"kind {representation!r:.60}")
     need(representation or not about["rows"], "rows of no kind")
     expected = list(common_arrays(entries))
+    if windows:
+        expected.append(("window_spans.bin", "<i8", (2,), about["rows"]))
+        expected.append(("window_ends.bin", "<i8", (), count_rows(entries, "hashes.bin")))
     if representation and kind.arrays:
         expected += kind.arrays(entries, about, config)
     for name, dtypes, shape, rows in expected:

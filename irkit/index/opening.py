@@ -16,9 +16,10 @@ from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.documents import Documents
 from irkit.index.index_base import Index, StageProgress
 from irkit.index.index_kinds import INDEX_KINDS, index_config
-from irkit.index.index_settings import AutoConfig, IndexConfig
+from irkit.index.index_settings import AutoConfig, IndexConfig, WindowsConfig
 from irkit.index.store import Store, check_store
 from irkit.index.term_ids import Vocabulary
+from irkit.index.windowed import WindowedIndex
 from irkit.utils.atomic import explained
 from irkit.utils.forking import one_thread_after_fork
 
@@ -44,12 +45,18 @@ def check_index(config: IndexConfig, representation: Representation) -> None:
         create_index(store, config).add(representation)
 
 
-def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "flat") -> Index:
+def create_index(
+    store: Store,
+    config: str | Mapping[str, Any] | IndexConfig = "flat",
+    *,
+    windows: WindowsConfig | None = None,
+) -> Index:
     """Return an empty index in a store that is being built, or the one that a resumed build has begun.
 
     Args:
         store: From `Store.build`.
         config: A configuration or its short name, see `index_config`.
+        windows: Makes a `WindowedIndex`, whose documents have any number of rows.
 
     Raises:
         ConfigError: There is no such index.
@@ -75,7 +82,10 @@ def create_index(store: Store, config: str | Mapping[str, Any] | IndexConfig = "
     one_thread_after_fork()  # a build trains later
     saved = chosen.model_dump(mode="json")
     with store.update():
-        begun = store.meta.setdefault("index", {"config": saved, "representation": None, "dim": 0, "rows": 0})
+        new = {"config": saved, "representation": None, "dim": 0, "rows": 0}
+        if windows is not None:
+            new["windows"] = windows.model_dump(mode="json")
+        begun = store.meta.setdefault("index", new)
         if begun["config"] != saved:
             raise BadValueError(
                 f"index {store.path}: the build that is resumed is of {begun['config']}, not of {saved}; "
@@ -103,7 +113,8 @@ def open_index(store: Store) -> Index:
         ) from error
     module, _, name = INDEX_KINDS[config.kind].index.partition(":")
     index: Index = getattr(importlib.import_module(module), name)(store, config)
-    return index
+    settings = store.meta["index"].get("windows")
+    return WindowedIndex(store, index, WindowsConfig.parse(settings, "windows")) if settings else index
 
 
 def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
@@ -130,7 +141,8 @@ def compact(path: str | Path, *, progress: StageProgress | None = None) -> None:
         if old.refresh():
             raise StorageError(f"compacting {path}: it was changed meanwhile; run it again")
         source, texts = open_index(old), Documents(old)
-        index, documents = create_index(new, source.config), Documents(new)
+        windows = source.windows if isinstance(source, WindowedIndex) else None
+        index, documents = create_index(new, source.config, windows=windows), Documents(new)
         with new.update():
             Vocabulary(new).copy(old)
         rows = np.flatnonzero(source.live)

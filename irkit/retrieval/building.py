@@ -23,6 +23,8 @@ from irkit.index import (
     IndexConfig,
     StageProgress,
     Store,
+    WindowedIndex,
+    WindowsConfig,
     check_index,
     create_index,
     index_config,
@@ -30,6 +32,7 @@ from irkit.index import (
 from irkit.index.directory import check_place, directory_of
 from irkit.index.object_store import check_uri, upload_index
 from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
+from irkit.retrieval.windows import batch_documents, parse_windows, text_spans, window_texts
 from irkit.shards import ShardedStore
 from irkit.utils.uris import is_uri
 
@@ -45,6 +48,7 @@ def build_collection(
     overwrite: bool,
     progress: StageProgress | None,
     shards: int | None = None,
+    windows: Mapping[str, Any] | WindowsConfig | None = None,
 ) -> Collection:
     """Build an index, or finish a build that was killed, see `irkit.Retriever.build`.
 
@@ -61,6 +65,7 @@ def build_collection(
     config = None if index is None else index_config(index)
     _check_readable(documents)
     model = load_model(choice)
+    cut = parse_windows(windows, model, shards)
 
     # choose model and index, which may depend on the first documents
     stream = parse_documents(documents)
@@ -77,18 +82,15 @@ def build_collection(
 
     # a killed build is resumed if its key is the same and its documents are the first of these
     manifest = model_manifest(model)
-    key = {**manifest, "name": None, "index": config.model_dump(mode="json")}
-    if isinstance(model, Vectors):
-        key["first"] = model.first
+    key = _build_key(model, config, shards, cut)
     if shards is None:
         store = Store.build(path, key=key, overwrite=overwrite)
     else:
-        key["shards"] = shards
         store = ShardedStore.build(path, shards=shards, key=key, overwrite=overwrite)
     try:
         with store.update():
             for each in (store, *store.parts):
-                create_index(each, config)
+                create_index(each, config, windows=cut)
                 each.meta["model"] = manifest
                 if isinstance(model, EncoderFreeModel):
                     model.begin(each)
@@ -107,7 +109,7 @@ def build_collection(
         raise
     store.close()
     Store.build(path, overwrite=True).close()  # under another key: discards the killed build
-    return build_collection(model, documents, path, config, chunk_size, True, progress, shards)
+    return build_collection(model, documents, path, config, chunk_size, True, progress, shards, cut)
 
 
 def add_documents(
@@ -121,6 +123,9 @@ def add_documents(
     Each chunk is committed. Inside ``with store.update():`` all chunks are one commit at its end.
     """
     model = collection.model
+    if isinstance(collection.index, WindowedIndex):
+        _add_windows(collection, collection.index, documents, chunk_size, progress)
+        return
     waiting: deque[Document] = deque()  # read, but not encoded yet
 
     def contents() -> Iterator[Any]:
@@ -141,6 +146,42 @@ def add_documents(
             collection.index.add(part)
     collection.index.finish(progress)
     collection.documents.finish()
+
+
+def _add_windows(
+    collection: Collection,
+    index: WindowedIndex,
+    documents: Iterable[Document],
+    chunk_size: int,
+    progress: StageProgress | None,
+) -> None:
+    """Encode the windows of documents and store them, see `add_documents`; chunks count windows."""
+    model: Any = collection.model
+    for batch, spans in batch_documents(model, index.windows, documents, chunk_size):
+        for document in batch:
+            collection.content(document)  # refuses vectors without texts
+        part = model.encode_representation(window_texts(batch, spans), "document")
+        with collection.store.update():
+            collection.documents.add(batch)
+            index.add_windows(part, text_spans(batch, spans))
+        if progress is not None:
+            progress("encoding", len(batch), None)
+    index.finish(progress)
+    collection.documents.finish()
+
+
+def _build_key(
+    model: AnyModel, config: IndexConfig, shards: int | None, windows: WindowsConfig | None
+) -> dict[str, Any]:
+    """Return what a killed build must have in common with the one that resumes it, besides documents."""
+    key: dict[str, Any] = {**model_manifest(model), "name": None, "index": config.model_dump(mode="json")}
+    if isinstance(model, Vectors):
+        key["first"] = model.first
+    if shards is not None:
+        key["shards"] = shards
+    if windows is not None:
+        key["windows"] = windows.model_dump(mode="json")
+    return key
 
 
 def _check_readable(documents: DocumentsLike) -> None:

@@ -14,9 +14,11 @@ from irkit.core.scoring import score
 from irkit.data import Document, Vector, parse_documents
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadValueError
+from irkit.index import WindowsConfig
 from irkit.retrieval.collection import Collection
 from irkit.retrieval.highlighting import Segment, split_passages, split_segments, word_finder
 from irkit.retrieval.searching import find_rows
+from irkit.retrieval.windows import score_in_windows, windows_of
 from irkit.tokenizer import TokenSpan, strings, well_formed
 from irkit.utils.atomic import write_text
 
@@ -143,6 +145,9 @@ def explain_document(
     if isinstance(model, Vectors):
         raise BadValueError("explaining a score: vectors that were computed elsewhere belong to no words")
     if not isinstance(model, Impacts):
+        windows = windows_of(collection.index)
+        if windows is not None:
+            return _explain_windows(collection, windows, cast(str, query), item)
         return explain(cast(Any, model), cast(str, query), item.full_text)
     if rows is None:
         weights = model.encode_representation([collection.content(item)], "document")
@@ -152,6 +157,25 @@ def explain_document(
     return match_terms(
         TermWeights("", query_weights, terms, ()), TermWeights(item.full_text, weights, terms, ())
     )
+
+
+def _explain_windows(
+    collection: Collection, windows: WindowsConfig, query: str, document: Document
+) -> Explanation:
+    """Explain the score of a document by the matches of its best window."""
+    [query] = strings([query])
+    text = well_formed(document.full_text)
+    [[score]], [[(start, end)]] = score_in_windows(collection, windows, [query], [Document("-", text)])
+    found = explain(cast(Any, collection.model), query, text[start:end])
+
+    def move(span: TokenSpan) -> TokenSpan:
+        return span._replace(start=span.start + start, end=span.end + start)
+
+    matches = [
+        replace(match, document=move(match.document), repeats=tuple(map(move, match.repeats)))
+        for match in found.matches
+    ]
+    return Explanation(found.query, text, float(score), tuple(matches))
 
 
 def explain(model: Model, query: str, document: str) -> Explanation:

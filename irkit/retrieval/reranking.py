@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from irkit.core.late_interaction import mean_maxsim
 from irkit.data import Document, QueriesLike, Query, parse_documents, parse_queries
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
+from irkit.index import WindowsConfig
 from irkit.retrieval.collection import Collection, format_model
 from irkit.retrieval.scorer import Array, Interaction, Scorer, score_checked, score_rows, score_texts
 from irkit.retrieval.searching import Hit, Rows, fetch_lists, find_rows, make_hits, parse_contents
@@ -25,6 +27,7 @@ from irkit.retrieval.selection import (
     check_group_key,
     parse_selection,
 )
+from irkit.retrieval.windows import Passage, score_in_windows, windows_of
 
 Candidates: TypeAlias = Iterable[str] | Iterable[Hit] | Mapping[str, Any] | Iterable[Document]
 """Ids of documents of the index, or hits, whose ids count; or id -> text, or documents."""
@@ -73,6 +76,11 @@ def rerank(
     if interaction is not None and teacher is not None:
         raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
     _check_interaction(collection, interaction)
+    if interaction is not None and windows_of(collection.index) is not None:
+        raise BadValueError(
+            "reranking: an interaction, and an index of windows, whose documents have several "
+            "representations; leave the interaction out, or give a teacher"
+        )
     check_functions("reranking", teacher=teacher, progress=options.get("progress"))
     if is_run:
         return _rerank_run(collection, queries, candidates, selection, options)
@@ -89,18 +97,39 @@ def rerank(
             scores = score_checked(teacher, items, fetch_lists(collection.documents, rows))
         best = _choose_rows(collection, selection, scores, rows)
         rows, scores = _take(rows, best), _take(scores, best)
-        hits = make_hits(collection.documents, rows, scores, selection.fields)
+        encode = partial(collection.model.encode_representation, contents, "query")
+        hits = make_hits(collection, encode, rows, scores, selection.fields)
     else:
-        if teacher is None:
+        passages: list[list[Passage | None]] = [[None] * len(line) for line in lists]
+        windows = windows_of(collection.index)
+        if teacher is None and windows is not None:
+            scores, passages = _score_in_windows(collection, windows, contents, lists)
+        elif teacher is None:
             scores = score_texts(collection.model, contents, lists, interaction)
         else:
             scores = score_checked(teacher, items, lists)
         best = _choose_documents(selection, scores, lists)
         hits = [
-            [Hit.of(line[i], float(values[i]), selection.fields) for i in positions]
-            for line, values, positions in zip(lists, scores, best, strict=True)
+            [Hit.of(line[i], float(values[i]), selection.fields, places[i]) for i in positions]
+            for line, values, places, positions in zip(lists, scores, passages, best, strict=True)
         ]
     return hits[0] if single else hits
+
+
+def _score_in_windows(
+    collection: Collection, windows: WindowsConfig, contents: list[Any], lists: list[list[Document]]
+) -> tuple[list[Array], list[list[Passage | None]]]:
+    """Score the candidates of each query by their windows; each distinct document is encoded once."""
+    documents = list({(item.title, item.text): item for line in lists for item in line}.values())
+    if not documents:
+        return [np.empty(0, np.float32) for _ in lists], [[] for _ in lists]
+    numbers = {(item.title, item.text): number for number, item in enumerate(documents)}
+    table, passages = score_in_windows(collection, windows, contents, documents)
+    chosen = [[numbers[item.title, item.text] for item in line] for line in lists]
+    return (
+        [values[np.array(line, np.int64)] for values, line in zip(table, chosen, strict=True)],
+        [[places[number] for number in line] for places, line in zip(passages, chosen, strict=True)],
+    )
 
 
 def _rerank_run(

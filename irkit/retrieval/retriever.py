@@ -12,7 +12,7 @@ from irkit.core.representation import Representation
 from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector, parse_documents, parse_queries
 from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
-from irkit.index import IndexConfig, StageProgress
+from irkit.index import IndexConfig, StageProgress, WindowsConfig
 from irkit.index.object_store import staged
 from irkit.index.state import snapshot
 from irkit.model import Model
@@ -65,6 +65,7 @@ class Retriever:
         chunk_size: int = CHUNK,
         overwrite: bool = False,
         shards: int | None = None,
+        windows: Mapping[str, Any] | WindowsConfig | None = None,
         progress: StageProgress | None = None,
     ) -> Self:
         """Encode documents, streamed, and index them.
@@ -87,6 +88,9 @@ class Retriever:
             chunk_size: Number of documents encoded and stored together.
             overwrite: Replace an existing index; it stays in use until the new one is complete.
             shards: Number of directories among which documents are divided, see `irkit.shards`.
+            windows: Encode documents of any length in windows, see `irkit.index.WindowsConfig`; ``{}`` takes
+                the length that the model reads. Each is found as one document, and `Hit.passage` tells the
+                best window.
             progress: Called with the progress of each stage ("encoding", then the stages of the index), see
                 `irkit.index.StageProgress`.
 
@@ -99,11 +103,13 @@ class Retriever:
             LockedError: Another process is writing there.
         """
         if is_uri(path):
-            settings: Any = {"index": index, "chunk_size": chunk_size, "shards": shards, "progress": progress}
+            settings: Any = {"index": index, "chunk_size": chunk_size, "shards": shards, "windows": windows}
             with staged(str(path), overwrite) as folder:
-                cls.build(model, documents, folder, overwrite=True, **settings).close()
+                cls.build(model, documents, folder, overwrite=True, progress=progress, **settings).close()
             return cls.load(path, model if isinstance(model, Model) else None)
-        return cls(build_collection(model, documents, path, index, chunk_size, overwrite, progress, shards))
+        return cls(
+            build_collection(model, documents, path, index, chunk_size, overwrite, progress, shards, windows)
+        )
 
     @classmethod
     def load(
@@ -210,7 +216,7 @@ class Retriever:
         selection = parse_selection("search", k, options, SearchOptions)
         contents, single = parse_contents("searching", self.model, queries)
         batches = find_hits(self.collection, contents, selection, filter, feedback)
-        results = [hits for batch in batches for hits in read_hits(self.documents, batch, selection.fields)]
+        results = [hits for batch in batches for hits in read_hits(self.collection, *batch, selection.fields)]
         return results[0] if single else results
 
     @snapshot

@@ -18,6 +18,7 @@ from irkit.index import Documents, Hits, Index
 from irkit.index.array_files import Array
 from irkit.retrieval.collection import AnyModel, Collection
 from irkit.retrieval.selection import DEEPER, Groups, Selection, check_group_key
+from irkit.retrieval.windows import Passage, find_passages
 
 if TYPE_CHECKING:
     from irkit.encoder_free import RM3
@@ -34,6 +35,14 @@ class Hit:
     """A result of a search: a document and its score; a higher score is better.
 
     What a search was told not to return, see `SearchOptions`, is empty.
+
+    Attributes:
+        id: Id of the document.
+        score: Score of the document.
+        text: Its text.
+        title: Its title.
+        metadata: Its metadata.
+        passage: In an index of windows, where the best one is in the text.
     """
 
     id: str
@@ -41,17 +50,24 @@ class Hit:
     text: str
     title: str
     metadata: Mapping[str, JSON]
+    passage: Passage | None = None
 
     @classmethod
-    def of(cls, document: Document, score: float, fields: frozenset[str] | None = None) -> Self:
+    def of(
+        cls,
+        document: Document,
+        score: float,
+        fields: frozenset[str] | None = None,
+        passage: Passage | None = None,
+    ) -> Self:
         """Make a hit of a document, of all or of some fields."""
         if fields is None:
-            return cls(document.id, score, document.text, document.title, document.metadata)
+            return cls(document.id, score, document.text, document.title, document.metadata, passage)
         metadata = document.metadata
         if "metadata" not in fields:
             metadata = {key: value for key, value in metadata.items() if f"metadata.{key}" in fields}
         text, title = ("text" in fields) * document.text, ("title" in fields) * document.title
-        return cls(document.id, score, text, title, metadata)
+        return cls(document.id, score, text, title, metadata, passage)
 
 
 def find_rows(documents: Documents, ids: str | Iterable[str], operation: str, advice: str) -> Rows:
@@ -104,25 +120,38 @@ def fetch_lists(documents: Documents, rows: Sequence[Rows]) -> list[list[Documen
     return [[by_row[row] for row in line.tolist()] for line in rows]
 
 
-def read_hits(documents: Documents, hits: Hits, fields: frozenset[str] | None = None) -> list[list[Hit]]:
+def read_hits(
+    collection: Collection, queries: Representation, hits: Hits, fields: frozenset[str] | None = None
+) -> list[list[Hit]]:
     """Return the hits of each query with all or some fields of their documents; see `SearchOptions`."""
     found = [line >= 0 for line in hits.rows]
     rows = [line[is_hit] for line, is_hit in zip(hits.rows, found, strict=True)]
     scores = [line[is_hit] for line, is_hit in zip(hits.scores, found, strict=True)]
-    return make_hits(documents, rows, scores, fields)
+    return make_hits(collection, lambda: queries, rows, scores, fields)
 
 
 def make_hits(
-    documents: Documents, rows: list[Rows], scores: list[Scores], fields: frozenset[str] | None = None
+    collection: Collection,
+    queries: Callable[[], Representation],
+    rows: list[Rows],
+    scores: list[Scores],
+    fields: frozenset[str] | None = None,
 ) -> list[list[Hit]]:
-    """Return the hits of each query, of which the rows and scores are known; see `SearchOptions`."""
+    """Return the hits of each query, of which the rows and scores are known; see `SearchOptions`.
+
+    ``queries`` returns the queries, and is called if the index has passages.
+    """
+    documents, passages = collection.documents, find_passages(collection, queries, rows)
     if fields is not None and fields <= {"id"}:  # the other fields stay on disk
         lists = [[Document(name, "") for name in documents.ids(line)] for line in rows]
     else:
         lists = fetch_lists(documents, rows)
     return [
-        [Hit.of(document, score, fields) for document, score in zip(line, values.tolist(), strict=True)]
-        for line, values in zip(lists, scores, strict=True)
+        [
+            Hit.of(document, score, fields, place)
+            for document, score, place in zip(line, values.tolist(), places, strict=True)
+        ]
+        for line, values, places in zip(lists, scores, passages, strict=True)
     ]
 
 
@@ -157,8 +186,8 @@ def find_hits(
     selection: Selection,
     filter: Filter | None,
     feedback: RM3 | None,
-) -> Iterator[Hits]:
-    """Yield rows and scores for 256 queries at a time, see `irkit.Retriever.search`.
+) -> Iterator[tuple[Representation, Hits]]:
+    """Yield 256 queries at a time, with rows and scores, see `irkit.Retriever.search`.
 
     Raises:
         BadValueError: The filter makes no sense, or no document has the key to group by.
@@ -183,9 +212,9 @@ def find_hits(
         if feedback is not None:
             queries = feedback.expand(index, queries, allowed)
         if groups is None:
-            yield _find_page(search, queries, selection, max(1, len(index)))
+            yield queries, _find_page(search, queries, selection, max(1, len(index)))
         else:
-            yield _find_groups(search, queries, selection, max(1, len(index)), groups)
+            yield queries, _find_groups(search, queries, selection, max(1, len(index)), groups)
     if groups is not None and groups.found_none:
         check_group_key("search", [documents], str(selection.group_by))
 
@@ -263,14 +292,14 @@ def _without_zeros(hits: Hits) -> Hits:
 def read_run(
     documents: Documents,
     query_ids: Sequence[str],
-    batches: Iterable[Hits],
+    batches: Iterable[tuple[Representation, Hits]],
     progress: Callable[[int], object] | None = None,
 ) -> Run:
     """Return the run of the queries, whose hits come in batches."""
     next_id = iter(query_ids).__next__
 
     def rankings() -> Iterator[tuple[str, list[str], Any]]:
-        for hits in batches:
+        for _, hits in batches:
             rows, positions = np.unique(hits.rows, return_inverse=True)  # reads each id once
             missing = int(np.searchsorted(rows, 0))  # 1 if -1, no hit, is among them
             ids = np.array([""] * missing + documents.ids(rows[missing:]), dtype=object)

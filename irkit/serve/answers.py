@@ -84,6 +84,13 @@ class Models(BaseModel):
 # ---- search ----
 
 
+class Window(BaseModel):
+    """Where the best window of a long document is in its text."""
+
+    start: int
+    end: int
+
+
 class Hit(BaseModel):
     """A document that was found; fields that were not asked for are empty."""
 
@@ -92,6 +99,7 @@ class Hit(BaseModel):
     title: str
     text: str
     metadata: JSONObject
+    passage: Window | None = None
     parts: dict[str, float | None] = {}
     highlight: JSONObject = {}
     snippet: JSONObject = {}

@@ -196,10 +196,11 @@ def _add_scores(part: str, retriever: Retriever, queries: list[Any], results: li
 
 
 def _hit(hit: Hit) -> JSONObject:
-    return {
+    answer = {
         "id": hit.id,
         "score": hit.score,
         "title": hit.title,
         "text": hit.text,
         "metadata": dict(hit.metadata),
     }
+    return answer if hit.passage is None else answer | {"passage": hit.passage._asdict()}

@@ -39,6 +39,11 @@ def reshard(path: str | Path, shards: int, *, progress: StageProgress | None = N
         StorageError: It cannot be read or written; the index is unchanged.
     """
     old = open_store(path)
+    if old.meta.get("index", {}).get("windows"):
+        raise StorageError(
+            f"resharding {path}: its documents are in windows, which are stored in one directory; build the "
+            "index again without windows to divide it"
+        )
     stores = old.parts if isinstance(old, ShardedStore) else [old]
     state = 0
     for store in (old, *old.parts):

@@ -211,6 +211,22 @@ class Tokenizer:
             ]
             return [TokenSpan(token, *span) for token, span in zip(encoding.tokens, spans, strict=True)]
 
+    def offsets(self, texts: Iterable[str]) -> list[Any]:
+        """Return where the tokens of each whole text start and end in it, without special tokens.
+
+        Returns:
+            An array ``(n, 2)`` of int64 for each text; tokens that stand for no characters are left out.
+
+        Raises:
+            BadTypeError: Something is not a string.
+            BadValueError: The tokenizer fails.
+        """
+        backend = self._backend(_LENGTH_UNKNOWN)
+        with reraise_as(BadValueError, "tokenizing", _ADVICE):
+            encodings = backend.encode_batch([*map(well_formed, strings(texts))], add_special_tokens=False)
+        found = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
+        return [places[places[:, 0] < places[:, 1]] for places in found]
+
     def ids(self, words: Iterable[str]) -> list[int]:
         """Return the ids of the words that are tokens of the vocabulary; other words are left out."""
         ids = (self.backend.token_to_id(well_formed(word)) for word in words)

@@ -1,0 +1,231 @@
+"""Cut documents into the windows that a model encodes, and find the best passage of a document.
+
+Windows are parts of the full text of a document, which begins with its title. Each ends before a word that it
+would cut, unless the word is long. A window whose own tokens are more than the model reads, because a
+tokenizer treats the start of a text in another way, is divided again. So no token is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from irkit.core.representation import Representation
+from irkit.core.scoring import score
+from irkit.data import Document
+from irkit.encoder_free import EncoderFreeModel
+from irkit.errors import BadValueError
+from irkit.index import Index, WindowedIndex, WindowsConfig
+from irkit.index.array_files import Array
+from irkit.retrieval.collection import AnyModel, Collection
+
+
+class Passage(NamedTuple):
+    """Where the best window of a document starts and ends, in characters of its text without its title."""
+
+    start: int
+    end: int
+
+
+def parse_windows(
+    windows: Mapping[str, Any] | WindowsConfig | None, model: AnyModel, shards: int | None
+) -> WindowsConfig | None:
+    """Return the windows of a build with their length and stride.
+
+    Raises:
+        ConfigError: A key or a value is unknown.
+        BadValueError: The model reads no texts or texts of any length, a window is longer than what the model
+            reads, or the index has shards.
+    """
+    if windows is None:
+        return None
+    config = WindowsConfig.of(windows, "windows")
+    if shards is not None:
+        raise BadValueError(
+            "windows: got shards, too; documents in windows are stored in one directory: leave shards out"
+        )
+    if isinstance(model, EncoderFreeModel):
+        raise BadValueError(
+            f"windows: the model {model.name} cuts no texts: it takes documents of any length as a whole; "
+            "leave windows out"
+        )
+    most = _most_tokens(model)
+    length = config.length or most
+    if length is None:
+        raise BadValueError(
+            "windows: the model reads texts of any length; give the windows a length, such as "
+            "windows={'length': 256}"
+        )
+    stride = config.stride or length
+    if (most is not None and length > most) or stride > length:
+        raise BadValueError(
+            f"windows: length {length} and stride {stride}; expected a length of at most {most}, which the "
+            "model reads beside special tokens and prompt, and a stride of at most the length"
+        )
+    return config.model_copy(update={"length": length, "stride": stride})
+
+
+def windows_of(index: Index) -> WindowsConfig | None:
+    """Return how the documents of an index are cut; None if they are not."""
+    return index.windows if isinstance(index, WindowedIndex) else None
+
+
+def split_documents(model: Any, windows: WindowsConfig, documents: Sequence[Document]) -> list[Array]:
+    """Return where the windows of each document start and end in its full text, ``(n, 2)`` each, n >= 1."""
+    texts = [document.full_text for document in documents]
+    most = _most_tokens(model)
+    spans = [_cut(text, row, windows) for text, row in zip(texts, _offsets(model, texts), strict=True)]
+    too_long = True
+    while most is not None and too_long:
+        too_long = False
+        for number, text in enumerate(texts):
+            tokens = _offsets(model, [text[start:end] for start, end in spans[number]])
+            if max(map(len, tokens)) > most:
+                too_long = True
+                half = windows.model_copy(update={"length": -(-most // 2), "stride": -(-most // 2)})
+                spans[number] = np.concatenate(
+                    [
+                        start + _cut(text[start:end], own, half) if len(own) > most else [[start, end]]
+                        for (start, end), own in zip(spans[number].tolist(), tokens, strict=True)
+                    ]
+                )
+    return [span[:1] for span in spans] if windows.pool == "first" else spans
+
+
+def window_texts(documents: Sequence[Document], spans: Sequence[Array]) -> list[str]:
+    """Return the text of each window, document by document."""
+    return [
+        document.full_text[start:end]
+        for document, span in zip(documents, spans, strict=True)
+        for start, end in span.tolist()
+    ]
+
+
+def text_spans(documents: Sequence[Document], spans: Sequence[Array]) -> list[Array]:
+    """Return where windows start and end in the texts without titles, from places in the full texts."""
+    found = []
+    for document, span in zip(documents, spans, strict=True):
+        full = document.full_text
+        skipped = full.rindex(document.text.strip()) - (len(document.text) - len(document.text.lstrip()))
+        found.append((span - skipped).clip(0, len(document.text)))
+    return found
+
+
+def batch_documents(
+    model: Any, windows: WindowsConfig, documents: Iterable[Document], size: int
+) -> Iterator[tuple[list[Document], list[Array]]]:
+    """Yield documents and their windows: ``size`` windows or more together, if there are as many."""
+    batch: list[Document] = []
+    spans: list[Array] = []
+    count = 0
+    for document in documents:
+        batch.append(document)
+        spans += split_documents(model, windows, [document])
+        count += len(spans[-1])
+        if count >= size:
+            yield batch, spans
+            batch, spans, count = [], [], 0
+    if batch:
+        yield batch, spans
+
+
+def score_in_windows(
+    collection: Collection, windows: WindowsConfig, contents: Sequence[Any], documents: Sequence[Document]
+) -> tuple[Array, list[list[Passage]]]:
+    """Score documents that need not be in the index, as if they were in it.
+
+    Args:
+        collection: Has the model.
+        windows: How documents are cut.
+        contents: ``n_q`` queries as the model takes them.
+        documents: ``n`` documents.
+
+    Returns:
+        Scores ``(n_q, n)`` float32, and the best passage of each document for each query.
+    """
+    model: Any = collection.model
+    spans = split_documents(model, windows, documents)
+    encoded = model.encode_representation(window_texts(documents, spans), "document")
+    with torch.inference_mode():
+        scores = score(model.encode_representation(contents, "query"), encoded).float().cpu().numpy()
+    parts = np.split(scores, np.cumsum([len(span) for span in spans])[:-1], axis=1)
+    pool = np.mean if windows.pool == "mean" else np.max
+    table = np.stack([pool(part, axis=1) for part in parts], axis=1).astype(np.float32)
+    best = np.stack([part.argmax(1) for part in parts], axis=1)
+    places = text_spans(documents, spans)
+    return table, [
+        [Passage(*span[number].tolist()) for span, number in zip(places, line, strict=True)] for line in best
+    ]
+
+
+def find_passages(
+    collection: Collection, queries: Callable[[], Representation], rows: Sequence[Array]
+) -> list[list[Passage | None]]:
+    """Return the best passage of each document of the index for its query; None without windows.
+
+    Args:
+        collection: The index.
+        queries: Returns the queries; called if there are windows.
+        rows: Documents for each query.
+    """
+    index = collection.index
+    if not isinstance(index, WindowedIndex):
+        return [[None] * len(line) for line in rows]
+    padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int64)
+    for number, line in enumerate(rows):
+        padded[number, : len(line)] = line
+    if not padded.size:
+        return [[] for _ in rows]
+    found = index.passages(queries(), padded).tolist()
+    return [
+        [Passage(*place) for place in places[: len(line)]] for places, line in zip(found, rows, strict=True)
+    ]
+
+
+def _most_tokens(model: Any) -> int | None:
+    """Return the number of tokens that a model reads of a document; None if it is not limited."""
+    most: int | None = model.max_length("document")
+    if most is None:
+        return None
+    spans = model.token_spans("a " * most, "document")
+    count: int = sum(span.start < span.end for span in spans)
+    return max(1, count)
+
+
+def _offsets(model: Any, texts: Sequence[str]) -> list[Array]:
+    """Return where the tokens of each text start and end, ``(n, 2)`` each."""
+    found: list[Array] = model.pipeline("document").tokenizer.offsets(texts)
+    return found
+
+
+def _cut(text: str, offsets: Array, windows: WindowsConfig) -> Array:
+    """Return where windows start and end in a text, ``(n, 2)``."""
+    length, stride = windows.length, windows.stride
+    assert length is not None
+    assert stride is not None
+    count = len(offsets)
+    if count <= length:
+        return np.array([[0, len(text)]])
+    starts, ends = offsets.T.tolist()
+    reach = (min(length, stride) + 1) // 2  # tokens of a word that are moved to the next window, at most
+
+    def cut(token: int) -> int:
+        """Return the token that begins the word of a token, if it is near."""
+        for first in range(token, max(0, token - reach), -1):
+            before = text[starts[first] - 1 : starts[first] + 1]
+            if starts[first] > ends[first - 1] or any(map(str.isspace, before)):
+                return first
+        return token
+
+    spans, first = [], 0
+    while True:
+        stop = count if first + length >= count else cut(first + length)
+        spans.append([starts[first], ends[stop - 1]])
+        if stop == count:
+            break
+        first = min(stop, cut(first + stride))
+    spans[0][0], spans[-1][1] = 0, len(text)
+    return np.array(spans)
