@@ -97,11 +97,14 @@ class ServedModel:
         if total > self.limits.tokens:
             limit = f"{total} tokens in one request, the limit is {self.limits.tokens}"
             raise Problem(413, f"{limit}; send fewer or shorter texts")
-        steps = plan_steps(tokens.lengths, self.limits.batch_tokens)
-        parts = [(tokens[step], int(tokens.lengths[step].sum())) for step in steps]
+        parts, order = [(tokens, total)], None
+        if total > self.limits.batch_tokens:
+            steps = plan_steps(tokens.lengths, self.limits.batch_tokens)
+            parts = [(tokens[step], int(tokens.lengths[step].sum())) for step in steps]
+            order = torch.argsort(torch.cat(steps))
         rows = await self.batcher.submit((side, pipeline.prompt), parts)
         TOKENS.labels(self.name).inc(total)
-        return Encoded(concat(rows)[torch.argsort(torch.cat(steps))], total)
+        return Encoded(rows[0] if order is None else concat(rows)[order], total)
 
     async def represent(self, texts: Sequence[str], side: Side) -> Encoded:
         """Encode texts so that `irkit.score` of the rows is the similarity of the model."""
@@ -156,9 +159,11 @@ class ServedModel:
         side, prompt = cast(tuple[Side | None, str], key)
         pipeline = self.retriever_model().encoding_pipeline(side, prompt=prompt)
         try:
-            rows = pipeline.encode_tokens(Ragged.concat(parts))
+            rows = pipeline.encode_tokens(Ragged.concat(parts) if len(parts) > 1 else parts[0])
         except (IrkitError, RuntimeError) as error:
             raise Problem(424, f"model {self.name} failed: {error}") from error
+        if len(parts) == 1:
+            return [rows]
         ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
         return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
