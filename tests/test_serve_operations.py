@@ -98,6 +98,22 @@ def test_large_bodies_are_refused_before_they_are_read(served: Any) -> None:
         assert b" 413 " in link.recv(1000)
 
 
+def test_all_large_bodies_together_are_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = served.catalogue.config
+    limits = config.limits.model_copy(update={"body_bytes": 1 << 18, "bodies_bytes": 1 << 18})
+    monkeypatch.setattr(served.catalogue, "config", config.model_copy(update={"limits": limits}))
+    large = json.dumps({"queries": "search", "fields": ["x" * 150_000]}).encode()
+    head = f"POST {SEARCH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    announced, chunked = connect(served.url), connect(served.url)
+    with announced, chunked:
+        announced.sendall(f"{head}content-length: 200000\r\n\r\n".encode() + large)  # and waits
+        wait_for(lambda: ask(served.url, SEARCH, large)[0] == 429)
+        assert ask(served.url, SEARCH, {"queries": "search"})[0] == 200  # a small one finds room
+        chunked.sendall(f"{head}transfer-encoding: chunked\r\n\r\n{len(large):x}\r\n".encode() + large)
+        assert b" 429 " in chunked.recv(1000)
+    wait_for(lambda: ask(served.url, SEARCH, large)[0] == 422)  # their bytes are given back
+
+
 def test_reload_takes_new_keys_and_indexes(served: Any, tmp_path: Path) -> None:
     from irkit.errors import BadValueError
     from irkit.serve.access import read_keys

@@ -24,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOG = logging.getLogger("irkit.serve")
 OPEN = frozenset({"/", "/health", "/ready", "/ping"})
 """Paths that need no key and count for no limit; and so do those below ``/static/``."""
+_SMALL = 1 << 16  # bytes: about what a connection buffers anyway
 _ID = re.compile(rb"[\w.:-]{1,64}")
 
 
@@ -31,12 +32,13 @@ class Guard:
     """Takes a request, or turns it away with the answer why.
 
     It reads the whole body first, within limits of size and time, so that a slow client holds nothing but
-    its bytes.
+    its bytes. The bytes of all large bodies together have a limit, too.
     """
 
     def __init__(self, app: App, catalogue: Catalogue) -> None:
         self._app, self._catalogue = app, catalogue
         self._running = 0
+        self._held = 0  # bytes of large bodies, of requests that arrive or are in work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a connection, see the ASGI specification."""
@@ -83,17 +85,59 @@ class Guard:
         writes = path.endswith("/documents") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
         keys = self._catalogue.config.keys
         check_access(keys, "write" if writes else "read", headers.get(b"authorization", b""))
-        body = await _read_body(headers, receive, limits.body_bytes, limits.body_seconds)
-        if self._running >= limits.requests:
-            raise Problem(429, f"{limits.requests} requests are in work already; try again in a second")
-        self._running += 1
-        RUNNING.inc()
+        body = await self._read_body(headers, receive)
         try:
-            async with asyncio.timeout(limits.seconds):
-                await _while_connected(self._app, scope, body, receive, send)
+            if self._running >= limits.requests:
+                raise Problem(429, f"{limits.requests} requests are in work already; try again in a second")
+            self._running += 1
+            RUNNING.inc()
+            try:
+                async with asyncio.timeout(limits.seconds):
+                    await _while_connected(self._app, scope, body, receive, send)
+            finally:
+                self._running -= 1
+                RUNNING.dec()
         finally:
-            self._running -= 1
-            RUNNING.dec()
+            self._held -= _counted(len(body))
+
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """Return the body; its bytes are held until the caller takes them off.
+
+        Raises:
+            Problem: It is too large (413) or comes too slowly (408), too many others are there (429), or the
+                client has gone (499).
+        """
+        limits, size = self._catalogue.config.limits, headers.get(b"content-length", b"0")
+        most_held = max(limits.body_bytes, limits.bodies_bytes)
+        too_large = Problem(413, f"the body is larger than the limit of {limits.body_bytes} bytes")
+        too_many = Problem(429, "too many large bodies are in work already; try again in a second")
+        if not size.isdigit() or int(size[:20]) > limits.body_bytes:
+            raise too_large
+        if self._held + _counted(int(size)) > most_held:
+            raise too_many
+        parts, total, held = list[bytes](), 0, 0
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise Problem(499, "the client closed the connection")
+                    parts.append(message.get("body", b""))
+                    total += len(parts[-1])
+                    if total > limits.body_bytes:
+                        raise too_large
+                    self._held += _counted(total) - held
+                    held = _counted(total)
+                    if held and self._held > most_held:
+                        raise too_many
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except BaseException as error:
+            self._held -= held
+            if isinstance(error, TimeoutError):
+                text = f"the body did not arrive within {limits.body_seconds} seconds"
+                raise Problem(408, text) from None
+            raise
 
     def _record(self, scope: Scope, request_id: str, status: int, seconds: float, error: str) -> None:
         """Count the request, and write a line of JSON about it."""
@@ -117,31 +161,9 @@ class Guard:
             LOG.info(json.dumps(facts | ({"error": error} if error else {})))
 
 
-async def _read_body(headers: dict[bytes, bytes], receive: Receive, most: int, seconds: float) -> bytes:
-    """Return the body.
-
-    Raises:
-        Problem: It is too large (413) or comes too slowly (408), or the client has gone (499).
-    """
-    size = headers.get(b"content-length", b"0")
-    too_large = Problem(413, f"the body is larger than the limit of {most} bytes")
-    if not size.isdigit() or int(size[:20]) > most:
-        raise too_large
-    parts, total = [], 0
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise Problem(499, "the client closed the connection")
-                parts.append(message.get("body", b""))
-                total += len(parts[-1])
-                if total > most:
-                    raise too_large
-                if not message.get("more_body"):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise Problem(408, f"the body did not arrive within {seconds} seconds") from None
+def _counted(size: int) -> int:
+    """Return how many bytes of a body count; a small one always finds room."""
+    return size if size > _SMALL else 0
 
 
 async def _while_connected(app: App, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:

@@ -16,6 +16,7 @@ class ServeLimits(Config):
 
     Attributes:
         body_bytes: Bytes of a request.
+        bodies_bytes: Bytes of all requests that arrive or are in work; those of up to 64 KiB do not count.
         texts: Texts, queries or documents of a request.
         tokens: Tokens of all texts of a request.
         k: Hits of a query, skipped ones included.
@@ -34,6 +35,7 @@ class ServeLimits(Config):
     """
 
     body_bytes: PositiveInt = 32 << 20
+    bodies_bytes: PositiveInt = 128 << 20
     texts: PositiveInt = 2048
     tokens: PositiveInt = 1 << 18
     k: PositiveInt = 1000
