@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack, cast
@@ -12,14 +14,14 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 
-from irkit.arguments import brief
+from irkit.arguments import brief, check_flags
 from irkit.data import JSON, Document, DocumentsLike, QueriesLike, parse_documents, parse_queries
 from irkit.errors import BadTypeError, BadValueError, StorageError
 from irkit.evaluation.run import Run
 from irkit.index.filters import as_json
 from irkit.retrieval.explanation import Explanation, Match
 from irkit.retrieval.searcher import Searcher
-from irkit.retrieval.searching import Filter, Hit
+from irkit.retrieval.searching import Filter, Hit, PartialResultWarning
 from irkit.retrieval.selection import RankOptions, SearchOptions
 from irkit.retrieval.windows import Passage
 from irkit.tokenizer import TokenSpan
@@ -36,6 +38,8 @@ class Client(Searcher):
         index: Name of the index; by default the only one of the server.
         key: API key, if the server has keys.
         timeout: Seconds to wait for an answer.
+        partial_results: Return the hits of other shards, with a `irkit.ray_engine.PartialResultWarning`, if
+            one that Ray searches does not answer the server; `missing` names it. By default that is an error.
 
     Raises:
         BadValueError: The address is no URL, or the server has several indexes or none of this name.
@@ -48,12 +52,20 @@ class Client(Searcher):
     """
 
     def __init__(
-        self, url: str, index: str | None = None, *, key: str | None = None, timeout: float = 60
+        self,
+        url: str,
+        index: str | None = None,
+        *,
+        key: str | None = None,
+        timeout: float = 60,
+        partial_results: bool = False,
     ) -> None:
+        check_flags("Client", partial_results=partial_results)
         parts = urlsplit(url if isinstance(url, str) else "")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadValueError(f"Client: the address is {brief(url)}; expected http://HOST:PORT")
-        self._parts, self._timeout = parts, timeout
+        self._parts, self._timeout, self._partial = parts, timeout, partial_results
+        self._thread = threading.local()
         self._idle: deque[http.client.HTTPConnection] = deque()  # which threads may share
         self._headers = {"content-type": "application/json"}
         if key is not None:
@@ -69,6 +81,11 @@ class Client(Searcher):
 
     # ---- searching ----
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the shards that gave no answer to the last request of this thread."""
+        return getattr(self._thread, "missing", ())
+
     def _find(
         self, queries: Any, k: int, filter: Filter | None, options: SearchOptions
     ) -> tuple[list[list[Hit]], bool]:
@@ -77,6 +94,7 @@ class Client(Searcher):
         found: list[list[Hit]] = []
         for start in range(0, len(items), _TOGETHER):
             body = {"queries": items[start : start + _TOGETHER], "k": k, "filter": _plain_filter(filter)}
+            body |= {"partial": True} if self._partial else {}
             found += self._hits("search", body | {name: _plain(value) for name, value in options.items()})
         return found, single
 
@@ -188,6 +206,11 @@ class Client(Searcher):
 
     def _hits(self, route: str, body: dict[str, Any]) -> list[list[Hit]]:
         results = self._ask("POST", f"{self._route}/{route}", body)["results"]
+        missing = sorted({name for result in results for name in result.get("missing", ())})
+        self._thread.missing = tuple(missing)
+        if missing:
+            problem = f"searching {self.index}: no answer of {', '.join(missing)}; hits are missing"
+            warnings.warn(problem, PartialResultWarning, stacklevel=4)
         names = ("id", "score", "text", "title", "metadata")
         return [
             [

@@ -112,6 +112,9 @@ def test_a_dead_shard_is_an_error_or_a_marked_partial_result(ray: Any, tmp_path:
         assert many.missing == ("shard-1-000",)
         assert 0 < len(some) < len(whole)
         assert [hit for hit in whole if hit in some] == some
-        many.index._partial = False
-        with pytest.raises(StorageError, match="no answer of shard-1-000"):
+        with many.watch(False), pytest.raises(StorageError, match="no answer of shard-1-000"):
             many.search("word1 word2 word3")
+        with many.watch(True) as answers:
+            assert many.search("word1 word2 word3", 60) == some  # without a warning
+        assert (answers.asked, answers.missing) == (2, {"shard-1-000"})
+        assert answers.repeated > 0

@@ -29,7 +29,8 @@ def serve(
     again. The log goes to standard error.
 
     Args:
-        paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name.
+        paths: Directories of indexes, and directories or hub names of models. NAME=PATH gives a name. Exports
+            are qdrant:PLACE and lancedb:PLACE, with #DIR for the index of their terms.
         host: Address to listen at; other machines reach 0.0.0.0.
         port: Port to listen at; 0 is any free one.
         workers: Processes.

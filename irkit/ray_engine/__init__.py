@@ -6,6 +6,7 @@ Ray. Ray is imported when something here is used.
 
 from __future__ import annotations
 
-from irkit.ray_engine.ray_search import PartialResultWarning, ShardedRetriever
+from irkit.ray_engine.ray_search import ShardedRetriever
+from irkit.retrieval.searching import PartialResultWarning
 
 __all__ = ["PartialResultWarning", "ShardedRetriever"]

@@ -7,14 +7,16 @@ process that searches. So it and the actors need the same directory under the sa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from irkit.arguments import check_counts, check_flags, is_finite
 from irkit.core.representation import Representation
@@ -24,6 +26,7 @@ from irkit.index.array_files import Array
 from irkit.ray_engine.ray_start import start_ray
 from irkit.retrieval.collection import AnyModel, LoadOptions, open_collection
 from irkit.retrieval.retriever import Retriever
+from irkit.retrieval.searching import PartialResultWarning
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore
 from irkit.shards.sharded_index import search_part
 
@@ -31,8 +34,19 @@ _STATES = 8  # of a shard that an actor can show
 _PAUSE = 0.05  # seconds before a shard whose actors have died is asked again
 
 
-class PartialResultWarning(UserWarning):
-    """Shards gave no answer, so that hits are missing."""
+@dataclass
+class Answers:
+    """What shards answered to the searches of a thread, see `ShardedRetriever.watch`.
+
+    Attributes:
+        asked: Number of questions to shards.
+        repeated: Number of questions that went to another actor, or to the same one once more.
+        missing: Names of the shards that gave no answer.
+    """
+
+    asked: int = 0
+    repeated: int = 0
+    missing: set[str] = field(default_factory=set)
 
 
 class ShardedRetriever(Retriever):
@@ -99,6 +113,15 @@ class ShardedRetriever(Retriever):
         """Names of the shards that gave no answer to the last search of this thread."""
         return self.index.missing
 
+    def watch(self, partial_results: bool) -> contextlib.AbstractContextManager[Answers]:
+        """Return a context that counts what shards answer to the searches of this thread.
+
+        Args:
+            partial_results: Whether searches inside may miss shards, without a warning; or else a shard that
+                does not answer is an error.
+        """
+        return self.index.watch(partial_results)
+
     def close(self) -> None:
         """End the actors, and close the files."""
         self.index.close()
@@ -114,8 +137,8 @@ class RayIndex(ShardedIndex):
         """Start the actors of all shards."""
         self.documents = ShardedDocuments(store)
         super().__init__(store, self.documents)
-        self._ray, self._timeout, self._partial = ray, timeout, partial_results
-        self._turns, self._thread = itertools.count(), threading.local()
+        self._ray, self._timeout = ray, timeout
+        self._turns, self._thread = itertools.count(), _ThreadView(partial_results)
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
         start = ray.remote(ShardSearcher).options(**options).remote
         self.actors = [[start(str(part.path.absolute())) for _ in range(replicas)] for part in store.parts]
@@ -124,7 +147,18 @@ class RayIndex(ShardedIndex):
     @property
     def missing(self) -> tuple[str, ...]:
         """See `ShardedRetriever.missing`."""
-        return getattr(self._thread, "missing", ())
+        return self._thread.missing
+
+    @contextlib.contextmanager
+    def watch(self, partial_results: bool) -> Iterator[Answers]:
+        """See `ShardedRetriever.watch`."""
+        own, answers = self._thread, Answers()
+        before = own.answers, own.partial
+        own.answers, own.partial = answers, partial_results
+        try:
+            yield answers
+        finally:
+            own.answers, own.partial = before
 
     def close(self) -> None:
         """End the actors."""
@@ -154,12 +188,17 @@ class RayIndex(ShardedIndex):
         names = tuple(
             part.path.name for part, hits in zip(self.store.parts, found, strict=True) if hits is None
         )
-        self._thread.missing = names
+        own = self._thread
+        own.missing = names
+        if own.answers is not None:
+            own.answers.asked += len(found)
+            own.answers.missing |= set(names)
         if names:
-            problem = f"searching {self.store.path}: no answer of {', '.join(names)} in {self._timeout} s"
-            if not self._partial:
+            problem = f"searching {self.store.path}: no answer of {', '.join(names)} in {self._timeout:g} s"
+            if not own.partial:
                 raise StorageError(f"{problem}; search again, or ask for partial results")
-            warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=6)
+            if own.answers is None:
+                warnings.warn(f"{problem}; hits are missing", PartialResultWarning, stacklevel=6)
         return found
 
     def _wait(self, shard: int, reference: Any, question: Any, turn: int, end: float) -> Hits | None:
@@ -179,8 +218,18 @@ class RayIndex(ShardedIndex):
                 time.sleep(_PAUSE)
             if time.monotonic() >= end:
                 return None
+            if self._thread.answers is not None:
+                self._thread.answers.repeated += 1
             reference = actors[(turn + attempt) % len(actors)].search.remote(*question)
         raise AssertionError("unreachable")
+
+
+class _ThreadView(threading.local):
+    """What the last search of a thread missed, and how it searches."""
+
+    def __init__(self, partial: bool) -> None:
+        self.missing: tuple[str, ...] = ()
+        self.partial, self.answers = partial, cast(Answers | None, None)
 
 
 class ShardSearcher:

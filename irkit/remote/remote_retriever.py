@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -20,7 +21,7 @@ from irkit.index.array_files import Array
 from irkit.index.filters import Group, check_key, conditions
 from irkit.index.filters import parse_filter as parse_conditions
 from irkit.retrieval.collection import AnyModel, check_model, load_model
-from irkit.retrieval.reranking import Candidates
+from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import Scorer, score_checked
 from irkit.retrieval.searcher import OtherRetriever
@@ -162,7 +163,7 @@ class RemoteRetriever(OtherRetriever):
         )
 
     def rerank(
-        self, queries: Any, candidates: Any, k: int | None = None, *, teacher: Scorer | None = None
+        self, queries: Any, candidates: Any, k: int | None = None, **options: Unpack[RerankOptions]
     ) -> Any:
         """Rank candidates by exact scores of the engine, or by a teacher that scores their texts.
 
@@ -170,17 +171,31 @@ class RemoteRetriever(OtherRetriever):
             queries: See `irkit.Retriever.rerank`.
             candidates: Ids of documents, or hits; for several queries a list of these. Or a `Run`.
             k: Maximum number of results per query; None returns all.
-            teacher: See `irkit.retrieval.reranking.RerankRunOptions`.
+            options: See `irkit.retrieval.reranking.RerankOptions`; there is no other interaction than that of
+                the engine.
         """
-        if isinstance(candidates, Run):
+        is_run = isinstance(candidates, Run)
+        known = RerankRunOptions if is_run else RerankOptions
+        selection = parse_selection("reranking", sys.maxsize if k is None else k, options, known)
+        if options.get("interaction") is not None:
+            raise BadValueError(f"reranking: {self.name} scores by itself; leave the interaction out")
+        self._check_group(selection, "reranking")
+        teacher, progress = options.get("teacher"), options.get("progress")
+        if is_run:
             by_id = {query.id: query for query in parse_queries(queries)}
             missing = [name for name in candidates.query_ids if name not in by_id]
             if missing:
                 raise BadValueError(f"reranking: the run has query {missing[0]!r}, whose text is not given")
             items = [by_id[name] for name in candidates.query_ids]
             lists = [list(candidates.columns(item.id)[0]) for item in items]
-            ranked = self._rerank(items, [self._content(item) for item in items], lists, k, teacher)
-            return Run(_ranking(item.id, line) for item, line in zip(items, ranked, strict=True))
+            contents = [self._content(item) for item in items]
+            ranked = self._rerank(items, contents, lists, selection, teacher)
+            rankings = []
+            for item, line in zip(items, ranked, strict=True):
+                rankings.append(_ranking(item.id, line))
+                if progress is not None:
+                    progress(1)
+            return Run(rankings)
         contents, single = self._parse(queries, "reranking")
         lists = [_ids(line) for line in ([candidates] if single else candidates)]
         if len(lists) != len(contents):
@@ -189,8 +204,8 @@ class RemoteRetriever(OtherRetriever):
             )
         items = [Query(str(number), text if teacher else "") for number, text in enumerate(contents)]
         hits = [
-            [Hit.of(item.document, item.score) for item in line]
-            for line in self._rerank(items, contents, lists, k, teacher)
+            [Hit.of(item.document, item.score, selection.fields) for item in line]
+            for line in self._rerank(items, contents, lists, selection, teacher)
         ]
         return hits[0] if single else hits
 
@@ -199,24 +214,21 @@ class RemoteRetriever(OtherRetriever):
         items: list[Query],
         contents: list[Any],
         lists: list[list[str]],
-        k: int | None,
+        selection: Selection,
         teacher: Scorer | None,
     ) -> Iterator[list[Found]]:
         vectors = iter(()) if teacher else self._encode(contents)
         for item, ids in zip(items, lists, strict=True):
             query = None if teacher else next(vectors)
-            if not ids:
-                yield []
-            elif teacher is None:
-                where = self._where(ids)
-                found = self._search(query, len(ids), where, True, True)
-                yield _in_order(found)[:k]
-            else:
-                documents = self.fetch(ids)
+            found: list[Found] = []
+            if ids and teacher is None:
+                found = self._search(query, len(ids), self._where(ids), True, True)
+            elif teacher is not None and (documents := self.fetch(ids) if ids else []):
                 [scores] = score_checked(teacher, [item], [documents])
                 scored = zip(documents, scores.tolist(), strict=True)
                 found = [Found(ids.index(document.id), score, document) for document, score in scored]
-                yield _in_order(found)[:k]
+            chosen, found = self._choose(found, selection)
+            yield [found[position] for position in chosen[selection.offset :].tolist()]
 
     def _content(self, query: Query) -> Any:
         model = self.model
@@ -234,19 +246,27 @@ class RemoteRetriever(OtherRetriever):
 
     def _rank(self, query: Any, selection: Selection, where: Any, texts: bool) -> list[Found]:
         """Return the hits of a query from ``offset`` on; a grouped search goes deeper until it has enough."""
+        self._check_group(selection, "search")
         key, depth = selection.group_by, selection.stop
-        if key is not None:
-            check_key(key, self.about["keys"], "search: group_by")
         while True:
-            found = _in_order(self._search(query, depth, where, False, texts or key is not None))
-            scores = np.array([item.score for item in found], np.float32)
-            documents = [item.document for item in found]
-            groups = None if key is None else Groups[Document](list, key)
-            chosen = selection.choose(scores, documents, groups)
-            ended = len(found) < depth or groups is None or bool(scores[-1] < selection.threshold)
+            found = self._search(query, depth, where, False, texts or key is not None)
+            chosen, found = self._choose(found, selection)
+            ended = len(found) < depth or key is None or found[-1].score < selection.threshold
             if len(chosen) >= selection.stop or ended:
                 return [found[position] for position in chosen[selection.offset :].tolist()]
             depth *= DEEPER
+
+    def _check_group(self, selection: Selection, operation: str) -> None:
+        if selection.group_by is not None:
+            check_key(selection.group_by, self.about["keys"], f"{operation}: group_by")
+
+    def _choose(self, found: list[Found], selection: Selection) -> tuple[Array, list[Found]]:
+        """Return the positions of the first ``stop`` hits of a selection, and the results in order."""
+        key, found = selection.group_by, _in_order(found)
+        scores = np.array([item.score for item in found], np.float32)
+        documents = [item.document for item in found]
+        groups = None if key is None else Groups[Document](list, key)
+        return selection.choose(scores, documents, groups), found
 
     # ---- what it is ----
 

@@ -30,6 +30,10 @@ Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 Search: TypeAlias = Callable[[Representation, int], Hits]
 
 
+class PartialResultWarning(UserWarning):
+    """Shards gave no answer, so that hits are missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A result of a search: a document and its score; a higher score is better.

@@ -111,6 +111,7 @@ class Result(BaseModel):
 
     query: Any
     hits: list[Hit]
+    missing: list[str] = []  # shards that gave no answer
 
 
 class Ranked(BaseModel):

@@ -18,6 +18,7 @@ from irkit.model.cross_encoder import CrossEncoder
 from irkit.model.hub import local_directory
 from irkit.ray_engine import ShardedRetriever
 from irkit.ray_engine.ray_start import parse_engine
+from irkit.remote.remote_retriever import RemoteRetriever
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.access import with_new_keys
 from irkit.serve.problems import Problem
@@ -25,6 +26,8 @@ from irkit.serve.search_work import find
 from irkit.serve.serve_config import ServeConfig
 from irkit.serve.served_indexes import ServedIndex
 from irkit.serve.served_models import ServedModel
+from irkit.serve.served_remotes import Place, ServedRemote, open_remote, parse_place
+from irkit.utils.uris import is_uri
 
 T = TypeVar("T")
 
@@ -52,19 +55,36 @@ class Catalogue:
         for name in models:  # first, so that their names are not taken
             self._serve(name, paths[name])
         for name in [name for name in paths if name not in models]:
-            self._open_index(name, Path(paths[name]))
+            self._open_index(name, paths[name])
 
-    def _open_index(self, name: str, path: Path) -> None:
-        config = self.config
-        index = ServedIndex(
-            name, path, self._load, partial(find, self), config.limits, is_shared=config.workers > 1
-        )
+    def _open_index(self, name: str, path: str) -> None:
+        config, work, place = self.config, partial(find, self), parse_place(path)
+        if place is None:
+            index = ServedIndex(name, path, self._load, work, config.limits, is_shared=config.workers > 1)
+            source = str(index.retriever().store.meta["model"]["name"])
+        else:
+            index = ServedRemote(name, place, self._load_remote, work, config.limits)
+            source = str(index.retriever().about["model"]["name"])
         self.indexes[name] = index
-        source = str(index.retriever().store.meta["model"]["name"])
         if source in self._loaded:
             self._loaded[source].indexes.append(name)
 
-    def _load(self, path: Path) -> Retriever:
+    def _load_remote(self, place: Place) -> RemoteRetriever:
+        """Open documents in an engine, with the model that indexes of that model have."""
+        remote = open_remote(place)
+        saved = remote.about["model"]
+        if place.source or "settings" in saved or not saved["name"]:
+            return remote
+        remote.close()
+        return open_remote(place, self._model_of(str(saved["name"])))
+
+    def _model_of(self, source: str) -> Model:
+        """Return the model of an index, loaded once for all indexes."""
+        if source not in self._loaded:
+            self._serve(_free(Path(source).name, self.models), source)
+        return self._loaded[source].retriever_model()
+
+    def _load(self, path: str) -> Retriever:
         """Open an index with the model that other indexes of that model have."""
         config = self.config
         retriever = Retriever.load(path, device=config.device, dtype=config.dtype)
@@ -72,18 +92,20 @@ class Catalogue:
         if "settings" in manifest or not manifest["name"]:  # no encoder
             if config.engine is not None:
                 retriever.close()
-                retriever = ShardedRetriever.load(path, address=parse_engine(config.engine), verify=False)
+                retriever = self._load_ray(path)
             retriever.model  # noqa: B018 (loads it)
             return retriever
-        source = str(manifest["name"])
-        if source not in self._loaded:
-            self._serve(_free(Path(source).name, self.models), source)
-        model = self._loaded[source].retriever_model()
+        model = self._model_of(str(manifest["name"]))
         retriever.close()
-        if config.engine is not None:
-            address = parse_engine(config.engine)
-            return ShardedRetriever.load(path, model, address=address, verify=False)
-        return Retriever.load(path, model, verify=False)
+        return (
+            Retriever.load(path, model, verify=False)
+            if config.engine is None
+            else self._load_ray(path, model)
+        )
+
+    def _load_ray(self, path: str, model: Model | None = None) -> ShardedRetriever:
+        address, timeout = parse_engine(str(self.config.engine)), min(30, self.config.limits.seconds)
+        return ShardedRetriever.load(path, model, address=address, timeout=timeout, verify=False)
 
     def _serve(self, name: str, source: str) -> None:
         local = str(Path(source).resolve()) if Path(source).is_dir() else source
@@ -153,7 +175,7 @@ def name_paths(paths: tuple[str, ...]) -> dict[str, str]:
     pairs = []
     for path in paths:
         name, is_given, rest = path.partition("=")
-        pairs.append((name, rest) if is_given else (Path(path).resolve().name, path))
+        pairs.append((name, rest) if is_given else (Path(path.partition("#")[0]).resolve().name, path))
     if not pairs:
         raise BadValueError("serving: nothing was given; expected directories of indexes, or models")
     wrong = [name for name, _ in pairs if not name or "/" in name]
@@ -173,7 +195,9 @@ def check_paths(paths: tuple[str, ...]) -> None:
         StorageError: A path is neither an index nor a model, or an index cannot be read.
     """
     for path in name_paths(paths).values():
-        if _is_index(path):
+        if place := parse_place(path):
+            open_remote(place).close()
+        elif _is_index(path):
             Retriever.load(path).close()  # its model is not loaded
         else:
             with _as_model(path):
@@ -181,7 +205,7 @@ def check_paths(paths: tuple[str, ...]) -> None:
 
 
 def _is_index(path: str) -> bool:
-    return (Path(path) / MANIFEST).exists()
+    return parse_place(path) is not None or is_uri(path) or (Path(path) / MANIFEST).exists()
 
 
 @contextmanager

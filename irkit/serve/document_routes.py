@@ -17,6 +17,7 @@ from irkit.serve.answers import Change, StoredDocuments
 from irkit.serve.messages import DocumentsRequest, RemoveRequest
 from irkit.serve.problems import Problem, respond
 from irkit.serve.search_routes import find_index, make_document
+from irkit.serve.search_work import AnyRetriever, fetch_known, find_known
 
 router = APIRouter(prefix="/indexes/{name}/documents", tags=["documents"])
 
@@ -27,9 +28,10 @@ async def get_documents(
 ) -> Response:
     """Return documents by their ids."""
 
-    def fetch(retriever: Retriever) -> list[Document]:
+    def fetch(retriever: AnyRetriever) -> list[Document]:
         _check_there(retriever, id, True, 404, "the index has no document")
-        return retriever.documents.fetch(retriever.documents.find(id))
+        found = fetch_known(retriever, id)
+        return [found[name] for name in id]
 
     documents = await find_index(request, name).read(fetch)
     return respond(
@@ -102,9 +104,9 @@ def _documents(request: Request, body: DocumentsRequest) -> list[Document]:
     return [make_document(message) for message in body.documents]
 
 
-def _check_there(retriever: Retriever, ids: list[str], expected: bool, status: int, problem: str) -> None:
-    rows = retriever.documents.find(ids).tolist()
-    wrong = [name for name, row in zip(ids, rows, strict=True) if (row >= 0) != expected]
+def _check_there(retriever: AnyRetriever, ids: list[str], expected: bool, status: int, problem: str) -> None:
+    there = set(find_known(retriever, ids))
+    wrong = [name for name in ids if (name in there) != expected]
     if wrong:
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise Problem(status, f"{problem} {wrong[0][:60]!r}{others}; nothing was changed")

@@ -65,6 +65,9 @@ class SearchRequest(Message):
     explain: bool = Field(False, description="Explain each hit; k is at most 20 then.")
     fuse: Fuse | None = None
     rerank: Rerank | None = None
+    partial: bool = Field(
+        False, description="Answer without shards that do not answer, and name them; else that is an error."
+    )
     stream: bool = Field(False, description="One line of JSON for each hit.")
 
 

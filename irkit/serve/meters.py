@@ -34,6 +34,11 @@ BATCHES = Histogram(
 WAITING = Gauge(
     "irkit_waiting", "Tokens, queries or changes that wait", ("name",), multiprocess_mode="livesum"
 )
+SHARDS = Counter(
+    "irkit_shard_questions",
+    "Questions to shards on Ray, and what became of them",
+    ("name", "outcome"),
+)
 RUNNING = Gauge("irkit_running_requests", "Requests in work", multiprocess_mode="livesum")
 
 

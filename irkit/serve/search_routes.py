@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from irkit.data import Document
-from irkit.retrieval.retriever import Retriever
+from irkit.remote.remote_retriever import RemoteRetriever
 from irkit.retrieval.searching import parse_filter
 from irkit.serve.answers import Counts, Explained, Found, Indexes, IndexFacts, Models, Ranked
 from irkit.serve.catalogue import Catalogue
@@ -24,7 +24,7 @@ from irkit.serve.messages import (
     SearchRequest,
 )
 from irkit.serve.problems import Problem, describe, problem_of, respond
-from irkit.serve.search_work import explain, rerank_ids
+from irkit.serve.search_work import AnyRetriever, explain, rerank_ids
 from irkit.serve.served_indexes import ServedIndex
 
 router = APIRouter(tags=["search"])
@@ -98,7 +98,7 @@ async def search(request: Request, name: str, body: SearchRequest) -> Response:
     answer: dict[str, Any] = {"results": await index.search(queries, options)}
     if body.facets:
         answer["facets"] = (await _count(index, body.facets, body.filter, body.facet_k))["facets"]
-    answer |= {"documents": len(index.retriever()), "seconds": round(time.perf_counter() - start, 6)}
+    answer |= {"documents": index.count(), "seconds": round(time.perf_counter() - start, 6)}
     return respond(answer)
 
 
@@ -106,7 +106,7 @@ async def _stream(
     index: ServedIndex, queries: list[Any], options: dict[str, Any], request_id: str
 ) -> AsyncIterator[bytes]:
     """Yield a line for each hit, and one at the end; a few queries are searched at a time."""
-    start, count = time.perf_counter(), 0
+    start, count, missing = time.perf_counter(), 0, set[str]()
     together = max(1, min(_STREAMED, 10_000 // options["k"]))
     try:
         for first in range(0, len(queries), together):
@@ -115,7 +115,10 @@ async def _stream(
                 for hit in result["hits"]:
                     yield bytes(respond({"query": number, "hit": hit}).body) + b"\n"
                 count += len(result["hits"])
+                missing.update(result.get("missing", ()))
         end: dict[str, Any] = {"done": True, "hits": count}
+        if missing:
+            end["missing"] = sorted(missing)
         yield json.dumps(end | {"seconds": round(time.perf_counter() - start, 6)}).encode() + b"\n"
     except Exception as error:  # the status is sent already
         yield json.dumps(describe(problem_of(error), request_id)).encode() + b"\n"
@@ -152,7 +155,9 @@ async def facets(request: Request, name: str, body: FacetsRequest) -> Response:
 
 
 async def _count(index: ServedIndex, keys: list[str], filter: Any, k: int) -> dict[str, Any]:
-    def count(retriever: Retriever) -> dict[str, Any]:
+    def count(retriever: AnyRetriever) -> dict[str, Any]:
+        if isinstance(retriever, RemoteRetriever):
+            raise Problem(422, f"index {index.name} is in another engine, whose values are not counted")
         counts = {
             key: [{"value": value, "count": n} for value, n in retriever.facets(key, filter, k)]
             for key in keys

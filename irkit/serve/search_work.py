@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from irkit.data import Document
 from irkit.model.cross_encoder import CrossEncoder
+from irkit.ray_engine.ray_search import Answers, ShardedRetriever
+from irkit.remote.remote_retriever import RemoteRetriever
 from irkit.retrieval.hybrid import Hybrid
 from irkit.retrieval.retriever import Retriever
 from irkit.retrieval.scorer import ModelScorer, Scorer
 from irkit.retrieval.searching import Hit
 from irkit.retrieval.selection import SearchOptions, parse_selection
+from irkit.serve.meters import SHARDS
 from irkit.serve.problems import Problem
 from irkit.serve.query_words import highlight, make_snippet, rank_passages
 
 JSONObject = dict[str, Any]
+AnyRetriever: TypeAlias = Retriever | RemoteRetriever
+"""What is served."""
 OWN = ("k", "highlights", "snippet", "explain")
 """Options of a request that others, which are searched together with it, need not share."""
 _RANKING = ("offset", "threshold", "group_by", "per_group")
@@ -40,7 +46,30 @@ class Served(Protocol):
         """Indexes."""
 
 
-def find(served: Served, name: str, retriever: Retriever, jobs: Sequence[Job]) -> list[list[JSONObject]]:
+def one_state(retriever: AnyRetriever) -> AbstractContextManager[Any]:
+    """Return a context that shows one state of an index; an engine elsewhere has no such states."""
+    return retriever.store.snapshot() if isinstance(retriever, Retriever) else nullcontext()
+
+
+@contextmanager
+def _watch_shards(parts: Mapping[str, AnyRetriever], partial: bool) -> Iterator[Mapping[str, Answers]]:
+    """Let shards on Ray miss inside the block, if ``partial`` is set; give and count what they answer."""
+    with ExitStack() as stack:
+        watched = {
+            part: stack.enter_context(retriever.watch(partial))
+            for part, retriever in parts.items()
+            if isinstance(retriever, ShardedRetriever)
+        }
+        try:
+            yield watched
+        finally:
+            for part, answers in watched.items():
+                for outcome in ("asked", "repeated", "missing"):
+                    count = getattr(answers, outcome)
+                    SHARDS.labels(part, outcome).inc(len(count) if outcome == "missing" else count)
+
+
+def find(served: Served, name: str, retriever: AnyRetriever, jobs: Sequence[Job]) -> list[list[JSONObject]]:
     """Return for each job the result of each query; all jobs are searched together.
 
     Args:
@@ -59,11 +88,12 @@ def find(served: Served, name: str, retriever: Retriever, jobs: Sequence[Job]) -
     if (fuse or rerank) and not all(isinstance(query, str) for query in queries):
         raise Problem(422, "fuse and rerank take texts as queries")
     with ExitStack() as stack:
-        parts = {name: retriever}  # all of one state, until the stack ends
+        parts: dict[str, AnyRetriever] = {name: retriever}  # all of one state, until the stack ends
         for other in (*(fuse["indexes"] if fuse else ()), *([rerank["by"]] if rerank else ())):
             if other in served.indexes:
                 parts[other] = served.indexes[other].retriever()
-                stack.enter_context(parts[other].store.snapshot())
+                stack.enter_context(one_state(parts[other]))
+        watched = stack.enter_context(_watch_shards(parts, options["partial"]))
         lines = iter(_rank(served, name, parts, queries, options))
         found = []
         for job in jobs:
@@ -75,12 +105,15 @@ def find(served: Served, name: str, retriever: Retriever, jobs: Sequence[Job]) -
                 for part, other_index in parts.items():
                     _add_scores(part, other_index, job.queries, results)
             _annotate(name, retriever, results, job.options)
+            missing = [f"{part}/{shard}" for part, said in watched.items() for shard in sorted(said.missing)]
+            for result in results if missing else ():
+                result["missing"] = missing
             found.append(results)
     return found
 
 
 def _rank(
-    served: Served, name: str, parts: Mapping[str, Retriever], queries: list[Any], options: JSONObject
+    served: Served, name: str, parts: Mapping[str, AnyRetriever], queries: list[Any], options: JSONObject
 ) -> Sequence[Sequence[Hit]]:
     """Return the hits of each query: of an index or several fused, and ranked again if asked for."""
     fuse, rerank, k, fields = options["fuse"], options["rerank"], options["k"], options["fields"]
@@ -117,11 +150,11 @@ def _rank(
         teacher = model if isinstance(model, CrossEncoder) else ModelScorer(model)
     else:
         raise Problem(422, f"rerank by {by[:60]!r}: there is no index or model of this name")
-    ids = [_known(second, [hit.id for hit in line]) for line in found]
+    ids = [find_known(second, [hit.id for hit in line]) for line in found]
     return second.rerank(queries, ids, k, teacher=teacher, **selecting)
 
 
-def _annotate(name: str, retriever: Retriever, results: list[JSONObject], options: JSONObject) -> None:
+def _annotate(name: str, retriever: AnyRetriever, results: list[JSONObject], options: JSONObject) -> None:
     """Add highlights, snippets and explanations to hits, and remove fields that were not asked for."""
     fields = options["fields"]
     unwanted = [] if fields is None else [field for field in ("title", "text") if field not in fields]
@@ -132,13 +165,13 @@ def _annotate(name: str, retriever: Retriever, results: list[JSONObject], option
                 hit["highlight"] = highlight(query, hit["title"], hit["text"])
             if options["snippet"]:
                 hit["snippet"] = make_snippet(query, hit["title"], hit["text"])
-            if options["explain"] and hit["id"] in retriever.documents:
+            if options["explain"] and find_known(retriever, [hit["id"]]):
                 hit["explanation"] = explain(name, retriever, result["query"], hit["id"])
             hit.update(dict.fromkeys(unwanted, ""))
 
 
 def rerank_ids(
-    queries: list[str], ids: list[list[str]], k: int | None, retriever: Retriever
+    queries: list[str], ids: list[list[str]], k: int | None, retriever: AnyRetriever
 ) -> list[JSONObject]:
     """Rank documents of an index for each query, as the route ``rerank`` answers."""
     return [
@@ -147,7 +180,7 @@ def rerank_ids(
     ]
 
 
-def explain(name: str, retriever: Retriever, query: Any, document: Any) -> JSONObject:
+def explain(name: str, retriever: AnyRetriever, query: Any, document: Any) -> JSONObject:
     """Explain the score of a document, as the route ``explain`` answers.
 
     Args:
@@ -156,6 +189,8 @@ def explain(name: str, retriever: Retriever, query: Any, document: Any) -> JSONO
         query: A text, or weights of terms.
         document: Id of a document of the index, or a `Document`.
     """
+    if isinstance(retriever, RemoteRetriever):
+        raise Problem(422, f"index {name} is in another engine, whose scores are not explained")
     if isinstance(document, str) and document not in retriever.documents:
         raise Problem(404, f"index {name} has no document {document[:60]!r}")
     explained = retriever.explain(query, document)
@@ -179,16 +214,28 @@ def explain(name: str, retriever: Retriever, query: Any, document: Any) -> JSONO
     }
 
 
-def _known(retriever: Retriever, ids: list[str]) -> list[str]:
+def fetch_known(retriever: AnyRetriever, ids: list[str]) -> dict[str, Document]:
+    """Return the documents of those ids that an index has."""
+    if isinstance(retriever, RemoteRetriever):
+        found = {document.id: document for document in retriever.fetch(ids)}
+        return {name: found[name] for name in ids if name in found}
+    rows = retriever.documents.find(ids)
+    return {document.id: document for document in retriever.documents.fetch(rows[rows >= 0])}
+
+
+def find_known(retriever: AnyRetriever, ids: list[str]) -> list[str]:
+    """Return those ids that an index has."""
+    if isinstance(retriever, RemoteRetriever):
+        return [*fetch_known(retriever, ids)]
     rows = retriever.documents.find(ids)
     return [name for name, row in zip(ids, rows.tolist(), strict=True) if row >= 0]
 
 
-def _add_scores(part: str, retriever: Retriever, queries: list[Any], results: list[JSONObject]) -> None:
+def _add_scores(part: str, retriever: AnyRetriever, queries: list[Any], results: list[JSONObject]) -> None:
     """Note the exact score of each hit in an index; None if the index lacks the document."""
     if not all(isinstance(query, str) for query in queries):
         return
-    ids = [_known(retriever, [hit["id"] for hit in result["hits"]]) for result in results]
+    ids = [find_known(retriever, [hit["id"] for hit in result["hits"]]) for result in results]
     for result, hits in zip(results, retriever.rerank(queries, ids), strict=True):
         scores = {hit.id: hit.score for hit in hits}
         for hit in result["hits"]:

@@ -16,6 +16,7 @@ from irkit.encoder_free import EncoderFreeModel
 from irkit.errors import IrkitError, LockedError, StorageError
 from irkit.index import InvertedConfig
 from irkit.index.directory import MANIFEST
+from irkit.ray_engine.ray_search import ShardedRetriever
 from irkit.retrieval.retriever import Retriever
 from irkit.serve.batcher import Batcher
 from irkit.serve.problems import Problem
@@ -31,7 +32,7 @@ _SHALLOW = 32  # hits up to which all searches cost about the same
 _FEW_REMOVED = 1024  # rows
 _QUIET = 30.0  # seconds without a change until a large index is compacted
 _PAUSE = 0.02  # seconds between attempts to write while another process writes
-_LABELS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
+PARTS = {"dense": "dense", "multi_vector": "tokens", "sparse": "sparse"}
 
 
 class ServedIndex:
@@ -39,15 +40,15 @@ class ServedIndex:
 
     Attributes:
         name: Name in routes.
-        path: Directory.
+        path: Directory, or URI of an index in an object store.
         is_shared: Whether other processes of this server change it, too.
     """
 
     def __init__(
         self,
         name: str,
-        path: Path,
-        load: Callable[[Path], Retriever],
+        path: str,
+        load: Callable[[str], Retriever],
         work: Work,
         limits: ServeLimits,
         is_shared: bool = False,
@@ -57,6 +58,7 @@ class ServedIndex:
         self._retriever, self._seen = load(path), self._stamp()
         self._tidying: asyncio.Task[None] | None = None
         self._changed, self._is_closing = 0.0, False
+        self._replaced: list[ShardedRetriever] = []  # whose actors end before the next search
         self.searches = Batcher(f"index {name}", self._search, limits.batch_queries, limits.waiting_queries)
         self.writes = Batcher(f"changes of {name}", self._change, 1, limits.waiting_writes)
 
@@ -68,7 +70,7 @@ class ServedIndex:
                 self._retriever.refresh()
                 self._retriever.collection.check_current()
             except StorageError:
-                self._retriever = self._load(self.path)
+                self.reload()
             self._seen = stamp
         return self._retriever
 
@@ -78,13 +80,19 @@ class ServedIndex:
         Raises:
             StorageError: It cannot be opened; the index stays as it was.
         """
-        stamp = self._stamp()
+        stamp, old = self._stamp(), self._retriever
         self._retriever, self._seen = self._load(self.path), stamp
+        if isinstance(old, ShardedRetriever):
+            self._replaced.append(old)
+
+    def count(self) -> int:
+        """Return the number of documents."""
+        return len(self.retriever())
 
     def _stamp(self) -> tuple[int, ...]:
         """Return what changes when another process commits."""
         try:
-            status = os.stat(self.path / MANIFEST)  # noqa: PTH116 (one call, before each search)
+            status = os.stat(f"{self.path}/{MANIFEST}")  # noqa: PTH116 (one call, before each search)
         except OSError:
             return ()
         return status.st_ino, status.st_mtime_ns, status.st_size
@@ -95,7 +103,7 @@ class ServedIndex:
         with retriever.store.snapshot():
             saved = retriever.store.meta["model"]
             lexical = saved["name"] == "bm25"
-            part = "bm25" if lexical else _LABELS[saved["kind"]]
+            part = "bm25" if lexical else PARTS[saved["kind"]]
             explained = {"tokens": ["tokens"], "sparse": ["terms"], "bm25": ["terms"]}.get(part, [])
             computed = isinstance(retriever.model, EncoderFreeModel) and not lexical
             return {
@@ -140,18 +148,20 @@ class ServedIndex:
 
     def _search(self, key: Hashable, jobs: list[Job]) -> list[list[Any]]:
         retriever = self.retriever()
+        for old in self._replaced:  # no search is in work
+            old.index.close()
+        self._replaced.clear()
         with retriever.store.snapshot():
             return self._work(self.name, retriever, jobs)
 
-    async def read(self, function: Callable[[Retriever], T]) -> T:
+    async def read(self, function: Callable[[Any], T]) -> T:
         """Call a function with the retriever in a thread, where it sees one state of the index."""
+        return await asyncio.to_thread(self._read, function)
 
-        def run() -> T:
-            retriever = self.retriever()
-            with retriever.store.snapshot():
-                return function(retriever)
-
-        return await asyncio.to_thread(run)
+    def _read(self, function: Callable[[Any], T]) -> T:
+        retriever = self.retriever()
+        with retriever.store.snapshot():
+            return function(retriever)
 
     async def change(self, function: Callable[[Retriever], T]) -> T:
         """Call a function that changes the index, after all earlier changes; return after the commit."""

@@ -1,0 +1,127 @@
+"""Serve documents in Qdrant or LanceDB: queries are encoded here, and searched there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from irkit.remote import LanceDB, Qdrant
+from irkit.remote.remote_retriever import RemoteRetriever
+from irkit.serve.problems import Problem
+from irkit.serve.search_work import Job
+from irkit.serve.serve_config import ServeLimits
+from irkit.serve.served_indexes import PARTS, ServedIndex, Work
+
+T = TypeVar("T")
+ENGINES: dict[str, Any] = {"qdrant": Qdrant, "lancedb": LanceDB}
+_COUNT_SECONDS = 10.0  # after which the documents are counted again
+
+
+class Place(NamedTuple):
+    """Documents in an engine, as the command line names them: ``ENGINE:LOCATION#INDEX``.
+
+    Attributes:
+        engine: A key of `ENGINES`.
+        location: Folder or address.
+        source: Directory of the index that was exported, or of its model; empty for the one the export names.
+    """
+
+    engine: str
+    location: str
+    source: str
+
+
+def parse_place(path: str) -> Place | None:
+    """Return the place of documents in an engine; None if ``path`` names no engine.
+
+    Examples:
+        >>> parse_place("qdrant:http://127.0.0.1:6333/notes#words-index")
+        Place(engine='qdrant', location='http://127.0.0.1:6333/notes', source='words-index')
+        >>> parse_place("notes-index")
+    """
+    engine, colon, rest = path.partition(":")
+    if not colon or engine not in ENGINES:
+        return None
+    location, _, source = rest.partition("#")
+    return Place(engine, location, source)
+
+
+def open_remote(place: Place, model: Any = None) -> RemoteRetriever:
+    """Open the documents; ``model`` is used if the place names none."""
+    remote: RemoteRetriever = ENGINES[place.engine](place.location, place.source or model)
+    return remote
+
+
+class ServedRemote(ServedIndex):
+    """Documents in another engine by name; they are searched one batch at a time, and not changed."""
+
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        load: Callable[[Place], RemoteRetriever],
+        work: Work,
+        limits: ServeLimits,
+    ) -> None:
+        self._place, self._turn, self._counted = place, threading.Lock(), (0.0, 0)
+        opened: Callable[[str], Any] = lambda path: load(place)  # noqa: E731
+        super().__init__(name, place.location, opened, work, limits)
+        self._count()
+
+    def retriever(self) -> Any:
+        """Return the retriever."""
+        return self._retriever
+
+    def reload(self) -> None:
+        """Open the documents again."""
+        with self._turn:
+            super().reload()
+
+    def count(self) -> int:
+        """Return the number of documents, as it was some seconds ago."""
+        return self._counted[1]
+
+    def facts(self) -> dict[str, Any]:
+        """Describe the documents, without the place; the values of no key can be counted."""
+        about = self._retriever.about  # type: ignore[attr-defined]
+        saved, kind = about["model"], about["kind"]
+        return {
+            "name": self.name,
+            "documents": self.count(),
+            "kind": self._place.engine,
+            "representation": kind,
+            "parts": ["bm25" if saved["name"] == "bm25" else PARTS[kind]],
+            "model": Path(str(saved["name"] or "")).name,
+            "similarity": saved.get("similarity"),
+            "dim": about["dim"],
+            "explain": [],
+            "keys": [],
+        }
+
+    async def change(self, function: Callable[[Any], T]) -> T:
+        """Refuse a change.
+
+        Raises:
+            Problem: Always.
+        """
+        raise Problem(422, f"index {self.name} is in {self._place.engine}; change its documents there")
+
+    def _is_exact(self) -> bool:
+        return False
+
+    def _search(self, key: Hashable, jobs: Sequence[Job]) -> list[list[Any]]:
+        with self._turn:
+            self._count()
+            return self._work(self.name, self._retriever, jobs)
+
+    def _read(self, function: Callable[[Any], T]) -> T:
+        with self._turn:
+            return function(self._retriever)
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        if not self._counted[0] or now - self._counted[0] > _COUNT_SECONDS:
+            self._counted = now, len(self._retriever)
