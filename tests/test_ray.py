@@ -5,18 +5,29 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import ray_faults
 
 from irkit import Retriever
-from irkit.encoder_free import RM3
-from irkit.errors import BadValueError, StorageError
-from irkit.ray_engine import PartialResultWarning, ShardedRetriever
+from irkit.data import Document
+from irkit.encoder_free import BM25, RM3
+from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
+from irkit.index import Store, create_index, index_config
+from irkit.ray_engine import PartialResultWarning, ShardedRetriever, build_shards
+from irkit.ray_engine.ray_build import _encoder
 from irkit.ray_engine.ray_start import parse_engine
+from irkit.ray_engine.shard_builder import Portion, ShardBuilder
+from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore, open_store
+from irkit.shards.placement import shard_of
 
+DIM = 8
+CHANGE = {"change": 0, "before": 0}  # depends on the size of chunks
 WORDS = [f"word{number}" for number in range(40)]
 
 
@@ -43,6 +54,109 @@ def test_what_is_no_engine_and_not_in_shards_is_refused(tmp_path: Path) -> None:
     for options in ({"replicas": 0}, {"timeout": 0}, {"timeout": float("nan")}):
         with pytest.raises(BadValueError):
             ShardedRetriever.load(tmp_path / "one", **options)  # type: ignore[arg-type]
+
+
+def test_work_that_ray_cannot_do_is_refused_before_it_is_started(
+    tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    texts.write_text('{"_id": "1", "text": "one"}\n')
+    for words, wanted in (
+        (("index", "bm25", str(texts), "--engine", "ray"), "--shards"),
+        (("index", "bm25", str(texts), "--shards", "2", "--engine", "spark"), "expected ray"),
+        (("index", "bm25", "-", "--shards", "2", "--engine", "ray"), "only once"),
+    ):
+        code, _, error = command(*words, "--out", str(out))
+        assert code == 2
+        assert wanted in error
+    for documents in (iter(["one"]), (text for text in ["one"])):
+        with pytest.raises(BadTypeError, match="only once"):
+            build_shards("bm25", documents, out, shards=2)
+    for options in ({"shards": 0}, {"shards": 2, "chunk_size": 0}):
+        with pytest.raises(BadValueError):
+            build_shards("bm25", ["one"], out, **options)
+    with pytest.raises(BadValueError, match="no directory"):
+        build_shards("bm25", ["one"], "memory://out", shards=2)
+    # without Ray
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    for words in (
+        ("index", "bm25", str(texts), "--shards", "2", "--out", str(out)),
+        ("encode", "model", str(texts), "--out", str(tmp_path / "v.npy")),
+        ("mine", str(out), str(texts), "--out", str(tmp_path / "m.jsonl")),
+        ("label", str(texts), "--teacher", "model", "--out", str(tmp_path / "l.jsonl")),
+    ):
+        code, _, error = command(*words, "--engine", "ray")
+        assert code == 2
+        assert "irkit[ray]" in error
+    with pytest.raises(MissingDependencyError, match=r"irkit\[ray\]"):
+        build_shards("bm25", ["one"], out, shards=2)
+    assert not out.exists()
+
+
+def test_a_builder_stores_each_portion_once(tmp_path: Path) -> None:
+    """A builder gets portions again, after a crash, and portions of other sizes, after a killed driver."""
+    documents = [Document(**{"id": f"d{number}", "text": f"word{number} all"}) for number in range(12)]
+    Retriever.build("bm25", documents, tmp_path / "whole", shards=2, chunk_size=4).close()
+    model, path = BM25(), tmp_path / "parts"
+    whole = open_store(tmp_path / "whole")
+
+    def begin() -> tuple[ShardedStore, list[ShardBuilder]]:
+        store = ShardedStore.build(path, shards=2, key=whole.meta["build"])
+        with store.update():
+            for each in (store, *store.parts):
+                create_index(each, index_config(whole.meta["index"]["config"]))
+                each.meta["model"] = whole.meta["model"]
+                model.begin(each)
+        return store, [ShardBuilder(part.path, part.limits) for part in store.parts]
+
+    def portions(start: int, stop: int) -> list[Portion]:
+        """Return the portion of each shard, as if all earlier documents were known."""
+        [made] = map(_encoder(model, 2), [documents[start:stop]])
+        seen = list(dict.fromkeys(f"{word}\n" for item in documents[:stop] for word in stems(item.text)))
+        before = list(dict.fromkeys(f"{word}\n" for item in documents[:start] for word in stems(item.text)))
+        numbers = np.array([seen.index(f"{term}\n") for term in made.terms])
+        terms = len("".join(before)), "".join(seen[len(before) :]).encode()
+        owners = shard_of([item.id for item in documents[:start]], 2)
+        return [
+            Portion(
+                content, int((owners == shard).sum()), start, stop, 2 + start // 4, terms, numbers, len(seen)
+            )
+            for shard, content in enumerate(made.contents)
+        ]
+
+    def stems(text: str) -> list[str]:
+        return model.analyzer.terms(text)
+
+    store, builders = begin()
+    for builder, first, second in zip(builders, portions(0, 4), portions(4, 8), strict=True):
+        builder.add([first])
+        assert builder.add([first, second]) == 8  # the first again
+    wrong = portions(8, 12)[0]
+    with pytest.raises(BadValueError, match="other documents"):
+        builders[0].add([Portion(**{**vars(wrong), "before": wrong.before + 1})])
+    builders[0].add([portions(8, 12)[0]])
+    store.close()  # the driver is killed; one shard is behind
+    store, builders = begin()
+    assert len(ShardedDocuments(store)) == 8
+    assert store.rows("vocabulary.txt") == store.parts[0].rows("vocabulary.txt")
+    rest = portions(6, 12)  # another size of chunks
+    text = b"".join(portions(0, 12)[0].terms[1:])  # type: ignore[index, arg-type]
+    for builder, portion in zip(builders, rest, strict=True):
+        builder.add([Portion(**{**vars(portion), "terms": (0, text)})])
+    index = ShardedIndex(store, ShardedDocuments(store))
+    store.refresh_parts()
+    with Store.update(store):
+        store.meta["documents"] = store.meta["index"]["rows"] = 12
+    store.refresh_parts()
+    many = index.share()
+    for builder in builders:
+        builder.finish(many)
+    store.refresh_parts()
+    store.publish()
+    for part, wanted in zip(store.parts, whole.parts, strict=True):
+        assert part.committed.arrays == wanted.committed.arrays
+        assert part.meta | CHANGE == wanted.meta | CHANGE
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +232,67 @@ def test_a_dead_shard_is_an_error_or_a_marked_partial_result(ray: Any, tmp_path:
             assert many.search("word1 word2 word3", 60) == some  # without a warning
         assert (answers.asked, answers.missing) == (2, {"shard-1-000"})
         assert answers.repeated > 0
+
+
+def vectors(kind: str, count: int) -> list[dict[str, Any]]:
+    numbers, rng = random.Random(4), np.random.default_rng(4)
+    shape = (DIM,) if kind == "dense" else (3, DIM)
+    return [
+        item | ({"vector": rng.standard_normal(shape).astype(np.float32)} if kind != "bm25" else {})
+        for item in make(count, "d", numbers)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(("kind", "index"), [("bm25", None), ("dense", "dense"), ("tokens", "plaid")])
+def test_a_build_on_ray_has_the_files_of_one_process(kind: str, index: Any, ray: Any, tmp_path: Path) -> None:
+    documents, model = vectors(kind, 300), "bm25" if kind == "bm25" else "vectors"
+    options: Any = {"index": index, "shards": 2, "chunk_size": 70}
+    Retriever.build(model, documents, tmp_path / "one", **options).close()
+    seen: list[tuple[str, int, Any]] = []
+    options["progress"] = lambda *about: seen.append(about)
+    built = build_shards(model, documents, tmp_path / "ray", **options)
+    assert sum(count for stage, count, _ in seen if stage == "encoding") == len(built) == 300
+    for ours, theirs in zip(
+        [built.store, *built.store.parts], [(one := open_store(tmp_path / "one")), *one.parts], strict=True
+    ):
+        assert ours.committed.arrays == theirs.committed.arrays
+        assert ours.meta == theirs.meta
+    with pytest.raises(StorageError, match="there is one already"):
+        build_shards(model, documents, tmp_path / "ray", **options)
+    wrong = [*documents[:150], {"_id": "d3", "text": ""}]
+    with pytest.raises(BadValueError, match="was used before"):
+        build_shards(model, wrong, tmp_path / "wrong", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_files_written_on_ray_are_those_of_one_process(
+    ray: Any, tmp_path: Path, notes: Path, tiny_dense: Path, command: Callable[..., Any]
+) -> None:
+    index, model = str(tmp_path / "index"), str(tiny_dense)
+    assert command("index", "bm25", str(notes), "--out", index)[0] == 0
+    mined = str(tmp_path / "mined.jsonl")
+    for words, out in (
+        (("mine", index, str(notes), "--split", "test", "--negatives", "2"), mined),
+        (("label", mined, "--corpus", str(notes), "--teacher", model), str(tmp_path / "labelled.jsonl")),
+        (("encode", model, str(notes)), str(tmp_path / "vectors.npy")),
+    ):
+        code, _, error = command(*words, "--out", out)
+        assert code == 0, error
+        other = out.replace(".", "-ray.")
+        code, _, error = command(*words, "--out", other, "--engine", "ray")
+        assert code == 0, error
+        assert Path(other).read_bytes() == Path(out).read_bytes()
+    shards = ("--shards", "2")
+    assert command("index", model, str(notes), "--out", f"{index}1", *shards)[0] == 0
+    assert command("index", model, str(notes), "--out", f"{index}2", *shards, "--engine", "ray")[0] == 0
+    assert ray_faults.files(Path(f"{index}1")) == ray_faults.files(Path(f"{index}2"))
+
+
+@pytest.mark.slow
+def test_builds_survive_kills(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs: pip install 'irkit[ray]'")
+    counts = ray_faults.run(4, tmp_path, documents=5000)
+    assert counts["builds"] >= 1

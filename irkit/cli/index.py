@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from irkit.cli.options import Directory, OptionalCount, Settings
+from irkit.cli.options import Directory, OptionalCount, Settings, check_engine
 from irkit.cli.output import hint_resume, note, require_out
 from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
@@ -21,6 +22,7 @@ from irkit.utils.uris import is_uri
 
 if TYPE_CHECKING:
     from irkit.data.vector_files import Parts
+    from irkit.retrieval.retriever import Retriever
 
 
 def index(
@@ -38,6 +40,7 @@ def index(
     device: str | None = None,
     shards: OptionalCount = None,
     windows: OptionalCount = None,
+    engine: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     print_config: bool = False,
@@ -61,12 +64,13 @@ def index(
         shards: Divide the documents among so many directories inside --out, which are searched as one.
         windows: Encode documents of any length, in windows of so many tokens; --set windows.stride=128 makes
             them overlap, --set windows.pool=mean (or first) takes another score than that of the best.
+        engine: Build the shards by actors of Ray: ray on this machine, or ray://HOST:PORT.
         overwrite: Replace an existing index, once the new one is complete.
         dry_run: Check everything, build nothing.
 
     Examples:
         irkit index sentence-transformers/all-MiniLM-L6-v2 examples/notes --out notes-index
-        irkit index bm25 corpus.jsonl --out words-index
+        irkit index bm25 corpus.jsonl --out words-index --shards 16 --engine ray
     """
     from irkit.cli.recipe_options import IndexRecipe
 
@@ -80,6 +84,9 @@ def index(
         typer.echo(recipe.to_yaml(), nl=False)
         return
     out = require_out(out, "index", "index")
+    if engine and recipe.shards is None:
+        raise BadValueError(f"irkit index --engine {engine}: it builds shards; give their number as --shards")
+    address = check_engine(engine, "irkit index", recipe.corpus)
     if not is_uri(out) and (Path(out) / "irkit.json").exists() and not overwrite:
         raise StorageError(f"{out} holds an index already; choose another directory or give --overwrite")
 
@@ -128,12 +135,13 @@ def index(
     start = time.monotonic()
     options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite or is_uri(out)}
     options |= {"shards": recipe.shards, "windows": recipe.windows}
+    build = _build_on_ray(address) if engine else Retriever.build
     with (
         staged(out, overwrite) if is_uri(out) else nullcontext(Path(out)) as folder,
         stage_progress_bar("documents", encoding=total) as update,
         hint_resume(" to go on with this build"),
     ):
-        retriever = Retriever.build(encoder, documents, folder, index=config, progress=update, **options)
+        retriever = build(encoder, documents, folder, index=config, progress=update, **options)
         write_text(folder / "recipe.yaml", recipe.to_yaml())
     if total not in (None, len(retriever)):
         note(f"warning: {recipe.corpus} changed meanwhile: it held {total:,} documents when it was checked")
@@ -141,6 +149,12 @@ def index(
     note(
         f"indexed {len(retriever):,} documents in {seconds:,.1f} s ({size:,.1f} MB). Try: irkit search {out}"
     )
+
+
+def _build_on_ray(address: str | None) -> Callable[..., Retriever]:
+    from irkit.ray_engine import build_shards
+
+    return partial(build_shards, address=address)
 
 
 def reshard(directory: Directory, *, shards: Annotated[int, typer.Option(min=1)]) -> None:
@@ -200,6 +214,7 @@ def encode(
     title_column: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
+    engine: str | None = None,
 ) -> None:
     """Encode texts into a file.
 
@@ -225,6 +240,7 @@ def encode(
         raise BadValueError(f"--out {out}: expected the extension {', '.join(WRITABLE)}")
     if side == "query" and title_column is not None:
         raise BadValueError("irkit encode: got --title-column, but a query has no title; leave it out")
+    address = check_engine(engine, "irkit encode", texts)
     check_out(str(out), None)
     from irkit.data import Source, read_documents, read_queries
     from irkit.encoder_free.settings import is_encoder_free
@@ -259,7 +275,8 @@ def encode(
         )
     with progress_bar("encoding", "texts", total) as update:
         vocabulary = encoder.vocabulary if encoder.kind == "sparse" else None
-        count = write_vectors(out, _encode(encoder, source, side, update), vocabulary)
+        encode_parts = _encode_on_ray(address) if engine else _encode
+        count = write_vectors(out, encode_parts(encoder, source, side, update), vocabulary)
     note(f"encoded {count:,} texts into {out}")
 
 
@@ -273,3 +290,15 @@ def _encode(model: Any, items: Iterable[Any], side: str, update: Any) -> Parts:
 
     for part in model.stream_representations(texts(), side, progress=update):
         yield [waiting.popleft() for _ in range(len(part))], part
+
+
+def _encode_on_ray(address: str | None) -> Callable[[Any, Any, Any, Any], Parts]:
+    from irkit.ray_engine.ray_encode import encode_source
+    from irkit.ray_engine.ray_start import start_ray
+
+    def encode_parts(model: Any, source: Any, side: Any, update: Any) -> Parts:
+        for ids, part in encode_source(start_ray(address), model, source, side):
+            yield ids, part
+            update(len(ids))
+
+    return encode_parts

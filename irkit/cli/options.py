@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from irkit.errors import BadValueError, require
 from irkit.utils.plugins import Registry
 
 Directory = Annotated[str, typer.Argument(metavar="DIR")]
@@ -42,7 +43,28 @@ _SHARED = {  # help of parameters that several verbs have
     "max_length": "Maximum tokens of a query and document for a cross-encoder.",
     "activation": "Activation of a cross-encoder: none or sigmoid.",
     "dtype": "Precision of the teacher: float32, bfloat16, ...",
+    "engine": "Divide the work among actors of Ray: ray on this machine, or ray://HOST:PORT.",
 }
+
+
+def check_engine(engine: str | None, verb: str, source: str = "") -> str | None:
+    """Return the address in ``--engine``, see `irkit.ray_engine.ray_start.parse_engine`.
+
+    Raises:
+        BadValueError: It is no engine, or the source is standard input.
+        MissingDependencyError: Ray is not installed.
+    """
+    if engine is None:
+        return None
+    from irkit.ray_engine.ray_start import parse_engine
+
+    address = parse_engine(engine)
+    if source == "-":
+        raise BadValueError(
+            f"{verb} --engine {engine}: standard input can be read only once; give the name of a file"
+        )
+    require("ray.data", "ray", f"{verb} --engine {engine}")
+    return address
 
 
 def declare_options(verb: Callable[..., None]) -> tuple[str, str]:

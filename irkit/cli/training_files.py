@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from irkit.cli.options import Count, Directory, Settings
+from irkit.cli.options import Count, Directory, Settings, check_engine
 from irkit.cli.output import hint_resume, note
 from irkit.cli.runs import check_out
 from irkit.errors import BadValueError, StorageError
@@ -91,6 +91,7 @@ def mine(
     activation: str = "none",
     dtype: str = "float32",
     device: str | None = None,
+    engine: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Mine hard negatives for queries with judgments.
@@ -119,6 +120,7 @@ def mine(
     low, dash, high = ranks.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal()):
         raise BadValueError(f"--range {ranks}: expected two ranks such as 10-100")
+    address = check_engine(engine, "irkit mine")
     from irkit.config import with_overrides
     from irkit.retrieval.retriever import Retriever
     from irkit.training.negatives import MiningConfig
@@ -147,7 +149,22 @@ def mine(
 
         def rows(skip: int) -> Iterator[TrainingRow]:
             nonlocal n_short
-            for row in mine_negatives(retriever, items, judgments, config, teacher=scorer, start=skip):
+            found = mine_negatives(retriever, items, judgments, config, teacher=scorer, start=skip)
+            if engine:
+                from irkit.ray_engine.ray_start import start_ray
+                from irkit.training.ray_work import mine_on_ray
+
+                found = mine_on_ray(
+                    start_ray(address),
+                    directory,
+                    items,
+                    judgments,
+                    config,
+                    teacher=teacher,
+                    options=options,
+                    start=skip,
+                )
+            for row in found:
                 n_short += len(row) - row.positives < negatives
                 yield row
 
@@ -200,6 +217,7 @@ def label(
     activation: str = "none",
     dtype: str = "float32",
     device: str | None = None,
+    engine: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Add scores of a teacher to examples.
@@ -221,6 +239,7 @@ def label(
         irkit label run.trec --corpus scifact --split train --teacher vectors-index --out train.jsonl
     """
     _check_target(out, overwrite)
+    address = check_engine(engine, "irkit label", train)
     from irkit.config import with_overrides
     from irkit.retrieval.scorer import IndexScorer
     from irkit.training.labels import label as label_rows
@@ -253,6 +272,20 @@ def label(
             update(1)
 
     def rows(skip: int) -> Iterator[TrainingRow]:
+        if engine:
+            from irkit.ray_engine.ray_start import start_ray
+            from irkit.training.ray_work import label_on_ray
+
+            return label_on_ray(
+                start_ray(address),
+                config,
+                teacher,
+                queries=query_source,
+                corpus=corpus_source,
+                options=options,
+                normalization=cast(Normalization, normalization),
+                start=skip,
+            )
         remaining = islice(read_training_rows(config), skip, None)
         return label_rows(
             remaining,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from irkit.encoder_free.analyzer import STOP_WORDS, Analyzer, languages
-from irkit.encoder_free.base_model import EncoderFreeModel
+from irkit.encoder_free.base_model import EncoderFreeModel, renumbered
 from irkit.encoder_free.bm25 import BM25
 from irkit.encoder_free.rm3 import RM3
 from irkit.encoder_free.settings import encoder_free_config, encoder_free_index, is_encoder_free
@@ -29,6 +29,7 @@ __all__ = [
     "encoder_free_model",
     "is_encoder_free",
     "languages",
+    "renumbered",
 ]
 
 

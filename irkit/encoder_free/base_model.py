@@ -20,7 +20,7 @@ from irkit.encoder_free.settings import EncoderFreeConfig
 from irkit.errors import BadValueError
 from irkit.index import Store
 from irkit.index.array_files import Array
-from irkit.index.term_ids import Vocabulary
+from irkit.index.term_ids import LooseTerms, Vocabulary
 from irkit.tokenizer import TokenSpan
 
 Side: TypeAlias = Literal["query", "document"]
@@ -39,7 +39,7 @@ class EncoderFreeModel(ABC):
     def __init__(self, config: EncoderFreeConfig) -> None:
         """Store the configuration; callers create `BM25`, `Impacts` or `Vectors`."""
         self.config = config
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: Vocabulary | LooseTerms | None = None
 
     def __repr__(self) -> str:
         settings = (f"{key}={value!r}" for key, value in self.config if key != "kind")
@@ -121,6 +121,21 @@ class EncoderFreeModel(ABC):
             if progress is not None:
                 progress(len(chunk))
 
+    def stored_apart(self, items: Sequence[Any]) -> tuple[Representation, list[str]]:
+        """Return the rows of documents over terms of their own, and these terms in order of appearance.
+
+        So documents are analyzed without an index. An index learns the terms, and `renumbered` gives the rows
+        that `stored` would have given. Vectors have no terms.
+        """
+        apart = copy.copy(self)
+        apart._vocabulary = terms = LooseTerms()
+        return apart._rows(items), terms.strings
+
+    def learn(self, terms: Iterable[str]) -> list[int]:
+        """Return the numbers of terms in the index; new terms get one, which `keep` stores."""
+        numbers: list[int] = self._terms.learn(terms)
+        return numbers
+
     def keep(self, count: int) -> None:
         """Store the first ``count`` terms in the index; call it inside ``store.update()``.
 
@@ -134,7 +149,7 @@ class EncoderFreeModel(ABC):
         return []
 
     @property
-    def _terms(self) -> Vocabulary:
+    def _terms(self) -> Any:
         if self._vocabulary is None:
             raise BadValueError(
                 f"{self.name}: it knows no terms before it belongs to an index; use Retriever.build or load"
@@ -172,6 +187,14 @@ def sparse_rows(rows: Sequence[Sequence[int]], weights: Iterable[float] | None, 
     known = terms >= 0
     keys, positions = np.unique(keys[known], return_inverse=True)
     return sparse_from_keys(keys, np.bincount(positions, values[known], len(keys)), len(rows), dim)
+
+
+def renumbered(rows: Sparse, numbers: Array, dim: int) -> Sparse:
+    """Replace term ``t`` of sparse rows by ``numbers[t]``, of ``dim`` terms; terms are sorted anew."""
+    owners = np.repeat(np.arange(len(rows)) * dim, rows.terms.lengths.numpy())
+    keys = owners + numbers[rows.terms.values.numpy()]
+    order = np.argsort(keys, kind="stable")
+    return sparse_from_keys(keys[order], rows.weights.numpy()[order], len(rows), dim)
 
 
 def sparse_from_keys(keys: Array, weights: Array, n: int, dim: int) -> Sparse:

@@ -108,6 +108,26 @@ class Vocabulary:
         return text.split("\n")[:-1]
 
 
+class LooseTerms:
+    """Terms that belong to no index, numbered in order of appearance, with the methods of `Vocabulary`.
+
+    Attributes:
+        strings: Terms by number.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = _Numbers(0)
+        self.strings = self._numbers.terms
+
+    def learn(self, terms: Iterable[str]) -> list[int]:
+        """Return the numbers of terms; new terms get one."""
+        return list(map(self._numbers.__getitem__, terms))
+
+    def known(self) -> int:
+        """Return the number of terms."""
+        return len(self.strings)
+
+
 class _Numbers(dict[str, int]):
     """A dictionary that gives an unknown term the next number.
 

@@ -1,12 +1,14 @@
-"""Shards on Ray: each shard is searched by an actor of its own, in this machine or in a cluster.
+"""Work on Ray, in this machine or in a cluster: shards are built and searched, and texts are encoded.
 
-`ShardedRetriever` (ray_search.py) is a `irkit.Retriever` whose shards actors search. ray_start.py connects to
-Ray. Ray is imported when something here is used.
+`ShardedRetriever` (ray_search.py) is a `irkit.Retriever` whose shards actors search. `build_shards`
+(ray_build.py) builds them. ray_stream.py lets actors work on a long sequence. ray_start.py connects to Ray,
+which is imported when something here is used.
 """
 
 from __future__ import annotations
 
+from irkit.ray_engine.ray_build import build_shards
 from irkit.ray_engine.ray_search import ShardedRetriever
 from irkit.retrieval.searching import PartialResultWarning
 
-__all__ = ["PartialResultWarning", "ShardedRetriever"]
+__all__ = ["PartialResultWarning", "ShardedRetriever", "build_shards"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from irkit.shards import ShardedStore
 from irkit.utils.uris import is_uri
 
 CHUNK = 1024  # documents encoded and stored together
+Fill: TypeAlias = Callable[[Collection, Iterable[Document], int, StageProgress | None], None]
+"""``fill(collection, documents, chunk_size, progress)``: `add_documents`, or another way to do the same."""
 
 
 def build_collection(
@@ -49,8 +51,11 @@ def build_collection(
     progress: StageProgress | None,
     shards: int | None = None,
     windows: Mapping[str, Any] | WindowsConfig | None = None,
+    fill: Fill | None = None,
 ) -> Collection:
     """Build an index, or finish a build that was killed, see `irkit.Retriever.build`.
+
+    ``fill`` is called with the documents that are not stored yet; the default is `add_documents`.
 
     Raises:
         StorageError: Something else is at ``path``.
@@ -96,7 +101,7 @@ def build_collection(
                     model.begin(each)
         collection = Collection(store, lambda: model)
         if _starts_with(stream, collection.documents, progress):
-            add_documents(collection, stream, chunk_size, progress)
+            (fill or add_documents)(collection, stream, chunk_size, progress)
             store.publish()
             return collection
         if not overwrite or isinstance(documents, Iterator):
@@ -109,7 +114,7 @@ def build_collection(
         raise
     store.close()
     Store.build(path, overwrite=True).close()  # under another key: discards the killed build
-    return build_collection(model, documents, path, config, chunk_size, True, progress, shards, cut)
+    return build_collection(model, documents, path, config, chunk_size, True, progress, shards, cut, fill)
 
 
 def add_documents(

@@ -62,14 +62,8 @@ class Collection:
         return model.open(self.store) if isinstance(model, EncoderFreeModel) else model
 
     def content(self, item: Document | Query) -> Any:
-        """Return what the model encodes of a document or a query: its text or its vector."""
-        text = item.text if isinstance(item, Query) else item.full_text
-        if item.vector is not None and not text and not isinstance(self.model, Impacts | Vectors):
-            raise BadValueError(
-                f"{type(item).__name__.lower()} {item.id!r}: it has a vector and no text, but this model "
-                "takes texts; vectors are indexed with the model 'vectors' and searched by vectors"
-            )
-        return self.model.content(item) if isinstance(self.model, EncoderFreeModel) else text
+        """Return what the model encodes of a document or a query, see `content_of`."""
+        return content_of(self.model, item)
 
     def check_current(self) -> None:
         """Raise StorageError if the directory now holds an index of another model or kind."""
@@ -109,6 +103,21 @@ def open_collection(
         check_placement(device, dtype)
     store = open_store(path, verify=options.get("verify"))
     return Collection(store, partial(open_model, store, choice, device=device, dtype=dtype))
+
+
+def content_of(model: AnyModel, item: Document | Query) -> Any:
+    """Return what a model encodes of a document or a query: its text, its weights or its vector.
+
+    Raises:
+        BadValueError: It lacks that.
+    """
+    text = item.text if isinstance(item, Query) else item.full_text
+    if item.vector is not None and not text and not isinstance(model, Impacts | Vectors):
+        raise BadValueError(
+            f"{type(item).__name__.lower()} {item.id!r}: it has a vector and no text, but this model "
+            "takes texts; vectors are indexed with the model 'vectors' and searched by vectors"
+        )
+    return model.content(item) if isinstance(model, EncoderFreeModel) else text
 
 
 def open_parts(store: Store) -> tuple[Index, Documents]:

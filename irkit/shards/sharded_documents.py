@@ -53,9 +53,7 @@ class ShardedDocuments(Documents):
             for number, part in enumerate(self.parts):
                 positions = np.flatnonzero((owners == number) & ~stored)
                 self.routes.append(positions)
-                if len(positions) or not part.store.rows(SEQUENCE):
-                    part.add([items[position] for position in positions.tolist()])
-                    part.store.append(SEQUENCE, start + positions)
+                add_numbered(part, [items[position] for position in positions.tolist()], start + positions)
             self.store.meta["documents"] = start + len(items)
             return range(start, start + len(items))
 
@@ -176,6 +174,13 @@ class ShardedDocuments(Documents):
             known = dict(zip(part.ids(gone), gone.tolist(), strict=True))
             rows[:] = [known.get(name, -1) for name in names]
         return rows
+
+
+def add_numbered(part: Documents, documents: list[Document], numbers: Array) -> None:
+    """Add documents to a shard, and their numbers ``(n,)`` in the whole, inside ``update``."""
+    if documents or not part.store.rows(SEQUENCE):
+        part.add(documents)
+        part.store.append(SEQUENCE, numbers)
 
 
 def _all_strings(ids: Sequence[Any]) -> bool:

@@ -100,10 +100,9 @@ class ShardedIndex(StoredRows):
             raise BadValueError("adding documents: an index of several shards needs their ids and texts, too")
         terms = self.store.rows(VOCABULARY)
         for part, positions in zip(self.parts, routes, strict=True):
-            if have := terms - part.store.rows(VOCABULARY):
-                part.store.append(VOCABULARY, self.store.read(VOCABULARY)[terms - have :])
-            if len(positions) or part.dim != representation.dim:
-                part.add(representation[positions])
+            have = part.store.rows(VOCABULARY)
+            new = self.store.read(VOCABULARY)[have:] if have < terms else b""
+            add_rows(part, representation[positions], new)
 
     def remove(self, rows: Sequence[int] | Array) -> int:
         """Exclude global rows from all later searches, see `Index.remove`."""
@@ -115,24 +114,22 @@ class ShardedIndex(StoredRows):
     def finish(self, progress: StageProgress | None = None) -> None:
         """Share statistics and codecs, and build or extend the structures of all shards."""
         with contextlib.nullcontext() if self.store.building else self.store.update():
-            if "bm25" in self.store.meta["index"]:
-                mean = bm25.renewed_mean(self.store)
-                for store in self.store.parts:
-                    with store.update():
-                        store.meta["index"]["bm25"]["shared"] = mean
-                with self.store.update():
-                    self.store.meta["index"]["bm25"]["mean"] = mean
-            # thresholds are for the whole
-            many = waiting(self)
-            share_codec(self, many, progress)
+            many = self.share(progress)
             for part in self.parts:
-                limits = part.store.limits
-                try:
-                    if many:
-                        part.store.limits = replace(limits, plaid_uncompressed=0, dense_scan=0)
-                    part.finish(progress)
-                finally:
-                    part.store.limits = limits
+                finish_part(part, many, progress)
+
+    def share(self, progress: StageProgress | None = None) -> bool:
+        """Share statistics and codecs; return whether so many rows wait that one index would code them."""
+        if "bm25" in self.store.meta["index"]:
+            mean = bm25.renewed_mean(self.store)
+            for store in self.store.parts:
+                with store.update():
+                    store.meta["index"]["bm25"]["shared"] = mean
+            with self.store.update():
+                self.store.meta["index"]["bm25"]["mean"] = mean
+        many = waiting(self)
+        share_codec(self, many, progress)
+        return many
 
     # ---- rows as they are stored ----
 
@@ -212,6 +209,31 @@ class ShardedIndex(StoredRows):
         facts = super(StoredRows, self).stats()
         share = (rows - documents) / max(1, rows)
         return facts | {"removed": rows - documents, "removed_share": share, "shards": len(self.parts)}
+
+
+def add_rows(part: Index, representation: Representation, terms: Array | bytes) -> None:
+    """Add rows, and before them the terms that are new to a shard, as bytes, inside ``update``."""
+    if len(terms):
+        part.store.append(VOCABULARY, np.frombuffer(terms, np.uint8))
+    if len(representation) or part.dim != representation.dim:
+        part.add(representation)
+
+
+def finish_part(part: Index, many: bool, progress: StageProgress | None = None) -> None:
+    """Build or extend the structure of a shard, whose codec is shared.
+
+    Args:
+        part: Index of the shard.
+        many: What `ShardedIndex.share` returned. Thresholds are for the whole.
+        progress: See `irkit.index.StageProgress`.
+    """
+    limits = part.store.limits
+    try:
+        if many:
+            part.store.limits = replace(limits, plaid_uncompressed=0, dense_scan=0)
+        part.finish(progress)
+    finally:
+        part.store.limits = limits
 
 
 def _widened(queries: Representation, part: Index) -> Representation:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from irkit.arguments import check_counts
 from irkit.errors import BadValueError, StorageError
 from irkit.index import Store
@@ -24,9 +26,12 @@ from irkit.index.array_files import SHARD
 from irkit.index.directory import MANIFEST
 from irkit.index.object_store import download_index
 from irkit.index.state import Snapshot, State
+from irkit.shards.placement import global_rows
 from irkit.utils.uris import is_uri
 
 VOCABULARY = "vocabulary.txt"
+BUILT = "built"
+"""Value of a shard that is built by itself: it has its share of so many documents of the whole."""
 MOST_SHARDS = 1000
 _TRIES, _PAUSE = 50, 0.002  # while another process commits shard by shard
 
@@ -71,6 +76,7 @@ class ShardedStore(Store):
                     store.meta.update({"shards": names, "changes": 0})
             for number, name in enumerate(names):
                 store.parts.append(_begin_part(store, name, [number, shards]))
+            store._catch_up()
             store._look()
         except BaseException:
             store.close()
@@ -156,6 +162,12 @@ class ShardedStore(Store):
             self._look()
         return newer
 
+    def refresh_parts(self) -> None:
+        """Move to the newest state of every shard of a build, which other processes have changed."""
+        for part in self.parts:
+            part.refresh()
+        self._look()
+
     def ahead(self, part: Store) -> list[int] | None:
         """Return the rows and the removals of a shard before an interrupted change; None if there is none.
 
@@ -163,6 +175,8 @@ class ShardedStore(Store):
         """
         if part.meta.get("change", 0) <= self._changes():
             return None
+        if self.building and BUILT in part.meta:
+            return [int(np.searchsorted(global_rows(part), self.meta["documents"])), 0]
         return list(part.meta["before"])
 
     def publish(self) -> None:
@@ -214,6 +228,14 @@ class ShardedStore(Store):
             self.append(VOCABULARY, longest.read(VOCABULARY)[have:])
             about = self.meta["index"]
             about["dim"] = max(about["dim"], longest.meta["index"]["dim"])
+
+    def _catch_up(self) -> None:
+        """Count the documents that every shard of a resumed build has, if shards were built by themselves."""
+        built = min(int(part.meta.get(BUILT, 0)) for part in self.parts)
+        if built > self.meta.get("documents", 0):
+            with Store.update(self):
+                self._adopt()
+                self.meta["documents"] = self.meta["index"]["rows"] = built
 
     def _forked(self) -> None:
         super()._forked()

@@ -17,6 +17,9 @@ from irkit.training.losses.loss import Normalization, normalize
 from irkit.training.training_data import TrainingRow
 from irkit.training.training_data.text_store import Texts
 
+LABELLED = 64
+"""Rows that are scored together."""
+
 
 def label(
     rows: Iterable[TrainingRow],
@@ -25,7 +28,7 @@ def label(
     queries: Texts | None = None,
     corpus: Texts | None = None,
     normalization: Normalization = "none",
-    batch_size: int = 64,
+    batch_size: int = LABELLED,
 ) -> Iterator[TrainingRow]:
     """Give every document of training rows the score of a teacher, which replaces an existing score.
 

@@ -20,7 +20,8 @@ from irkit.retrieval.searching import fetch_lists
 from irkit.training.labels import shortest
 from irkit.training.training_data import TrainingRow
 
-_QUERIES = 64  # searched and scored together
+MINED = 64
+"""Queries that are searched and scored together."""
 
 
 class MiningConfig(Config):
@@ -158,7 +159,7 @@ def _mine(
     teacher: Scorer | None,
 ) -> Iterator[TrainingRow]:
     scorer = teacher or IndexScorer(retriever.collection)
-    while batch := list(islice(queries, _QUERIES)):
+    while batch := list(islice(queries, MINED)):
         known = [judgments[query.id] for query in batch]
         find, documents = retriever.documents.find, retriever.documents
         positives = fetch_lists(documents, [find(item.relevant) for item in known])

@@ -1,0 +1,175 @@
+"""Kill builders, nodes and the driver of builds on Ray at random moments: ``python tests/ray_faults.py 20``.
+
+A cluster of three nodes runs on this machine: one with the driver, and two with a CPU each for the actors. A
+build goes on under kills; when the driver dies, the same command is given again. Every finished build must
+have the files of an undisturbed one, with the same checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from irkit import Retriever
+from irkit.shards import open_store
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that 127.0.0.1 stays what it is
+
+SHARDS, CHUNK = 3, 50
+STORE_BYTES = 100 << 20
+WAIT = (1.0, 8.0)  # seconds between two kills
+VICTIMS = ("builder", "builder", "driver", "node")
+LONGEST = 900.0  # seconds of a build
+
+
+def write_corpus(path: Path, count: int, seed: int) -> None:
+    """Write documents of random words; later ones bring new words."""
+    numbers = random.Random(seed)
+    with path.open("w") as stream:
+        for number in range(count):
+            words = [f"word{int(numbers.random() ** 2 * (100 + number))}" for _ in range(30)]
+            stream.write(
+                json.dumps({"_id": f"d{number}", "text": " ".join(words), "year": number % 7}) + "\n"
+            )
+
+
+def files(path: Path) -> list[Any]:
+    """Names, rows and checksums of all arrays of all shards."""
+    store = open_store(path, verify=True)
+    return [
+        {name: (entry.file, entry.rows, entry.crc32) for name, entry in each.committed.arrays.items()}
+        for each in (store, *store.parts)
+    ]
+
+
+def build(address: str, corpus: str, out: str) -> None:
+    """Build the index on a cluster; the driver."""
+    import ray
+
+    from irkit.ray_engine import build_shards
+
+    ray.init(address=address, _node_ip_address="127.0.0.1", log_to_driver=False)
+    build_shards("bm25", corpus, out, shards=SHARDS, chunk_size=CHUNK).close()
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{time.strftime('%X')} {line}\n")
+    sys.stdout.flush()
+
+
+def processes(title: str) -> list[int]:
+    """Return the ids of processes whose title begins so."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(title.encode()):
+                found.append(int(folder.name))
+    return found
+
+
+class Nodes:
+    """A cluster on this machine, whose nodes can be killed."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster()
+        self._add(num_cpus=0)
+        self.workers = [self._add(num_cpus=1) for _ in range(2)]
+        self.address = self.cluster.address
+
+    def _add(self, num_cpus: int) -> Any:
+        return self.cluster.add_node(
+            num_cpus=num_cpus,
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            node_ip_address="127.0.0.1",
+            wait=False,
+        )
+
+    def kill(self, number: int) -> None:
+        """End a node by SIGKILL, and start another one in its place."""
+        node = self.workers[number]
+        for infos in list(node.all_processes.values()):
+            for info in infos:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(info.process.pid, signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            self.cluster.remove_node(node, allow_graceful=False)
+        self.workers[number] = self._add(num_cpus=1)
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Nodes]:
+    """Start a cluster, and end it."""
+    nodes = Nodes()
+    try:
+        yield nodes
+    finally:
+        nodes.cluster.shutdown()
+
+
+def run(kills: int, folder: Path, documents: int = 20_000, seed: int = 0) -> Counter[str]:
+    """Build under so many kills; return how often each victim died, and the number of builds.
+
+    Raises:
+        AssertionError: A build ended with other files than an undisturbed one, or not at all.
+    """
+    numbers, counts = random.Random(seed), Counter[str]()
+    corpus = folder / "corpus.jsonl"
+    write_corpus(corpus, documents, seed)
+    Retriever.build("bm25", corpus, folder / "whole", shards=SHARDS, chunk_size=CHUNK).close()
+    expected = files(folder / "whole")
+    with cluster() as nodes:
+        while sum(counts[victim] for victim in set(VICTIMS)) < kills:
+            out = folder / f"build{counts['builds']}"
+            command = [sys.executable, __file__, "build", nodes.address, str(corpus), str(out)]
+            driver = subprocess.Popen(command, stderr=subprocess.PIPE)
+            end = time.monotonic() + LONGEST
+            while True:
+                assert time.monotonic() < end, f"{out} was not built in {LONGEST} s: {dict(counts)}"
+                done = sum(counts[victim] for victim in set(VICTIMS)) >= kills
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    driver.wait(LONGEST if done else numbers.uniform(*WAIT))
+                    assert driver.returncode == 0, driver.stderr and driver.stderr.read().decode()[-3000:]
+                    break
+                victim, builders = numbers.choice(VICTIMS), processes("ray::ShardBuilder")
+                if not builders:  # nothing is being built yet
+                    continue
+                if victim == "builder":
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(numbers.choice(builders), signal.SIGKILL)
+                elif victim == "driver":
+                    driver.kill()
+                    driver.wait()
+                    driver = subprocess.Popen(command, stderr=subprocess.PIPE)
+                else:
+                    nodes.kill(numbers.randrange(2))
+                counts[victim] += 1
+                say(f"killed {victim}: {dict(counts)}")
+            assert files(out) == expected, f"{out} has other files: {dict(counts)}"
+            counts["builds"] += 1
+            say(f"{out.name} has the files of an undisturbed build")
+            shutil.rmtree(out)
+    return counts
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "build":
+        build(*sys.argv[2:])
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            say(str(dict(run(int(sys.argv[1]), Path(temporary)))))
