@@ -33,10 +33,23 @@ def write_bare(tiny_bert: Path, path: Path) -> None:
     shutil.copytree(tiny_bert, path)
 
 
+def write_several(tiny_bert: Path, path: Path) -> None:
+    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
+    Model.several(tiny_bert, heads, device="cpu").save_pretrained(path)
+
+
+def write_bge_m3(tiny_bert: Path, path: Path) -> None:
+    shutil.copytree(tiny_bert, path)
+    torch.save(torch.nn.Linear(32, 8).state_dict(), path / "colbert_linear.pt")
+    torch.save(torch.nn.Linear(32, 1).state_dict(), path / "sparse_linear.pt")
+
+
 WRITERS: dict[str, Callable[[Path, Path], None]] = {
     "sentence-transformers": write_dense,
     "huggingface": write_bare,
     "stanford": write_stanford,
+    "several-heads": write_several,
+    "bge-m3": write_bge_m3,
 }
 
 
@@ -71,7 +84,7 @@ def test_written_and_read_it_is_the_same(case: tuple[ModelFormat, Path], tmp_pat
     name = next(name for name in FORMATS if FORMATS[name] is format)
     if format.write is None:
         with pytest.raises(
-            BadValueError, match=f"format '{name}', expected sentence-transformers or stanford"
+            BadValueError, match=f"format '{name}', expected several-heads or bge-m3 or sentence"
         ):
             model.save_pretrained(tmp_path / "again", format=name)
         return

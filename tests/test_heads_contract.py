@@ -61,6 +61,7 @@ MODELS: dict[str, tuple[Side, Callable[[Path], Model]]] = {
     "multi_vector": ("query", lambda path: Model.multi_vector(path, {"dim": 8}, device="cpu")),
     "sparse": ("document", lambda path: Model.sparse(path, {"pooling": "sum"}, device="cpu")),
     "static": ("query", lambda path: Model.sparse(path, queries="static", device="cpu")),
+    "token_weight": ("document", lambda path: Model.with_head("token_weight", path, device="cpu")),
     "scaled_sum": (
         "document",
         lambda path: Model.with_head("scaled_sum", path, {"power": 0.5}, device="cpu"),
@@ -218,7 +219,7 @@ def test_settings_of_an_added_head_are_checked(tiny_bert: Path, monkeypatch: pyt
 
 def test_a_model_of_a_head_that_is_not_installed(tiny_bert: Path, tmp_path: Path) -> None:
     model = Model.with_head("scaled_sum", tiny_bert, device="cpu")
-    with pytest.warns(UserWarning, match="which comes from another package"):
+    with pytest.warns(UserWarning, match="where the package that the head comes from"):
         model.save_pretrained(tmp_path / "model")
     folder = tmp_path / "model/1_Head"
     weights = (folder / "model.safetensors").read_bytes()

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,9 +22,19 @@ from irkit_kernels._testing import in_child
 
 import irkit.index.faiss
 from irkit import Dense, MultiVector, Ragged, Sparse, score
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, Several
 from irkit.data.document import Document
-from irkit.index import Documents, Limits, Store, create_index, open_index, use_limits
+from irkit.index import (
+    Documents,
+    Hits,
+    Index,
+    Limits,
+    SeveralIndex,
+    Store,
+    create_index,
+    open_index,
+    use_limits,
+)
 
 DIM, CHUNK = 4, 6
 CONFIGS: dict[str, Any] = {
@@ -33,6 +43,7 @@ CONFIGS: dict[str, Any] = {
     "dense_codes": {"kind": "dense", "keep": "none"},
     "plaid": {"kind": "plaid", "centroids": 8},
     "inverted": {"kind": "inverted", "dtype": "uint8", "mode": "exact"},
+    "several": {"kind": "several", "indexes": {"one": "flat", "two": {"kind": "plaid", "centroids": 8}}},
     "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "factory": "IVF4,Flat"},
 }
 kind = "faiss"  # what this process works on
@@ -48,7 +59,19 @@ def vectors(n: int, seed: int) -> Representation:
         return Sparse.from_dense(rows[:n].clamp(min=0))
     if kind in ("faiss", "dense", "dense_codes"):
         return Dense(rows[:n])
-    return MultiVector(Ragged(rows, torch.full((n,), 3)))
+    tokens = MultiVector(Ragged(rows, torch.full((n,), 3)))
+    if kind == "several":
+        both: Any = Several({"one": Dense(rows[:n]), "two": tokens})
+        return cast(Representation, both)
+    return tokens
+
+
+def found_by(index: Index, queries: Any, k: int) -> Hits:
+    """What the index finds; of several parts, what all of them find."""
+    if not isinstance(index, SeveralIndex):
+        return index.search(queries, k)
+    hits = [part.search(queries.parts[name], k) for name, part in index.parts.items()]
+    return Hits(*(np.concatenate(both, axis=1) for both in zip(*hits, strict=True)))
 
 
 # 30 documents are looked up and cut into blocks
@@ -99,7 +122,7 @@ def signature(path: Path) -> Any:
     """All that a reader can see."""
     store = Store.open(path)
     index, stored = open_index(store), Documents(store)
-    hits = index.search(vectors(5, 99), 8)
+    hits = found_by(index, vectors(5, 99), 8)
     rows = np.arange(len(stored))
     return (
         hits.rows.tolist(),
@@ -277,7 +300,8 @@ def test_readers_of_a_changing_index_see_it_whole(
         warnings.simplefilter("ignore")  # of a fork beside threads
         process.start()
     long, seen = Store.open(path), set()
-    queries = vectors(3, 99)
+    queries: Any = vectors(3, 99)
+    queries = queries.parts["two"] if which == "several" else queries
     while process.is_alive():
         long.refresh()
         for store in (Store.open(path), long):
@@ -287,6 +311,8 @@ def test_readers_of_a_changing_index_see_it_whole(
             assert (len(rows), len(labels), len(stored)) == (30, 1, len(index))
             generation = int(labels.pop()[1:-1])
             data = vectors(30, generation)
+            if isinstance(index, SeveralIndex):
+                index, data = index.parts["two"], data.parts["two"]  # type: ignore[union-attr]
             if which != "faiss":  # exact for what it keeps
                 kept = index.representations(rows)
                 values = "weights" if which == "inverted" else "values"

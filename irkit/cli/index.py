@@ -268,6 +268,11 @@ def encode(
 
     dtype = dtype or ("auto" if side == "document" else "float32")  # as irkit index and irkit search
     encoder = Model.from_pretrained(model, device=device.split(",") if device else None, dtype=dtype)
+    if encoder.kind == "several":
+        raise BadValueError(
+            f"encoding: {model} has the heads {', '.join(encoder.heads)}, and a file holds one "
+            "representation; save one of Model.heads as a model of its own"
+        )
     if encoder.kind != "dense" and out.suffix != ".safetensors" and (encoder.kind, out.suffix) != _IMPACTS:
         raise BadValueError(
             f"--out {out}: {model} makes {encoder.kind}, not one vector a text; give --out FILE.safetensors"

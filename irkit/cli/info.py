@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from irkit.errors import StorageError
 from irkit.utils.atomic import explained
 from irkit.utils.progress import progress_bar
 from irkit.utils.uris import is_uri
+
+if TYPE_CHECKING:
+    from irkit.model import Model
 
 
 def info(
@@ -84,6 +87,11 @@ def _model(directory: Path) -> dict[str, Any]:
         "kind": model.kind,
         "dim": model.dim,
         "similarity": model.similarity_name,
+        **(
+            {"heads": {name: _head(part) for name, part in model.heads.items()}}
+            if len(model.heads) > 1
+            else {}
+        ),
         "encoder": model.encoder.family,
         **({"pooling": pooling} if pooling else {}),
         **({} if model.query_model is None else {"query_encoder": model.query_model.encoder.family}),
@@ -93,6 +101,10 @@ def _model(directory: Path) -> dict[str, Any]:
         "prompts": dict(model.prompts),
         "fingerprint": model.fingerprint,
     }
+
+
+def _head(model: Model) -> dict[str, Any]:
+    return {"kind": model.kind, "dim": model.dim, "similarity": model.similarity_name}
 
 
 def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

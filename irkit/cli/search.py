@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from irkit.arguments import brief
 from irkit.cli.options import Directory, Offset, OptionalCount, Settings, drop_missing
 from irkit.cli.output import DEFAULT_FIELDS, format_value, note, show_hits, show_table
 from irkit.cli.runs import check_out, read_judged, write_judged
@@ -22,6 +23,7 @@ from irkit.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from irkit.data import Query
+    from irkit.retrieval.explanation import Explanation
     from irkit.retrieval.retriever import Retriever
 
 
@@ -48,6 +50,7 @@ def search(
     model: str | None = None,
     override: Settings = None,
     rm3: bool = False,
+    fuse: str | None = None,
     device: str | None = None,
 ) -> None:
     """Search an index.
@@ -69,6 +72,7 @@ def search(
             values. Documents that do not meet --filter do not count.
         override: Set k1 or b of BM25, as k1=1.2. May be repeated.
         rm3: Expand queries of BM25 by terms of the documents found first (RM3).
+        fuse: For an index of several heads: rrf (default), or weights such as dense=0.4,sparse=0.2.
 
     Examples:
         irkit search notes-index --text "which animals hibernate" --k 3 --filter "year>=2000"
@@ -110,6 +114,7 @@ def search(
     parse_selection("search", k or 10, selecting, SearchOptions)  # before the index is opened
     choice = with_overrides({}, override) if override else model
     options: dict[str, Any] = {"filter": filters, "feedback": RM3() if rm3 else None, **ranking}
+    options["fuse"] = parse_fuse(fuse)
 
     # count documents
     if facet is not None:
@@ -262,6 +267,27 @@ def _parse(condition: str) -> dict[str, Any]:
     return {key: operand if sign in ("=", "==") else {sign: operand}}
 
 
+def parse_fuse(text: str | None) -> str | dict[str, float] | None:
+    """Return ``fuse`` for `irkit.Retriever.search`: a method, or weights by head.
+
+    Raises:
+        BadValueError: A weight is not a number.
+
+    Examples:
+        >>> parse_fuse("dense=0.4,sparse=0.2"), parse_fuse("rrf")
+        ({'dense': 0.4, 'sparse': 0.2}, 'rrf')
+    """
+    if text is None or "=" not in text:
+        return text
+    weights = dict(part.partition("=")[::2] for part in text.split(","))
+    try:
+        return {name.strip(): float(weight) for name, weight in weights.items()}
+    except ValueError:
+        raise BadValueError(
+            f"--fuse {brief(text)}: expected rrf or weights by head, such as dense=0.4,sparse=0.2"
+        ) from None
+
+
 def explain(
     directory: Directory,
     query: str,
@@ -297,7 +323,15 @@ def explain(
     if html is not None:
         explanation.write_html(html)
         note(f"wrote {html}")
-    elif not explanation.matches:
+    for name, part in (explanation.parts or {"": explanation}).items() if html is None else ():
+        if name:
+            note(f"head {name}: score {part.score:.4f}")
+        _show(part)
+
+
+def _show(explanation: Explanation) -> None:
+    """Print the matches of an explanation."""
+    if not explanation.matches:
         empty = explanation.score == -inf  # the score of a document without token vectors
         reason = "the document has no tokens" if empty else "query and document share no term"
         note(f"nothing matched: {reason}")

@@ -1,10 +1,10 @@
-"""The three kinds of representations of texts: one vector, one vector per token, weights of terms."""
+"""Representations of texts: one vector, one vector per token, weights of terms, or several of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -183,9 +183,61 @@ class Sparse:
 Representation = Dense | MultiVector | Sparse
 
 
+@dataclass(frozen=True, eq=False)
+class Several:
+    """Several representations of the same texts, by name: what a model with several heads makes.
+
+    It passes wherever rows of a `Representation` do, from the head of the model to the index, but it has no
+    score of its own: scores of its parts are fused.
+
+    Attributes:
+        parts: Representations by name, with as many rows each; names and order do not change.
+    """
+
+    parts: Mapping[str, Representation]
+    kind: ClassVar[str] = "several"
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        fine = isinstance(parts, Mapping) and parts
+        if not fine or not all(isinstance(part, Dense | MultiVector | Sparse) for part in parts.values()):
+            raise BadTypeError(f"Several: got {brief(parts)}, expected Dense, MultiVector or Sparse by name")
+        if len({len(part) for part in parts.values()}) > 1:
+            lengths = {name: len(part) for name, part in parts.items()}
+            raise BadValueError(f"Several: parts of {lengths} rows, expected as many in each")
+
+    @property
+    def dim(self) -> int:
+        """Sum of the widths of all parts."""
+        return sum(part.dim for part in self.parts.values())
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def __getitem__(self, rows: Rows) -> Several:
+        return Several({name: part[rows] for name, part in self.parts.items()})
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Several:
+        """Return all parts on a device and in a dtype; None keeps the present one."""
+        return Several({name: part.to(device, dtype) for name, part in self.parts.items()})
+
+    def arrays(self) -> Arrays:
+        """Return the arrays of all parts; each key is ``name.kind.dim.`` and the key of the part."""
+        return {
+            f"{name}.{part.kind}.{part.dim}.{key}": array
+            for name, part in self.parts.items()
+            for key, array in part.arrays().items()
+        }
+
+
 def concat(parts: Iterable[Representation]) -> Representation:
     """Return the rows of all parts, in order; at least one part, all of one kind and width."""
     items = list(parts)
+    several: list[Any] = [item for item in items if isinstance(item, Several)]
+    if several and len({tuple(item.parts) for item in several}) == 1 and len(several) == len(items):
+        names = several[0].parts
+        joined: Any = Several({name: concat(item.parts[name] for item in several) for name in names})
+        return cast(Representation, joined)
     if not items or len({(item.kind, item.dim) for item in items}) != 1:
         raise BadValueError(
             "concat: expected one or more representations of one kind and width, got "
@@ -207,10 +259,18 @@ def representation_from_arrays(kind: str, dim: int, arrays: Arrays) -> Represent
     """Rebuild a representation from the result of its ``arrays()`` method.
 
     Args:
-        kind: ``"dense"``, ``"multi_vector"`` or ``"sparse"``.
-        dim: Width of a vector, or size of the vocabulary.
+        kind: ``"dense"``, ``"multi_vector"``, ``"sparse"`` or ``"several"``.
+        dim: Width of a vector, or size of the vocabulary; not used for several.
         arrays: The result of ``arrays()``; memory-mapped arrays are not copied.
     """
+    if kind == "several":
+        grouped: dict[tuple[str, str, int], Arrays] = {}
+        for key, array in arrays.items():
+            name, own, width, rest = key.split(".")
+            grouped.setdefault((name, own, int(width)), {})[rest] = array
+        made = {key[0]: representation_from_arrays(*key[1:], part) for key, part in grouped.items()}
+        several: Any = Several(made)
+        return cast(Representation, several)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if kind == "dense":
         return Dense(tensors["values"])

@@ -13,9 +13,11 @@ from safetensors import SafetensorError
 from irkit.encoder import AnyEncoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError, CorruptError, StorageError, reraise_as
+from irkit.formats.bge_m3 import BGE_M3
 from irkit.formats.huggingface import HUGGINGFACE
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
 from irkit.formats.sentence_transformers import SENTENCE_TRANSFORMERS, text_encoder
+from irkit.formats.several import SEVERAL_HEADS
 from irkit.formats.stanford import STANFORD
 from irkit.tokenizer import Tokenizer
 from irkit.utils.atomic import scratch, sync_name, sync_tree
@@ -36,17 +38,23 @@ __all__ = [
 FORMATS: Registry[Format] = Registry(
     "irkit.formats",
     Format,
-    {"sentence-transformers": SENTENCE_TRANSFORMERS, "huggingface": HUGGINGFACE, "stanford": STANFORD},
+    {
+        "several-heads": SEVERAL_HEADS,
+        "bge-m3": BGE_M3,
+        "sentence-transformers": SENTENCE_TRANSFORMERS,
+        "huggingface": HUGGINGFACE,
+        "stanford": STANFORD,
+    },
 )
 """Kinds of model directories by name; other packages add theirs as entry points ``irkit.formats``."""
 
 _ADVICE = "a file holds a value of the wrong kind or size; download or save the model again"
-_FOLDERS = re.compile(r"(query_|document_)?\d+_\w+|query")
+_FOLDERS = re.compile(r"(query_|document_)?\d+_\w+|query|heads")
 _FILES = re.compile(  # what this and other libraries write beside each other in a model directory
     r"(modules|config|config_sentence_transformers|sentence_\w+_config|router_config|generation_config"
-    r"|data_config|idf|vocab|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocabulary_transfer"
+    r"|data_config|idf|heads|vocab|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocabulary_transfer"
     r"|(model|pytorch_model).*\.index)\.json"
-    r"|(model|pytorch_model)[\w-]*\.(safetensors|bin)"
+    r"|(model|pytorch_model)[\w-]*\.(safetensors|bin)|(colbert|sparse)_linear\.(pt|safetensors)"
     r"|(vocab|merges)\.txt|\w+(\.bpe)?\.model|artifact\.metadata|README\.md|\.gitattributes"
     r"|\.[\w.]+\.\d+\.part"  # by a kill, see irkit.utils.atomic.replacing
 )
@@ -125,7 +133,8 @@ def write_model(parts: Parts, directory: str | Path, format: str = "sentence-tra
     Args:
         parts: Arguments of `irkit.model.Model`.
         directory: Directory to write to.
-        format: ``"sentence-transformers"`` or ``"stanford"`` (ColBERT).
+        format: ``"sentence-transformers"``, ``"stanford"`` (ColBERT), or for a model with several heads
+            ``"several-heads"`` or ``"bge-m3"``.
 
     Raises:
         BadValueError: There is no such format, or it cannot express the model.

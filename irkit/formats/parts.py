@@ -17,6 +17,7 @@ SIMILARITIES = {  # by kind of representation, the default first
     "dense": ("cosine", "dot", "euclidean", "manhattan"),
     "multi_vector": ("maxsim", "meanmaxsim"),
     "sparse": ("dot", "cosine", "euclidean", "manhattan"),
+    "several": ("by_head",),
 }
 
 

@@ -21,7 +21,7 @@ from typing import Any, cast, get_args
 
 from irkit.config import read_json
 from irkit.encoder.inference_free import InferenceFreeEncoder
-from irkit.errors import ConfigError, CorruptError, StorageError
+from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
 from irkit.formats.router import ROUTER, read_branches, write_routes
 from irkit.heads import (
@@ -31,6 +31,7 @@ from irkit.heads import (
     Normalize,
     OpenedModel,
     PooledHead,
+    SeveralHeads,
     Side,
     SparseHead,
     StaticHead,
@@ -95,8 +96,13 @@ def text_encoder(folder: Path) -> Path:
 
 def _write(parts: Parts, folder: Path) -> None:
     """Write a directory of sentence-transformers, see `irkit.formats.write_model`."""
-    folder.mkdir(parents=True, exist_ok=True)
     head, query = parts["head"], parts.get("query")
+    if isinstance(head, SeveralHeads):
+        raise BadValueError(
+            "saving a model: format 'sentence-transformers' has no place for several heads; save the model "
+            "as 'several-heads', or one of model.heads"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
     if query is None:
         modules = written = _write_side(parts, folder)
     else:
@@ -157,11 +163,21 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
         "do_lower_case": tokenizer.do_lower_case,
     }
     write_json(first / "sentence_bert_config.json", settings | head.transformer_settings())
+    return modules + write_modules(head, encoder, folder, prefix)
+
+
+def write_modules(head: Head, encoder: Any, folder: Path, prefix: str = "") -> list[tuple[str, str]]:
+    """Write the modules of a head, without the Transformer, each to a folder whose name has a ``prefix``.
+
+    Returns:
+        Path, relative to ``folder``, and type of each module, in order.
+    """
+    modules = []
     for number, (kind, settings, tensors) in enumerate(head.to_modules(encoder), start=1):
         if kind == "irkit.Head":
             settings = settings | {"head": next(name for name in HEADS if HEADS[name] is type(head))}
         path = f"{prefix}{number}_{kind.rpartition('.')[2]}"
-        (folder / path).mkdir()
+        (folder / path).mkdir(parents=True)
         write_json(folder / path / "config.json", settings)
         if tensors:
             write_weights(folder / path, tensors)
@@ -209,9 +225,14 @@ def _read_side(
     root = _transformer(folder, modules, head_type.transformer_task)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)
     opened = OpenedModel(folder, modules[1:], encoder, tokenizer, settings, sentence_settings(root))
+    return {"tokenizer": tokenizer, "encoder": encoder, "head": read_head(kind, opened)}
+
+
+def read_head(kind: str, opened: OpenedModel) -> Head:
+    """Read the head of a model of ``kind``, the ``model_type`` of config_sentence_transformers.json."""
     head = _READERS.get(kind, _read_added_head)(opened)
-    head.read_lengths(_lengths(folder, opened.transformer))
-    return {"tokenizer": tokenizer, "encoder": encoder, "head": head}
+    head.read_lengths(_lengths(opened.folder, opened.transformer))
+    return head
 
 
 def _read_added_head(opened: OpenedModel) -> Head:

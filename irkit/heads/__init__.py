@@ -6,9 +6,11 @@ from irkit.heads.multi_vector_config import MultiVectorConfig, QueryExpansion, T
 from irkit.heads.multi_vector_head import MultiVectorHead
 from irkit.heads.pooled_head import PooledHead
 from irkit.heads.projection import Normalize, Projection, ProjectionConfig
+from irkit.heads.several_heads import SeveralHeads, check_names_of_heads
 from irkit.heads.sparse_head import SparseHead, as_sparse_head
 from irkit.heads.static_head import StaticHead
 from irkit.heads.term_head import SparseConfig
+from irkit.heads.token_weight_head import TokenWeightHead
 from irkit.utils.plugins import Registry
 
 __all__ = [
@@ -22,18 +24,27 @@ __all__ = [
     "Projection",
     "ProjectionConfig",
     "QueryExpansion",
+    "SeveralHeads",
     "Side",
     "SparseConfig",
     "SparseHead",
     "StaticHead",
     "TokenPooling",
+    "TokenWeightHead",
     "as_sparse_head",
+    "check_names_of_heads",
 ]
 
 HEADS: Registry[type[Head]] = Registry(
     "irkit.heads",
     Head,
-    {"dense": PooledHead, "multi_vector": MultiVectorHead, "sparse": SparseHead, "static": StaticHead},
+    {
+        "dense": PooledHead,
+        "multi_vector": MultiVectorHead,
+        "sparse": SparseHead,
+        "static": StaticHead,
+        "token_weight": TokenWeightHead,
+    },
     reserved=("pretrained", "new", "head"),  # kinds of models in recipes, where a head's name may stand, too
 )
 """Heads by name; other packages add theirs as entry points ``irkit.heads``."""

@@ -31,7 +31,7 @@ LACKING = {  # modules of irkit: what sentence-transformers lacks, and how to do
     "opens after Model.merge_projections",
     "irkit.SparseHead": "head like that of this one (its activation, its vocabulary, or no masked language "
     "model of transformers); irkit can",
-    "irkit.Head": "head like that of this one, which comes from another package; irkit can where that is "
+    "irkit.Head": "head like that of this one; irkit can, where the package that the head comes from is "
     "installed",
 }
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from irkit.index.documents import Documents
 from irkit.index.flat import Flat
 from irkit.index.index_base import Index, StageProgress
-from irkit.index.index_kinds import INDEX_KINDS, IndexKind, index_config, index_names
+from irkit.index.index_kinds import INDEX_KINDS, IndexKind, SeveralConfig, index_config, index_names
 from irkit.index.index_settings import (
     AutoConfig,
     DenseConfig,
@@ -41,6 +41,7 @@ from irkit.index.index_settings import (
 )
 from irkit.index.limits import Limits, use_limits
 from irkit.index.opening import check_index, compact, create_index, open_index
+from irkit.index.several_index import SeveralIndex
 from irkit.index.store import Store
 from irkit.index.stored_rows import StoredRows
 from irkit.index.topk import Hits
@@ -62,6 +63,8 @@ __all__ = [
     "Limits",
     "MuveraConfig",
     "PlaidConfig",
+    "SeveralConfig",
+    "SeveralIndex",
     "StageProgress",
     "Store",
     "StoredRows",

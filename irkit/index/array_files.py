@@ -282,3 +282,24 @@ def _lines(values: Mapping[str, Any]) -> str:
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True).encode()
+
+
+_BETWEEN = "__"  # stands in no name of a part, and in no name of an array
+_SHARED = "removed.bin"  # by all parts and the documents
+
+
+def part_name(part: str, name: str) -> str:
+    """Return the name that an array of one of several indexes has in their store.
+
+    Examples:
+        >>> part_name("dense", "values.bin"), part_name("dense", "removed.bin")
+        ('dense__values.bin', 'removed.bin')
+    """
+    return name if name == _SHARED else f"{part}{_BETWEEN}{name}"
+
+
+def part_entries(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
+    """Return the arrays of one of several indexes among those of a manifest, by their names in the index."""
+    start = part_name(part, "")
+    own = {key.removeprefix(start): entry for key, entry in entries.items() if key.startswith(start)}
+    return own | {key: entry for key, entry in entries.items() if key == _SHARED}

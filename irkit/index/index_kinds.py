@@ -27,10 +27,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import PlainValidator, SerializeAsAny
+from pydantic import Field, PlainValidator, SerializeAsAny
 from pydantic_core import PydanticKnownError
 
 from irkit.arguments import brief, suggest
@@ -224,7 +224,8 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
     Args:
         choice: A configuration; its keys and values; or a name: ``"auto"``, ``"flat"``, ``"plaid"``,
             ``"muvera"``, ``"inverted"``, ``"faiss"``, ``"hnsw"``, ``"ivf"``, ``"pq"``, ``"ivfpqfs"``, a kind
-            of an installed package, or a factory string of FAISS.
+            of an installed package, or a factory string of FAISS. Keys of the kind ``"several"`` are those
+            of `SeveralConfig`.
 
     Raises:
         ConfigError: There is no such index, key or value.
@@ -244,6 +245,8 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
     if "kind" not in choice:
         known = ", ".join(["auto", *INDEX_KINDS])
         raise ConfigError(f"index: missing key 'kind' in {brief(dict(choice), 100)}; known: {known}")
+    if choice["kind"] == "several":
+        return SeveralConfig.parse(choice, "index")
     config = _config_class(choice["kind"])
     if config is None:
         raise ConfigError(_unknown(choice["kind"]))
@@ -297,3 +300,24 @@ AnyIndexConfig: TypeAlias = Annotated[
     SerializeAsAny[IndexConfig], PlainValidator(_validate, json_schema_input_type=_Own)
 ]
 """Field of a configuration that holds the settings of any index; the key ``kind`` tells which."""
+
+
+def _of_part(value: Any) -> IndexConfig:
+    config = index_config(value)
+    if isinstance(config, SeveralConfig):
+        raise ValueError("an index of several parts as a part of another")
+    return config
+
+
+class SeveralConfig(IndexConfig):
+    """One index for each representation of a model with several heads.
+
+    Attributes:
+        indexes: Index of each head by its name, as for `index_config`. In a build, a head that is not named
+            has the default of its kind.
+    """
+
+    kind: Literal["several"] = "several"
+    indexes: dict[str, Annotated[SerializeAsAny[IndexConfig], PlainValidator(_of_part)]] = Field(
+        default_factory=dict
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from irkit.errors import ConfigError, IrkitError
-from irkit.index.array_files import SHARD, Array, corrupt, lengthen
-from irkit.index.index_kinds import INDEX_KINDS, Entries, common_arrays, count_rows, index_config
+from irkit.index.array_files import SHARD, Array, corrupt, lengthen, part_entries
+from irkit.index.index_kinds import (
+    INDEX_KINDS,
+    Entries,
+    Expected,
+    SeveralConfig,
+    common_arrays,
+    count_rows,
+    index_config,
+)
 
 _COUNTS = ("rows", "dim", "covered", "listed", "trained")
 _MOST = 1 << 32  # rows, dimensions or terms: 32 bits hold them
@@ -48,6 +56,9 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         config = index_config(about["config"])
     except ConfigError:  # of another version or package, as `open_index` will say
         return
+    if isinstance(config, SeveralConfig):
+        _check_several(path, entries, about, config, need)
+        return
     need(config.kind in INDEX_KINDS, "no kind of a stored index")
     need(_whole(meta.get("change", 0)), "the number of the last change")
     if "shards" in meta:  # whose manifests have all else
@@ -56,7 +67,7 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         need(fine and all(map(SHARD.fullmatch, names)) and len(set(names)) == len(names), "names of shards")
         need(_number(about.get("bm25", {}).get("mean") or 1), "mean length")
         return
-    _check_parts(entries, about, need)
+    _check_structure(entries, about, need)
     windows = about.get("windows")
     need(windows is None or isinstance(windows, dict), f"windows {windows!r:.60}")
     kind, representation = INDEX_KINDS[config.kind], about["representation"]
@@ -68,6 +79,35 @@ def check_layout(path: Path, entries: Entries, meta: Mapping[str, Any]) -> None:
         expected.append(("window_ends.bin", "<i8", (), count_rows(entries, "hashes.bin")))
     if representation and kind.arrays:
         expected += kind.arrays(entries, about, config)
+    _check_expected(entries, expected, need)
+
+
+def _check_several(
+    path: Path,
+    entries: Entries,
+    about: Mapping[str, Any],
+    config: SeveralConfig,
+    need: Callable[[object, str], None],
+) -> None:
+    """Check the parts of an index of several, and the arrays that they have in common."""
+    parts = about.get("parts")
+    fine = isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
+    parts = parts if isinstance(parts, dict) else {}
+    need(fine and list(parts) == list(config.indexes), "parts")
+    for name, part in parts.items():
+        need(isinstance(part.get("config"), dict) and part["config"].get("kind") != "several", f"part {name}")
+        check_layout(path, part_entries(entries, name), {"index": part})
+        need(part["rows"] == about["rows"], f"rows of {name}")
+    need(about["representation"] in (None, "several"), "kind")
+    need(count_rows(entries, "sorted_rows.bin") <= count_rows(entries, "hashes.bin"), "sorted ids")
+    need(("field_groups.bin" in entries) == ("field_order.bin" in entries), "sorted columns")
+    _check_expected(entries, common_arrays(entries), need)
+
+
+def _check_expected(
+    entries: Entries, expected: Iterable[Expected], need: Callable[[object, str], None]
+) -> None:
+    """Compare arrays with what an index of their kind has."""
     for name, dtypes, shape, rows in expected:
         entry = entries.get(name)
         stored = (entry.dtype, entry.shape, entry.rows) if entry else ("", shape, 0)
@@ -157,7 +197,7 @@ def element_positions(ends: Array, lengths: Array) -> Array:
     return positions
 
 
-def _check_parts(entries: Entries, about: Mapping[str, Any], need: Callable[[object, str], None]) -> None:
+def _check_structure(entries: Entries, about: Mapping[str, Any], need: Callable[[object, str], None]) -> None:
     """Check segments, rows that a structure covers, and statistics of BM25."""
     n, covered, listed = about["rows"], about.get("covered", 0), about.get("listed", 0)
     need(about["dim"] or not count_rows(entries, "values.bin"), "vectors of no numbers")

@@ -15,8 +15,9 @@ from irkit.core.representation import Representation
 from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.documents import Documents
 from irkit.index.index_base import Index, StageProgress
-from irkit.index.index_kinds import INDEX_KINDS, index_config
+from irkit.index.index_kinds import INDEX_KINDS, SeveralConfig, index_config
 from irkit.index.index_settings import AutoConfig, IndexConfig, WindowsConfig
+from irkit.index.part_store import PartStore
 from irkit.index.store import Store, check_store
 from irkit.index.term_ids import Vocabulary
 from irkit.index.windowed import WindowedIndex
@@ -74,7 +75,8 @@ def create_index(
         [[0]]
     """
     chosen = index_config(config)
-    if isinstance(chosen, AutoConfig):
+    inner = [*chosen.indexes.values()] if isinstance(chosen, SeveralConfig) else [chosen]
+    if any(isinstance(config, AutoConfig) for config in inner):
         raise ConfigError(
             "index 'auto' depends on the documents, which `Retriever.build` counts; name an index here"
         )
@@ -82,16 +84,23 @@ def create_index(
     one_thread_after_fork()  # a build trains later
     saved = chosen.model_dump(mode="json")
     with store.update():
-        new = {"config": saved, "representation": None, "dim": 0, "rows": 0}
+        new = _empty(saved)
         if windows is not None:
             new["windows"] = windows.model_dump(mode="json")
         begun = store.meta.setdefault("index", new)
+        for name, part in saved["indexes"].items() if isinstance(chosen, SeveralConfig) else ():
+            begun.setdefault("parts", {}).setdefault(name, _empty(part))
         if begun["config"] != saved:
             raise BadValueError(
                 f"index {store.path}: the build that is resumed is of {begun['config']}, not of {saved}; "
                 "give them different keys"
             )
     return open_index(store)
+
+
+def _empty(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a manifest says of an index without rows."""
+    return {"config": config, "representation": None, "dim": 0, "rows": 0}
 
 
 def open_index(store: Store) -> Index:
@@ -111,6 +120,11 @@ def open_index(store: Store) -> Index:
             f"opening index {store.path}: {error}; open it with the version of irkit that wrote it, or "
             "install the package that adds the kind"
         ) from error
+    if isinstance(config, SeveralConfig):
+        from irkit.index.several_index import SeveralIndex
+
+        parts = {name: open_index(PartStore(store, name)) for name in config.indexes}
+        return SeveralIndex(store, config, parts)
     module, _, name = INDEX_KINDS[config.kind].index.partition(":")
     index: Index = getattr(importlib.import_module(module), name)(store, config)
     settings = store.meta["index"].get("windows")

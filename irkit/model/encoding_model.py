@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Self, TypedDict, Unpack, get_args, get_type_hints
+from typing import Any, Self, TypedDict, Unpack, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from irkit.arguments import brief, check_flags, check_functions, check_options, is_count
-from irkit.core.representation import MultiVector, Representation, Sparse, concat
+from irkit.core.representation import MultiVector, Representation, Several, Sparse, concat
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadTypeError, BadValueError
-from irkit.heads import Side
+from irkit.heads import Head, SeveralHeads, Side
 from irkit.model.embeddings import (
     Embeddings,
     Vectors,
@@ -58,6 +58,7 @@ class EncodeOptions(TypedDict, total=False):
             model.
         convert_to_sparse_tensor: Sparse models only: False returns dense tensors.
         device: Device to move the model to first; or several devices, which encode in a process each.
+        heads: Models with several heads only: names of the heads that are asked for; None is all.
     """
 
     prompt_name: str | None
@@ -71,6 +72,7 @@ class EncodeOptions(TypedDict, total=False):
     max_active_dims: int | None
     convert_to_sparse_tensor: bool
     device: Device | None
+    heads: Sequence[str] | None
 
 
 _KINDS = get_type_hints(EncodeOptions)
@@ -109,16 +111,17 @@ class EncodingModel(ModelParts):
         Returns:
             A float32 array ``(n, dim)``, or ``(dim,)`` for one text. For a multi-vector model, a list of one
             array ``(tokens, dim)`` per text, or the array itself for one text. For a sparse model, a sparse
-            tensor (COO) ``(n, dim)``, or ``(dim,)``, on the device of the model.
+            tensor (COO) ``(n, dim)``, or ``(dim,)``, on the device of the model. For a model with several
+            heads, a dictionary of these by the name of the head, all from one pass of the encoder.
 
         Raises:
             BadTypeError: Something is not a string, or there is no such option.
-            BadValueError: The prompt or the device does not exist, or a number is below 1.
+            BadValueError: The prompt, the head or the device does not exist, or a number is below 1.
         """
         return self._encode(texts, None, options)
 
     def _encode(self, texts: str | Iterable[str], side: Side | None, options: EncodeOptions) -> Embeddings:
-        _check_options(options, self.kind)
+        _check_options(options, {name: model.kind for name, model in self.heads.items()})
         if options.get("max_active_dims") is not None:
             options = {**options}
             return self._limited(options.pop("max_active_dims"))._encode(texts, side, options)
@@ -127,6 +130,8 @@ class EncodingModel(ModelParts):
             side, prompt=options.get("prompt"), prompt_name=options.get("prompt_name")
         )
         pipeline = replace(pipeline, batch_size=options.get("batch_size"))
+        if (asked := options.get("heads")) is not None:
+            pipeline = replace(pipeline, head=_chosen(self.head, asked))
 
         # encode with a bar, if there is to be one
         rows = [texts] if isinstance(texts, str) else texts
@@ -134,10 +139,20 @@ class EncodingModel(ModelParts):
         show = options.get("show_progress_bar")
         with progress_bar("encoding", "texts", total) if show else nullcontext() as progress:
             made = concat(self._stream(rows, pipeline, options.get("device"), progress=progress))
-        width = options.get("truncate_dim")
-        width = self.truncate_dim if width is None else width
-        made = postprocess(self.head, made, width, options.get("normalize_embeddings", False))
-        return convert(made, options, isinstance(texts, str), self.device)
+        single = isinstance(texts, str)
+        if isinstance(made, Several):
+            models = self.heads
+            each = {name: models[name]._finish(part, options, single) for name, part in made.parts.items()}
+            return cast(Any, each)
+        return self._finish(made, options, single)
+
+    def _finish(self, rows: Representation, options: EncodeOptions, single: bool) -> Embeddings:
+        """Return rows of a model with one head as `encode` does."""
+        if self.kind != "sparse":
+            width = options.get("truncate_dim")
+            width = self.truncate_dim if width is None else width
+            rows = postprocess(self.head, rows, width, options.get("normalize_embeddings", False))
+        return convert(rows, options, single, self.device)
 
     def encoding_pipeline(
         self, side: Side | None, *, prompt: str | None = None, prompt_name: str | None = None
@@ -221,11 +236,12 @@ class EncodingModel(ModelParts):
         Yields:
             The rows of each chunk, in order.
         """
-        if self.similarity_name not in ("cosine", "dot", "maxsim", "meanmaxsim"):
-            raise BadValueError(
-                f"encode_representation: the similarity of the model is {self.similarity_name}, no inner "
-                "product; use encode and similarity"
-            )
+        for model in self.heads.values():
+            if model.similarity_name not in ("cosine", "dot", "maxsim", "meanmaxsim"):
+                raise BadValueError(
+                    f"encode_representation: the similarity of the model is {model.similarity_name}, no "
+                    "inner product; use encode and similarity"
+                )
         if device is None and len(self.devices) > 1:
             texts = iter(texts)
             first = list(islice(texts, max(0, chunk_size) + 1))
@@ -270,6 +286,10 @@ class EncodingModel(ModelParts):
             rows: Result of the pipeline of the side.
             side: Side of the texts.
         """
+        if isinstance(rows, Several):
+            models = self.heads
+            parts = {name: models[name].comparable(part, side) for name, part in rows.parts.items()}
+            return cast(Any, Several(parts))
         rows = postprocess(self.head, rows, self.truncate_dim, self.similarity_name == "cosine")
         mean = self.similarity_name == "meanmaxsim" and side == "query"
         return averaged(rows) if mean and isinstance(rows, MultiVector) else rows
@@ -309,6 +329,7 @@ class EncodingModel(ModelParts):
         negative sign. For a multi-vector model, ``a`` and ``b`` are lists of arrays ``(tokens, dim)``, or one
         array ``(tokens, dim)`` each.
         """
+        self._check_one_head("similarity")
         return compare(self.similarity_name, a, b)
 
     def similarity_pairwise(self, a: Vectors, b: Vectors) -> Tensor:
@@ -316,7 +337,16 @@ class EncodingModel(ModelParts):
 
         Types and signs are those of `similarity`.
         """
+        self._check_one_head("similarity_pairwise")
         return compare_pairs(self.similarity_name, a, b)
+
+    def _check_one_head(self, operation: str) -> None:
+        if isinstance(self.head, SeveralHeads):
+            name = next(iter(self.heads))
+            raise BadValueError(
+                f"{operation}: the model has the heads {', '.join(self.heads)}; compare what one of them "
+                f"makes, as in model.heads[{name!r}].{operation}"
+            )
 
     def decode(
         self, vectors: Sparse | Tensor, k: int | None = None
@@ -348,17 +378,31 @@ class EncodingModel(ModelParts):
         return sparsity(as_sparse("sparsity", vectors))
 
 
-def _check_options(options: EncodeOptions, kind: str) -> None:
-    """Check the options of `EncodingModel.encode` for a model of ``kind``.
+def _chosen(head: Head, names: Sequence[str]) -> SeveralHeads:
+    """Return a head of those heads that are asked for.
+
+    Raises:
+        BadValueError: The model has one head, or there is no such head.
+    """
+    if not isinstance(head, SeveralHeads):
+        raise BadValueError(f"encode: heads {brief(names)} of a model with one head; leave heads out")
+    return head.chosen(names)
+
+
+def _check_options(options: EncodeOptions, kinds: Mapping[str, str]) -> None:
+    """Check the options of `EncodingModel.encode` for a model whose heads have these kinds.
 
     Raises:
         BadTypeError: An option does not exist, or a prompt is not a string.
-        BadValueError: An option does nothing for this kind of model, or ``batch_size`` is below 1.
+        BadValueError: An option does nothing for any of these kinds, or ``batch_size`` is below 1.
     """
     check_options("encode", options, _KINDS)
     check_flags("encode", **{name: options.get(name) for name in _FLAGS if options.get(name) is not None})
-    for name in _NOT_SPARSE if kind == "sparse" else _ONLY_SPARSE:
+    are_sparse = {kind == "sparse" for kind in kinds.values()}
+    useless = (*_NOT_SPARSE * (False not in are_sparse), *_ONLY_SPARSE * (True not in are_sparse))
+    for name in useless:
         if options.get(name) is not None and options.get(name) is not False:
+            kind = " and ".join(dict.fromkeys(kinds.values()))
             raise BadValueError(f"encode: {name} does nothing for a {kind} model; leave it out")
     size = options.get("batch_size")
     if size is not None and not is_count(size):

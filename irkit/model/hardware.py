@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from irkit.arguments import brief
-from irkit.core.representation import Sparse
+from irkit.core.representation import Several, Sparse
 from irkit.encoder import Encoder
 from irkit.errors import BadValueError
 from irkit.formats import AnyEncoder
@@ -101,8 +101,11 @@ def with_dtype(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer, dtype: str
             return encoder
         half, its_head = copy.deepcopy((encoder, head))  # together: a head may share a weight of the encoder
         half.to(torch.bfloat16)
-        exact, rounded = _vectors(encoder, head, tokenizer), _vectors(half, its_head, tokenizer)
-        alike = exact.shape == rounded.shape and F.cosine_similarity(exact, rounded).min() >= 0.999
+        pairs = zip(_vectors(encoder, head, tokenizer), _vectors(half, its_head, tokenizer), strict=True)
+        alike = all(
+            exact.shape == rounded.shape and bool(F.cosine_similarity(exact, rounded).min() >= 0.999)
+            for exact, rounded in pairs
+        )
         return encoder.to(torch.bfloat16) if alike else encoder
     if dtype == "bfloat16":
         if not has_bfloat16(device):
@@ -140,10 +143,14 @@ def has_bfloat16(device: torch.device) -> bool:
     return any(features.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> torch.Tensor:
+def _vectors(encoder: AnyEncoder, head: Head, tokenizer: Tokenizer) -> list[torch.Tensor]:
+    """Return the vectors of the sentences, a tensor for each side and head."""
     sides: tuple[Side, ...] = ("document", "query") if head.kind == "multi_vector" else ("document",)
     pipelines = [Pipeline(tokenizer, encoder, head, side, tokens_per_step=1024) for side in sides]
     parts = [pipeline.encode_tokens(pipeline.tokenize(_SENTENCES)) for pipeline in pipelines]
-    if isinstance(parts[0], Sparse):
-        return parts[0].to_dense()
-    return torch.cat([torch.from_numpy(part.arrays()["values"]) for part in parts])
+    if isinstance(parts[0], Several):
+        parts = [each for part in parts if isinstance(part, Several) for each in part.parts.values()]
+    return [
+        part.to_dense() if isinstance(part, Sparse) else torch.from_numpy(part.arrays()["values"])
+        for part in parts
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -14,13 +14,14 @@ from irkit.arguments import brief, check_names, check_options, check_path
 from irkit.config import Config
 from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
-from irkit.errors import BadTypeError, ConfigError
-from irkit.formats import Parts, SideParts, read_encoder, read_model, write_model
-from irkit.heads import HEADS, ProjectionConfig
+from irkit.errors import BadTypeError, BadValueError, ConfigError
+from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts, read_encoder, read_model, write_model
+from irkit.heads import HEADS, Head, ProjectionConfig, SeveralHeads, check_names_of_heads
 from irkit.model.encoding_model import EncodingModel
 from irkit.model.hardware import Device, find_devices, with_dtype
 from irkit.model.hub import local_directory, upload
 from irkit.model.queries import QueryConfig, query_config, query_parts
+from irkit.tokenizer import Tokenizer
 
 
 class LoadOptions(TypedDict, total=False):
@@ -79,8 +80,8 @@ class Model(EncodingModel):
     ) -> Self:
         """Load a dense, multi-vector or learned sparse model, or a bare Hugging Face encoder.
 
-        Formats are those of sentence-transformers, PyLate, Stanford's ColBERT and SPLADE: a bare masked
-        language model is taken for a sparse model with max pooling and log(1 + relu).
+        Formats are those of sentence-transformers, PyLate, Stanford's ColBERT, BGE-M3 and SPLADE: a bare
+        masked language model is taken for a sparse model with max pooling and log(1 + relu).
 
         Args:
             name_or_path: A directory, or the name of a repository of the Hugging Face hub.
@@ -211,7 +212,7 @@ class Model(EncodingModel):
         cls,
         operation: str,
         name_or_path: str | Path,
-        head: str,
+        head: str | Callable[[Tokenizer, AnyEncoder], Head],
         config: Mapping[str, Any] | Config | None,
         settings: Mapping[str, Any],
         markers: Sequence[str] = (),
@@ -223,7 +224,7 @@ class Model(EncodingModel):
         Args:
             operation: Name of the caller, for messages.
             name_or_path: As for `from_pretrained`.
-            head: Name in `irkit.heads.HEADS`.
+            head: Name in `irkit.heads.HEADS`, or a function that makes the head.
             config: Configuration of the head.
             settings: Further arguments of the head's `create`.
             markers: Prompts of queries and of documents, which become tokens; or nothing.
@@ -244,7 +245,10 @@ class Model(EncodingModel):
         if markers:
             encoder.grow_(tokenizer.vocab_size)
         with torch.device("cpu"):
-            made = HEADS[head].create(encoder, tokenizer, config, **settings)
+            if isinstance(head, str):
+                made = HEADS[head].create(encoder, tokenizer, config, **settings)
+            else:
+                made = head(tokenizer, encoder)
         prompts = dict(zip(("query", "document"), markers, strict=False))
         parts: Parts = {"tokenizer": tokenizer, "encoder": encoder, "head": made, "prompts": prompts}
         if queries is not None:
@@ -267,7 +271,65 @@ class Model(EncodingModel):
             part.encoder = with_dtype(part.encoder, part.head, part.tokenizer, dtype)
         return model
 
-    def save_pretrained(self, path: str | Path, format: str = "sentence-transformers") -> None:
+    @classmethod
+    def several(
+        cls,
+        name_or_path: str | Path,
+        heads: Mapping[str, str | Mapping[str, Any]],
+        **options: Unpack[LoadOptions],
+    ) -> Self:
+        """Make a model with several new, untrained heads on the encoder of another model.
+
+        One pass of the encoder gives the representations of all heads, see `encode` and `heads`.
+
+        Args:
+            name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
+            heads: Settings of two or more heads by name. ``head`` names one of `irkit.heads.HEADS` and may be
+                left out if it is the name. ``similarity`` is that of the head, and ``projection`` that of
+                `multi_vector`. The others are settings of the head, see `irkit.heads.Head.create`. A string
+                is the ``head`` with its default settings.
+            options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
+
+        Raises:
+            BadValueError: There are fewer than two heads, heads cut texts at different lengths, or a
+                similarity does not compare what its head makes.
+            ConfigError: There is no such head, or it takes no such settings.
+
+        Examples:
+            >>> model = Model.several(
+            ...     "BAAI/bge-small-en-v1.5",
+            ...     {"dense": {"pooling": "cls"}, "sparse": "token_weight", "multi_vector": {}},
+            ... )  # doctest: +SKIP
+            >>> sorted(model.encode_document("Bears sleep in winter."))  # doctest: +SKIP
+            ['dense', 'multi_vector', 'sparse']
+        """
+        check_names_of_heads(heads)
+        similarities = dict[str, str]()
+
+        def create(tokenizer: Tokenizer, encoder: AnyEncoder) -> Head:
+            made = dict[str, Head]()
+            for name, given in heads.items():
+                settings: dict[str, Any] = {"head": given} if isinstance(given, str) else dict(given)
+                kind, similarity = settings.pop("head", name), settings.pop("similarity", None)
+                if kind not in HEADS or kind == "static":
+                    raise ConfigError(
+                        f"Model.several: head {brief(kind)} of {name!r}, expected one of "
+                        + ", ".join(known for known in HEADS if known != "static")
+                    )
+                own = {"projection": settings.pop("projection", None)} if kind == "multi_vector" else {}
+                made[name] = HEADS[kind].create(encoder, tokenizer, settings, **own)
+                if similarity is not None and similarity not in SIMILARITIES[made[name].kind]:
+                    raise BadValueError(
+                        f"Model.several: similarity {brief(similarity)} of {name!r}, expected one of "
+                        + ", ".join(SIMILARITIES[made[name].kind])
+                    )
+                if similarity is not None:
+                    similarities[name] = similarity
+            return SeveralHeads(made, similarities)
+
+        return cls._make("Model.several", name_or_path, create, None, {}, **options)
+
+    def save_pretrained(self, path: str | Path, format: str | None = None) -> None:
         """Write a directory that irkit and sentence-transformers open with the same outputs.
 
         Only irkit opens the directory of a TITE or of another encoder that pools. The directory appears whole
@@ -276,8 +338,10 @@ class Model(EncodingModel):
 
         Args:
             path: Directory to write to.
-            format: ``"sentence-transformers"``; or ``"stanford"``, which writes a checkpoint of Stanford's
-                ColBERT if the model can be expressed as one.
+            format: ``"sentence-transformers"``; ``"stanford"``, which writes a checkpoint of Stanford's
+                ColBERT if the model can be expressed as one; or, for a model with several heads,
+                ``"several-heads"`` or ``"bge-m3"``. By default ``"several-heads"`` for such a model and
+                ``"sentence-transformers"`` for any other.
 
         Raises:
             StorageError: Something that is not part of a model is in the way, or writing failed.
@@ -287,6 +351,8 @@ class Model(EncodingModel):
         if not isinstance(path, str | Path):
             raise BadTypeError(f"save_pretrained: got {brief(path)}, expected the path of a directory")
         check_path("save_pretrained", path)
+        if format is None:
+            format = "several-heads" if self.kind == "several" else "sentence-transformers"
         check_names("save_pretrained", format=format)
         write_model(self.parts, path, format)
         self.name = self.name or str(path)

@@ -17,7 +17,7 @@ from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
 from irkit.formats import SIMILARITIES, AnyEncoder, Parts, SideParts
-from irkit.heads import Head, Side
+from irkit.heads import Head, SeveralHeads, Side
 from irkit.heads.projection import merge_runs
 from irkit.model.embeddings import check_dim
 from irkit.model.hardware import keep_few_shapes
@@ -72,9 +72,10 @@ class ModelParts(nn.Module):
         # settings that do not fit the parts
         self.prompt_named(default_prompt_name)
         check_dim("Model", truncate_dim, head.dim)
-        if truncate_dim is not None and head.kind == "sparse":
+        if truncate_dim is not None and head.kind in ("sparse", "several"):
             raise BadValueError(
-                f"Model: truncate_dim {truncate_dim} of a sparse model, expected max_active_dims"
+                f"Model: truncate_dim {truncate_dim} of a {head.kind} model, expected None"
+                + " and max_active_dims" * (head.kind == "sparse")
             )
         queries, _ = head.expand(Ragged.from_rows([[0]]), "query")
         if encoder.max_positions is not None and queries.max_length > encoder.max_positions:
@@ -104,8 +105,30 @@ class ModelParts(nn.Module):
 
     @property
     def kind(self) -> str:
-        """Kind of the representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``."""
+        """Kind of the representations: ``"dense"``, ``"multi_vector"`` or ``"sparse"``; or ``"several"``."""
         return self.head.kind
+
+    @property
+    def heads(self) -> Mapping[str, Self]:
+        """Return a model for each head, by name; all share the encoder and the tokenizer.
+
+        A model with one head is its only entry, under the name of its kind.
+        """
+        if not isinstance(self.head, SeveralHeads):
+            return {self.kind: self}
+        settings: dict[str, Any] = {
+            "prompts": self.prompts,
+            "default_prompt_name": self.default_prompt_name,
+        }
+        models = {}
+        for name, head in self.head.heads.items():
+            similarity = self.head.similarities.get(name)
+            models[name] = model = type(self)(
+                self.tokenizer, self.encoder, head, similarity_name=similarity, **settings
+            )
+            model.name, model.devices, model.tokens_per_step = self.name, self.devices, self.tokens_per_step
+            model.training = self.training
+        return models
 
     @property
     def dim(self) -> int:
@@ -150,7 +173,8 @@ class ModelParts(nn.Module):
         """Return 32 hexadecimal digits that change when document vectors would change, except by precision.
 
         The digits cover weights, head, tokenizer and pooling schedule. For a multi-vector model they also
-        cover the settings and prompts of both sides; for a sparse model, those of documents. The weights of a
+        cover the settings and prompts of both sides; for a sparse model, those of documents. For a model with
+        several heads they cover all heads and the prompts of both sides. The weights of a
         separate query encoder are left out. Each call computes the digits from the weights, in 0.1 s for 20
         million.
         """
@@ -160,7 +184,7 @@ class ModelParts(nn.Module):
         parts = f"{head!r} {self.tokenizer.signature}"
         if "document" in head.lengths:
             parts += f" {head.lengths['document']}"
-        if self.kind == "multi_vector":
+        if self.kind in ("multi_vector", "several"):
             parts += f" {self.prompts['query']!r}"
         if self.kind != "dense":
             parts += f" {self.prompts['document']!r}"
@@ -380,7 +404,8 @@ class ModelParts(nn.Module):
             BadValueError: A layer is gated or has an activation, or the model is in int8; nothing is changed.
         """
         self._refuse_int8("merge_projections", "merge in float32, save and load it")
-        heads = [part.head for part in (self, self.query_model) if part is not None]
+        parts = [part for part in (self, self.query_model) if part is not None]
+        heads = [model.head for part in parts for model in part.heads.values()]
         for head, layers in zip(heads, [merge_runs(head.layers) for head in heads], strict=True):
             head.layers = nn.ModuleList(layers)
         return self

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from irkit.arguments import brief, is_count
 from irkit.core.ragged import Ragged
-from irkit.core.representation import Dense, MultiVector, Representation, Sparse, concat
+from irkit.core.representation import Dense, MultiVector, Representation, Several, Sparse, concat
 from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
 from irkit.errors import BadValueError
@@ -190,6 +190,10 @@ class Pipeline:
 
 def _check_finite(rows: Representation) -> Representation:
     """Return ``rows`` themselves, or raise BadValueError if a number is infinite or NaN."""
+    if isinstance(rows, Several):
+        for part in rows.parts.values():
+            _check_finite(part)
+        return rows
     if isinstance(rows, Dense):
         values = rows.values
     else:
@@ -275,6 +279,9 @@ def run_steps(
 
 def copy_to_cpu(rows: Representation) -> Callable[[], Representation]:
     """Start to copy rows to the CPU, and return a function that waits for the copy and returns it."""
+    if isinstance(rows, Several):
+        waits = {name: copy_to_cpu(part) for name, part in rows.parts.items()}
+        return lambda: cast(Any, Several({name: wait() for name, wait in waits.items()}))
     make: Callable[..., Representation]
     if isinstance(rows, Dense):
         tensors, make = [rows.values], Dense

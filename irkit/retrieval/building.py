@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from irkit.arguments import check_counts, check_flags, check_functions
+from irkit.arguments import brief, check_counts, check_flags, check_functions
 from irkit.core.representation import Representation
 from irkit.data import Document, DocumentsLike, Source, check_documents, parse_documents, read_documents
 from irkit.encoder_free import EncoderFreeModel, Vectors
-from irkit.errors import BadValueError
+from irkit.errors import BadValueError, ConfigError
 from irkit.index import (
     AutoConfig,
     Documents,
     IndexConfig,
+    SeveralConfig,
     StageProgress,
     Store,
     WindowedIndex,
@@ -31,6 +32,7 @@ from irkit.index import (
 )
 from irkit.index.directory import check_place, directory_of
 from irkit.index.object_store import check_uri, upload_index
+from irkit.model import Model
 from irkit.retrieval.collection import AnyModel, Collection, default_index, load_model, model_manifest
 from irkit.retrieval.windows import batch_documents, parse_windows, text_spans, window_texts
 from irkit.shards import ShardedStore
@@ -76,13 +78,9 @@ def build_collection(
     stream = parse_documents(documents)
     if isinstance(model, Vectors):
         model, stream = model.fit(stream)
-    config = config or default_index(model)
+    _check_one_head(model, shards, cut)
     empty = model.encode_representation([], "document")
-    if isinstance(config, AutoConfig):
-        first = list(islice(stream, config.documents))
-        stream = chain(first, stream)
-        is_lexical = isinstance(model, EncoderFreeModel) and model.kind == "sparse"
-        config = default_index(model) if is_lexical else config.choose(empty, len(first))
+    config, stream = _choose_index(model, config, empty, stream)
     check_index(config, empty)
 
     # a killed build is resumed if its key is the same and its documents are the first of these
@@ -187,6 +185,59 @@ def _build_key(
     if windows is not None:
         key["windows"] = windows.model_dump(mode="json")
     return key
+
+
+def _check_one_head(model: AnyModel, shards: int | None, windows: WindowsConfig | None) -> None:
+    """Raise BadValueError if a model with several heads is to have an index of shards or of windows."""
+    if model.kind == "several" and (shards is not None or windows is not None):
+        raise BadValueError(
+            f"building an index of {'windows' if shards is None else 'several shards'} for a model with "
+            "several heads: expected one head; leave that out, or give one of Model.heads"
+        )
+
+
+def _choose_index(
+    model: AnyModel, config: IndexConfig | None, empty: Representation, stream: Iterator[Document]
+) -> tuple[IndexConfig, Iterator[Document]]:
+    """Return the index that a build makes, and the documents, of which an index ``"auto"`` counts the first.
+
+    Args:
+        model: Model of the index.
+        config: What the caller has asked for; None is the default.
+        empty: A representation of the model without rows.
+        stream: Documents.
+    """
+    if isinstance(model, Model) and model.kind == "several":
+        config = _index_of_each(model, config)
+        rows: dict[str, Representation] = cast(Any, empty).parts
+        autos = [part.documents for part in config.indexes.values() if isinstance(part, AutoConfig)]
+        first = list(islice(stream, max(autos, default=0)))
+        indexes = {
+            name: part.choose(rows[name], len(first)) if isinstance(part, AutoConfig) else part
+            for name, part in config.indexes.items()
+        }
+        return SeveralConfig(indexes=indexes), chain(first, stream)
+    config = config or default_index(model)
+    if not isinstance(config, AutoConfig):
+        return config, stream
+    first = list(islice(stream, config.documents))
+    is_lexical = isinstance(model, EncoderFreeModel) and model.kind == "sparse"
+    return default_index(model) if is_lexical else config.choose(empty, len(first)), chain(first, stream)
+
+
+def _index_of_each(model: Model, config: IndexConfig | None) -> SeveralConfig:
+    """Return the index of each head of a model: the one that is given, or the default of its kind.
+
+    Raises:
+        ConfigError: ``config`` names a head that the model does not have.
+    """
+    heads = model.heads
+    given = config.indexes if isinstance(config, SeveralConfig) else {}
+    if unknown := [name for name in given if name not in heads]:
+        raise ConfigError(f"index: indexes of {brief(unknown)}; the model has the heads {', '.join(heads)}")
+    single = None if isinstance(config, SeveralConfig) else config
+    defaults = {name: single or default_index(head) for name, head in heads.items()}
+    return SeveralConfig(indexes=defaults | given)
 
 
 def _check_readable(documents: DocumentsLike) -> None:

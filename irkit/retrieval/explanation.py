@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -192,6 +192,9 @@ def explain(model: Model, query: str, document: str) -> Explanation:
         BadTypeError: Query or document is not a string.
     """
     query, document = map(well_formed, strings([query, document]))  # as the tokenizer sees them
+    if model.kind == "several":
+        parts = {name: explain(head, query, document) for name, head in model.heads.items()}
+        return Explanation(query, document, sum(part.score for part in parts.values()), (), parts)
     if model.kind == "dense":
         return _match_passages(model, query, document)
     if model.kind == "sparse":
@@ -257,12 +260,15 @@ class Explanation:
         document: The text of the document.
         score: The score, as `irkit.score` computes it.
         matches: Matches of tokens, in the order of the query; or of terms or passages, by descending score.
+        parts: For a model with several heads, the explanation of each; the score is then the sum of theirs,
+            and there are no other matches. Empty otherwise.
     """
 
     query: str
     document: str
     score: float
     matches: tuple[Match, ...]
+    parts: Mapping[str, Explanation] = field(default_factory=dict)
 
     def words(self) -> Explanation:
         """Merge the matches of tokens to matches of words; scores are added up.
@@ -279,7 +285,8 @@ class Explanation:
             else:
                 repeats = tuple(map(document_word, match.repeats))
                 merged[words] = replace(match, query=words[0], document=words[1], repeats=repeats)
-        return replace(self, matches=tuple(merged.values()))
+        parts = {name: part.words() for name, part in self.parts.items()}
+        return replace(self, matches=tuple(merged.values()), parts=parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; a token is ``{"token", "start", "end"}``, with start = end if not in the text.
@@ -295,6 +302,7 @@ class Explanation:
                 | ({"weights": list(match.weights)} if match.weights else {})
                 for match in self.matches
             ],
+            **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
         }
 
     def view(self) -> dict[str, Any]:
@@ -337,7 +345,8 @@ class Explanation:
 
     def to_html(self) -> str:
         """Return a page with both texts, whose matches are coloured, and a table of the matches."""
-        return _template().render(text=self.query, **self.view())
+        shown = [{"name": name, **part.view()} for name, part in self.parts.items()] or [self.view()]
+        return _template().render(text=self.query, parts=shown)
 
     def write_html(self, path: str | Path) -> None:
         """Write `to_html` to a file.
@@ -352,6 +361,11 @@ class Explanation:
         from rich.table import Table
         from rich.text import Text
 
+        if self.parts:
+            shown: list[Any] = []
+            for name, part in self.parts.items():
+                shown += [Text(name, style="bold reverse"), part, Text()]
+            return Group(*shown)
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("query", overflow="fold")
         table.add_column("document", overflow="fold")

@@ -17,6 +17,7 @@ from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
 from irkit.index import WindowsConfig
 from irkit.retrieval.collection import Collection, format_model
+from irkit.retrieval.fusing import check_fuse, heads_of
 from irkit.retrieval.scorer import Array, Interaction, Scorer, score_checked, score_rows, score_texts
 from irkit.retrieval.searching import Hit, Rows, fetch_lists, find_rows, make_hits, parse_contents
 from irkit.retrieval.selection import (
@@ -48,8 +49,11 @@ class RerankRunOptions(RankOptions, total=False):
         teacher: Scores the texts instead of the model, such as the cross-encoder that
             `irkit.training.teachers.load_teacher` loads.
         progress: Called with the number of queries of a run finished since its last call.
+        fuse: Weights by head, for a model with several: the score is the weighted sum of those of the heads
+            that it names. By default all weigh 1.
     """
 
+    fuse: Mapping[str, float] | None
     interaction: Interaction | None
     teacher: Scorer | None
     progress: Callable[[int], object] | None
@@ -75,6 +79,7 @@ def rerank(
     interaction, teacher = options.get("interaction"), options.get("teacher")
     if interaction is not None and teacher is not None:
         raise BadValueError("reranking: an interaction and a teacher; expected one of them at most")
+    fuse = _check_fuse(collection, options.get("fuse"), interaction)
     _check_interaction(collection, interaction)
     if interaction is not None and windows_of(collection.index) is not None:
         raise BadValueError(
@@ -92,7 +97,7 @@ def rerank(
     if all(isinstance(item, str) for line in lists for item in line):
         rows = [_find_candidates(collection, ids) for ids in lists]
         if teacher is None:
-            scores = score_rows(collection, contents, rows, interaction)
+            scores = score_rows(collection, contents, rows, interaction, fuse)
         else:
             scores = score_checked(teacher, items, fetch_lists(collection.documents, rows))
         best = _choose_rows(collection, selection, scores, rows)
@@ -105,7 +110,7 @@ def rerank(
         if teacher is None and windows is not None:
             scores, passages = _score_in_windows(collection, windows, contents, lists)
         elif teacher is None:
-            scores = score_texts(collection.model, contents, lists, interaction)
+            scores = score_texts(collection.model, contents, lists, interaction, fuse)
         else:
             scores = score_checked(teacher, items, lists)
         best = _choose_documents(selection, scores, lists)
@@ -153,7 +158,8 @@ def _rerank_run(
             rows = [_find_candidates(collection, run.columns(query.id)[0]) for query in batch]
             if teacher is None:
                 contents = [collection.content(query) for query in batch]
-                scores = score_rows(collection, contents, rows, options.get("interaction"))
+                settings = options.get("interaction"), options.get("fuse")
+                scores = score_rows(collection, contents, rows, *settings)
             else:
                 scores = score_checked(teacher, batch, fetch_lists(collection.documents, rows))
             # order the documents of each query
@@ -259,6 +265,17 @@ def _list_items(candidates: Candidates) -> list[Any]:
         )
     items = candidates.items() if isinstance(candidates, Mapping) else candidates
     return [item.id if isinstance(item, Hit) else item for item in items]
+
+
+def _check_fuse(collection: Collection, fuse: Any, interaction: Interaction | None) -> Any:
+    """Return the weights of several representations, None for the default, after a check."""
+    heads = heads_of(collection.index)
+    check_fuse("reranking", fuse, heads)
+    if isinstance(fuse, str):
+        raise BadValueError("reranking: fuse is 'rrf', but documents are scored; expected weights by head")
+    if interaction is not None and heads is not None:
+        raise BadValueError("reranking: an interaction compares one representation, the index has several")
+    return fuse
 
 
 def _check_interaction(collection: Collection, interaction: Interaction | None) -> None:

@@ -20,6 +20,7 @@ from irkit.retrieval import searching
 from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
 from irkit.retrieval.collection import AnyModel, Collection, LoadOptions, open_collection
 from irkit.retrieval.explanation import Explanation, explain_document
+from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions, rerank
 from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
@@ -84,7 +85,8 @@ class Retriever:
             index: ``"flat"`` (exact), ``"hnsw"``, ``"plaid"``, ``"auto"`` (chosen by the number of
                 documents; reads 20,000 of them ahead) or another argument of `irkit.index.index_config`. The
                 default is ``"inverted"`` for sparse representations, exact for BM25, and ``"flat"`` for
-                others.
+                others. A model with several heads gets an index for each, all of the given kind, or as
+                ``{"kind": "several", "indexes": {"dense": "hnsw"}}`` says.
             chunk_size: Number of documents encoded and stored together.
             overwrite: Replace an existing index; it stays in use until the new one is complete.
             shards: Number of directories among which documents are divided, see `irkit.shards`.
@@ -168,6 +170,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[Hit]: ...
     @overload
@@ -178,6 +181,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]: ...
     @snapshot
@@ -188,6 +192,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        fuse: Fuse | None = None,
         **options: Unpack[SearchOptions],
     ) -> list[Hit] | list[list[Hit]]:
         """Return the ``k`` best documents of every query.
@@ -202,6 +207,9 @@ class Retriever:
                 Unknown ids match nothing.
             feedback: Expands queries of BM25 by terms of the documents found first, see
                 `irkit.encoder_free.RM3`.
+            fuse: For an index of several representations: how their hits are fused. ``"rrf"``, the default,
+                adds up reciprocal ranks; weights by head, such as ``{"dense": 0.4, "sparse": 0.2}``, add up
+                scores of the heads they name, see `irkit.retrieval.fusing.search_several`.
             options: See `irkit.retrieval.selection.SearchOptions`.
 
         Returns:
@@ -215,7 +223,7 @@ class Retriever:
         """
         selection = parse_selection("search", k, options, SearchOptions)
         contents, single = parse_contents("searching", self.model, queries)
-        batches = find_hits(self.collection, contents, selection, filter, feedback)
+        batches = find_hits(self.collection, contents, selection, filter, feedback, fuse)
         results = [hits for batch in batches for hits in read_hits(self.collection, *batch, selection.fields)]
         return results[0] if single else results
 
@@ -227,6 +235,7 @@ class Retriever:
         filter: Filter | None = None,
         *,
         feedback: RM3 | None = None,
+        fuse: Fuse | None = None,
         progress: Callable[[int], object] | None = None,
         **options: Unpack[RankOptions],
     ) -> Run:
@@ -237,6 +246,7 @@ class Retriever:
             k: Maximum number of results per query.
             filter: See `search`.
             feedback: See `search`.
+            fuse: See `search`.
             progress: Called with the number of queries finished since its last call.
             options: See `irkit.retrieval.selection.RankOptions`.
 
@@ -247,7 +257,7 @@ class Retriever:
         check_functions("search", progress=progress)
         items = list(parse_queries(queries))
         contents = [self.collection.content(query) for query in items]
-        batches = find_hits(self.collection, contents, selection, filter, feedback)
+        batches = find_hits(self.collection, contents, selection, filter, feedback, fuse)
         return read_run(self.documents, [query.id for query in items], batches, progress)
 
     @overload
@@ -305,7 +315,8 @@ class Retriever:
         """Explain which tokens or terms of a document match which of the query.
 
         For a dense model, each match is a passage of the document, scored as a document of its own. For a
-        model with token pooling, tokens and score are taken before pooling.
+        model with token pooling, tokens and score are taken before pooling. For a model with several heads
+        there is an explanation for each, see `Explanation.parts`.
 
         Args:
             query: A text; weights by term for `irkit.encoder_free.Impacts`.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from irkit.core.representation import Representation
+from irkit.core.representation import Representation, Several
 from irkit.core.scoring import score
 from irkit.data import Document, Query
 from irkit.errors import BadTypeError, BadValueError
+from irkit.index import SeveralIndex
 from irkit.model.cross_encoder import check_scorable
 from irkit.retrieval.collection import AnyModel, Collection
+from irkit.retrieval.fusing import Fuse, compare_several, score_several
 from irkit.retrieval.searching import Rows, find_rows
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -83,6 +86,7 @@ def score_rows(
     contents: Sequence[Any],
     rows: Sequence[Rows],
     interaction: Interaction | None = None,
+    fuse: Fuse | None = None,
 ) -> list[Array]:
     """Score documents of an index by what is stored of them.
 
@@ -91,6 +95,7 @@ def score_rows(
         contents: Queries as `Collection.content` gives them.
         rows: The documents of each query.
         interaction: Compares the representations instead of `irkit.score`.
+        fuse: Weights of several representations, all 1 by default.
 
     Returns:
         For each query ``(n,)`` float32.
@@ -102,7 +107,11 @@ def score_rows(
     if interaction is None:
         padded = np.full((len(rows), max(lengths)), -1, np.int64)
         padded[np.arange(max(lengths)) < np.array(lengths)[:, None]] = np.concatenate(rows)
-        table = collection.index.rescore(queries, padded)
+        index = collection.index
+        if isinstance(index, SeveralIndex):
+            table = score_several(index, cast(Any, queries), padded, fuse)
+        else:
+            table = index.rescore(queries, padded)
         return [line[:length] for line, length in zip(table, lengths, strict=True)]
     parts = (collection.index.representations(line) if len(line) else None for line in rows)
     return [_compare(interaction, queries[row : row + 1], part) for row, part in enumerate(parts)]
@@ -113,6 +122,7 @@ def score_texts(
     contents: Sequence[Any],
     documents: Sequence[Sequence[Document]],
     interaction: Interaction | None = None,
+    fuse: Fuse | None = None,
 ) -> list[Array]:
     """Score documents that need not be in an index; each distinct text is encoded once.
 
@@ -121,6 +131,7 @@ def score_texts(
         contents: Queries as the model takes them.
         documents: The documents of each query.
         interaction: Compares the representations instead of `irkit.score`.
+        fuse: Weights of several representations, all 1 by default.
 
     Returns:
         For each query ``(n,)`` float32.
@@ -134,6 +145,8 @@ def score_texts(
     encoded = model.encode_representation(list(positions), "document")
     rows = ([positions[document.full_text] for document in line] for line in documents)
     parts = (encoded[line] if line else None for line in rows)
+    if isinstance(queries, Several):
+        interaction = partial(compare_several, weights=fuse)
     return [_compare(interaction or score, queries[row : row + 1], part) for row, part in enumerate(parts)]
 
 

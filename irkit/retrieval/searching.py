@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from irkit.data import JSON, Document
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
-from irkit.index import Documents, Hits, Index
+from irkit.index import Documents, Hits, Index, SeveralIndex
 from irkit.index.array_files import Array
 from irkit.retrieval.collection import AnyModel, Collection
+from irkit.retrieval.fusing import Fuse, check_fuse, heads_of, search_several
 from irkit.retrieval.selection import DEEPER, Groups, Selection, check_group_key
 from irkit.retrieval.windows import Passage, find_passages
 
@@ -190,22 +192,22 @@ def find_hits(
     selection: Selection,
     filter: Filter | None,
     feedback: RM3 | None,
+    fuse: Fuse | None = None,
 ) -> Iterator[tuple[Representation, Hits]]:
     """Yield 256 queries at a time, with rows and scores, see `irkit.Retriever.search`.
 
     Raises:
-        BadValueError: The filter makes no sense, or no document has the key to group by.
+        BadValueError: The filter or ``fuse`` makes no sense, or no document has the key to group by.
     """
     collection.check_current()
+    check_fuse("search", fuse, heads_of(collection.index))
     if feedback is not None and not callable(getattr(feedback, "expand", None)):
         raise BadTypeError(f"search: feedback is {brief(feedback)}; expected irkit.encoder_free.RM3 or None")
     index, model, documents = collection.index, collection.model, collection.documents
     allowed = None if filter is None else documents.filter(parse_filter(filter))
 
     def search(queries: Representation, depth: int) -> Hits:
-        if isinstance(queries, Sparse):
-            return _search_terms(index, queries, depth, allowed)
-        return index.search(queries, depth, allowed)
+        return _search(index, queries, depth, allowed, fuse)
 
     def read(rows: list[int]) -> list[Document]:
         return documents.fetch(np.array(rows))
@@ -221,6 +223,18 @@ def find_hits(
             yield queries, _find_groups(search, queries, selection, max(1, len(index)), groups)
     if groups is not None and groups.found_none:
         check_group_key("search", [documents], str(selection.group_by))
+
+
+def _search(
+    index: Index, queries: Representation, depth: int, allowed: Array | None, fuse: Fuse | None
+) -> Hits:
+    """Return the best documents of queries; those of several representations are fused."""
+    if isinstance(index, SeveralIndex):
+        search = partial(_search, allowed=allowed, fuse=None)
+        return search_several(index, cast(Any, queries), depth, fuse, search)
+    if isinstance(queries, Sparse):
+        return _search_terms(index, queries, depth, allowed)
+    return index.search(queries, depth, allowed)
 
 
 def _find_page(search: Search, queries: Representation, selection: Selection, most: int) -> Hits:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from irkit.arguments import suggest
-from irkit.errors import BadValueError, StorageError
+from irkit.errors import BadValueError, ConfigError, StorageError
 from irkit.index.directory import MANIFEST
 from irkit.model import Model
 from irkit.model.cross_encoder import CrossEncoder
@@ -224,7 +224,13 @@ def _load_model(source: str, config: ServeConfig) -> Model | CrossEncoder:
             if "SequenceClassification" in " ".join(json.loads(settings.read_text())["architectures"]):
                 return CrossEncoder(source, device=config.device)
     with _as_model(source):
-        return Model.from_pretrained(source, device=config.device, dtype=config.dtype)
+        model = Model.from_pretrained(source, device=config.device, dtype=config.dtype)
+    if model.kind == "several":
+        raise ConfigError(
+            f"serving {source}: a model with the heads {', '.join(model.heads)}, and irkit serve takes "
+            "models with one head; save and index one of Model.heads"
+        )
+    return model
 
 
 def _lookup(items: Mapping[str, T], name: str, what: str) -> T:

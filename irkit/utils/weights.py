@@ -41,6 +41,20 @@ def read_weights(directory: str | Path, stem: str = "") -> dict[str, Tensor]:
     raise StorageError(f"loading {folder}: expected {safe} or {pickled} there, found neither")
 
 
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Read all tensors of one file, by name, to the CPU.
+
+    Args:
+        file: A file in safetensors, or one of torch, whose code is not run.
+
+    Raises:
+        CorruptError: The file is damaged, or holds numbers that are not finite.
+    """
+    tensors = _safetensors(file) if file.suffix == ".safetensors" else _torch_file(file)
+    check_finite(tensors.items(), file)
+    return tensors
+
+
 def write_weights(directory: str | Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors by name, from any device, to ``model.safetensors`` in ``directory``.
 
@@ -102,4 +116,6 @@ def _torch_file(file: Path) -> dict[str, Tensor]:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or unsafe file
         raise CorruptError(f"reading {file}: {error}") from error
+    if not isinstance(tensors, dict):
+        raise CorruptError(f"reading {file}: a {type(tensors).__name__}, expected tensors by name")
     return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

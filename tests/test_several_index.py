@@ -1,0 +1,331 @@
+"""Indexes of models with several heads: one store, one commit, one search; and wrong input."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from irkit import Dense, Model, Retriever
+from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, IrkitError
+from irkit.index import SeveralIndex, Store, compact
+from irkit.retrieval.fusing import score_several
+
+WORDS = ["search", "index", "vector", "token", "model", "neural", "text"]
+NOTES = [
+    {
+        "_id": f"d{i}",
+        "text": " ".join(WORDS[(i * k) % 7] for k in range(1, 4 + i % 5)),
+        "metadata": {"year": 2000 + i % 4},
+    }
+    for i in range(24)
+]
+QUERIES = ["search the index", "neural text"]
+WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch.manual_seed(0)
+    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
+    model = Model.several(tiny_bert, heads, device="cpu")
+    model.save_pretrained(tmp_path_factory.mktemp("several") / "model")
+    return model
+
+
+@pytest.fixture(scope="module")
+def built(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("several-index") / "index"
+    Retriever.build(model, NOTES, path).close()
+    return path
+
+
+@pytest.fixture
+def retriever(model: Model, built: Path, tmp_path: Path) -> Retriever:
+    shutil.copytree(built, tmp_path / "index")
+    return Retriever.load(tmp_path / "index", model)
+
+
+def exact(model: Model, weights: dict[str, float], texts: list[str]) -> np.ndarray[Any, Any]:
+    """The weighted sum of the similarities of all heads, of queries and texts."""
+    total = np.zeros((len(QUERIES), len(texts)))
+    for name, weight in weights.items():
+        head = model.heads[name]
+        scores = head.similarity(head.encode_query(QUERIES), head.encode_document(texts))
+        total += weight * scores.numpy()
+    return total
+
+
+def test_fused_by_weights_hits_have_the_sum_of_all_scores(model: Model, retriever: Retriever) -> None:
+    expected = exact(model, WEIGHTS, [note["text"] for note in NOTES])
+    for row, hits in enumerate(retriever.search(QUERIES, 24, fuse=WEIGHTS)):
+        found = {int(hit.id[1:]): hit.score for hit in hits}
+        assert len(found) == 24  # a dense head finds them all
+        np.testing.assert_allclose([found[i] for i in range(24)], expected[row], atol=1e-5)
+    # one head alone
+    alone = exact(model, {"sparse": 1.0}, [note["text"] for note in NOTES])
+    hits = retriever.search(QUERIES[0], 24, fuse={"sparse": 1.0})
+    assert {hit.id for hit in hits} == {f"d{i}" for i in np.flatnonzero(alone[0])}
+
+
+def test_by_ranks_it_is_the_hybrid_of_an_index_for_each_head(
+    model: Model, retriever: Retriever, tmp_path: Path
+) -> None:
+    from irkit.retrieval.hybrid import Hybrid
+
+    single = [
+        Retriever.build(head, NOTES, tmp_path / name, index="flat") for name, head in model.heads.items()
+    ]
+    expected, got = Hybrid(single).run(dict(enumerate_queries())), retriever.run(dict(enumerate_queries()))
+    for query, _ in enumerate_queries():
+        ours, theirs = dict(got[query]), dict(expected[query])
+        assert ours.keys() == theirs.keys()
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    assert dict(retriever.run({"q0": QUERIES[0]}, fuse="rrf")["q0"]) == dict(got["q0"])
+
+
+def enumerate_queries() -> list[tuple[str, str]]:
+    return [(f"q{number}", text) for number, text in enumerate(QUERIES)]
+
+
+def test_options_of_a_search_hold_for_all_heads(retriever: Retriever) -> None:
+    for fuse in ("rrf", WEIGHTS):
+        options: Any = {"fuse": fuse}
+        everything = retriever.search(QUERIES[0], 24, **options)
+        chosen = retriever.search(QUERIES[0], 24, {"year": {">=": 2002}}, **options)
+        assert {hit.metadata["year"] for hit in chosen} == {2002, 2003}
+        assert len(chosen) == 12
+        page = retriever.search(QUERIES[0], 5, offset=3, fields=["title"], **options)
+        assert [hit.id for hit in page] == [hit.id for hit in everything[3:8]]
+        assert not any(hit.text for hit in page)
+        groups = retriever.search(QUERIES[0], 4, group_by="year", **options)
+        assert sorted(hit.metadata["year"] for hit in groups) == [2000, 2001, 2002, 2003]
+        bar = everything[4].score
+        assert len(retriever.search(QUERIES[0], 24, threshold=bar, **options)) >= 5
+    assert retriever.search("", 3)[0].score > 0
+
+
+def test_rerank_and_explain(model: Model, retriever: Retriever) -> None:
+    ids = ["d3", "d5", "d1"]
+    texts = [NOTES[int(name[1:])]["text"] for name in ids]
+    for weights in (WEIGHTS, None):
+        expected = exact(model, weights or dict.fromkeys(WEIGHTS, 1.0), texts)[0]
+        for candidates in (ids, dict(zip(ids, texts, strict=True))):
+            hits = retriever.rerank(QUERIES[0], candidates, fuse=weights)
+            found = {hit.id: hit.score for hit in hits}
+            np.testing.assert_allclose([found[name] for name in ids], expected, atol=1e-5)
+    explanation = retriever.explain(QUERIES[0], "d3")
+    assert [*explanation.parts] == ["dense", "sparse", "multi_vector"]
+    summed = exact(model, dict.fromkeys(WEIGHTS, 1.0), texts[:1])[0, 0]
+    assert explanation.score == pytest.approx(summed, abs=1e-5)
+    assert explanation.words().parts["multi_vector"].matches
+    assert [*explanation.to_dict()["parts"]] == ["dense", "sparse", "multi_vector"]
+    page = explanation.to_html()
+    assert all(f"<h2>{name}</h2>" in page for name in explanation.parts)
+
+
+def test_changes_hold_for_all_heads_at_once(model: Model, retriever: Retriever, tmp_path: Path) -> None:
+    retriever.add([{"_id": "new", "text": "neural vector model"}])
+    retriever.update([{"_id": "d0", "text": "the token of the text"}])
+    retriever.remove(["d1", "d2"])
+    texts = {note["_id"]: note["text"] for note in NOTES}
+    texts |= {"new": "neural vector model", "d0": "the token of the text"}
+    del texts["d1"], texts["d2"]
+    expected = Retriever.build(model, texts, tmp_path / "anew").search(QUERIES, 30, fuse=WEIGHTS)
+
+    def ranked(lists: Any) -> list[dict[str, float]]:
+        return [{hit.id: round(hit.score, 5) for hit in hits} for hits in lists]
+
+    assert ranked(retriever.search(QUERIES, 30, fuse=WEIGHTS)) == ranked(expected)
+    retriever.save(tmp_path / "copy")
+    compact(tmp_path / "index")
+    for path in (tmp_path / "copy", tmp_path / "index"):
+        again = Retriever.load(path, verify=True)  # finds the model by its name
+        assert ranked(again.search(QUERIES, 30, fuse=WEIGHTS)) == ranked(expected)
+    assert len(again) == len(texts)
+    stats = again.stats()
+    assert stats["kind"] == stats["representation"] == "several"
+    assert [part["documents"] for part in stats["parts"].values()] == [len(texts)] * 3
+    assert sum(part["bytes"] for part in stats["parts"].values()) < stats["bytes"]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "auto",
+        {"kind": "several", "indexes": {"dense": "hnsw", "multi_vector": "plaid"}},
+        {
+            "kind": "several",
+            "indexes": {"dense": {"kind": "dense", "keep": "float32"}, "multi_vector": "auto"},
+        },
+    ],
+)
+def test_each_head_has_an_index_of_its_own_kind(
+    model: Model, tmp_path: Path, index: Any, retriever: Retriever
+) -> None:
+    other = Retriever.build(model, NOTES, tmp_path / "other", index=index)
+    assert isinstance(other.index, SeveralIndex)
+    other.add([{"_id": "x", "text": "search"}])
+    hits = Retriever.load(tmp_path / "other", model).search("search", 3, fuse={"dense": 1.0, "sparse": 2.0})
+    assert {"x"} & {hit.id for hit in hits}
+
+
+def test_a_failed_change_changes_no_head(retriever: Retriever, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranked() -> list[Any]:
+        return [
+            (hit.query_id, hit.doc_id, hit.score) for hit in retriever.run(enumerate_queries(), fuse=WEIGHTS)
+        ]
+
+    before = ranked()
+    append = Store.append
+
+    def fail(self: Store, name: str, array: Any) -> None:
+        if name.startswith("multi_vector__"):
+            raise OSError(28, "no space left")
+        append(self, name, array)
+
+    monkeypatch.setattr(Store, "append", fail)
+    with pytest.raises(OSError, match="no space"):
+        retriever.add([{"_id": "new", "text": "text"}])
+    monkeypatch.undo()
+    assert ranked() == before
+    assert isinstance(retriever.index, SeveralIndex)
+    assert {len(part) for part in retriever.index.parts.values()} == {24}
+    retriever.add([{"_id": "new", "text": "text"}])
+    assert {len(part) for part in retriever.index.parts.values()} == {25}
+
+
+@pytest.mark.parametrize(
+    ("fuse", "error", "message"),
+    [
+        (
+            {"other": 1.0},
+            BadValueError,
+            r"weights of \['other'\]; expected one or more of dense, multi_vector, sparse",
+        ),
+        ({}, BadValueError, "expected one or more"),
+        ({"dense": -1.0}, BadValueError, "expected weights above 0"),
+        ({"dense": "much"}, BadValueError, "expected weights above 0"),
+        ("sum", BadTypeError, "expected 'rrf' or weights by head"),
+    ],
+)
+def test_wrong_fusions_are_refused(
+    retriever: Retriever, fuse: Any, error: type[IrkitError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        retriever.search("text", fuse=fuse)
+    with pytest.raises(error, match=message):
+        retriever.rerank("text", ["d1"], fuse=fuse)
+
+
+def test_wrong_calls_are_refused(
+    model: Model, tiny_dense: Path, retriever: Retriever, tmp_path: Path
+) -> None:
+    with pytest.raises(BadValueError, match="the index has one representation; leave it out"):
+        Retriever.build(tiny_dense, NOTES, tmp_path / "one").search("text", fuse="rrf")
+    with pytest.raises(BadValueError, match="documents are scored; expected weights by head"):
+        retriever.rerank("text", ["d1"], fuse="rrf")  # type: ignore[call-overload]
+    with pytest.raises(BadValueError, match="index of several shards for a model with several heads"):
+        Retriever.build(model, NOTES, tmp_path / "shards", shards=2)
+    with pytest.raises(BadValueError, match="index of windows for a model with several heads"):
+        Retriever.build(model, NOTES, tmp_path / "windows", windows={"length": 16})
+    index = {"kind": "several", "indexes": {"other": "flat"}}
+    with pytest.raises(ConfigError, match=r"indexes of \['other'\]; the model has the heads dense"):
+        Retriever.build(model, NOTES, tmp_path / "other", index=index)
+    with pytest.raises(BadValueError, match=r"an index of kind 'plaid' holds multi_vector, got dense"):
+        Retriever.build(model, NOTES, tmp_path / "plaid", index="plaid")
+    with pytest.raises(BadValueError, match="not with"):
+        Retriever.load(tmp_path / "index", model.heads["dense"])
+    rows = Dense(torch.zeros(1, 32))
+    with pytest.raises(BadValueError, match="the index has the parts dense, multi_vector, sparse"):
+        retriever.index.search(rows, 1)
+    with pytest.raises(BadValueError, match="the index has the parts dense, multi_vector, sparse"):
+        retriever.index.rescore(rows, np.zeros((1, 1)))
+    with pytest.raises(BadTypeError, match="got Dense, expected Several with the parts dense, multi"):
+        retriever.index.add(rows)
+    assert not any((tmp_path / name).exists() for name in ("shards", "other", "plaid"))
+
+
+def test_what_takes_one_head_refuses_several(
+    model: Model, command: Any, retriever: Retriever, tmp_path: Path
+) -> None:
+    from irkit.exporting import export
+
+    with pytest.raises(BadValueError, match="this index is several"):
+        export(retriever, "jsonl", tmp_path / "out.jsonl")
+    (tmp_path / "texts.txt").write_text("a text\n")
+    code, _, error = command(
+        "encode", model.name, str(tmp_path / "texts.txt"), "--out", str(tmp_path / "x.safetensors")
+    )
+    assert code != 0
+    assert "a file holds one representation" in error
+    pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
+    from irkit.serve.catalogue import Catalogue
+    from irkit.serve.serve_config import ServeConfig
+
+    for path in (model.name, str(tmp_path / "index")):
+        with pytest.raises(ConfigError, match="irkit serve takes models with one head"):
+            Catalogue(ServeConfig(paths=[path], device="cpu"))
+
+
+def test_damaged_manifests_are_refused(retriever: Retriever, tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    for change in (
+        lambda about: about.pop("parts"),
+        lambda about: about["parts"].pop("sparse"),
+        lambda about: about["parts"]["dense"].update(rows=3),
+        lambda about: about["parts"]["dense"].update(config=about["config"]),
+        lambda about: about.update(representation="dense"),
+    ):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(path, copy)
+        with Store.open(copy) as store, store.update():
+            change(store.meta["index"])
+        with pytest.raises(CorruptError):
+            Store.open(copy)
+
+
+def test_scores_of_rows_leave_gaps_out(model: Model, retriever: Retriever) -> None:
+    queries: Any = model.encode_representation(QUERIES[:1], "query")
+    index: Any = retriever.index
+    scores = score_several(index, queries, np.array([[3, -1]]), None)
+    assert np.isneginf(scores[0, 1])
+    assert np.isfinite(scores[0, 0])
+
+
+def test_the_command_line_indexes_searches_and_explains(
+    model: Model, command: Any, write_beir: Any, tmp_path: Path
+) -> None:
+    texts = {note["_id"]: note["text"] for note in NOTES}
+    corpus = write_beir(tmp_path / "notes", texts, {"q": QUERIES[0]}, {"q": {"d3": 1}}, "test")
+    code, _, error = command("index", model.name, str(corpus), "--out", str(tmp_path / "index"))
+    assert code == 0, error
+    for fuse in ("rrf", "dense=0.4, sparse=0.2"):
+        code, out, error = command(
+            "search", str(tmp_path / "index"), "--text", QUERIES[0], "--k", "3", "--fuse", fuse
+        )
+        assert (code, len(out.splitlines()) >= 3) == (0, True), error
+    code, out, _ = command("search", str(tmp_path / "index"), str(corpus), "--qrels", str(corpus))
+    assert code == 0
+    assert "nDCG@10" in out
+    code, out, error = command("explain", str(tmp_path / "index"), QUERIES[0], "d3")
+    assert code == 0
+    assert [line.split("head ")[1].split()[0] for line in error.splitlines() if "head " in line] == [
+        "dense:",
+        "sparse:",
+        "multi_vector:",
+    ]
+    code, out, _ = command("info", model.name)
+    assert "heads.sparse.kind" in out
+    for wrong, message in (
+        ("dense=much", "expected rrf or weights by head"),
+        ("other=1", "weights of ['other']"),
+    ):
+        code, _, error = command("search", str(tmp_path / "index"), "--text", "a", "--fuse", wrong)
+        assert code != 0
+        assert message in error
