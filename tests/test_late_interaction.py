@@ -132,6 +132,25 @@ def test_attention_is_what_the_paper_says(q: list[int], d: list[int], seed: int)
     torch.testing.assert_close(attention(queries, documents), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_heads_attend_on_their_own_and_are_added(tmp_path: Path) -> None:
+    attention = MultiVectorAttention(WIDTH, dim=3, heads=2)
+    queries, documents = (
+        side.to(dtype=torch.float32) for side in (vectors([2, 0, 4], 0), vectors([3, 5], 1))
+    )
+    expected = torch.zeros(3, 2)
+    for head in range(2):
+        one = MultiVectorAttention(WIDTH, dim=3)
+        rows = slice(3 * head, 3 * head + 3)
+        one.load_state_dict({name: weight[rows] for name, weight in attention.state_dict().items()})
+        expected += one(queries, documents)
+    torch.testing.assert_close(attention(queries, documents), expected)
+    attention.save_pretrained(tmp_path)
+    again = MultiVectorAttention.from_pretrained(tmp_path, heads=2)
+    torch.testing.assert_close(again(queries, documents), expected)
+    with pytest.raises(BadValueError, match="heads is 0"):
+        MultiVectorAttention(WIDTH, heads=0)
+
+
 def test_attention_does_not_overflow() -> None:
     attention = MultiVectorAttention(WIDTH)
     queries, documents = vectors([2], 0), vectors([3], 1)

@@ -23,6 +23,7 @@ from irkit.training.interaction import (
     make_interaction,
 )
 from irkit.training.losses import InfoNCE
+from irkit.training.model_recipe import MultiVectorModel, make_model
 from irkit.training.train_step import TrainStep
 
 POOLINGS: list[dict[str, Any]] = [
@@ -31,6 +32,7 @@ POOLINGS: list[dict[str, Any]] = [
     {"pooling": "first_k", "size": 3},
     {"pooling": "multiple_cls", "size": 3},
     {"pooling": "temporal", "size": 2, "dim": 6},
+    {"dim": 5, "heads": 2, "query_classes": 2},
 ]
 
 
@@ -137,6 +139,33 @@ def test_it_is_trained_saved_and_loaded(options: Any, tiny_bert: Path, tmp_path:
         assert again.max_length("document") == model.max_length("document") == 24 + 2
 
 
+def test_class_tokens_of_queries_are_what_is_compared(tiny_bert: Path) -> None:
+    model = model_of(tiny_bert)
+    model.set_length("query", 12)
+    attention = make_interaction(MVA(query_classes=3), model)
+    assert isinstance(attention, PooledAttention)
+    ids = model.pipeline("query").tokenize(["gnu"])[0].tolist()
+    assert len(set(ids[:3])) == 1 != len(set(ids[:4]))
+    assert model.max_length("query") == 12 + 2
+    assert model.prompts.get("document", "") == ""
+    queries = model.encode_representation(["gnu", "neural index of vectors"], "query")
+    assert attention.project_queries(queries).tokens.lengths.tolist() == [3, 3]
+
+
+def test_raw_hidden_states_start_as_a_new_layer_does(tiny_bert: Path, tmp_path: Path) -> None:
+    """Without vectors of length 1 there is no MaxSim to begin with; the saved model makes them again."""
+    torch.manual_seed(0)
+    model = make_model(MultiVectorModel(name=str(tiny_bert), projection=None, normalize=False))
+    vectors = model.encode_representation(["neural index"], "document").tokens.values
+    assert not torch.allclose(vectors.norm(dim=1), torch.ones(len(vectors)))
+    attention = make_interaction(MVA(dim=64, heads=2), model)
+    assert isinstance(attention, PooledAttention)
+    assert attention.document_key.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    model.save_pretrained(tmp_path / "raw")
+    again = Model.from_pretrained(tmp_path / "raw").encode_representation(["neural index"], "document")
+    torch.testing.assert_close(again.tokens.values, vectors)
+
+
 def test_class_tokens_take_no_room_from_the_text(tiny_bert: Path) -> None:
     def ordinary(model: Model) -> list[int]:
         ids = model.pipeline("document").tokenize(["neural search of vectors " * 20])[0].tolist()
@@ -153,7 +182,7 @@ def test_class_tokens_take_no_room_from_the_text(tiny_bert: Path) -> None:
     assert ordinary(model)[1:] == plain[:-1]
     make_interaction(MVA(pooling="multiple_cls", size=3), model)
     assert ordinary(model)[1:] == plain[:-1]
-    with pytest.raises(ConfigError, match=r"58 class tokens more make documents of 84 tokens.* 64 positions"):
+    with pytest.raises(ConfigError, match=r"58 class tokens more make texts of 84 tokens.* 64 positions"):
         make_interaction(MVA(pooling="multiple_cls", size=61), model)
     assert model.max_length("document") == 26  # nothing was changed
 

@@ -149,9 +149,10 @@ class MultiVectorAttention(nn.Module):
 
     The score is ``1/q sum_i QV_i . Attention(QK_i, DK, DV)``: each query token compares its value with the
     average of the document's values, weighted by the softmax over the document tokens of ``QK_i . DK_j /
-    sqrt(dim)``.
+    sqrt(dim)``. With several heads, each has its own keys and values, and the scores of the heads are added.
 
     Attributes:
+        heads: Number of heads.
         query_key, query_value, document_key, document_value: Linear layers without bias.
         max_pairs: Maximum number of pairs of tokens compared at a time, without gradients.
 
@@ -164,13 +165,16 @@ class MultiVectorAttention(nn.Module):
     Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.1.
     """
 
-    def __init__(self, width: int, dim: int | None = None, document_width: int | None = None) -> None:
+    def __init__(
+        self, width: int, dim: int | None = None, document_width: int | None = None, heads: int = 1
+    ) -> None:
         """Create random weights.
 
         Args:
             width: Width of query tokens.
-            dim: Width of keys and values; by default ``width``.
+            dim: Width of keys and values of a head; by default ``width``.
             document_width: Width of document tokens, if it differs (after `temporal_pooling`).
+            heads: Number of heads.
 
         Raises:
             BadTypeError: An argument is not a whole number.
@@ -180,16 +184,22 @@ class MultiVectorAttention(nn.Module):
         self.max_pairs = 1 << 23
         dim = width if dim is None else dim
         other = width if document_width is None else document_width
-        for name, count in (("width", width), ("dim", dim), ("document_width", other)):
+        counts = {"width": width, "dim": dim, "document_width": other, "heads": heads}
+        for name, count in counts.items():
             _check_count("MultiVectorAttention", name, count)
-        self.query_key = nn.Linear(width, dim, bias=False)
-        self.query_value = nn.Linear(width, dim, bias=False)
-        self.document_key = nn.Linear(other, dim, bias=False)
-        self.document_value = nn.Linear(other, dim, bias=False)
+        self.heads = heads
+        self.query_key = nn.Linear(width, heads * dim, bias=False)
+        self.query_value = nn.Linear(width, heads * dim, bias=False)
+        self.document_key = nn.Linear(other, heads * dim, bias=False)
+        self.document_value = nn.Linear(other, heads * dim, bias=False)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> Self:
+    def from_pretrained(cls, path: str | Path, heads: int = 1) -> Self:
         """Load the attention from the directory ``path``, to which `save_pretrained` wrote.
+
+        Args:
+            path: A directory.
+            heads: Number of heads, which the weights do not tell.
 
         Raises:
             StorageError: The directory has no ``model.safetensors``.
@@ -198,7 +208,7 @@ class MultiVectorAttention(nn.Module):
         tensors = {name: value.float() for name, value in read_weights(path).items()}
         try:
             dim, width = tensors["query_key.weight"].shape
-            loaded = cls(width, dim, tensors["document_key.weight"].shape[1])
+            loaded = cls(width, dim // heads, tensors["document_key.weight"].shape[1], heads)
             loaded.load_state_dict(tensors)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CorruptError(f"loading {path}: no MultiVectorAttention: {error}") from error
@@ -217,11 +227,11 @@ class MultiVectorAttention(nn.Module):
             write_weights(path, self.state_dict())
 
     def project_queries(self, queries: MultiVector) -> MultiVector:
-        """Return a vector ``(2 dim,)`` per query token: its key, then its value."""
+        """Return a vector ``(2 heads dim,)`` per query token: the keys of all heads, then their values."""
         return _project(queries, self.query_key, self.query_value)
 
     def project_documents(self, documents: MultiVector) -> MultiVector:
-        """Return a vector ``(2 dim,)`` per document token: its key, then its value.
+        """Return a vector ``(2 heads dim,)`` per document token: the keys of all heads, then their values.
 
         An index can store these vectors, and `attend` compares them later.
         """
@@ -254,20 +264,40 @@ class MultiVectorAttention(nn.Module):
         if step < len(queries) and not torch.is_grad_enabled():  # in bounded memory
             starts = range(0, len(queries), step)
             return torch.cat([self.attend(queries[start : start + step], documents) for start in starts])
-        (qk, qv), (dk, dv) = (side.tokens.values.chunk(2, dim=1) for side in (queries, documents))
-        logits = dk @ qk.T / math.sqrt(qk.shape[1])  # (document tokens, query tokens)
-        rows = documents.tokens.row_ids()
-        shape = (len(documents), len(qk))
-        highest = logits.new_zeros(shape).scatter_reduce(
-            0, rows[:, None].expand_as(logits), logits.detach(), "amax", include_self=False
-        )
-        weights = (logits - highest[rows]).exp()
-        total = logits.new_zeros(shape).index_add(0, rows, weights)
-        # QV_i . sum_j a_ij DV_j = sum_j a_ij (QV_i . DV_j): the average vectors are never stored
-        attended = logits.new_zeros(shape).index_add(0, rows, weights * (dv @ qv.T))
-        means = attended / total.clamp(min=torch.finfo(total.dtype).tiny)
+        rows, shape = documents.tokens.row_ids(), (len(documents), len(queries.tokens.values))
+        sides = (side.tokens.values.chunk(2 * self.heads, dim=1) for side in (queries, documents))
+        query, document = sides  # keys of all heads, then values
+        means = query[0].new_zeros(shape)
+        for head in range(self.heads):
+            qk, qv = query[head], query[self.heads + head]
+            dk, dv = document[head], document[self.heads + head]
+            means = means + _attended(dk @ qk.T / math.sqrt(qk.shape[1]), dv @ qv.T, rows, len(documents))
         counts = queries.tokens.lengths.clamp(min=1).to(means.device)
         return _per_query(means.T, queries, documents, counts[:, None])
+
+
+def _attended(logits: Tensor, products: Tensor, rows: Tensor, n_d: int) -> Tensor:
+    """Average ``products`` over the tokens of each document, by the softmax of ``logits``.
+
+    ``QV_i . sum_j a_ij DV_j = sum_j a_ij (QV_i . DV_j)``: the average vectors are never stored.
+
+    Args:
+        logits: ``(t_d, t_q)``, for each token of a document and of a query.
+        products: ``(t_d, t_q)`` inner products of values.
+        rows: ``(t_d,)`` int64, the document of each token.
+        n_d: Number of documents.
+
+    Returns:
+        ``(n_d, t_q)``; 0 for a document without tokens.
+    """
+    shape = (n_d, logits.shape[1])
+    highest = logits.new_zeros(shape).scatter_reduce(
+        0, rows[:, None].expand_as(logits), logits.detach(), "amax", include_self=False
+    )
+    weights = (logits - highest[rows]).exp()
+    total = logits.new_zeros(shape).index_add(0, rows, weights)
+    attended = logits.new_zeros(shape).index_add(0, rows, weights * products)
+    return attended / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 def first_tokens(rows: Ragged, k: int) -> Ragged:

@@ -109,16 +109,18 @@ class MultiVectorHead(Head):
         config: Mapping[str, Any] | Config | None = None,
         *,
         projection: str | Mapping[str, Any] | ProjectionConfig | None = None,
+        normalize: bool = True,
     ) -> Self:
-        """Make a head with a projection of random weights, and vectors of length 1.
+        """Make a head with a projection of random weights.
 
         Args:
             encoder: Encoder whose hidden states the head gets.
             tokenizer: Tokenizer of the same model.
             config: A `MultiVectorConfig`, or its keys and values; None is the default.
             projection: As for `projection_config`; None projects nothing.
+            normalize: Whether vectors are scaled to length 1.
         """
-        layers: list[nn.Module] = [Normalize()]
+        layers: list[nn.Module] = [Normalize()] if normalize else []
         if projection is not None:
             layers[:0] = projection_layers(projection_config(projection), encoder.hidden_size)
         return cls.from_layers(encoder, tokenizer, layers, config)

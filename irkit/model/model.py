@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import torch
 
-from irkit.arguments import brief, check_names, check_options, check_path
+from irkit.arguments import brief, check_flags, check_names, check_options, check_path
 from irkit.config import Config
 from irkit.encoder import Encoder
 from irkit.encoder.inference_free import InferenceFreeEncoder
@@ -118,6 +118,7 @@ class Model(EncodingModel):
         config: Mapping[str, Any] | Config | None = None,
         *,
         markers: tuple[str, str] | None = None,
+        normalize: bool = True,
         **options: Unpack[LoadOptions],
     ) -> Self:
         """Make a multi-vector model with a new, untrained head on the encoder of another model.
@@ -125,11 +126,12 @@ class Model(EncodingModel):
         Args:
             name_or_path: As for `from_pretrained`; only encoder and tokenizer of the model are used.
             projection: Layers, of random weights, that turn hidden states into token vectors, see
-                `irkit.heads.projection.projection_config`. None takes hidden states as they are. Vectors get
-                length 1 in any case.
+                `irkit.heads.projection.projection_config`. None takes hidden states as they are.
             config: How texts of either side become token vectors, see `irkit.heads.MultiVectorConfig`.
             markers: Tokens that start queries and documents, such as ``("[Q] ", "[D] ")``; new ones start
                 as the mean of all tokens.
+            normalize: Whether vectors are scaled to length 1. Attention (`irkit.training.interaction.MVA`)
+                may take them as they are.
             options: ``device``, ``dtype`` and ``attention`` as for `from_pretrained`.
 
         Raises:
@@ -144,7 +146,8 @@ class Model(EncodingModel):
                 f"Model.multi_vector: markers are {brief(markers)}, expected one of queries and one of "
                 "documents, such as ('[Q] ', '[D] ')"
             )
-        settings = {"projection": projection}
+        check_flags("Model.multi_vector", normalize=normalize)
+        settings = {"projection": projection, "normalize": normalize}
         return cls._make(
             "Model.multi_vector", name_or_path, "multi_vector", config, settings, markers or (), **options
         )

@@ -20,11 +20,13 @@ from irkit.core.late_interaction import (
 )
 from irkit.core.representation import MultiVector
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
+from irkit.heads import Side
 from irkit.model import Model
 from irkit.utils.weights import read_weights
 
 _FOLDER, _CONFIG = "interaction", "config.json"
 _SHARPNESS = 20.0  # factor of cosines in the initial attention
+_DEVIATION = 0.02  # of new layers of BERT
 
 
 class MaxSim(Config):
@@ -50,22 +52,27 @@ class XTR(Config):
 
 
 class MVA(Config):
-    """Let query tokens attend to document tokens, which may be pooled first.
+    """Let query tokens attend to document tokens, both of which may be pooled first.
 
     Attributes:
-        dim: Width of keys and values; None is the width of the vectors.
+        dim: Width of keys and values of a head; None is the width of the vectors.
+        heads: Number of heads, whose scores are added.
         pooling: Pooling of documents. ``"none"`` takes all tokens; ``"first_k"`` the first ``size`` tokens;
             ``"multiple_cls"`` puts ``size`` class tokens before every document and takes only the class
             tokens; ``"temporal"`` concatenates every ``size`` successive tokens.
         size: Parameter of ``pooling``.
+        query_classes: Number of class tokens before every query, which alone are compared; None compares all
+            tokens of a query.
 
-    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.
+    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2; tables 3 and 4.
     """
 
     kind: Literal["mva"] = "mva"
     dim: PositiveInt | None = None
+    heads: PositiveInt = 1
     pooling: Literal["none", "first_k", "multiple_cls", "temporal"] = "none"
     size: PositiveInt | None = None
+    query_classes: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _size_goes_with_pooling(self) -> Self:
@@ -80,14 +87,15 @@ Interaction = Annotated[MaxSim | XTR | MVA, Field(discriminator="kind")]
 def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | None:
     """Return the module that compares token vectors in training; None stands for MaxSim.
 
-    ``multiple_cls`` changes the model: it adds class tokens to the prompt of documents, so that the saved
-    model makes the same vectors. If the model has a maximum length of documents, the length grows by the
-    number of class tokens, so that as much of each text is read as before.
+    ``multiple_cls`` and ``query_classes`` change the model: they add class tokens to the prompt of documents
+    or queries, so that the saved model makes the same vectors. If the model has a maximum length of such
+    texts, the length grows by the number of class tokens, so that as much of each text is read as before.
 
     Args:
         config: The setting of a recipe.
-        model: The model to train. The new weights of MVA come from torch's generator, and their scores start
-            close to the mean MaxSim of the model.
+        model: The model to train. The new weights of MVA come from torch's generator. If the model makes
+            vectors of length 1, their scores start close to its mean MaxSim; otherwise weights are those of
+            a new layer of BERT (normal, with a deviation of 0.02).
 
     Raises:
         ConfigError: The model makes no token vectors, averages MaxSim itself, has no class token, or has too
@@ -104,14 +112,20 @@ def make_interaction(config: MaxSim | XTR | MVA, model: Model) -> nn.Module | No
         raise ConfigError(f"interaction: {config.kind} is a mean itself; set model.similarity to maxsim")
     if isinstance(config, XTR):
         return _RetrievedTokens(config.k)
-    if config.pooling == "multiple_cls" and config.size is not None:
+    classes: dict[Side, tuple[str, int | None]] = {
+        "document": ("pooling: multiple_cls", config.size if config.pooling == "multiple_cls" else None),
+        "query": ("query_classes", config.query_classes),
+    }
+    for side, (key, size) in classes.items():
+        if size is None:
+            continue
         if model.head.window != (1, 1):
             raise ConfigError(
-                "interaction.pooling: multiple_cls needs a vector for each class token, but the encoder "
-                "pools them; choose first_k, or leave model.pooling out"
+                f"interaction.{key} needs a vector for each class token, but the encoder pools them; choose "
+                "first_k, or leave model.pooling out"
             )
-        _prepend_classes(model, config.size)
-    return PooledAttention(model.dim, config)
+        _prepend_classes(model, size, side)
+    return PooledAttention(model.dim, config, unit=model.head.unit)
 
 
 def load_interaction(path: str | Path) -> PooledAttention:
@@ -146,7 +160,8 @@ def load_interaction(path: str | Path) -> PooledAttention:
 class PooledAttention(MultiVectorAttention):
     """`MultiVectorAttention` that pools the tokens of documents first.
 
-    The initial weights approximate MaxSim: keys make attention sharp, values preserve the vectors.
+    For vectors of length 1 the initial weights approximate MaxSim: keys make attention sharp, values preserve
+    the vectors.
 
     Attributes:
         config: The settings.
@@ -160,26 +175,39 @@ class PooledAttention(MultiVectorAttention):
         [2]
     """
 
-    def __init__(self, width: int, config: MVA) -> None:
-        """Create initial weights for vectors of ``width``."""
+    def __init__(self, width: int, config: MVA, *, unit: bool = True) -> None:
+        """Create initial weights for vectors of ``width``, which have length 1 if ``unit`` is set."""
         factor = config.size if config.pooling == "temporal" and config.size else 1
-        super().__init__(width, config.dim, factor * width)
+        super().__init__(width, config.dim, factor * width, config.heads)
         self.config, self.fingerprint = config, cast("str | None", None)
-        dim = self.query_key.out_features
-        projection = torch.eye(width) if dim == width else nn.init.orthogonal_(torch.empty(dim, width))
-        projection *= (max(width, dim) / dim) ** 0.5  # preserves inner products, on average
+        if not unit:
+            for weight in self.parameters():
+                nn.init.normal_(weight, std=_DEVIATION)
+            return
+        dim = self.query_key.out_features // config.heads
+        one_head = [
+            torch.eye(width) if dim == width else nn.init.orthogonal_(torch.empty(dim, width))
+            for _ in range(config.heads)
+        ]
+        projection = torch.cat(one_head) * (max(width, dim) / dim) ** 0.5  # keeps inner products, on average
         sharp = (_SHARPNESS * dim**0.5) ** 0.5
         with torch.no_grad():
             for layer, scale in (
                 (self.query_key, sharp),
-                (self.query_value, 1.0),
+                (self.query_value, 1.0 / config.heads),
                 (self.document_key, sharp / factor),
                 (self.document_value, 1.0 / factor),
             ):
                 layer.weight.copy_(scale * projection.repeat(1, layer.in_features // width))
 
+    def project_queries(self, queries: MultiVector) -> MultiVector:
+        """Project the tokens of queries, or with ``query_classes`` only their class tokens."""
+        if (size := self.config.query_classes) is not None:
+            queries = MultiVector(first_tokens(queries.tokens, size))
+        return super().project_queries(queries)
+
     def project_documents(self, documents: MultiVector) -> MultiVector:
-        """Pool each document, and return a vector ``(2 dim,)`` per pooled token: its key, then its value."""
+        """Pool each document, and project the pooled tokens."""
         rows, size = documents.tokens, self.config.size
         if size is not None:
             pool = temporal_pooling if self.config.pooling == "temporal" else first_tokens
@@ -227,25 +255,26 @@ class _RetrievedTokens(nn.Module):
         return xtr_in_batch(queries, documents, self.k) if self.training else mean_maxsim(queries, documents)
 
 
-def _prepend_classes(model: Model, size: int) -> None:
-    """Extend the document prompt of the model, so that every document begins with ``size`` class tokens."""
+def _prepend_classes(model: Model, size: int, side: Side) -> None:
+    """Extend the prompt of a side of the model, so that its texts begin with ``size`` class tokens."""
+    key = "size" if side == "document" else "query_classes"
     tokenizer = model.tokenizer
     token = tokenizer.token_spans("a")[0].token
     if tokenizer.ids([token])[0] not in tokenizer.special_tokens():
         raise ConfigError(
-            "interaction.pooling: multiple_cls needs a model whose texts begin with a class token, those of "
+            f"interaction.{key}: multiple_cls needs a model whose texts begin with a class token, those of "
             f"this one begin with {token!r}; choose first_k"
         )
-    prompt = rest = model.prompts.get("document", "")
+    prompt = rest = model.prompts.get(side, "")
     while rest.startswith(token):  # added by an earlier training
         rest = rest.removeprefix(token)
     added = size - 1 - (len(prompt) - len(rest)) // len(token)
-    if (length := model.head.max_length("document")) is not None:
+    if (length := model.head.max_length(side)) is not None:
         most = model.encoder.max_positions
         if most is not None and length + added > most:
             raise ConfigError(
-                f"interaction.size: {added} class tokens more make documents of {length + added} tokens, the "
-                f"encoder has {most} positions; lower size or model.config.document_length"
+                f"interaction.{key}: {added} class tokens more make texts of {length + added} tokens, the "
+                f"encoder has {most} positions; lower {key} or model.config.{side}_length"
             )
-        model.set_length("document", length + added)
-    model.prompts["document"] = token * (size - 1) + rest
+        model.set_length(side, length + added)
+    model.prompts[side] = token * (size - 1) + rest

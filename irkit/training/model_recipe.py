@@ -92,6 +92,7 @@ class MultiVectorModel(_NamedModel):
     projection: Projection = "linear"
     config: MultiVectorConfig = MultiVectorConfig()
     markers: tuple[str, str] | None = None
+    normalize: bool = True
     pooling: Pooling = None
 
 
@@ -218,9 +219,8 @@ def _set_lengths(model: Model, recipe: Lengths) -> None:
 def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel) -> Model:
     options: dict[str, Any] = {"device": "cpu", "attention": recipe.attention}  # the trainer moves it
     if isinstance(recipe, MultiVectorModel):
-        return Model.multi_vector(
-            recipe.name, recipe.projection, recipe.config, markers=recipe.markers, **options
-        )
+        options |= {"markers": recipe.markers, "normalize": recipe.normalize}
+        return Model.multi_vector(recipe.name, recipe.projection, recipe.config, **options)
     if isinstance(recipe, SparseModel):
         terms = _read_terms(recipe.vocabulary)
         return Model.sparse(recipe.name, recipe.config, vocabulary=terms, queries=recipe.queries, **options)
