@@ -21,6 +21,7 @@ SUITES = (
     "runs",
     "scale",
     "serve",
+    "shards",
     "sparse",
     "studies",
     "tite",
@@ -32,7 +33,9 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--sizes", help="numbers of documents of the suites adds, dense, runs and scale")
+    parser.add_argument(
+        "--sizes", help="numbers of documents of the suites adds, dense, runs, scale and shards"
+    )
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument("--only", help="names of the suite studies, separated by commas; by default all")
     parser.add_argument("--show", action="store_true", help="print the stored results instead of measuring")

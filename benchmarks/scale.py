@@ -35,7 +35,12 @@ LARGEST = {"plaid": 100_000}
 """Kinds that are not measured beyond a size."""
 KINDS = ("bm25", "inverted", "flat", "dense", "plaid")
 PLANNED = (8_800_000, 100_000_000, 1_000_000_000)
-LATENCY, SHARD_OVERHEAD = 0.05, 2.6  # seconds; ms of a round trip to another process through Ray
+LATENCY = 0.05  # seconds
+SHARD_OVERHEAD = 2.6
+"""Milliseconds that Ray adds to a query: a round trip to one actor, timed by hand before there was the suite
+``shards``. The largest overhead which that suite finds on a quiet machine is to replace it, here and in
+costs.json.
+"""
 WORDS, WEIGHTS, DIM, TOKENS, TOKEN_DIM, TOPICS = 50, 40, 384, 32, 64, 1000
 QUERIES, ADDS, CHUNK = 50, 30, 1024
 WARM = 3000  # documents of the small index: enough that it is looked up and not scanned

@@ -234,3 +234,23 @@ def test_command(retriever: Retriever, tmp_path: Path, capsys) -> None:
             main(["export", str(retriever.store.path), "--to", "jsonl", "--out", str(out)])
         assert stop.value.code == code
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_a_document_without_tokens_is_read_again(to: str, tmp_path: Path) -> None:
+    vectors = {"a": np.empty((0, 4), np.float32), "b": np.eye(4, dtype=np.float32)[:2], "c": []}
+    model = Vectors(representation="multi_vector", dim=4)
+    retriever = Retriever.build(model, vectors, tmp_path / "index")
+    file = tmp_path / f"out.{to}"
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
+    assert export(retriever, to, file) == 3
+    again = Retriever.build("vectors", file, tmp_path / "again")
+    query = np.ones((1, 4), np.float32)
+    assert again.search(query) == retriever.search(query)
+    assert [document.id for document in again.documents] == ["a", "b", "c"]
+    assert [document.metadata for document in again.documents] == [{}] * 3
+    with pytest.raises(BadValueError, match="'a' has no tokens, and there is no other"):
+        Retriever.build("vectors", {"a": []}, tmp_path / "none")
+    with pytest.raises(BadValueError, match=r"shape \(0,\), expected \(4,\)"):
+        Retriever.build("vectors", {"a": np.ones(4), "b": []}, tmp_path / "none")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irkit import Retriever
+from irkit import Hybrid, Retriever
 from irkit.encoder_free import RM3
 from irkit.errors import BadTypeError, BadValueError, LockedError, StorageError
 from irkit.index import Limits, Store, compact, use_limits
@@ -185,6 +185,43 @@ def check_kind(kind: str, tmp_path: Path, shards: tuple[int, ...], changes: int,
 @pytest.mark.parametrize("kind", ["bm25", "dense"])
 def test_shards_equal_one_index(kind: str, tmp_path: Path) -> None:
     check_kind(kind, tmp_path, (3,), 2)
+
+
+def test_a_hybrid_over_shards_equals_one_over_single_indexes(tmp_path: Path) -> None:
+    source, vectors = Source("bm25", 8), Source("dense", 8)
+    documents = [source.document(f"d{number}") for number in range(80)]
+    numbers = [vectors.vector() for _ in documents]
+
+    class Encoded:
+        """Searches vectors by texts, so that a `Hybrid` takes them."""
+
+        def content(self, item: Any) -> Any:
+            return np.resize([len(item.text), item.text.count("1")], DIM).astype(np.float32)
+
+    def build(shards: int | None) -> Hybrid:
+        name = str(shards)
+        dense = [record | {"vector": numbers[at]} for at, record in enumerate(documents)]
+        words = Retriever.build("bm25", documents, tmp_path / f"words{name}", shards=shards)
+        other = Retriever.build("vectors", dense, tmp_path / f"dense{name}", shards=shards and shards + 1)
+        other.collection.content = Encoded().content  # type: ignore[method-assign]
+        return Hybrid([words, other], "minmax", depth=30)
+
+    one, many = build(None), build(3)
+    for step in range(2):
+        queries = {str(number): source.query() for number in range(6)}
+        texts = list(queries.values())
+        for options in ({}, {"offset": 3, "group_by": "year", "per_group": 2}, {"fields": ["title"]}):
+            selecting: Any = options
+            assert many.search(texts, 8, **selecting) == one.search(texts, 8, **selecting)
+        for filter in ({"year": {">=": 2000}}, {"$not": {"lang": "de"}}, ["d3", "d7"]):
+            assert many.search(texts, 8, filter) == one.search(texts, 8, filter)
+        assert list(many.run(queries, 20)) == list(one.run(queries, 20))
+        for first, second in zip(one.retrievers, many.retrievers, strict=True):
+            assert isinstance(first, Retriever)
+            assert isinstance(second, Retriever)
+            assert second.facets("lang", {"year": 2000}) == first.facets("lang", {"year": 2000})
+            for retriever in (first, second):
+                retriever.remove([f"d{step}", f"d{step + 9}"])
 
 
 @pytest.mark.slow

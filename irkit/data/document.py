@@ -98,7 +98,7 @@ def _check(identifier: str, **texts: str) -> None:
 def as_vector(vector: Any) -> Any:
     """Check a vector; convert numbers to an array of float32 ``(dim,)`` or ``(tokens, dim)``.
 
-    Weights by term and None are returned as they are.
+    An empty list has no tokens, and the shape ``(0,)``. Weights by term and None are returned as they are.
 
     Raises:
         BadTypeError: ``vector`` is neither weights by term nor numbers.
@@ -119,6 +119,8 @@ def as_vector(vector: Any) -> Any:
         )
     with np.errstate(over="ignore"):  # infinite numbers are refused below
         numbers = array.astype(np.float32, copy=False)
+    if numbers.shape == (0,):  # a document without tokens
+        return numbers
     if numbers.ndim not in (1, 2) or not numbers.shape[-1]:
         raise BadValueError(
             f"vector: expected numbers (dim,), or of tokens (tokens, dim), got shape {numbers.shape}"

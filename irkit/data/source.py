@@ -169,6 +169,8 @@ def _pop_vector(record: Record) -> Any:
 
 
 def _is_vector(value: Any) -> bool:
+    if isinstance(value, list | tuple) and not value:  # of a document without tokens
+        return True
     for _ in range(2):  # a list of numbers or of rows
         if isinstance(value, list | tuple) and len(value):
             value = value[0]

@@ -118,10 +118,19 @@ class Vectors(EncoderFreeModel):
         Raises:
             BadValueError: The first document has no vector, or one of another kind or width than configured.
         """
-        first = next(documents, None)
-        if first is None:
-            return self, documents
-        documents = chain([first], documents)
+        seen: list[Document] = []
+        for first in documents:
+            seen.append(first)
+            if first.vector is None or len(first.vector):  # one without tokens has no width
+                break
+        else:
+            if seen and self.config.dim is None:
+                raise BadValueError(
+                    f"vectors: document {seen[0].id!r} has no tokens, and there is no other; give a document "
+                    "with some, or Vectors(representation='multi_vector', dim=128)"
+                )
+            return self, iter(seen)
+        documents = chain(seen, documents)
         if isinstance(first.vector, Mapping) and self.config == VectorsConfig():
             return Impacts(), documents
         if not isinstance(first.vector, np.ndarray):
@@ -214,6 +223,8 @@ class Vectors(EncoderFreeModel):
                 f"vectors: {owner} has {brief(vector)}, expected numbers; weights by term go into an index "
                 "of their own, of the model 'impacts'"
             )
+        if self.kind == "multi_vector" and numbers.shape == (0,):
+            numbers = np.empty((0, self.dim), np.float32)
         expected = (self.dim,) if self.kind == "dense" else ("tokens", self.dim)
         if numbers.ndim != len(expected) or numbers.shape[-1] != self.dim:
             raise BadValueError(
