@@ -76,6 +76,15 @@ def test_embeddings_and_head_learn_and_the_rest_stays(model: Model, corpus: Path
         adapt(model, config, out)
 
 
+def test_embeddings_alone_may_learn(model: Model, corpus: Path, tmp_path: Path) -> None:
+    before = weights(model)
+    train = {**SMALL, "max_steps": 2, "warmup_steps": 0}
+    adapted = adapt(model, {"texts": str(corpus), "train_head": False, "train": train}, tmp_path / "out")
+    changed = {name for name, value in weights(adapted).items() if not torch.equal(value, before[name])}
+    assert "encoder.embeddings.word.weight" in changed
+    assert changed <= {"encoder.embeddings.word.weight", "head.weight"}  # one matrix, which both sides use
+
+
 def test_learning_rates_go_before_the_freezing(model: Model, corpus: Path, tmp_path: Path) -> None:
     before = weights(model)
     train = {**SMALL, "max_steps": 1, "warmup_steps": 0, "learning_rates": {r"layers\.1\.": 1e-3}}

@@ -232,6 +232,7 @@ RECIPES: dict[str, Numbers] = {
         "vocabulary.adaptation.max_length": (128, "5.3"),
         "vocabulary.adaptation.masking.rate": (0.3, "5.3"),
         "vocabulary.adaptation.masking.emphasis": (2.0, "5.3: lambda"),
+        "vocabulary.adaptation.train_head": (False, "4.2.3: only the embedding layer"),
         "vocabulary.adaptation.train.max_steps": (20_000, "5.3"),
         "vocabulary.adaptation.train.learning_rate": (3e-4, "5.3"),
         "vocabulary.adaptation.train.warmup_steps": (0.2, "5.3: 4,000 of 20,000"),

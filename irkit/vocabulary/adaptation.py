@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, PositiveInt
 from torch import Tensor
 
+from irkit.heads import as_sparse_head
 from irkit.model import Model
 from irkit.tokenizer import Tokenizer
 from irkit.training.masked_lm_step import MaskedLMStep
@@ -44,6 +45,8 @@ class AdaptationConfig(TextTrainingConfig):
             has 2,048 texts; the number of batches per step follows from the batch size.
         max_length: Texts are cut to this number of tokens.
         masking: Which tokens are hidden.
+        train_head: Whether the layers and the bias of the head are trained, too. If not, only the embeddings
+            of tokens are, as the paper says.
         train: Arguments by the names of `irkit.training.TrainingArguments`; they override the preset.
             ``gradient_accumulation_steps`` changes the number of texts per step. ``learning_rates`` override
             the freezing of everything but word embeddings and head: ``{"encoder.layers": 1e-5}`` trains
@@ -55,6 +58,7 @@ class AdaptationConfig(TextTrainingConfig):
     preset: Annotated[Literal["500", "20k"], BeforeValidator(str)] = "500"  # YAML reads 500 as a number
     max_length: PositiveInt = 128
     masking: MaskingConfig = MaskingConfig()
+    train_head: bool = True
 
     def arguments(self, output_dir: str | Path, frozen: Mapping[str, float]) -> TrainingArguments:
         """Make the arguments of the trainer.
@@ -82,7 +86,7 @@ def adapt(
     is_new: Tensor | None = None,
     labels: Tokenizer | None = None,
 ) -> Model:
-    """Train word embeddings and head of a sparse model to predict hidden tokens; the rest is frozen.
+    """Train word embeddings, and the head, of a sparse model to predict hidden tokens; the rest is frozen.
 
     An interrupted training resumes from its last checkpoint.
 
@@ -93,7 +97,7 @@ def adapt(
         is_new: ``(vocabulary,)`` bool, tokens that are hidden more often; None hides all tokens equally
             often.
         labels: Tokenizer of the terms of the head, if these are not tokens of the model, see
-            `irkit.vocabulary.new_head`. Only the head is trained then.
+            `irkit.vocabulary.new_head`. Only the head is trained then, or without ``train_head`` its matrix.
 
     Returns:
         The model.
@@ -113,7 +117,9 @@ def adapt(
     directory, step = Path(out), MaskedLMStep(model)
     check_directory(directory, config)
     # trainer
-    arguments = config.arguments(directory / "checkpoints", _frozen(model, head_only=labels is not None))
+    arguments = config.arguments(
+        directory / "checkpoints", _frozen(model, config.train_head, labels is not None)
+    )
     length = min(filter(None, (config.max_length, model.tokenizer.max_length)))
     model.tokenizer.check_length(length, "adaptation.max_length")
     options: dict[str, Any] = {"labels": labels, "max_length": length}
@@ -129,12 +135,14 @@ def adapt(
     return trained
 
 
-def _frozen(model: Model, head_only: bool) -> dict[str, float]:
+def _frozen(model: Model, train_head: bool, head_only: bool) -> dict[str, float]:
     """Return a learning rate of 0 for each parameter that is not trained, by regular expression of its name.
 
-    The head is trained, and the word embeddings too unless ``head_only`` is set.
+    The output matrix is trained, with ``train_head`` all of the head, and the word embeddings unless
+    ``head_only`` is set.
     """
-    trained = set(map(id, model.head.parameters()))
+    matrix = as_sparse_head(model.head, "adaptation").weight
+    trained = set(map(id, model.head.parameters() if train_head else [matrix]))
     if not head_only:
         trained.add(id(model.encoder.word_embeddings))
     names = [name for name, parameter in model.named_parameters() if id(parameter) not in trained]
