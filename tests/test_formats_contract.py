@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from irkit import Model
 from irkit.errors import BadValueError, IrkitError, StorageError
 from irkit.formats import FORMATS
 from irkit.formats import Format as ModelFormat
+from irkit.tokenizer import Tokenizer
 
 TEXTS = ["the search index", "", "a neural model of text?"]
 
@@ -44,7 +46,15 @@ def write_bge_m3(tiny_bert: Path, path: Path) -> None:
     torch.save(torch.nn.Linear(32, 1).state_dict(), path / "sparse_linear.pt")
 
 
+def write_model2vec(tiny_bert: Path, path: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(tiny_bert)
+    tokenizer.save(path)
+    save_file({"embeddings": torch.randn(tokenizer.vocab_size, 6)}, path / "model.safetensors")
+    (path / "config.json").write_text('{"model_type": "model2vec", "normalize": true, "max_length": 30}')
+
+
 WRITERS: dict[str, Callable[[Path, Path], None]] = {
+    "model2vec": write_model2vec,
     "sentence-transformers": write_dense,
     "huggingface": write_bare,
     "stanford": write_stanford,

@@ -3,7 +3,8 @@
 from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.encoder import Encoder
 from irkit.encoder.encoder_config import EncoderConfig, LayerConfig, Pooling
+from irkit.encoder.static_encoder import StaticEncoder
 
-__all__ = ["AnyEncoder", "Encoder", "EncoderConfig", "LayerConfig", "Pooling"]
+__all__ = ["AnyEncoder", "Encoder", "EncoderConfig", "LayerConfig", "Pooling", "StaticEncoder"]
 
-AnyEncoder = Encoder | TransformersEncoder
+AnyEncoder = Encoder | TransformersEncoder | StaticEncoder

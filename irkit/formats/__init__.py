@@ -19,6 +19,7 @@ from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SidePa
 from irkit.formats.sentence_transformers import SENTENCE_TRANSFORMERS, text_encoder
 from irkit.formats.several import SEVERAL_HEADS
 from irkit.formats.stanford import STANFORD
+from irkit.formats.static import MODEL2VEC
 from irkit.tokenizer import Tokenizer
 from irkit.utils.atomic import scratch, sync_name, sync_tree
 from irkit.utils.plugins import Registry
@@ -41,6 +42,7 @@ FORMATS: Registry[Format] = Registry(
     {
         "several-heads": SEVERAL_HEADS,
         "bge-m3": BGE_M3,
+        "model2vec": MODEL2VEC,
         "sentence-transformers": SENTENCE_TRANSFORMERS,
         "huggingface": HUGGINGFACE,
         "stanford": STANFORD,

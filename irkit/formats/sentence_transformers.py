@@ -21,9 +21,11 @@ from typing import Any, cast, get_args
 
 from irkit.config import read_json
 from irkit.encoder.inference_free import InferenceFreeEncoder
+from irkit.encoder.static_encoder import StaticEncoder
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.formats.parts import SIMILARITIES, Format, LoadEncoder, Parts, SideParts, static_parts
 from irkit.formats.router import ROUTER, read_branches, write_routes
+from irkit.formats.static import MODULE, TYPE, read_static_side, write_static_side
 from irkit.heads import (
     HEADS,
     Head,
@@ -41,6 +43,7 @@ from irkit.heads.layer_modules import (
     UNKNOWN_TO_OTHERS,
     Modules,
     known_modules,
+    layer_module,
     read_layers,
     write_json,
 )
@@ -148,7 +151,8 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
         Path, relative to ``folder``, and type of each module, in order.
     """
     tokenizer, encoder, head = parts["tokenizer"], parts["encoder"], parts["head"]
-    kind = head.transformer_type
+    is_static = isinstance(encoder, StaticEncoder)
+    kind = TYPE if is_static else head.transformer_type
     modules = [(f"{prefix}0_{kind.rpartition('.')[2]}" if prefix else "", kind)]
     first = folder / modules[0][0]
     first.mkdir(exist_ok=True)
@@ -156,8 +160,11 @@ def _write_side(parts: SideParts, folder: Path, prefix: str = "") -> list[tuple[
         assert isinstance(head, StaticHead)  # the only one that takes token ids
         head.save(first, tokenizer)
         return modules
-    head.save_encoder(encoder, first)
-    tokenizer.save(first)
+    if is_static:
+        write_static_side(parts, first)
+    else:
+        head.save_encoder(encoder, first)
+        tokenizer.save(first)
     settings: dict[str, Any] = {
         "max_seq_length": tokenizer.max_length,
         "do_lower_case": tokenizer.do_lower_case,
@@ -173,7 +180,9 @@ def write_modules(head: Head, encoder: Any, folder: Path, prefix: str = "") -> l
         Path, relative to ``folder``, and type of each module, in order.
     """
     modules = []
-    for number, (kind, settings, tensors) in enumerate(head.to_modules(encoder), start=1):
+    static = isinstance(encoder, StaticEncoder)  # whose module pools
+    listed = map(layer_module, head.layers) if static else head.to_modules(encoder)
+    for number, (kind, settings, tensors) in enumerate(listed, start=1):
         if kind == "irkit.Head":
             settings = settings | {"head": next(name for name in HEADS if HEADS[name] is type(head))}
         path = f"{prefix}{number}_{kind.rpartition('.')[2]}"
@@ -221,6 +230,10 @@ def _read_side(
         static = StaticHead.from_folder(home, tokenizer, settings)
         static.read_lengths(_lengths(home, sentence_settings(home)))
         return static_parts(tokenizer, static)
+    if modules and modules[0][0] == MODULE:
+        static_side = read_static_side(modules)
+        static_side["head"].read_lengths(_lengths(folder, sentence_settings(modules[0][1])))
+        return static_side
     head_type = SparseHead if kind == SparseHead.model_type else Head
     root = _transformer(folder, modules, head_type.transformer_task)
     encoder, tokenizer = load_encoder(root), Tokenizer.from_pretrained(root)

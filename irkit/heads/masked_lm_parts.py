@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from irkit.config import Config
-from irkit.encoder import AnyEncoder, Encoder
+from irkit.encoder import AnyEncoder, Encoder, StaticEncoder
 from irkit.encoder.adapter import TransformersEncoder
 from irkit.encoder.encoder_config import Activation
 from irkit.encoder.families import FAMILIES, masked_lm
@@ -121,6 +121,8 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def has_head(encoder: AnyEncoder) -> bool:
     """Return True if the checkpoint of an encoder holds the head of a masked language model."""
+    if isinstance(encoder, StaticEncoder):
+        return False
     if not isinstance(encoder, Encoder):
         return any(str(name).endswith("ForMaskedLM") for name in encoder.settings.architectures or ())
     known = describe(encoder)
@@ -140,6 +142,8 @@ def load_parts(encoder: AnyEncoder, source: str) -> HeadParts:
         ConfigError: irkit knows no masked language model of this family.
         CorruptError: Weights of the head are missing, left over, or of other shapes.
     """
+    if isinstance(encoder, StaticEncoder):
+        raise ConfigError("masked language model: static embeddings have none")
     if not isinstance(encoder, Encoder):
         decoder = encoder.load_decoder_()
         return HeadParts(nn.ModuleList(), cast(nn.Parameter, decoder.weight), decoder.bias)
