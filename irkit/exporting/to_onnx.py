@@ -1,0 +1,161 @@
+"""Write encoder and head of a model as one ONNX file, for those who serve it elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+from irkit.encoder import Encoder
+from irkit.encoder.families import FAMILIES
+from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, StorageError
+from irkit.exporting.onnx_graph import (
+    OPSET,
+    Graph,
+    add_layers,
+    encode,
+    pool_dense,
+    project_tokens,
+    weigh_terms,
+)
+from irkit.heads import MultiVectorHead, Normalize, PooledHead, Side, SparseHead
+from irkit.model import Model
+from irkit.utils.atomic import publish_folder, scratch
+
+_IR_VERSION = 8  # of the file format, which readers of the opset know
+_INLINE = 1 << 30  # bytes of weights from which they are a file of their own; one file holds 2 GiB
+_OUTPUTS = {"dense": "embeddings", "multi_vector": "token_embeddings", "sparse": "weights"}
+
+
+def export_onnx(model: Model, out: str | Path) -> None:
+    """Write ``model.onnx``, the files of the tokenizer, and ``irkit_onnx.json``, which describes both.
+
+    The inputs are ``input_ids`` and ``attention_mask``, int64 ``(batch, length)`` of any sizes, padded at the
+    end. The output depends on the kind of the model: ``embeddings (batch, dim)``; ``token_embeddings (batch,
+    length, dim)``, of which those of real tokens outside the skip list count; or ``weights (batch, dim)`` of
+    all terms. irkit_onnx.json has prompts, lengths, skip list and query expansion.
+
+    Args:
+        model: In float32, with one of irkit's own encoders.
+        out: A new directory.
+
+    Raises:
+        BadValueError: The graph cannot express the model; the message says what can be exported.
+        StorageError: There is something at ``out``, or the disk is full.
+        MissingDependencyError: The package onnx is not installed.
+    """
+    if not isinstance(model, Model):
+        raise BadTypeError(f"exporting to ONNX: got {type(model).__name__}; expected a Model")
+    path = Path(out)
+    if path.exists():
+        raise StorageError(f"exporting to {out}: it exists already; choose another path, or delete it")
+    _check(model)
+    try:
+        import onnx
+    except ImportError as error:
+        raise MissingDependencyError(
+            "exporting to ONNX needs the package onnx: pip install 'irkit[onnx]'"
+        ) from error
+    proto = _build(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with scratch(path) as aside:
+        folder = aside / "new"
+        folder.mkdir()
+        large = sum(weight.numel() * 4 for weight in model.parameters()) > _INLINE
+        onnx.save_model(proto, folder / "model.onnx", save_as_external_data=large, location="model.onnx_data")
+        model.tokenizer.save(folder)
+        (folder / "irkit_onnx.json").write_text(json.dumps(_describe(model), indent=2) + "\n", "utf-8")
+        publish_folder(folder, path)
+
+
+def _check(model: Model) -> None:
+    """Refuse a model that the graph cannot express, before anything is written."""
+    encoder, head = model.encoder, model.head
+    if not isinstance(encoder, Encoder):
+        raise BadValueError(
+            f"exporting to ONNX: the encoder is a {encoder.family}, which irkit does not run itself; "
+            f"expected one of {', '.join(sorted(FAMILIES))}"
+        )
+    if not isinstance(head, PooledHead | MultiVectorHead | SparseHead):
+        raise BadValueError(
+            f"exporting to ONNX: the head is a {type(head).__name__}; expected a dense, multi-vector "
+            "or sparse one"
+        )
+    if model.query_model is not None:
+        raise BadValueError(
+            "exporting to ONNX: queries have a model of their own; export model.query_model, and a copy of "
+            "the model after attach_query_encoder(None)"
+        )
+    skips = isinstance(head, PooledHead) and not head.include_prompt and any(model.prompts.values())
+    if skips:
+        raise BadValueError(
+            "exporting to ONNX: the head leaves the tokens of prompts out, whose number differs by side; "
+            "expected a head that pools all tokens (include_prompt), or no prompts"
+        )
+
+
+def _build(model: Model) -> Any:
+    """Return the file as a message of protocol buffers."""
+    from onnx import TensorProto, helper
+
+    graph, encoder, head = Graph(), model.encoder, model.head
+    assert isinstance(encoder, Encoder)
+    hidden = encode(graph, encoder, "input_ids", "attention_mask")
+    if isinstance(head, PooledHead):
+        result = pool_dense(graph, head, hidden, "attention_mask")
+        sizes: list[Any] = ["batch", model.dim]
+    elif isinstance(head, MultiVectorHead):
+        result = project_tokens(graph, head, hidden)
+        sizes = ["batch", "length", model.dim]
+    else:
+        assert isinstance(head, SparseHead)
+        result = weigh_terms(graph, head, hidden, "attention_mask")
+        sizes = ["batch", model.dim]
+    if model.truncate_dim is not None:
+        result = graph("Slice", result, graph.ints(0), graph.ints(model.truncate_dim), graph.ints(-1))
+        if head.unit:
+            result = _head_norm(graph, result)
+    graph.name(result, _OUTPUTS[model.kind])
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
+        for name in ("input_ids", "attention_mask")
+    ]
+    outputs = [helper.make_tensor_value_info(_OUTPUTS[model.kind], TensorProto.FLOAT, sizes)]
+    made = helper.make_graph(graph.nodes, "irkit", inputs, outputs, graph.constants)
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(made, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="irkit")
+
+
+def _head_norm(graph: Graph, x: str) -> str:
+    from torch import nn
+
+    return add_layers(graph, nn.ModuleList([Normalize()]), x)
+
+
+def _describe(model: Model) -> dict[str, Any]:
+    """Return what who runs the file must know, as JSON values."""
+    head, sides = model.head, get_args(Side)
+    about: dict[str, Any] = {
+        "kind": model.kind,
+        "dim": model.dim,
+        "similarity": model.similarity_name,
+        "inputs": {name: ["batch", "length"] for name in ("input_ids", "attention_mask")},
+        "outputs": {
+            _OUTPUTS[model.kind]: ["batch", *(["length"] if model.kind == "multi_vector" else []), model.dim]
+        },
+        "padding": "right",
+        "pad_id": model.tokenizer.special_ids.get("pad", 0),
+        "prompts": model.prompts,
+        "max_length": {side: model.max_length(side) for side in sides},
+        "max_positions": model.encoder.max_positions,
+        "opset": OPSET,
+    }
+    if isinstance(head, SparseHead):
+        about["max_active_dims"] = {side: head.config.max_active_dims(side) for side in sides}
+    if isinstance(head, MultiVectorHead):
+        expansion, skipped = head.config.query_expansion, head.skip_ids
+        about["query_expansion"] = None if expansion is None else expansion.model_dump(mode="json")
+        about["mask_id"] = model.tokenizer.special_ids.get("mask")
+        about["skip_ids"] = [] if skipped is None else skipped.tolist()
+        about["skip_sides"] = list(head.config.skiplist_sides)
+    return about
