@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "plaid": ("multi_vector", {"kind": "plaid", "centroids": 8}),
     "inverted": ("impacts", {"kind": "inverted", "dtype": "uint8"}),
     "bm25": ("bm25", "inverted"),
-    "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 2, "factory": "IVF4,Flat"}),
+    "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 2, "lists": 4}),
 }
 FAST = ["flat", "bm25"]
 

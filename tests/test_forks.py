@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "flat_tokens": ("multi_vector", "flat"),
     "int8": ("multi_vector", {"kind": "flat", "dtype": "int8"}),
     "plaid": ("multi_vector", {"kind": "plaid", "centroids": 64}),
-    "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 4, "factory": "ivf"}),
+    "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 4}),
     "hnsw": ("dense", "hnsw"),
     "ivf": ("dense", "ivf"),
     "pq": ("dense", {"kind": "faiss", "factory": "PQ8x4"}),

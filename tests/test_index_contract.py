@@ -75,12 +75,8 @@ SETTINGS: dict[str, list[Backend]] = {
     ],
     "muvera": [
         Backend(
-            {"kind": "muvera", "repetitions": 10, "bits": 3, "candidates": 50, "factory": factory},
-            "multi_vector",
-            False,
-            True,
+            {"kind": "muvera", "repetitions": 10, "bits": 3, "candidates": 50}, "multi_vector", False, True
         )
-        for factory in ("pq", "hnsw")
     ],
     "plaid": [
         *(Backend({"kind": "plaid", "nbits": nbits}, "multi_vector", False, True) for nbits in (1, 2, 4, 8)),

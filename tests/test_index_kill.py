@@ -44,7 +44,7 @@ CONFIGS: dict[str, Any] = {
     "plaid": {"kind": "plaid", "centroids": 8},
     "inverted": {"kind": "inverted", "dtype": "uint8", "mode": "exact"},
     "several": {"kind": "several", "indexes": {"one": "flat", "two": {"kind": "plaid", "centroids": 8}}},
-    "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "factory": "IVF4,Flat"},
+    "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "lists": 4},
 }
 kind = "faiss"  # what this process works on
 

@@ -590,6 +590,15 @@ def test_inner_products_of_encodings_rank_as_maxsim_does() -> None:
     assert found == sorted(found)
 
 
+def test_muvera_refuses_what_it_cannot_code(tmp_path: Path) -> None:
+    with Store.build(tmp_path / "index") as store:
+        index = create_index(store, {"kind": "muvera", "repetitions": 33})
+        with pytest.raises(ConfigError, match=r"'muvera' holds vectors of up to 4096 dimensions, got 4224"):
+            index.add(texts(3, 0))
+    with Store.build(tmp_path / "other") as store, pytest.raises(ConfigError, match="factory"):
+        create_index(store, {"kind": "muvera", "factory": "pq"})
+
+
 def test_auto_chooses_by_number_and_kind(tmp_path: Path) -> None:
     auto = AutoConfig(documents=10)
     dense, tokens, sparse = Dense(torch.ones(0, 4096)), texts(0, 0), Sparse.from_dense(torch.ones(0, 9))

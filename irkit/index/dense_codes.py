@@ -61,6 +61,9 @@ class DenseCodes(DenseLists):
     def _encode(self, representation: Representation) -> dict[str, Array]:
         return cast(Dense, representation).arrays()
 
+    def _kept(self) -> dict[str, Array]:
+        return {}
+
     def _reader(self) -> Callable[[Array], Array]:
         """Return what returns rows, in any order; it decodes with the codes and centroids of now."""
         covered, waiting, dim = self._covered, self.store.rows("values.bin"), self.dim

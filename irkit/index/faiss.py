@@ -66,7 +66,7 @@ class Faiss(StoredRows):
             n, covered, trained = len(self), self._count("covered"), self._count("trained")
             if n - covered <= max(limits.faiss_scan, covered // 20):
                 return
-            grows = "NSG" not in self._options.factory  # which takes all rows in one addition
+            grows = "NSG" not in self.config.factory  # which takes all rows in one addition
             # extend the structure, unless rows are four times as many as those it was trained on
             if covered and grows and n < 4 * (trained or n):
                 structure = self._move(self._read(copied=True))
@@ -91,21 +91,13 @@ class Faiss(StoredRows):
     @snapshot
     def stats(self) -> dict[str, Any]:
         """Return what `Index.stats` returns, the factory, and the number of rows in the structure."""
-        return super().stats() | {"factory": self._options.factory, "covered": self._count("covered")}
+        return super().stats() | {"factory": self.config.factory, "covered": self._count("covered")}
 
-    # ---- what the structure is built over; `Muvera` overrides these ----
-
-    @property
-    def _options(self) -> FaissConfig:
-        return self.config
-
-    def _width(self, dim: int) -> int:
-        """Return the dimensions of a vector in the structure for documents of ``dim``."""
-        return dim
+    # ---- what the structure is built over ----
 
     @property
     def _block(self) -> int:
-        """Rows whose vectors are made at once."""
+        """Rows whose vectors are read at once."""
         return max(1, self.store.limits.read_bytes // (4 * max(1, self.dim)))
 
     def _vectors(self, rows: Array) -> Array:
@@ -204,7 +196,7 @@ class Faiss(StoredRows):
     def _fetched(self, structure: Any, k: int) -> int:
         """Return how many rows to fetch for ``k`` hits: more, which are ranked, if codes are coarse."""
         coarse = _code_bytes(structure) < 2 * self.dim
-        return k + min(max(k, 10) * (self._options.refine - 1), 1000) if coarse else k
+        return k + min(max(k, 10) * (self.config.refine - 1), 1000) if coarse else k
 
     def _look_up(self, values: Array, width: int, keep: Array | None) -> Array:
         """Search for ``values (n_q, dim)``; return rows ``(n_q, width)``, or more of them, -1 for none."""
@@ -238,10 +230,10 @@ class Faiss(StoredRows):
             share = float(keep[: structure.ntotal].mean())  # of the covered rows
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(keep, bitorder="little"))
         if hasattr(core, "hnsw"):
-            ef = min(math.ceil(max(self._options.ef_search, 2 * width) / share), structure.ntotal)
+            ef = min(math.ceil(max(self.config.ef_search, 2 * width) / share), structure.ntotal)
             return faiss.SearchParametersHNSW(efSearch=ef, **options)
         if hasattr(core, "nprobe"):
-            usual = self._options.nprobe or math.ceil(3 * math.sqrt(core.nlist))
+            usual = self.config.nprobe or math.ceil(3 * math.sqrt(core.nlist))
             needed = math.ceil(4 * width / share / structure.ntotal * core.nlist)
             nprobe = min(core.nlist, max(usual, needed))
             nprobe = min(nprobe, self.store.limits.faiss_gpu_hits) if _on_gpu(core) else nprobe
@@ -270,7 +262,7 @@ class Faiss(StoredRows):
 
     def _new(self, n: int, dim: int = 0) -> Any:
         """Return an empty structure for ``n`` rows."""
-        dim = self._width(dim or self.dim)
+        dim = dim or self.dim
         factory = self._factory(n, dim)
         try:
             structure = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
@@ -285,12 +277,12 @@ class Faiss(StoredRows):
                 "ranked by exact score (see the key refine) and rows numbered here"
             )
         if hasattr(core, "hnsw"):
-            core.hnsw.efConstruction = self._options.ef_construction
+            core.hnsw.efConstruction = self.config.ef_construction
         return structure
 
     def _factory(self, n: int, dim: int) -> str:
         """Return the factory string of the configuration for ``n`` rows."""
-        config, points = self._options, self.store.limits.faiss_points
+        config, points = self.config, self.store.limits.faiss_points
         lists = max(1, min(round(4 * math.sqrt(n)), config.train_size // points, n // points))
         # about 4 dimensions each
         codes = max(size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0)
@@ -305,14 +297,14 @@ class Faiss(StoredRows):
     def _train(self, structure: Any) -> bool:
         """Train on a sample; return False if there are too few rows."""
         n, lists = len(self), getattr(_core(structure), "nlist", 1)
-        size = min(n, max(self._options.train_size, lists * self.store.limits.faiss_points))
-        rows = np.sort(np.random.default_rng(self._options.seed).choice(n, size, replace=False))
+        size = min(n, max(self.config.train_size, lists * self.store.limits.faiss_points))
+        rows = np.sort(np.random.default_rng(self.config.seed).choice(n, size, replace=False))
         vectors = self._vectors(rows)
         largest = float(np.abs(vectors).max(initial=0))
         most = max(largest * size, 4 * largest**2 * vectors.shape[1])  # of a sum, and of a squared distance
         if not most < float(np.finfo(np.float32).max):  # NaN is below nothing; FAISS would end the process
             raise ConfigError(
-                f"index: FAISS cannot train {self._options.factory!r} on vectors with numbers up to "
+                f"index: FAISS cannot train {self.config.factory!r} on vectors with numbers up to "
                 f"{largest:g}, whose squares float32 does not hold; normalise them, or choose 'flat'"
             )
         try:
@@ -321,15 +313,15 @@ class Faiss(StoredRows):
             if "training points" in str(error):  # fewer than centroids
                 return False
             raise ConfigError(
-                f"index: FAISS cannot train {self._options.factory!r} on {size} documents: {_reason(error)}"
+                f"index: FAISS cannot train {self.config.factory!r} on {size} documents: {_reason(error)}"
             ) from None
         return True
 
     def _move(self, structure: Any) -> Any:
         """Move the structure to the configured device; one without a GPU version stays on the CPU."""
-        if self._options.device == "gpu":
+        if self.config.device == "gpu":
             need_gpu(faiss)
-        if self._options.device != "cpu" and faiss.get_num_gpus():
+        if self.config.device != "cpu" and faiss.get_num_gpus():
             with contextlib.suppress(RuntimeError):
                 return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, structure)
         return structure
@@ -338,9 +330,9 @@ class Faiss(StoredRows):
     def _threads(self) -> Iterator[None]:
         """Use one thread where several would make a graph depend on their timing."""
         threads = faiss.omp_get_max_threads()
-        graph = any(name in self._factory(1, self._width(self.dim)) for name in ("HNSW", "NSG"))
+        graph = any(name in self._factory(1, self.dim) for name in ("HNSW", "NSG"))
         try:
-            if graph and self._options.seed is not None:
+            if graph and self.config.seed is not None:
                 faiss.omp_set_num_threads(1)
             yield
         finally:

@@ -140,37 +140,40 @@ def inverted_arrays(entries: Entries, about: Mapping[str, Any], config: Inverted
 
 def faiss_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
     """Yield the vectors, and the structure if it covers rows."""
+    rows = count_rows(entries, "faiss.index")
     yield "values.bin", "<f4", (about["dim"],), about["rows"]
-    yield from _structure(entries, about)
+    yield "faiss.index", "|u1", (), rows or 1 if about.get("covered", 0) else None
 
 
 def dense_arrays(entries: Entries, about: Mapping[str, Any], config: DenseConfig) -> Iterator[Expected]:
     """Yield the vectors, their rotation, and the centroids if rows are in lists."""
-    n, dim, width = about["rows"], about["dim"], -(-about["dim"] // 64) * 64
+    n, dim, width = about["rows"], about["dim"], about["dim"] + -about["dim"] % 64
     kept = {"int8": "|i1", "float16": "<f2"}.get(config.keep, "<f4")
     segments = about.get("segments")
     waiting = n - segments[-1]["stop"] if segments and config.keep == "none" else n
     yield "values.bin", kept, (width if config.keep == "int8" else dim,), waiting
     if config.keep == "int8":
         yield "scales.bin", "<f4", (), n
-    yield "rotation_signs.bin", "|i1", (width,), 3 if n else None
-    yield "rotation_order.bin", "<i4", (width,), 3 if n else None
+    yield from _coded_arrays(entries, about, width)
+
+
+def _coded_arrays(entries: Entries, about: Mapping[str, Any], width: int) -> Iterator[Expected]:
+    """Yield the rotation of vectors, padded to ``width``, and the centroids if rows are in lists."""
+    rotations = 3 if about["rows"] else None
+    yield "rotation_signs.bin", "|i1", (width,), rotations
+    yield "rotation_order.bin", "<i4", (width,), rotations
     lists = count_rows(entries, "centroids.bin")
-    yield "centroids.bin", "|i1", (width,), lists or 1 if segments else None
+    yield "centroids.bin", "|i1", (width,), lists or 1 if about.get("segments") else None
     yield "centroid_scales.bin", "<f4", (), lists
     yield "margins.bin", "<f4", (), lists if "margins.bin" in entries else None
 
 
-def muvera_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:
-    """Yield the tokens in float16, and the structure over encodings if it covers rows."""
+def muvera_arrays(entries: Entries, about: Mapping[str, Any], config: MuveraConfig) -> Iterator[Expected]:
+    """Yield the tokens in float16, and what the codes of their encodings need."""
+    width = config.repetitions * (1 << config.bits) * config.projection
     yield "lengths.bin", "<i8", (), about["rows"]
     yield "values.bin", "<f2", (about["dim"],), None
-    yield from _structure(entries, about)
-
-
-def _structure(entries: Entries, about: Mapping[str, Any]) -> Iterator[Expected]:
-    rows = count_rows(entries, "faiss.index")
-    yield "faiss.index", "|u1", (), rows or 1 if about.get("covered", 0) else None
+    yield from _coded_arrays(entries, about, width + -width % 64)
 
 
 def plaid_arrays(entries: Entries, about: Mapping[str, Any], config: Any) -> Iterator[Expected]:

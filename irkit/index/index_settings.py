@@ -163,7 +163,7 @@ class PlaidConfig(IndexConfig):
 
 
 class MuveraConfig(IndexConfig):
-    """FAISS search of one long vector per document, then exact MaxSim.
+    """Search of one long vector per document by lists and codes, then exact MaxSim.
 
     Inner products of the vectors, of ``repetitions * 2**bits * projection`` dimensions, approximate MaxSim.
 
@@ -172,8 +172,10 @@ class MuveraConfig(IndexConfig):
         bits: Hyperplanes that cut the space of tokens into ``2**bits`` cells.
         projection: Dimensions to which the tokens of a cell are projected.
         candidates: Documents that are ranked by MaxSim, at least twice the hits.
-        factory: As in `FaissConfig`.
-        seed: Seed of the hyperplanes, of the projections and of the training of FAISS.
+        lists: Number of lists. Default: as in `DenseConfig`, but at least so many documents in each that the
+            centroid of a list takes 20 bytes of a document.
+        probes: As in `DenseConfig`.
+        seed: Seed of the hyperplanes, of the projections and of the centroids.
 
     Source: Dhulipala et al., MUVERA, arXiv 2405.19504.
     """
@@ -183,7 +185,8 @@ class MuveraConfig(IndexConfig):
     bits: int = Field(4, ge=1, le=10)
     projection: int = Field(8, ge=1)
     candidates: int = Field(200, ge=1)
-    factory: str = "pq"
+    lists: int | None = Field(None, ge=1)
+    probes: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
 

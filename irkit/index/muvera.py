@@ -1,4 +1,4 @@
-"""MaxSim by inner products: one long vector per document, searched with FAISS, then exact MaxSim.
+"""MaxSim by inner products: one long vector per document, found by lists and codes, then exact MaxSim.
 
 The encodings are those of MUVERA (Dhulipala et al., arXiv 2405.19504, section 2). Random hyperplanes cut the
 space of tokens into cells. A query is encoded as the sum of its tokens in each cell, a document as their
@@ -12,25 +12,28 @@ concatenated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 import torch
+from irkit_kernels.dense_search import Effort
 from torch import Tensor
 
 from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector, Representation
 from irkit.index.array_files import Array
-from irkit.index.faiss import Faiss
-from irkit.index.index_settings import FaissConfig, MuveraConfig
+from irkit.index.coded_lists import CodedLists
+from irkit.index.index_settings import MuveraConfig
 from irkit.index.state import snapshot
 from irkit.index.stored_rows import to_float16
 from irkit.index.topk import Hits, TopK
 
 _NUMBERS = 1 << 23  # numbers of encodings made at once: 32 MB
 _SCAN = 1.5  # documents per candidate up to which all are scored: a scan takes less time for each
-_TRAIN = 4096  # documents that FAISS is trained on, at least
+_SIGNS = 4  # times as many are chosen by the signs of their codes
+_TRAIN = 4096  # documents that centroids are trained on, at least
 _TRAIN_NUMBERS = 1 << 27  # or as many as make 512 MB
 
 
@@ -86,27 +89,23 @@ class Encoder:
 _encoder = lru_cache(maxsize=4)(Encoder)
 
 
-class Muvera(Faiss):
-    """A FAISS structure over encodings of the first rows; exact MaxSim ranks the documents that it returns.
+class Muvera(CodedLists):
+    """Lists and codes of encodings; exact MaxSim ranks the documents that they find.
 
-    Tokens are stored in float16, encodings only as codes of FAISS.
+    Tokens are stored in float16, encodings only as codes of two bits per dimension.
     """
 
-    config: MuveraConfig  # type: ignore[assignment]
+    config: MuveraConfig
+    _nbits = 2
 
     @snapshot
     def stats(self) -> dict[str, Any]:
-        """Return what `Faiss.stats` returns, and the width of an encoding."""
+        """Return what `CodedLists.stats` returns, and the width of an encoding."""
         return super().stats() | {"width": self._width(self.dim)}
 
     @property
-    def _encoder(self) -> Encoder:
+    def _encodings(self) -> Encoder:
         return _encoder(self.dim, self.config)
-
-    @property
-    def _options(self) -> FaissConfig:
-        train_size = max(_TRAIN, _TRAIN_NUMBERS // self._width(self.dim))
-        return FaissConfig(factory=self.config.factory, seed=self.config.seed, train_size=train_size)
 
     def _width(self, dim: int) -> int:
         return self.config.repetitions * (1 << self.config.bits) * self.config.projection
@@ -114,35 +113,47 @@ class Muvera(Faiss):
     def _encode(self, representation: Representation) -> dict[str, Array]:
         return to_float16(representation)
 
-    @property
-    def _block(self) -> int:
-        return max(1, _NUMBERS // max(self._width(self.dim), self.config.repetitions << 2 * self.config.bits))
+    def _reader(self) -> Callable[[Array], Array]:
+        width = self._width(self.dim)
+        size = max(1, _NUMBERS // max(width, self.config.repetitions << 2 * self.config.bits))
 
-    def _vectors(self, rows: Array) -> Array:
-        vectors = np.empty((len(rows), self._width(self.dim)), np.float32)
-        for start in range(0, len(rows), self._block):
-            part = slice(start, start + self._block)
-            documents = cast(MultiVector, self._represent(rows[part]))
-            vectors[part] = self._encoder.documents(documents.tokens).numpy()
+        def read(rows: Array) -> Array:
+            vectors = np.empty((len(rows), width), np.float32)
+            for start in range(0, len(rows), size):
+                part = slice(start, start + size)
+                documents = cast(MultiVector, self._represent(rows[part]))
+                vectors[part] = self._encodings.documents(documents.tokens).numpy()
+            return vectors
+
+        return read
+
+    def _query_vectors(self, queries: Representation) -> Array:
+        vectors: Array = self._encodings.queries(cast(MultiVector, queries).tokens).numpy()
         return vectors
 
-    def _single(self, k: int) -> None:
-        return None
+    def _list_rows(self) -> int:
+        """Return so many rows that the int8 centroid of a list takes at most 20 bytes of each."""
+        return max(self.store.limits.dense_points, self._width(self.dim) // 20)
+
+    def _sample_size(self, lists: int) -> int:
+        most = max(_TRAIN, _TRAIN_NUMBERS // self._width(self.dim))
+        return max(lists, min(super()._sample_size(lists), most))
 
     def _few(self, live: int, k: int) -> bool:
-        return live <= max(self._count("covered") // 20, _SCAN * self._candidates(k))
+        return live <= max(self._covered // 20, _SCAN * self._candidates(k))
 
     def _candidates(self, k: int) -> int:
         """Return how many documents are ranked by MaxSim for ``k`` hits."""
         return max(self.config.candidates, 2 * k)
 
-    def _found(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+    def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         assert isinstance(queries, MultiVector)
-        width = min(self._candidates(k), self._count("covered"))
-        rows = self._look_up(self._encoder.queries(queries.tokens).numpy(), width, keep)
+        width, covered = min(self._candidates(k), self._covered), self._covered
+        effort = Effort(self._probes(width, live), _SIGNS * width, width)
+        keep = keep if keep is None else keep[:covered]
+        rows, _ = self._searcher().find(self._query_vectors(queries), width, effort, keep)
         empty = (queries.tokens.lengths == 0).numpy()
-        live = (self.live if keep is None else keep)[: self._count("covered")]
-        first = np.flatnonzero(live)[: rows.shape[1]]
+        first = np.flatnonzero((self.live if keep is None else keep)[:covered])[:width]
         rows[empty], rows[empty, : len(first)] = -1, first  # all documents score 0
         best = TopK(len(queries), k)
         best.push_pairs(self._score_rows(queries, rows), rows)

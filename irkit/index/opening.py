@@ -117,8 +117,8 @@ def open_index(store: Store) -> Index:
         config = index_config(store.meta["index"]["config"])
     except ConfigError as error:
         raise ConfigError(
-            f"opening index {store.path}: {error}; open it with the version of irkit that wrote it, or "
-            "install the package that adds the kind"
+            f"opening index {store.path}: {error}; open it with the version of irkit that wrote it, build it "
+            "again with `irkit index`, or install the package that adds the kind"
         ) from error
     if isinstance(config, SeveralConfig):
         from irkit.index.several_index import SeveralIndex

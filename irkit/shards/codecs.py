@@ -28,7 +28,7 @@ _ARRAYS = {
 _VALUES = {"plaid": ("misfit", "length"), "dense": ("trained",)}
 CODED = frozenset(_ARRAYS)
 """Kinds whose rows have codes, all but the last ones."""
-_POINTS = 32  # documents of a sample per list, as `irkit.index.dense_lists` takes
+_POINTS = 32  # documents of a sample per list, as `irkit.index.coded_lists` takes
 
 
 def waiting(index: Any) -> bool:

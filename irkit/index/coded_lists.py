@@ -1,0 +1,337 @@
+"""Search of vectors by lists around centroids, and by codes of one or more bits per dimension.
+
+The vectors are those that a kind of index stores, or makes of what it stores. Over ranges of rows lie
+*segments*, whose lists and codes the kernel ``dense_search`` makes and searches. All segments share the
+centroids, which a k-means over a sample trains. Each segment follows the one before; small segments at the
+end are merged with what is added, so a row is coded a logarithmic number of times. Rows after the last
+segment are scanned.
+
+A search reads the lists of the best centroids, chooses candidates by the signs of their residuals, and ranks
+these by more bits of their codes, or by the stored rows. Everything is trained and coded anew once there are
+four times as many rows as those it was trained on. A filter that leaves few rows makes a search scan these.
+
+Source: Jegou et al., PAMI 2011 (lists); Gao and Long, RaBitQ, arXiv 2405.12497 (codes of one bit).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from irkit_kernels.dense_search import (
+    Effort,
+    Encoder,
+    Rotation,
+    Searcher,
+    assign,
+    list_margins,
+    make_rotation,
+)
+from irkit_kernels.dense_search.checks import check_rotation, check_segment
+from irkit_kernels.dense_search.lists import quantized
+from irkit_kernels.dense_search.rotation import MAX_DIM, padded, rotation_matrix
+
+from irkit.core.representation import Representation
+from irkit.errors import ConfigError
+from irkit.index.array_files import Array, corrupt
+from irkit.index.clustering import sample_positions
+from irkit.index.coded_rows import CodedRows, Codes, add_codes
+from irkit.index.dense_training import train_lists
+from irkit.index.index_base import Index, StageProgress
+from irkit.index.index_settings import DenseConfig, MuveraConfig
+from irkit.index.layout import fitting, row_blocks
+from irkit.index.segments import Segment, drop_segments, read_segments, segment_name
+from irkit.index.state import snapshot
+from irkit.index.stored_rows import StoredRows, search_in_blocks
+from irkit.index.topk import Hits, TopK
+
+_POINTS = 32  # rows sampled per centroid
+_GROWTH = 4  # times as many rows as were trained on: train anew
+_LARGEST = 1e30  # square of a row's length that float32 can compute with
+_UNIT = 1e-2  # rows whose squared lengths differ from 1 by less count as normalised
+_QUERIES = 512  # searched at once
+_ROTATION = ("rotation_signs.bin", "rotation_order.bin")
+_LISTS = ("centroids.bin", "centroid_scales.bin", "margins.bin")
+
+
+class CodedLists(StoredRows):
+    """Lists and codes over segments of rows; see the module for what is stored and how it is searched.
+
+    Every search returns ``min(k, documents)`` hits: a scan finds what the lists miss.
+    """
+
+    config: DenseConfig | MuveraConfig
+    _nbits = 1  # of a code, per dimension
+
+    def finish(self, progress: StageProgress | None = None) -> None:
+        """Train centroids if rows have become many, and put the rows without lists into a segment.
+
+        Args:
+            progress: Called with the stages "training" and "listing".
+        """
+        report, limits = progress or (lambda stage, count, total: None), self.store.limits
+        if len(self) - self._covered <= limits.dense_scan:
+            return
+        with self.store.update():
+            n, values = len(self), self._reader()
+            if n >= _GROWTH * self._count("trained") and not self.store.meta["index"].get("shared_codec"):
+                report("training", 0, None)
+                if not self._train(values):
+                    return
+                drop_segments(self.store, 0)
+            report("listing", 0, n - self._covered)
+            with fitting(self.store.path):
+                encoder = self._encoder()
+
+            def code(rows: Array, lists: Array) -> Codes:
+                report("listing", len(rows), n - self._covered)
+                return encoder.encode(values(rows), lists)
+
+            def nearest(rows: Array) -> Array:
+                return assign(values(rows), encoder.centroids)
+
+            count = len(encoder.centroids)
+            add_codes(self.store, self._covered, n, count, self._row_blocks, nearest, code)
+
+    def copy(self, source: Index, rows: Array) -> None:
+        """Add documents ``rows (n,)``, ascending, of an index of the same kind, exactly as stored.
+
+        Their codes are copied, too, so nothing is trained or coded anew.
+        """
+        assert isinstance(source, CodedLists)
+        with self.store.update():
+            start, coded = len(self), rows[rows < source._covered]
+            for name in _ROTATION if source.dim else ():
+                self._take_over(source, name)
+            if len(coded) and start == self._covered:
+                for name in _LISTS:
+                    self._take_over(source, name)
+                self.store.meta["index"]["trained"] = source._count("trained")
+                codes, count = source._coded(), self.store.rows("centroids.bin")
+
+                def copied(numbers: Array, lists: Array | None = None) -> Codes:
+                    return codes.take(coded[numbers - start])
+
+                def lists(numbers: Array) -> Array:
+                    return copied(numbers)["lists"]
+
+                add_codes(self.store, start, start + len(coded), count, self._row_blocks, lists, copied)
+            super().copy(source, rows)
+
+    @snapshot
+    def stats(self) -> dict[str, Any]:
+        """Return what `Index.stats` returns, and numbers about lists, segments and the rows in them."""
+        about = self.store.meta["index"]
+        return super().stats() | {
+            "lists": self.store.rows("centroids.bin"),
+            "segments": len(about.get("segments", [])),
+            "covered": self._covered,
+        }
+
+    # ---- what lists and codes are of; a kind of index may override these ----
+
+    def _width(self, dim: int) -> int:
+        """Return the dimensions of the vectors that stand for documents of ``dim``."""
+        return dim
+
+    def _reader(self) -> Callable[[Array], Array]:
+        """Return what returns the vectors ``(n, width)`` float32 of rows, ascending."""
+        raise NotImplementedError
+
+    def _query_vectors(self, queries: Representation) -> Array:
+        """Return the vectors ``(n_q, width)`` float32 of queries."""
+        return queries.arrays()["values"]
+
+    def _kept(self) -> dict[str, Array]:
+        """Return the arrays by which the kernel ranks candidates, if not by their codes."""
+        return {}
+
+    def _list_rows(self) -> int:
+        """Return how many rows a list has on average, at least."""
+        return self.store.limits.dense_points
+
+    def _sample_size(self, lists: int) -> int:
+        """Return the number of rows that so many centroids are trained on."""
+        return _POINTS * lists
+
+    # ---- rows as they are stored ----
+
+    @property
+    def _covered(self) -> int:
+        """Number of rows in segments: the first ones."""
+        segments = self.store.meta["index"].get("segments")
+        return int(segments[-1]["stop"]) if segments else 0
+
+    coded = _covered
+
+    def _rotation(self) -> Rotation:
+        """Return the rotation of the codes, and of rows in 8 bits."""
+
+        def make() -> Rotation:
+            rotation = Rotation(*map(self.store.read, _ROTATION))
+            with fitting(self.store.path):
+                check_rotation(rotation, self._width(self.dim))
+            return rotation
+
+        return self.store.derived("rotation", make)
+
+    def _matrix(self) -> torch.Tensor:
+        """Return the matrix ``(dim, width)`` that rotates rows."""
+        return self.store.derived("matrix", lambda: rotation_matrix(self._width(self.dim), self._rotation()))
+
+    def _encoder(self) -> Encoder:
+        """Return the encoder, whose rotated centroids a search has; they are stored in 8 bits."""
+
+        def extend(before: Encoder | None) -> Encoder:
+            if before:
+                return before
+            codes, scales = (torch.from_numpy(self.store.read(name)) for name in _LISTS[:2])
+            centroids = ((codes * scales[:, None]) @ self._matrix().T).numpy()
+            return Encoder(centroids, self._rotation(), self._nbits)
+
+        return self.store.extended("encoder", ["centroids.bin"], extend)
+
+    def _coded(self) -> CodedRows:
+        """Return the codes of rows in segments."""
+
+        def extend(before: CodedRows | None) -> CodedRows:
+            return before or CodedRows(self._segments())
+
+        return self.store.extended("coded", self._parts(), extend)
+
+    def _parts(self) -> list[str]:
+        """Return the names of arrays that are the same as long as segments and centroids are."""
+        count = len(self.store.meta["index"].get("segments", []))
+        return ["centroids.bin", *map(segment_name, range(count))]
+
+    def _segments(self) -> list[Segment]:
+        """Return all segments, checked."""
+        lists, width = self.store.rows("centroids.bin"), padded(self._width(self.dim))
+
+        def check(segment: Segment) -> None:
+            with fitting(self.store.path):
+                nbits = check_segment(segment.arrays, lists, width, euclidean=False)
+            if nbits != self._nbits or len(segment.arrays["rows"]) != segment.stop - segment.start:
+                raise corrupt(self.store.path, "a segment is of other rows or codes")
+
+        return read_segments(self.store, check)
+
+    def _take_over(self, source: Index, name: str) -> None:
+        """Copy an array of another index, if this one does not have it yet."""
+        if source.store.rows(name) and not self.store.rows(name):
+            self.store.append(name, source.store.read(name))
+
+    def _check_build(self, representation: Representation) -> None:
+        width = self._width(representation.dim)
+        if width > MAX_DIM:
+            raise ConfigError(
+                f"index: {self.config.kind!r} holds vectors of up to {MAX_DIM} dimensions, got {width}; "
+                + ("choose 'hnsw' or 'flat'" if self.config.kind == "dense" else "make its keys smaller")
+            )
+
+    def _append(self, representation: Representation) -> None:
+        self._check_build(representation)
+        if not self.store.rows(_ROTATION[0]):
+            rotation = make_rotation(self._width(representation.dim), self.config.seed)
+            for name, array in zip(_ROTATION, rotation, strict=True):
+                self.store.append(name, array)
+            self.store.meta["index"]["dim"] = representation.dim
+        super()._append(representation)
+
+    # ---- building ----
+
+    def _train(self, values: Callable[[Array], Array]) -> bool:
+        """Store the centroids of a sample; return False if float32 cannot compute with its rows."""
+        store, n = self.store, len(self)
+        lists = min(self.config.lists or round(4 * math.sqrt(n)), max(1, n // self._list_rows()))
+        rows = sample_positions(n, self._sample_size(lists), self.config.seed)
+        sample = np.empty((len(rows), self._width(self.dim)), np.float32)
+        for at, stop in self._row_blocks(0, len(rows)):
+            sample[at:stop] = values(rows[at:stop])
+        squares = np.einsum("ij,ij->i", sample, sample, dtype=np.float64)
+        if squares.max(initial=0) > _LARGEST:
+            return False
+        centroids = train_lists(sample, lists, self.config.seed)
+        for name in _LISTS:
+            store.drop(name)
+        codes, scales = quantized((torch.from_numpy(centroids) @ self._matrix()).numpy())
+        store.append("centroids.bin", codes)
+        store.append("centroid_scales.bin", scales)
+        if np.abs(squares - 1).max(initial=0) > _UNIT:
+            store.append("margins.bin", list_margins(sample, centroids, assign(sample, centroids)))
+        store.meta["index"]["trained"] = n
+        return True
+
+    def _row_blocks(self, start: int, stop: int) -> Any:
+        size = self.store.limits.read_bytes // (4 * max(1, self._width(self.dim)))
+        return row_blocks(None, start, stop, max(1, size))
+
+    # ---- searching ----
+
+    def _few(self, live: int, k: int) -> bool:
+        """Return whether a scan of all rows takes less time, or finds more, than the lists."""
+        limits = self.store.limits
+        return live <= max(limits.dense_scan, limits.dense_scan_per_hit * k)
+
+    def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+        covered = self._covered
+        live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
+        if self._few(live, k):
+            return self._scan_all(queries, k, keep)
+
+        def search(block: Representation) -> Hits:
+            hits = self._look_up(block, k, keep, live)
+            if covered < len(self):
+                best = TopK(len(block), k)
+                best.push_pairs(hits.scores, hits.rows)
+                self._scan(block, best, covered, keep)
+                hits = best.hits()
+            short = np.flatnonzero(hits.rows[:, -1] < 0)
+            if len(short):
+                hits.rows[short], hits.scores[short] = self._scan_all(block[short], k, keep)
+            return hits
+
+        return search_in_blocks(search, queries, _QUERIES)
+
+    def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
+        """Return the best rows that lists have, of which ``live`` may be hits."""
+        searcher, keep = self._searcher(), keep if keep is None else keep[: self._covered]
+        return Hits(*searcher.find(self._query_vectors(queries), k, self._effort(k, live), keep))
+
+    def _effort(self, k: int, live: int) -> Effort:
+        """Return how much a search reads if ``live`` rows of lists may be hits."""
+        candidates = max(self.config.candidates or 80 + 2 * k, k)
+        return Effort(self._probes(k, live), candidates, candidates)
+
+    def _probes(self, k: int, live: int) -> int:
+        """Return how many lists a search reads."""
+        lists = self.store.rows("centroids.bin")
+        usual = self.config.probes or math.ceil(6 * math.sqrt(lists))
+        return max(usual, math.ceil(4 * k * lists / live))
+
+    def _searcher(self) -> Searcher:
+        """Return the searcher of all segments, that of an earlier state if these are its segments."""
+
+        def extend(before: Searcher | None) -> Searcher:
+            return before or self._open()
+
+        return self.store.extended("searcher", ["values.bin", *self._parts()], extend)
+
+    def _open(self) -> Searcher:
+        """Open the segments."""
+        store, covered, kept = self.store, self._covered, self._kept()
+        segments = [segment.arrays for segment in self._segments()]
+        margins = store.read("margins.bin") if store.rows("margins.bin") else None
+        with fitting(store.path):
+            return Searcher(
+                self._encoder().centroids,
+                self._rotation(),
+                segments,
+                covered,
+                kept=kept.get("kept"),
+                kept_scales=kept.get("kept_scales"),
+                margins=margins,
+            )
