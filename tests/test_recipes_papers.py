@@ -355,7 +355,7 @@ def test_a_recipe_has_the_numbers_of_its_paper(name: str, tmp_path: Path) -> Non
 
 
 def test_no_setting_of_a_full_size_recipe_is_unguarded() -> None:
-    names = {path.stem for path in (EXAMPLES / "recipes").glob("*.yaml")} - {"notes"}
+    names = {path.stem for path in (EXAMPLES / "recipes").glob("*.yaml")} - {"notes", "three_heads_local"}
     assert RECIPES.keys() == {name for name in names if not name.endswith("_local")}
     for name, numbers in RECIPES.items():
         assert {key for key, _ in mutants(read(name))} <= numbers.keys()

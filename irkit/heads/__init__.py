@@ -45,6 +45,11 @@ HEADS: Registry[type[Head]] = Registry(
         "static": StaticHead,
         "token_weight": TokenWeightHead,
     },
-    reserved=("pretrained", "new", "head"),  # kinds of models in recipes, where a head's name may stand, too
+    reserved=(
+        "pretrained",
+        "new",
+        "head",
+        "several",
+    ),  # kinds of models in recipes, where a head's name may stand, too
 )
 """Heads by name; other packages add theirs as entry points ``irkit.heads``."""

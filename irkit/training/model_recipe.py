@@ -133,6 +133,20 @@ class HeadModel(_CutModel):
     pooling: Pooling = None
 
 
+class SeveralModel(_CutModel):
+    """A new model with several heads on the encoder of another, see `Model.several`.
+
+    Attributes:
+        heads: Settings of each head by name; a string is the name of a head in `irkit.heads.HEADS`.
+        max_length: Texts are cut to this number of tokens; None cuts them where the tokenizer does.
+        query_length: ``max_length`` for queries only.
+        document_length: ``max_length`` for documents only.
+    """
+
+    kind: Literal["several"] = "several"
+    heads: dict[str, str | dict[str, Any]] = Field(min_length=2)
+
+
 def _with_kind(data: Any) -> Any:
     """Complete the ``model`` of a recipe: return its keys and values with a valid ``kind``.
 
@@ -157,12 +171,13 @@ def list_kinds() -> list[str]:
     return list(dict.fromkeys([*MODEL_KINDS, *HEADS]))
 
 
-MODEL_KINDS = ("pretrained", "multi_vector", "sparse", "new", "head")
+MODEL_KINDS = ("pretrained", "multi_vector", "sparse", "new", "head", "several")
 
 
 ModelRecipe = Annotated[
     Annotated[
-        PretrainedModel | MultiVectorModel | SparseModel | HeadModel | NewModel, Field(discriminator="kind")
+        PretrainedModel | MultiVectorModel | SparseModel | HeadModel | SeveralModel | NewModel,
+        Field(discriminator="kind"),
     ],
     BeforeValidator(_with_kind),
 ]
@@ -216,7 +231,7 @@ def _set_lengths(model: Model, recipe: Lengths) -> None:
             model.set_length(name, length)
 
 
-def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel) -> Model:
+def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel | SeveralModel) -> Model:
     options: dict[str, Any] = {"device": "cpu", "attention": recipe.attention}  # the trainer moves it
     if isinstance(recipe, MultiVectorModel):
         options |= {"markers": recipe.markers, "normalize": recipe.normalize}
@@ -224,6 +239,8 @@ def _load(recipe: PretrainedModel | MultiVectorModel | SparseModel | HeadModel) 
     if isinstance(recipe, SparseModel):
         terms = _read_terms(recipe.vocabulary)
         return Model.sparse(recipe.name, recipe.config, vocabulary=terms, queries=recipe.queries, **options)
+    if isinstance(recipe, SeveralModel):
+        return Model.several(recipe.name, recipe.heads, **options)
     if isinstance(recipe, HeadModel):
         return Model.with_head(recipe.head, recipe.name, recipe.config, **options)
     model = Model.from_pretrained(recipe.name, **options)

@@ -14,6 +14,7 @@ from irkit.training.interaction import Interaction, MaxSim
 from irkit.training.losses import Loss, Matryoshka
 from irkit.training.model_recipe import ModelRecipe, trained_model
 from irkit.training.regularizers import Regularizer
+from irkit.training.several_step import HeadTraining, SelfDistillation
 from irkit.training.training_arguments import TrainingArguments, first_evaluating
 from irkit.training.training_data import DataConfig
 from irkit.training.validation import Collections
@@ -32,9 +33,14 @@ class TrainRecipe(Config):
         matryoshka: Widths to which vectors are cut, all of which are trained.
         interaction: How token vectors are compared; MaxSim by default.
         train: Arguments by the names of `TrainingArguments`.
-        evaluation: Judged collections that the model is measured on.
+        evaluation: Judged collections that the model is measured on. A model with several heads is measured
+            by each head.
         prepare: For files and folders that the recipe reads, the command that makes each or brings it. An
             error about a missing file names the command; irkit does not run it.
+        heads: For a model with several heads: how each is trained, by name. A head without losses of its own
+            has those of the recipe.
+        self_distillation: For a model with several heads: how they learn from the sum of their scores; None
+            if they do not.
 
     Examples:
         >>> recipe = TrainRecipe.resolve(
@@ -58,6 +64,8 @@ class TrainRecipe(Config):
     train: dict[str, Any] = Field(default_factory=dict)
     evaluation: Collections = Field(default_factory=list)
     prepare: dict[str, str] = Field(default_factory=dict)
+    heads: dict[str, HeadTraining] = Field(default_factory=dict)
+    self_distillation: SelfDistillation | None = None
 
     @classmethod
     def resolve(cls, recipe: Self | Mapping[str, Any] | str | Path, overrides: Iterable[str] = ()) -> Self:

@@ -27,6 +27,7 @@ from irkit.training.measuring import Measured, measure
 from irkit.training.model_recipe import ModelRecipe, make_model
 from irkit.training.result_files import COSTS, write_costs, write_results
 from irkit.training.run_directory import check_directory, finish_directory, prepare_directory, run_stage
+from irkit.training.several_step import SeveralStep
 from irkit.training.train_recipe import StagedRecipe, TrainRecipe
 from irkit.training.train_step import TrainStep
 from irkit.training.trainer import Trainer
@@ -77,14 +78,7 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
     arguments = recipe.arguments(directory / "checkpoints")
     transformers.set_seed(arguments.seed)  # it decides the weights of new heads
     model = make_model(recipe.model)
-    step = TrainStep(
-        model,
-        recipe.losses,
-        regularizers=recipe.regularizers,
-        matryoshka=recipe.matryoshka,
-        interaction=make_interaction(recipe.interaction, model),
-        gradient_cache_size=arguments.gradient_cache_size,
-    )
+    step = _make_step(recipe, model, arguments.gradient_cache_size)
     # training data and evaluation
     examples = open_data(recipe.data, arguments.seed)
     counts = check(examples, needs=step.needs)
@@ -106,6 +100,39 @@ def prepare(recipe: TrainRecipe, out: str | Path, *, overwrite: bool = False) ->
         with suppress(OSError):
             created.rmdir()
     return Prepared(recipe, step, trainer, examples, counts, collections)
+
+
+def _make_step(recipe: TrainRecipe, model: Model, gradient_cache_size: int | None) -> TrainStep:
+    """Make the step of a model with one head, or with several.
+
+    Raises:
+        ConfigError: The recipe has keys for the other.
+    """
+    several = model.kind == "several"
+    if several:
+        unused: dict[str, Any] = {"regularizers": recipe.regularizers, "matryoshka": recipe.matryoshka}
+        unused["interaction"] = recipe.interaction.kind != "maxsim"
+    else:
+        unused = {"heads": recipe.heads, "self_distillation": recipe.self_distillation}
+    if wrong := [name for name, value in unused.items() if value]:
+        what = "several heads" if several else f"one head, of {model.kind} vectors"
+        raise ConfigError(f"{wrong[0]}: the model has {what}; leave it out")
+    if several:
+        return SeveralStep(
+            model,
+            recipe.losses,
+            recipe.heads,
+            distillation=recipe.self_distillation,
+            gradient_cache_size=gradient_cache_size,
+        )
+    return TrainStep(
+        model,
+        recipe.losses,
+        regularizers=recipe.regularizers,
+        matryoshka=recipe.matryoshka,
+        interaction=make_interaction(recipe.interaction, model),
+        gradient_cache_size=gradient_cache_size,
+    )
 
 
 def train(
@@ -223,13 +250,20 @@ def _measure(model: Model, step: TrainStep, collections: list[JudgedCollection])
     training = step.training
     step.eval()
     compare: Any = step.interaction or score
-    results = measure(model, collections, compare)
+    if isinstance(step, SeveralStep):
+        by_head = {name: measure(head, collections) for name, head in model.heads.items()}
+        results = {
+            f"{title}/{name}": found for name, each in by_head.items() for title, found in each.items()
+        }
+    else:
+        results = measure(model, collections, compare)
     step.train(training)
     return results
 
 
 def _summarize(results: Mapping[str, Measured], collections: list[JudgedCollection]) -> dict[str, float]:
-    groups = {collection.config.title: collection.config.group for collection in collections}
+    by_title = {collection.config.title: collection.config.group for collection in collections}
+    groups = {title: by_title.get(title) or by_title.get(title.rpartition("/")[0], "") for title in results}
     return summarize({title: result.evaluation for title, result in results.items()}, groups)
 
 

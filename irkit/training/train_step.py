@@ -16,9 +16,10 @@ from irkit.core.ragged import Ragged
 from irkit.core.representation import Dense, MultiVector, Representation, Sparse, concat
 from irkit.core.scoring import score, score_rows
 from irkit.errors import BadValueError
-from irkit.heads import Side, SparseHead
+from irkit.heads import Head, Side, SparseHead
 from irkit.model import Model
 from irkit.model.embeddings import averaged, compare, postprocess
+from irkit.model.pipeline import hidden_states
 from irkit.training.collapse import ALIKE, CHANCE, chance, likeness
 from irkit.training.example import Batch
 from irkit.training.gather import Joint, everywhere, join
@@ -49,6 +50,7 @@ class TrainStep(ModelStep):
         interaction: Compares token vectors, and is trained if it is a module; None for MaxSim.
         gradient_cache_size: Number of texts per chunk; None encodes all at once.
         needs: What the losses read of `Scores`.
+        seen: Scores of the last batch at the first width, and the share of the loss that is this process's.
         parts: Values of the losses and regularisers in the last step, and active dimensions of sparse models.
 
     Examples:
@@ -60,6 +62,7 @@ class TrainStep(ModelStep):
     """
 
     interaction: Interaction | None
+    seen: tuple[Scores, float]
 
     def __init__(
         self,
@@ -109,6 +112,12 @@ class TrainStep(ModelStep):
         """
         self.parts, self.signs = {}, {}
         queries, documents = self.encode(batch.queries, "query"), self.encode(batch.documents, "document")
+        return self.compare(batch, queries, documents, progress)
+
+    def compare(
+        self, batch: Batch, queries: Representation, documents: Representation, progress: float = 0.0
+    ) -> Tensor:
+        """Return the loss of a batch whose texts are encoded; arguments as for `forward` and of `encode`."""
         with torch.autocast(batch.own.device.type, enabled=False):
             # representations of other processes, and of the guide models, as far as a loss needs them
             joint = join(
@@ -129,6 +138,8 @@ class TrainStep(ModelStep):
             total = torch.zeros((), device=batch.own.device)
             for width, weight in widths:
                 scores = self._scores(joint, width)
+                if width == widths[0][0]:
+                    self.seen = scores, joint.share
                 for loss in losses:
                     guide = guides.get(getattr(loss, "guide", None) or "")
                     guided = scores if guide is None else replace(scores, guide=guide)
@@ -158,11 +169,9 @@ class TrainStep(ModelStep):
 
     def _encode(self, tokens: Ragged, side: Side) -> Representation:
         part = self.model.side_model(side)
-        if isinstance(part.head, SparseHead):
-            expanded, attended = part.head.expand(tokens, side)
-            return Dense(part.head.pruned(part.encoder(expanded, attended), side))
-        made = self.model(tokens, self.model.pipeline(side).prompt_length, side)
-        return Dense(made.to_dense()) if isinstance(made, Sparse) else made
+        expanded, attended = part.head.expand(tokens, side)
+        hidden = hidden_states(part.encoder, part.head, expanded, attended, side)
+        return trained_rows(part.head, hidden, expanded, self.model.pipeline(side).prompt_length, side)
 
     def _scores(self, joint: Joint, width: int | None) -> Scores:
         """Compare the representations, cut to ``width`` dimensions; None compares them whole."""
@@ -235,6 +244,16 @@ class TrainStep(ModelStep):
             interaction.fingerprint = merged(self.model).fingerprint
         if hasattr(interaction, "save_pretrained"):
             interaction.save_pretrained(path)
+
+
+def trained_rows(
+    head: Head, hidden: Ragged, tokens: Ragged, prompt_length: int, side: Side
+) -> Representation:
+    """Return what a head makes of hidden states; sparse weights are Dense, ``(n, vocabulary)``."""
+    if isinstance(head, SparseHead):
+        return Dense(head.pruned(hidden, side))
+    made = head(hidden, tokens, prompt_length, side)
+    return Dense(made.to_dense()) if isinstance(made, Sparse) else made
 
 
 def _guided(guide: Model, batch: Batch, joint: Joint) -> tuple[Tensor, Tensor, Tensor]:
