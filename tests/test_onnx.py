@@ -41,6 +41,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "local_attention": 6,
         "global_attn_every_n_layers": 2,
     },
+    "jina": {
+        **_SIZES,
+        "model_type": "bert",
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "num_attention_heads": 4,
+    },
     "mpnet": {**_SIZES, "model_type": "mpnet"},
     "nomic_bert": {**_SIZES, "model_type": "nomic_bert"},
     "gte": {**_SIZES, "model_type": "gte"},

@@ -165,6 +165,25 @@ def relative_bias(table: Tensor, furthest: int, longest: int) -> Tensor:
     return table[buckets].T
 
 
+def alibi_bias(heads: int, longest: int, device: torch.device | None = None) -> Tensor:
+    """Return the biases ``(heads, 2 * longest - 1)`` of ALiBi in both directions: a slope times the distance.
+
+    The slopes of ``2^k`` heads are the powers 1, 2, ... of ``2^(-8 / 2^k)``. For other numbers, every other
+    slope of twice as many heads follows those of the power of two below.
+
+    Examples:
+        >>> alibi_bias(8, 3)[:2].tolist()
+        [[-1.0, -0.5, -0.0, -0.5, -1.0], [-0.5, -0.25, -0.0, -0.25, -0.5]]
+
+    Source: Press et al. 2022 (ALiBi), section 3; Günther et al. 2023 (Jina 2, arXiv 2310.19923), section 3.
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    slopes += [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
+    distances = torch.arange(1 - longest, longest, device=device).abs()
+    return -torch.tensor(slopes, device=device)[:, None] * distances
+
+
 def _padded(
     query: Ragged, key: Ragged, value: Ragged, rules: _Rules, dropout: float, function: Callable[..., Tensor]
 ) -> Tensor:

@@ -24,6 +24,7 @@ _BERT_WEIGHTS: dict[str, str | tuple[str, ...]] = {
     "layers.down": "encoder.layer.{}.output.dense",
     "layers.mlp_norm": "encoder.layer.{}.output.LayerNorm",
 }
+_GATES = {"geglu": "gelu", "reglu": "relu"}  # activations by feed_forward_type
 _ROBERTAS = {
     "roberta": "RobertaForMaskedLM",
     "xlm-roberta": "XLMRobertaForMaskedLM",
@@ -55,6 +56,20 @@ def _bert_config(settings: Settings) -> EncoderConfig:
         attention_dropout=settings.get("attention_probs_dropout_prob", 0.1),
         hidden_dropout=settings.get("hidden_dropout_prob", 0.1),
     )
+
+
+def _jina_config(settings: Settings) -> EncoderConfig:
+    """Read a BERT with ALiBi and gated feed-forward blocks, as Jina's second embedding models are."""
+    gate = settings.get("feed_forward_type", "original")
+    if gate not in _GATES:
+        raise ConfigError(f"position_embedding_type 'alibi' and feed_forward_type {gate!r:.60}")
+    bert = _bert_config({**settings, "position_embedding_type": "absolute", "hidden_act": _GATES[gate]})
+    changes = {"learned_positions": 0, "alibi": True, "gated": True, "mlp_bias": False, "down_bias": True}
+    return bert.model_copy(update=changes)
+
+
+def _bert_variant(settings: Settings) -> Family:
+    return JINA if settings.get("position_embedding_type") == "alibi" else BERT
 
 
 def _bert_masked_lm(settings: Settings) -> MaskedLM:
@@ -158,6 +173,16 @@ BERT = Family(
     ("bert.",),
     ("pooler.", "cls.", "classifier.", "dropout.", "qa_outputs.", "linear."),  # the last is ColBERT's
     _bert_masked_lm,
+    variant=_bert_variant,
+)
+JINA = BERT._replace(
+    config=_jina_config,
+    weights={
+        **_BERT_WEIGHTS,
+        "layers.up": "encoder.layer.{}.mlp.gated_layers",
+        "layers.down": "encoder.layer.{}.mlp.wo",
+        "layers.mlp_norm": "encoder.layer.{}.mlp.layernorm",
+    },
 )
 ROBERTA = Family(
     _bert_config,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from irkit.config import read_json
 from irkit.core.ragged import Ragged
 from irkit.encoder.adapter import TransformersEncoder
-from irkit.encoder.attention import check_lengths, pick_backend, relative_bias
+from irkit.encoder.attention import alibi_bias, check_lengths, pick_backend, relative_bias
 from irkit.encoder.checkpoint_weights import Undrawn, export_weights, find_prefix, import_weights
 from irkit.encoder.encoder_config import Pooling
 from irkit.encoder.families import FAMILIES, encoder_config, family_of, schedule_settings
@@ -266,6 +266,9 @@ class Encoder(nn.Module):
         if self.relative is not None and self.config.relative is not None:
             furthest = self.config.relative.furthest
             bias = relative_bias(self.relative.weight, furthest, max(tokens.max_length, 1))
+        if self.config.alibi:
+            heads = self.config.layers[0].num_heads
+            bias = alibi_bias(heads, max(tokens.max_length, 1), x.device).to(x.dtype)
         context = Context(tokens, backend, attended, pooled, bias)
         for layer in self.layers:
             x, context = layer(x, context)

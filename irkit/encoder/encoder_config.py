@@ -163,6 +163,7 @@ class EncoderConfig(Config):
         norm_offset: Added to the weights of RMSNorm (Gemma stores them less 1).
         causal: Whether no token attends to tokens after it.
         relative: Biases of attention scores by distance; None has none.
+        alibi: Whether attention scores fall with the distance, at a rate per head, see `alibi_bias`.
         head_norm: Whether each head of queries and keys is normalised (Qwen3).
         attention_scale: Factor of the attention scores; None is one over the root of the width of a head.
         softcap: Limit to which attention scores are bent; None leaves them.
@@ -194,6 +195,7 @@ class EncoderConfig(Config):
     norm_offset: float = 0.0
     causal: bool = False
     relative: RelativeBias | None = None
+    alibi: bool = False
     head_norm: bool = False
     attention_scale: float | None = Field(default=None, gt=0)
     softcap: float | None = Field(default=None, gt=0)
@@ -214,7 +216,7 @@ class EncoderConfig(Config):
         sizes = [layer.hidden_size for layer in self.layers]
         if not sizes or sizes != sorted(sizes):
             raise ValueError(f"hidden sizes {sizes} must not fall from layer to layer")
-        if any(self.schedule) and (self.causal or self.relative):
+        if any(self.schedule) and (self.causal or self.relative or self.alibi):
             raise ValueError("layers that pool, and causal attention or biases by distance")
         if self.relative and len({layer.num_heads for layer in self.layers}) > 1:
             raise ValueError("one table of biases, and layers with other numbers of heads")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from irkit.encoder import Encoder, EncoderConfig, LayerConfig
-from irkit.encoder.attention import relative_bias
+from irkit.encoder.attention import alibi_bias, relative_bias
 from irkit.encoder.rotary import frequencies
 from irkit.errors import BadValueError
 from irkit.heads import MultiVectorHead, Normalize, PooledHead, SparseHead
@@ -157,6 +157,9 @@ def _masks(graph: Graph, encoder: Encoder, mask: str, apart: str) -> dict[int | 
         near = graph("Clip", apart, graph.floats(-furthest), graph.floats(furthest))
         rows = graph("Cast", graph("Add", near, graph.floats(furthest)), to=7)
         common = graph("Add", common, graph("Gather", graph.constant(table), rows, axis=1))
+    if config.alibi:
+        slopes = alibi_bias(config.layers[0].num_heads, 2)[:, :1, None]
+        common = graph("Add", common, graph("Mul", graph("Abs", apart), graph.constant(slopes)))
     masks: dict[int | None, str] = {None: common}
     for window in {layer.window for layer in config.layers} - {None}:
         far = graph("Greater", graph("Abs", apart), graph.floats(float(window or 0)))

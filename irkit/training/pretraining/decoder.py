@@ -49,7 +49,13 @@ class Decoder(nn.Module):
             problem = (
                 "the encoder has neither learned nor rotary positions, so that it could not tell tokens apart"
             )
-        if config.causal or config.relative or config.head_norm or config.norm_location == "both":
+        if (
+            config.causal
+            or config.relative
+            or config.alibi
+            or config.head_norm
+            or config.norm_location == "both"
+        ):
             problem = (
                 f"irkit has no decoder for a {encoder.family}; expected one that is made like BERT or TITE"
             )
