@@ -21,6 +21,7 @@ SUITES = (
     "runs",
     "scale",
     "serve",
+    "shard_builds",
     "shards",
     "sparse",
     "studies",
