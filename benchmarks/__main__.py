@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument(
-        "--sizes", help="numbers of documents of the suites adds, dense, runs, scale and shards"
+        "--sizes", help="numbers of documents of the suites adds, dense, runs, scale, shard_builds and shards"
     )
     parser.add_argument("--soak", type=float, help="minutes that the suite serve loads a server, instead")
     parser.add_argument("--only", help="names of the suite studies, separated by commas; by default all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -168,6 +169,27 @@ def ray() -> Iterator[Any]:
     started = start_ray()
     yield started
     started.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_on_this_machine_listens_on_no_other_address(ray: Any) -> None:
+    node = ray._private.worker._global_node
+    own = {info.process.pid for infos in node.all_processes.values() for info in infos}
+    inodes = set()
+    for pid in own:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    listening = []
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+        listening += [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+    assert listening
+    assert set(listening) <= {
+        "0100007F",
+        "0000000000000000FFFF00000100007F",
+        "00000000000000000000000001000000",
+    }
 
 
 def pids(ray: Any, retriever: ShardedRetriever) -> list[int]:

@@ -33,7 +33,17 @@ def start_ray(address: str | None = None) -> Any:
         MissingDependencyError: Ray is not installed.
     """
     ray: Any = require("ray", "ray", "The engine ray")
-    if not ray.is_initialized():
-        place = {"_node_ip_address": "127.0.0.1", "include_dashboard": False} if address is None else {}
-        ray.init(address=address, log_to_driver=False, **place)
+    if ray.is_initialized():
+        return ray
+    if address is not None:
+        ray.init(address=address, log_to_driver=False)
+        return ray
+    # unless clusters are disabled, Ray takes the address of this machine in a network for 127.0.0.1, and
+    # listens on all addresses
+    constants: Any = require("ray._private.ray_constants", "ray", "The engine ray")
+    enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(_node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False)
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
     return ray
