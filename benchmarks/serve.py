@@ -192,7 +192,8 @@ def start_contenders() -> dict[str, Contender]:
     contenders = {ST: Contender(Server([python, "-c", PEER, str(MODEL_DIR), "PORT"]))}
     for dtype in DTYPES:
         command = [python, "-m", "irkit", "serve", f"model={MODEL_DIR}", "--dtype", dtype]
-        contenders[f"irkit {dtype}"] = Contender(Server([*command, "--device", "cpu", "--port", "PORT"]))
+        options = ["--device", "cpu", "--set", "seconds=600", "--port", "PORT"]
+        contenders[f"irkit {dtype}"] = Contender(Server([*command, *options]))
     if os.environ.get("IRKIT_INFINITY"):
         program = Path(os.environ["IRKIT_INFINITY"]).parent / "infinity_emb"
         command = [str(program), "v2", "--model-id", str(MODEL_DIR), "--served-model-name", "model"]
@@ -213,7 +214,7 @@ def measure_embedding() -> Iterator[Row]:
     texts = [item.full_text for item in read_documents(data_dir() / "msmarco-dl19-pool")][:2048]
     contenders = start_contenders()
     try:
-        vectors = {name: contender.encode(texts[:64]) for name, contender in contenders.items()}
+        vectors = {name: contender.encode(texts[:16]) for name, contender in contenders.items()}
         cosines = {name: float((rows * vectors[ST]).sum(1).min()) for name, rows in vectors.items()}
         for name, cosine in cosines.items():
             if cosine < LEAST_COSINES.get(name, LEAST_COSINE):

@@ -121,6 +121,53 @@ def test_bodies_are_limited(served: Any) -> None:
     assert ask(served.url, "/health", None, "GET")[0] == 200
 
 
+def test_bodies_that_are_refused_are_freed(served: Any) -> None:
+    import gc
+
+    gc.collect()
+    gc.disable()
+    try:
+        wrong = b'{"queries": [' + b"7," * 50_000 + b"7]}"
+        for body in (b" " * 100_000, wrong, b'{"kk": "' + b"x" * 100_000 + b'"}'):
+            assert ask(served.url, SEARCH, body)[0] in (400, 422)
+        kept = [item for item in gc.get_objects() if isinstance(item, BaseException)]
+        assert [item for item in kept if type(item).__name__ == "RequestValidationError"] == []
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("SearchRequest", {"queries": [7] * 1000}),
+        ("SearchRequest", {"queries": ["x"] * 1000 + [7] * 1000}),
+        ("SearchRequest", {"queries": [[["x"] * 1000] * 1000]}),
+        ("SearchRequest", {"queries": {str(number): "x" for number in range(1000)}}),
+        ("SearchRequest", {"queries": {str(number): float("nan") for number in range(1000)}}),
+        ("SearchRequest", {"queries": "x", "filter": [7] * 1000, "fields": [7] * 1000}),
+        ("RerankRequest", {"queries": [7] * 1000, "ids": [[7] * 1000] * 1000}),
+        ("DocumentsRequest", {"documents": [{"id": 7}] * 1000}),
+        ("DocumentsRequest", {"documents": [{"id": "a", "vector": [["x"] * 1000] * 1000}]}),
+        ("RemoveRequest", {"ids": [7] * 1000}),
+        ("EmbedRequest", {"inputs": [7] * 1000}),
+        ("RerankTextsRequest", {"query": "x", "texts": [7] * 1000}),
+        ("Sentences", {"source_sentence": "x", "sentences": [7] * 1000}),
+        ("EmbeddingsRequest", {"input": [7] * 1000}),
+        ("CohereRerankRequest", {"query": "x", "documents": [7] * 1000}),
+    ],
+)
+def test_a_body_has_few_errors_however_large_it_is(name: str, body: Any) -> None:
+    pytest.importorskip("fastapi", reason="needs: pip install 'irkit[serve]'")
+    from pydantic import ValidationError
+
+    from irkit.serve import messages, openai_routes, tei_routes
+
+    [model] = {vars(module)[name] for module in (messages, openai_routes, tei_routes) if name in vars(module)}
+    with pytest.raises(ValidationError) as error:
+        model.model_validate(body)
+    assert error.value.error_count() < 20
+
+
 def test_time_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = served.catalogue.config
     short = config.limits.model_copy(update={"seconds": 0.05, "body_seconds": 0.05})

@@ -109,12 +109,12 @@ class Guard:
         """
         limits, size = self._catalogue.config.limits, headers.get(b"content-length", b"0")
         most_held = max(limits.body_bytes, limits.bodies_bytes)
-        too_large = Problem(413, f"the body is larger than the limit of {limits.body_bytes} bytes")
-        too_many = Problem(429, "too many large bodies are in work already; try again in a second")
+        too_large = f"the body is larger than the limit of {limits.body_bytes} bytes"
+        too_many = "too many large bodies are in work already; try again in a second"
         if not size.isdigit() or int(size[:20]) > limits.body_bytes:
-            raise too_large
+            raise Problem(413, too_large)
         if self._held + _counted(int(size)) > most_held:
-            raise too_many
+            raise Problem(429, too_many)
         parts, total, held = list[bytes](), 0, 0
         try:
             async with asyncio.timeout(limits.body_seconds):
@@ -125,11 +125,11 @@ class Guard:
                     parts.append(message.get("body", b""))
                     total += len(parts[-1])
                     if total > limits.body_bytes:
-                        raise too_large
+                        raise Problem(413, too_large)
                     self._held += _counted(total) - held
                     held = _counted(total)
                     if held and self._held > most_held:
-                        raise too_many
+                        raise Problem(429, too_many)
                     if not message.get("more_body"):
                         return b"".join(parts)
         except BaseException as error:
@@ -138,6 +138,8 @@ class Guard:
                 text = f"the body did not arrive within {limits.body_seconds} seconds"
                 raise Problem(408, text) from None
             raise
+        finally:
+            parts.clear()  # the traceback of an error would keep them
 
     def _record(self, scope: Scope, request_id: str, status: int, seconds: float, error: str) -> None:
         """Count the request, and write a line of JSON about it."""

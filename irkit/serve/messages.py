@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from irkit.evaluation.fusion import Method
 
-Weights = dict[str, float]
-Content = str | Weights | list[float] | list[list[float]]
+T = TypeVar("T")
+
+
+def _check_weights(value: Any) -> Any:
+    """Refuse weights at the first wrong one; pydantic would describe each of them."""
+    weights = value.values() if isinstance(value, dict) else ()
+    if not all(type(weight) in (int, float) and math.isfinite(weight) for weight in weights):
+        raise ValueError("expected weights that are finite numbers")
+    return value
+
+
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: a large body could have millions, each with an error."""
+Weights = Annotated[dict[str, float], BeforeValidator(_check_weights)]
+Content = str | Weights | Many[float] | Many[Many[float]]
 
 
 class Message(BaseModel):
@@ -21,9 +35,9 @@ class Message(BaseModel):
 class Fuse(Message):
     """Search further indexes too, and fuse the results, see `irkit.Hybrid`."""
 
-    indexes: list[str] = Field(min_length=1, max_length=8, description="Names of the other indexes.")
+    indexes: Many[str] = Field(min_length=1, max_length=8, description="Names of the other indexes.")
     method: Method = "rrf"
-    weights: list[float] | None = Field(None, description="Weight of this index and of the others.")
+    weights: Many[float] | None = Field(None, description="Weight of this index and of the others.")
     depth: int = Field(100, ge=1, description="Hits of each index that are fused.")
 
 
@@ -46,17 +60,17 @@ class SearchRequest(Message):
         }
     )
 
-    queries: str | Weights | list[Content] = Field(
+    queries: str | Weights | Many[Content] = Field(
         description="A text or several; vectors or weights of terms where the index has such."
     )
     k: int = Field(10, ge=1, description="Hits of each query.")
     offset: int = Field(0, ge=0, description="Hits to skip.")
-    filter: dict[str, Any] | list[str] | None = Field(None, description="Conditions on metadata, or ids.")
+    filter: dict[str, Any] | Many[str] | None = Field(None, description="Conditions on metadata, or ids.")
     threshold: float | None = Field(None, description="Lowest score.")
     group_by: str | None = Field(None, description="Key of metadata: a few hits of each value.")
     per_group: int = Field(1, ge=1, description="Hits of each value of group_by.")
-    fields: list[str] | None = Field(None, description="title, text, metadata, metadata.KEY; null is all.")
-    facets: list[str] = Field([], max_length=16, description="Keys to count, over all that meet the filter.")
+    fields: Many[str] | None = Field(None, description="title, text, metadata, metadata.KEY; null is all.")
+    facets: Many[str] = Field([], max_length=16, description="Keys to count, over all that meet the filter.")
     facet_k: int = Field(10, ge=1, le=1000)
     highlights: bool = Field(False, description="Where words of the query are in the text.")
     snippet: bool = Field(
@@ -78,8 +92,8 @@ class RerankRequest(Message):
         json_schema_extra={"examples": [{"queries": ["which animals hibernate"], "ids": [["moon", "bears"]]}]}
     )
 
-    queries: list[str]
-    ids: list[list[str]] = Field(description="Ids of documents, for each query.")
+    queries: Many[str]
+    ids: Many[Many[str]] = Field(description="Ids of documents, for each query.")
     k: int | None = Field(None, ge=1, description="Hits of each query; null is all.")
 
 
@@ -90,7 +104,7 @@ class DocumentMessage(Message):
     text: str = ""
     title: str = ""
     metadata: dict[str, Any] = {}
-    vector: Weights | list[float] | list[list[float]] | None = None
+    vector: Weights | Many[float] | Many[Many[float]] | None = None
 
 
 class DocumentsRequest(Message):
@@ -104,7 +118,7 @@ class DocumentsRequest(Message):
         }
     )
 
-    documents: list[DocumentMessage] = Field(min_length=1)
+    documents: Many[DocumentMessage] = Field(min_length=1)
 
 
 class RemoveRequest(Message):
@@ -112,7 +126,7 @@ class RemoveRequest(Message):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["owls"]}]})
 
-    ids: list[str] = Field(min_length=1)
+    ids: Many[str] = Field(min_length=1)
 
 
 class ExplainRequest(Message):
@@ -132,6 +146,6 @@ class FacetsRequest(Message):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"keys": ["year"], "k": 3}]})
 
-    keys: list[str] = Field(min_length=1, max_length=16)
-    filter: dict[str, Any] | list[str] | None = None
+    keys: Many[str] = Field(min_length=1, max_length=16)
+    filter: dict[str, Any] | Many[str] | None = None
     k: int = Field(10, ge=1, le=1000)

@@ -13,6 +13,7 @@ from irkit.core.representation import Dense
 from irkit.model.embeddings import postprocess
 from irkit.serve.answers import CohereRanking, Embeddings, ModelList
 from irkit.serve.catalogue import Catalogue
+from irkit.serve.messages import Many
 from irkit.serve.problems import Problem, respond
 from irkit.serve.tei_routes import check_texts, find_model, score_texts
 
@@ -34,7 +35,7 @@ class EmbeddingsRequest(BaseModel):
         json_schema_extra={"examples": [{"input": ["a text", "another text"], "input_type": "document"}]},
     )
 
-    input: str | list[str]
+    input: str | Many[str]
     model: str | None = Field(None, description="Name of a served model; by default the first dense one.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
@@ -53,7 +54,7 @@ class CohereRerankRequest(BaseModel):
     )
 
     query: str
-    documents: list[str | dict[str, Any]]
+    documents: Many[str | dict[str, Any]]
     model: str | None = None
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import traceback
 from typing import Any
 
 import pydantic_core
@@ -99,7 +100,10 @@ def answer(problem: Problem, request_id: str, path: str) -> Response:
 
 async def handle(request: Request, error: Exception) -> Response:
     """Answer a request whose route raised an error that is expected, see `problem_of`."""
-    return answer(problem_of(error), request.scope["state"]["request_id"], request.url.path)
+    problem = problem_of(error)
+    # FastAPI's frames refer to the error, which has the body: a cycle, which stays until a collection
+    traceback.clear_frames(error.__traceback__)
+    return answer(problem, request.scope["state"]["request_id"], request.url.path)
 
 
 def _invalid(error: RequestValidationError) -> Problem:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from irkit.core.representation import Dense, MultiVector, Sparse
 from irkit.model.embeddings import postprocess
 from irkit.serve.catalogue import Catalogue
+from irkit.serve.messages import Many
 from irkit.serve.problems import Problem, respond
 from irkit.serve.served_models import Kind, ServedModel
 
@@ -37,7 +38,7 @@ class EmbedRequest(TEIMessage):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["a text", "another text"]}]})
 
-    inputs: str | list[str]
+    inputs: str | Many[str]
 
 
 class DenseRequest(EmbedRequest):
@@ -55,7 +56,7 @@ class RerankTextsRequest(TEIMessage):
     )
 
     query: str
-    texts: list[str]
+    texts: Many[str]
     raw_scores: bool = Field(False, description="Of a cross-encoder: logits instead of probabilities.")
     return_text: bool = False
 
@@ -64,7 +65,7 @@ class Sentences(BaseModel):
     """A sentence, and others to compare with it."""
 
     source_sentence: str
-    sentences: list[str]
+    sentences: Many[str]
 
 
 class SimilarityParameters(BaseModel):
@@ -91,7 +92,7 @@ class SimilarityRequest(BaseModel):
 class TokenizeRequest(TEIMessage):
     """Texts to split into tokens."""
 
-    inputs: str | list[str]
+    inputs: str | Many[str]
     add_special_tokens: bool = True
 
 
