@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import Row, data_dir
-from benchmarks.serve import CLIENTS, Server, load, percentile
+from benchmarks.servers import CLIENTS, Server, load, percentile
 
 DOCUMENTS, WIDTH = 100_000, 128
 DOCUMENT_TOKENS, QUERY_TOKENS, SIGNS = 32, 16, 4096

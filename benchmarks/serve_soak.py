@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, data_dir, write_results
-from benchmarks.serve import Server, exchange
+from benchmarks.servers import Server, exchange
 
 CLIENTS, SEARCHES = 16, 8
 MOST_GROWTH = 1.0  # MB a minute, after the first sixth of the time
