@@ -134,7 +134,7 @@ def index(
         return
     start = time.monotonic()
     options: dict[str, Any] = {"chunk_size": recipe.chunk_size, "overwrite": overwrite or is_uri(out)}
-    options |= {"shards": recipe.shards, "windows": recipe.windows}
+    options |= {"shards": recipe.shards} if engine else {"shards": recipe.shards, "windows": recipe.windows}
     build = _build_on_ray(address) if engine else Retriever.build
     with (
         staged(out, overwrite) if is_uri(out) else nullcontext(Path(out)) as folder,
