@@ -24,21 +24,16 @@ from benchmarks.harness import Row, write_results
 
 SHARDS, QUERIES, ROUNDS, DIM = 4, 20, 10, 384
 BAR = 5.0  # ms
-OBJECTS = 200_000_000  # bytes of Ray's object store
 
 
 def main(sizes: Sequence[int] = (50_000,)) -> str | None:
     """Measure, store the rows, and return what misses the bar."""
-    import ray
     import torch
 
+    from irkit.ray_engine.ray_start import start_ray
+
     torch.set_num_threads(1)
-    ray.init(
-        _node_ip_address="127.0.0.1",
-        include_dashboard=False,
-        object_store_memory=OBJECTS,
-        log_to_driver=False,
-    )
+    ray = start_ray()
     try:
         rows = [measure(kind, size) for size in sizes for kind in ("bm25", "flat")]
     finally:
