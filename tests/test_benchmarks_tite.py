@@ -51,6 +51,7 @@ def test_bars_are_as_long_as_what_they_stand_for() -> None:
     assert fast == pytest.approx(4 * slow, abs=0.1)
 
 
+@pytest.mark.slow
 def test_every_encoder_is_compared_and_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from benchmarks import tite
     from benchmarks.tite_encoders import TITE

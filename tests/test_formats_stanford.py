@@ -130,5 +130,5 @@ def test_other_models_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
         dense = Model.from_pretrained(tiny_bert)
     with pytest.raises(BadValueError, match="no place for dense vectors"):
         dense.save_pretrained(tmp_path / "colbert", format="stanford")
-    with pytest.raises(BadValueError, match="format 'onnx', expected sentence-transformers or stanford"):
+    with pytest.raises(BadValueError, match=r"format 'onnx', expected .*sentence-transformers or stanford"):
         dense.save_pretrained(tmp_path / "colbert", format="onnx")

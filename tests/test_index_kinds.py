@@ -158,6 +158,10 @@ def test_an_index_of_an_earlier_version_answers_as_before(
     with zipfile.ZipFile(GOLDEN) as archive:
         archive.extractall(tmp_path, [file for file in archive.namelist() if file.startswith(f"{name}/")])
     store, answers = Store.open(tmp_path / name), ANSWERS[name]
+    if name == "muvera":  # searched by FAISS then
+        with pytest.raises(ConfigError, match=r"unknown key 'factory'.*build it again with `irkit index`"):
+            open_index(store)
+        return
     index = open_index(store)
     assert index.stats() == answers["stats"]
     arrays = {

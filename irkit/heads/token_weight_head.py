@@ -35,7 +35,8 @@ class TokenWeightHead(TermHead):
         >>> _ = head.layers[0].linear.bias.data.zero_()
         >>> tokens = Ragged.from_rows([[3, 7, 3]])
         >>> hidden = tokens.with_values(torch.tensor([[1.0, 0.0], [-1.0, 5.0], [2.0, 0.0]]))
-        >>> made = head(hidden, tokens)
+        >>> with torch.no_grad():
+        ...     made = head(hidden, tokens)
         >>> made.terms.values.tolist(), made.weights.tolist()
         ([3], [2.0])
 

@@ -248,7 +248,7 @@ def index_config(choice: str | Mapping[str, Any] | IndexConfig) -> IndexConfig:
     if "kind" not in choice:
         known = ", ".join(["auto", *INDEX_KINDS])
         raise ConfigError(f"index: missing key 'kind' in {brief(dict(choice), 100)}; known: {known}")
-    if choice["kind"] == "several":
+    if isinstance(choice["kind"], str) and choice["kind"] == "several":
         return SeveralConfig.parse(choice, "index")
     config = _config_class(choice["kind"])
     if config is None:
