@@ -82,6 +82,7 @@ def test_outputs_that_differ_are_not_timed() -> None:
         check([one, other], tokens, "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_lengths_are_those_of_passages_and_queries(data_dir: Path, minilm: Path) -> None:
     from benchmarks.tite import QUANTILES

@@ -285,6 +285,7 @@ def run_script(*words: object) -> str:
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.slow
 def test_search_fork_search(tmp_path: Path) -> None:
     codes = json.loads(run_script("search", tmp_path))
     assert codes == dict.fromkeys(KINDS, 0)

@@ -46,6 +46,8 @@ CONFIGS: dict[str, Any] = {
     "several": {"kind": "several", "indexes": {"one": "flat", "two": {"kind": "plaid", "centroids": 8}}},
     "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "lists": 4},
 }
+SLOW = ("dense_codes", "muvera")  # their changes are those of dense
+KINDS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CONFIGS]
 kind = "faiss"  # what this process works on
 
 
@@ -277,7 +279,7 @@ def check_survival(kind: str, directory: Path, steps: int) -> None:
             assert len(found) >= (2 if steps else 3)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_ten_moments(kind: str, tmp_path: Path) -> None:
     check_survival(kind, tmp_path, 10)
 
@@ -288,7 +290,7 @@ def test_killed_at_every_moment(kind: str, tmp_path: Path) -> None:
     check_survival(kind, tmp_path, 0)
 
 
-@pytest.mark.parametrize("which", CONFIGS)
+@pytest.mark.parametrize("which", KINDS)
 def test_readers_of_a_changing_index_see_it_whole(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -427,6 +427,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert index.search(texts(1, 1), 3).rows.min() >= 0
 
 
+@pytest.mark.slow
 def test_an_index_is_built_on_a_gpu_as_on_a_cpu(tmp_path: Path, gpu: Any) -> None:
     """With faiss-cpu, too: all of it is torch."""
     data, queries = texts(900, 0), texts(60, 1)

@@ -733,6 +733,7 @@ for moment in random.Random(0).sample(range(1, moments + 1), 20):
 """
 
 
+@pytest.mark.slow
 def test_sigkill_at_20_moments(model: Model, tmp_path: Path) -> None:
     """Processes kill themselves as they are about to open, rename, remove or cut a file of the index."""
     corpus = tmp_path / "corpus.tsv"

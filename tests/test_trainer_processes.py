@@ -139,7 +139,7 @@ def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> int:
     return subprocess.run(command, env=environment, check=False).returncode
 
 
-@pytest.mark.parametrize("when", ["saving", "at a random step"])
+@pytest.mark.parametrize("when", [pytest.param("saving", marks=pytest.mark.slow), "at a random step"])
 def test_killed_and_resumed_it_has_the_weights_of_never_having_been(
     folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
