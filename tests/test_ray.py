@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from irkit.errors import BadTypeError, BadValueError, MissingDependencyError, St
 from irkit.index import Store, create_index, index_config
 from irkit.ray_engine import PartialResultWarning, ShardedRetriever, build_shards
 from irkit.ray_engine.ray_build import _encoder
-from irkit.ray_engine.ray_start import parse_engine
+from irkit.ray_engine.ray_start import parse_engine, start_ray
 from irkit.ray_engine.shard_builder import Portion, ShardBuilder
 from irkit.shards import ShardedDocuments, ShardedIndex, ShardedStore, open_store
 from irkit.shards.placement import shard_of
@@ -55,6 +56,22 @@ def test_what_is_no_engine_and_not_in_shards_is_refused(tmp_path: Path) -> None:
     for options in ({"replicas": 0}, {"timeout": 0}, {"timeout": float("nan")}):
         with pytest.raises(BadValueError):
             ShardedRetriever.load(tmp_path / "one", **options)  # type: ignore[arg-type]
+
+
+def test_a_start_keeps_the_handler_of_signals_and_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(address: str, **options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        if "away" in address:
+            raise ConnectionError("timeout")
+
+    stand_in = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    before = signal.getsignal(signal.SIGTERM)
+    assert start_ray("ray://here:1") is stand_in
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(BadValueError, match=r"Ray at 'ray://away:1': timeout; expected a cluster"):
+        start_ray("ray://away:1")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_work_that_ray_cannot_do_is_refused_before_it_is_started(

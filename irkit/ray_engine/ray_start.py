@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from irkit.arguments import brief
@@ -31,13 +35,37 @@ def start_ray(address: str | None = None) -> Any:
 
     Raises:
         MissingDependencyError: Ray is not installed.
+        BadValueError: There is no Ray at the address.
     """
     ray: Any = require("ray", "ray", "The engine ray")
     if ray.is_initialized():
         return ray
+    with _own_handler():
+        _connect(ray, address)
+    return ray
+
+
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """Keep what this process does at SIGTERM: Ray's handler ends it with code 15, after a clean end, too."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _connect(ray: Any, address: str | None) -> None:
     if address is not None:
-        ray.init(address=address, log_to_driver=False)
-        return ray
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except ConnectionError as error:
+            raise BadValueError(
+                f"connecting to Ray at {brief(address)}: {error}; expected a cluster that lets clients in "
+                "there (ray start --head --ray-client-server-port PORT)"
+            ) from error
+        return
     # unless clusters are disabled, Ray takes the address of this machine in a network for 127.0.0.1, and
     # listens on all addresses
     constants: Any = require("ray._private.ray_constants", "ray", "The engine ray")
@@ -46,4 +74,3 @@ def start_ray(address: str | None = None) -> Any:
         ray.init(_node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False)
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled
-    return ray
