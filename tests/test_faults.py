@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from irkit import Retriever
+from irkit import Model, Retriever
 from irkit.data import Document
 from irkit.errors import StorageError
 from irkit.index import Limits, compact, use_limits
@@ -34,8 +35,21 @@ KINDS: dict[str, tuple[str, Any]] = {
     "inverted": ("impacts", {"kind": "inverted", "dtype": "uint8"}),
     "bm25": ("bm25", "inverted"),
     "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 2, "lists": 4}),
+    "several": ("text", {"kind": "several", "indexes": {"multi_vector": {"kind": "plaid", "centroids": 8}}}),
+    "windows": ("text", {"kind": "dense", "keep": "int8"}),
 }
 FAST = ["flat", "bm25"]
+SAVING = 5  # the step of a history that writes the copy
+MODELS: dict[str, Model] = {}  # of the kinds whose documents are encoded
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(tiny_bert: Path) -> None:
+    """Make encoders of random weights."""
+    torch.manual_seed(0)
+    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
+    MODELS["several"] = Model.several(tiny_bert, heads, device="cpu")
+    MODELS["windows"] = MODELS["several"].heads["dense"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +77,7 @@ def content(form: str, seed: int) -> Any:
     """A text, weights by term, or a vector."""
     rng = np.random.default_rng(seed)
     words = [f"word{number}" for number in rng.integers(0, 12, 5)]
-    if form == "bm25":
+    if form in ("bm25", "text"):
         return " ".join(words)
     if form == "impacts":
         return {word: float(rng.integers(1, 9)) for word in words}
@@ -73,7 +87,7 @@ def content(form: str, seed: int) -> Any:
 def documents(kind: str, begin: int, end: int, version: int = 0) -> list[Document]:
     form = KINDS[kind][0]
     made = [(f"d{number}", content(form, number + 1000 * version)) for number in range(begin, end)]
-    if form == "bm25":
+    if form in ("bm25", "text"):
         return [Document(name, text) for name, text in made]
     return [Document(name, f"version {version}", vector=given) for name, given in made]
 
@@ -81,27 +95,28 @@ def documents(kind: str, begin: int, end: int, version: int = 0) -> list[Documen
 def history(kind: str) -> list[Callable[[Path], object]]:
     """Changes below a folder, one after the other."""
     form, config = KINDS[kind]
-    model = form if form in ("bm25", "impacts") else "vectors"
+    model = MODELS.get(kind) or (form if form in ("bm25", "impacts") else "vectors")
+    options: Any = {"index": config, "chunk_size": 6}
+    options["windows"] = {"length": 4, "stride": 3} if kind == "windows" else None
 
     def build(root: Path) -> None:
-        Retriever.build(model, documents(kind, 0, 12), root / "index", index=config, chunk_size=6)
+        Retriever.build(model, documents(kind, 0, 12), root / "index", **options)
 
     def rebuild(root: Path) -> None:
-        some = documents(kind, 5, 17, 1)
-        Retriever.build(model, some, root / "index", index=config, chunk_size=6, overwrite=True)
+        Retriever.build(model, documents(kind, 5, 17, 1), root / "index", overwrite=True, **options)
 
-    def save(root: Path) -> None:
-        Retriever.load(root / "index").save(root / "copy")
+    def load(root: Path) -> Retriever:
+        return Retriever.load(root / "index", MODELS.get(kind))
 
     return [
         build,
-        lambda root: Retriever.load(root / "index").add(documents(kind, 12, 24)),
-        lambda root: Retriever.load(root / "index").remove(["d3", "d14"]),
-        lambda root: Retriever.load(root / "index").update(documents(kind, 5, 9, 1)),
+        lambda root: load(root).add(documents(kind, 12, 24)),
+        lambda root: load(root).remove(["d3", "d14"]),
+        lambda root: load(root).update(documents(kind, 5, 9, 1)),
         lambda root: compact(root / "index"),
-        save,
+        lambda root: load(root).save(root / "copy"),
         rebuild,
-        lambda root: Retriever.load(root / "index").add(documents(kind, 30, 32)),
+        lambda root: load(root).add(documents(kind, 30, 32)),
     ]
 
 
@@ -115,7 +130,7 @@ def _seen(kind: str, path: Path) -> Any:
         with pytest.raises(StorageError, match="opening index"):
             Retriever.load(path)
         return None
-    with Retriever.load(path) as retriever:
+    with Retriever.load(path, MODELS.get(kind)) as retriever:
         found = retriever.search([content(KINDS[kind][0], seed) for seed in (5, 500)], 40)
         kept = [(document.id, document.text) for document in retriever.documents]
         hits = [[(hit.id, hit.score) for hit in some] for some in found]
@@ -333,7 +348,7 @@ def check_cuts(kind: str, found_before: Recorded, root: Path, wanted: int | None
         if step < len(steps):
             steps[step](root)
             assert seen(kind, root) == states[step + 1], (number, step)
-            written = "copy" if steps[step].__name__ == "save" else "index"
+            written = "copy" if step == SAVING else "index"
             assert stems(root / written) == names[step + 1][written], (number, step)
     return disk.operations, len(chosen)
 

@@ -12,7 +12,7 @@ import torch
 
 from irkit import Dense, Model, Retriever
 from irkit.errors import BadTypeError, BadValueError, ConfigError, CorruptError, IrkitError
-from irkit.index import SeveralIndex, Store, compact
+from irkit.index import Limits, SeveralIndex, Store, compact, use_limits
 from irkit.retrieval.fusing import score_several
 
 WORDS = ["search", "index", "vector", "token", "model", "neural", "text"]
@@ -151,6 +151,18 @@ def test_changes_hold_for_all_heads_at_once(model: Model, retriever: Retriever, 
     assert stats["kind"] == stats["representation"] == "several"
     assert [part["documents"] for part in stats["parts"].values()] == [len(texts)] * 3
     assert sum(part["bytes"] for part in stats["parts"].values()) < stats["bytes"]
+
+
+def test_compacting_keeps_compressed_tokens(model: Model, tmp_path: Path) -> None:
+    with use_limits(Limits(plaid_uncompressed=8, plaid_scan=8)):
+        settings = {"kind": "several", "indexes": {"multi_vector": "plaid"}}
+        with Retriever.build(model, NOTES, tmp_path / "index", index=settings) as retriever:
+            retriever.remove(["d3"])
+            expected = retriever.search(QUERIES, 30, fuse=WEIGHTS)
+        compact(tmp_path / "index")
+        with Retriever.load(tmp_path / "index", model) as retriever:
+            assert retriever.index.parts["multi_vector"].covered == len(NOTES) - 1
+            assert retriever.search(QUERIES, 30, fuse=WEIGHTS) == expected
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Plaid(StoredRows):
                     self.store.append(name, array)
                 count = len(self) + len(compressed)
                 about = source.store.meta["index"] | {"rows": count, "covered": count, "listed": 0}
-                self.store.meta["index"] = about
+                self.store.meta["index"] |= about
             if len(compressed) < len(rows) or not len(rows):
                 self.add(source.representations(rows[len(compressed) :]))
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from irkit_kernels.sparse_search import Thresholds
 
-from irkit import Retriever
+from irkit import Model, Retriever
 from irkit.data import Document
 from irkit.index import Limits, compact, use_limits
 from irkit.index.array_files import read_manifest
@@ -28,6 +29,7 @@ N, DIM = 160, 16
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklmnprst", "aeiou")]
 MANIFEST = "irkit.json"
 SPARSE = {"kind": "inverted", "mode": "exact"}
+CODES = {"kind": "plaid", "nbits": 2}
 KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     "flat": ("vectors", "dense", "flat"),
     "flat_multi_vector": ("vectors", "multi_vector", "flat"),
@@ -59,6 +61,11 @@ KINDS: dict[str, tuple[str, str, Any]] = {  # model, vectors, index
     },
     "plaid_tokens": ("vectors", "multi_vector", {"kind": "plaid", "keep_tokens": True, "nprobe": 2}),
     "muvera": ("vectors", "multi_vector", {"kind": "muvera", "repetitions": 2, "bits": 2, "candidates": 20}),
+    "several": ("tiny several", "text", {"kind": "several", "indexes": {"multi_vector": CODES}}),
+    "windows_flat": ("tiny dense", "text", "flat"),
+    "windows_dense": ("tiny dense", "text", "dense"),
+    "windows_inverted": ("tiny sparse", "text", {"kind": "inverted"}),
+    "windows_plaid": ("tiny multi_vector", "text", CODES),
 }
 
 
@@ -101,12 +108,28 @@ def documents(kind: str, start: int, stop: int) -> list[Document]:
     return items
 
 
-def use(path: Path, vectors: str, change: bool = False, verify: bool = True, renew: Any = None) -> Any:
+@pytest.fixture(scope="module")
+def tiny(tiny_bert: Path) -> dict[str, Model]:
+    """Encoders of random weights."""
+    heads = {"dense": {}, "sparse": "token_weight", "multi_vector": {"projection": {"dim": 8}}}
+    torch.manual_seed(0)
+    several = Model.several(tiny_bert, heads, device="cpu")
+    return {"tiny several": several} | {f"tiny {name}": head for name, head in several.heads.items()}
+
+
+def use(
+    path: Path,
+    vectors: str,
+    change: bool = False,
+    verify: bool = True,
+    renew: Any = None,
+    model: Model | None = None,
+) -> Any:
     """What reads an index, and what it finds; ``renew`` changes the files after it was opened."""
     queries: Any = [item.vector for item in documents(vectors, 5000, 5003)]
     if vectors == "text":
         queries = [" ".join(WORDS[:5]), WORDS[7], "none"]
-    with Retriever.load(path, verify=verify) as retriever:
+    with Retriever.load(path, model, verify=verify) as retriever:
         if renew:
             retriever.search(queries, 5)
             renew()
@@ -125,15 +148,17 @@ def use(path: Path, vectors: str, change: bool = False, verify: bool = True, ren
             found.append(retriever.search(queries, 5))
     if change:
         compact(path)
-        with Retriever.load(path) as retriever:
+        with Retriever.load(path, model) as retriever:
             found.append(retriever.search(queries, 5))
     return found
 
 
-def make_index(path: Path, name: str) -> dict[str, bytes]:
+def make_index(path: Path, name: str, tiny: dict[str, Model]) -> dict[str, bytes]:
     """The files of an index with a bit of everything, and their contents."""
     model, vectors, index = KINDS[name]
-    with Retriever.build(model, documents(vectors, 0, N), path, index=index) as retriever:
+    options: Any = {"windows": {"length": 6, "stride": 4}} if name.startswith("windows") else {}
+    source = documents(vectors, 0, N)
+    with Retriever.build(tiny.get(model, model), source, path, index=index, **options) as retriever:
         retriever.remove([f"d{number}" for number in range(10, 15)])
         retriever.add(documents(vectors, N, N + 12))
     return {file.name: file.read_bytes() for file in path.iterdir()}
@@ -205,17 +230,20 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_damaged_index(name: str, fuzz: Any, mutate: SimpleNamespace, folder: Path) -> None:
-    damage = Damage(make_index(folder / "good", name), folder / "bad", mutate)
-    vectors = KINDS[name][1]
-    expected = {change: use(damage.write([]), vectors, change) for change in (False, True)}
+def test_a_damaged_index(
+    name: str, fuzz: Any, mutate: SimpleNamespace, folder: Path, tiny: dict[str, Model]
+) -> None:
+    damage = Damage(make_index(folder / "good", name, tiny), folder / "bad", mutate)
+    vectors, model = KINDS[name][1], tiny.get(KINDS[name][0])
+    expected = {change: use(damage.write([]), vectors, change, model=model) for change in (False, True)}
     for entry in read_manifest(damage.files[MANIFEST], folder).arrays.values():
         assert entry.nbytes == len(damage.files[entry.file])
 
     def run(case: list[Any]) -> str:
         change, refreshed, verify = (["change"] in case), ["refreshed"] in case, ["unverified"] not in case
         path = damage.write([] if refreshed else case)
-        found = use(path, vectors, change, verify, partial(damage.write, case) if refreshed else None)
+        renew = partial(damage.write, case) if refreshed else None
+        found = use(path, vectors, change, verify, renew, model)
         if repr(found) == repr(expected[change]):
             return "right"
         trusted = not verify or refreshed  # a reader that refreshes compares no checksums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import warnings
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -104,6 +106,58 @@ def adapter(tiny: Path, folder: Path) -> None:
     tokenizer(tiny, folder)
 
 
+def decoder(tiny: Path, folder: Path) -> None:
+    size = read(tiny / "config.json")["vocab_size"]
+    config = transformers.Qwen3Config(vocab_size=size, num_key_value_heads=1, head_dim=16, **PLAIN)
+    transformers.Qwen3Model(config).save_pretrained(folder)
+    tokenizer(tiny, folder)
+
+
+def several_heads(tiny: Path, folder: Path) -> None:
+    heads = {
+        "dense": {"pooling": "cls"},
+        "sparse": "token_weight",
+        "multi_vector": {"projection": {"dim": 8}},
+    }
+    Model.several(tiny, heads).save_pretrained(folder)
+
+
+def bge_m3(tiny: Path, folder: Path) -> None:
+    heads = {"dense": {"pooling": "cls"}, "sparse": "token_weight"}
+    Model.several(tiny, heads).heads["dense"].save_pretrained(folder)
+    for name, rows in (("sparse", 1), ("colbert", 8)):
+        torch.save(torch.nn.Linear(32, rows).state_dict(), folder / f"{name}_linear.pt")
+
+
+def model2vec(tiny: Path, folder: Path) -> None:
+    folder.mkdir()
+    size = read(tiny / "config.json")["vocab_size"]
+    mapping = torch.randint(0, 9, (size,))
+    save(folder, {"embeddings": torch.randn(9, 6), "mapping": mapping, "weights": torch.rand(size)})
+    write(
+        folder / "config.json", {"normalize": True, "model_type": "model2vec", "embedding_dtype": "float32"}
+    )
+    tokenizer(tiny, folder)
+
+
+def static_embedding(tiny: Path, folder: Path) -> None:
+    place = folder / "0_StaticEmbedding"
+    place.mkdir(parents=True)
+    save(place, {"embedding.weight": torch.randn(read(tiny / "config.json")["vocab_size"], 6)})
+    tokenizer(tiny, place)
+    kind = "sentence_transformers.models.StaticEmbedding"
+    write(folder / "modules.json", [{"idx": 0, "name": "0", "path": place.name, "type": kind}])
+
+
+def lora(tiny: Path, folder: Path) -> None:
+    shutil.copytree(tiny, folder)
+    target = "base_model.model.encoder.layer.0.attention.self.query"
+    factors = {f"{target}.lora_A.weight": torch.randn(2, 32), f"{target}.lora_B.weight": torch.randn(32, 2)}
+    safetensors.torch.save_file(factors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"], "bias": "none"}
+    write(folder / "adapter_config.json", {"base_model_name_or_path": str(tiny), **settings})
+
+
 FORMATS: dict[str, Callable[[Path, Path], None]] = {
     "sentence_transformers": dense,
     "multi_vector": multi_vector,
@@ -115,6 +169,12 @@ FORMATS: dict[str, Callable[[Path, Path], None]] = {
     "huggingface": bare,
     "tite": tite,
     "adapter": adapter,
+    "decoder": decoder,
+    "several_heads": several_heads,
+    "bge_m3": bge_m3,
+    "model2vec": model2vec,
+    "static_embedding": static_embedding,
+    "lora": lora,
 }
 
 
@@ -143,16 +203,23 @@ def encode(folder: Path) -> list[Tensor]:
     found: list[Tensor] = []
     for run in (model.encode_query, model.encode_document):
         output = run(TEXTS)
-        for part in output if isinstance(output, list) else [output]:
-            numbers = torch.as_tensor(part)
-            found.append((numbers.to_dense() if numbers.is_sparse else numbers).float())
+        for outputs in output.values() if isinstance(output, dict) else [output]:
+            for part in outputs if isinstance(outputs, list) else [outputs]:
+                numbers = torch.as_tensor(part)
+                found.append((numbers.to_dense() if numbers.is_sparse else numbers).float())
     return found
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_model_directory(
-    name: str, fuzz: Any, mutate: SimpleNamespace, tiny_bert: Path, tmp_path: Path
+    name: str,
+    fuzz: Any,
+    mutate: SimpleNamespace,
+    tiny_bert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("IRKIT_CACHE", str(tmp_path / "cache"))  # of models that are merged
     torch.manual_seed(0)
     folder = tmp_path / "model"
     with warnings.catch_warnings():
@@ -184,6 +251,7 @@ def test_a_model_directory(
             if isinstance(now, bytes) != is_json:
                 changed[file] = mutate.apply(now, edit)
         with tempfile.TemporaryDirectory() as place:
+            os.environ["IRKIT_CACHE"] = f"{place}/cache"
             copy = Path(place) / "model"
             shutil.copytree(folder, copy)
             for file, content in changed.items():
