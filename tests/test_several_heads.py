@@ -333,6 +333,8 @@ def test_wrong_calls_are_refused(model: Model, tiny_dense: Path, tmp_path: Path)
         model.set_queries("lexical")
     with pytest.raises(BadValueError, match=r"widths .* expected one width"):
         SeveralHeads({"one": PooledHead(4), "two": TokenWeightHead(8, 3)})
+    with pytest.raises(BadValueError, match=r"head 'one' holds the heads dense, .* give these instead"):
+        SeveralHeads({"one": model.head, "two": PooledHead(32)})
     assert not (tmp_path / "model").exists()
 
 

@@ -51,7 +51,7 @@ def check_engine(engine: str | None, verb: str, source: str = "") -> str | None:
     """Return the address in ``--engine``, see `irkit.ray_engine.ray_start.parse_engine`.
 
     Raises:
-        BadValueError: It is no engine, or the source is standard input.
+        BadValueError: The engine is not known, or the source is standard input.
         MissingDependencyError: Ray is not installed.
     """
     if engine is None:

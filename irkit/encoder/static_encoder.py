@@ -127,7 +127,7 @@ class StaticEncoder(nn.Module):
             attended: Ignored: no token depends on another one.
         """
         if self.unknown is not None:
-            known = tokens.host().values != self.unknown  # decided on the CPU, so that nobody waits for a GPU
+            known = tokens.host().values != self.unknown  # compared on the CPU: no wait for a GPU
             sums = F.pad(known.cumsum(0), (1, 0))
             ends = tokens.lengths.cumsum(0)
             places = to_device(known.nonzero()[:, 0], tokens.device)

@@ -29,7 +29,7 @@ def read_static_side(modules: Modules) -> SideParts:
     """
     (_, home), *rest = modules
     encoder = StaticEncoder.from_pretrained(home)
-    encoder.settings = {}  # whoever opens the module averages unknown tokens, too
+    encoder.settings = {}  # sentence-transformers averages unknown tokens, too
     layers = read_layers(rest, "sentence_embedding")
     tokenizer = Tokenizer.from_pretrained(home).without_special_tokens()
     truncation = read_json(home / "tokenizer.json").get("truncation") or {}

@@ -42,8 +42,9 @@ class SeveralHeads(Head):
             similarities: See the class.
 
         Raises:
-            BadValueError: There are fewer than two, a name is no such word, a head holds several heads itself
-                or fills queries up, hidden sizes or lengths differ, or a similarity belongs to no head.
+            BadValueError: There are fewer than two heads; a name is not made of words in lower case; a head
+                holds heads itself or fills queries up; hidden sizes or lengths of heads differ; or a
+                similarity belongs to no head.
         """
         super().__init__()
         check_names_of_heads(heads)
@@ -52,9 +53,15 @@ class SeveralHeads(Head):
         self.layers = nn.ModuleList()
         self.dim = sum(head.dim for head in heads.values())
         if unknown := self.similarities.keys() - heads.keys():
-            raise BadValueError(f"SeveralHeads: similarities of {sorted(unknown)}, there are {[*heads]}")
+            raise BadValueError(
+                f"SeveralHeads: similarities of {sorted(unknown)}, expected some of {[*heads]}"
+            )
         lengths: dict[Side, int] = {}
         for name, head in heads.items():
+            if isinstance(head, SeveralHeads):
+                raise BadValueError(
+                    f"SeveralHeads: head {name!r} holds the heads {', '.join(head.heads)}; give these instead"
+                )
             if getattr(head.config, "query_expansion", None) is not None:
                 raise BadValueError(
                     f"SeveralHeads: head {name!r} fills queries up (query_expansion), but all heads see the "
@@ -80,7 +87,7 @@ class SeveralHeads(Head):
         """Return a head of some of these heads, in the order of ``names``; it shares all parameters.
 
         Raises:
-            BadValueError: There is no such head, or ``names`` are none.
+            BadValueError: ``names`` is empty or names an unknown head.
         """
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in self.heads]

@@ -77,7 +77,7 @@ class Entry:
         path = directory / self.file
         with explained(f"reading {path}"):
             try:
-                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # so that nobody waits for a pipe
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe would wait for its writer
                 descriptor = os.open(path, flags)
             except FileNotFoundError:
                 raise corrupt(f"file {path}", "it is missing") from None

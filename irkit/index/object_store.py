@@ -65,7 +65,7 @@ def upload_index(directory: Path, uri: str, overwrite: bool = False) -> Uploaded
         overwrite: Replace an index that is there.
 
     Raises:
-        StorageError: There is an index already, or the store fails: what was there stays.
+        StorageError: An index is at the URI, or the store fails. The index at the URI stays.
         CorruptError: A file of the index is truncated or altered.
         LockedError: Somebody is writing to the directory.
     """
@@ -84,7 +84,7 @@ def upload_index(directory: Path, uri: str, overwrite: bool = False) -> Uploaded
         marker = json.dumps(about, indent=1).encode()
         _with_retries(f"uploading {uri}", lambda: store.pipe_file(f"{root}/{MARKER}", marker))
     if before is not None and before.folder != found.folder:
-        with contextlib.suppress(Exception):  # they no longer count
+        with contextlib.suppress(Exception):  # nothing reads the old files
             store.rm(f"{root}/{before.folder}", recursive=True)
     return found
 
@@ -93,7 +93,7 @@ def check_uri(uri: str, overwrite: bool) -> None:
     """Refuse a URI where an index is, unless ``overwrite`` is set.
 
     Raises:
-        StorageError: There is an index, or the store fails.
+        StorageError: An index is at the URI, or the store fails.
     """
     if not overwrite and read_marker(uri) is not None:
         raise StorageError(
@@ -105,7 +105,7 @@ def read_marker(uri: str) -> Uploaded | None:
     """Return what the marker at a URI says; None without a marker.
 
     Raises:
-        CorruptError: It is no whole marker.
+        CorruptError: The marker is damaged.
         StorageError: The store fails.
     """
     store, root = open_store_of(uri.rstrip("/"))
@@ -140,7 +140,7 @@ def download_index(uri: str) -> Path:
     """Return the directory of a checked copy of an index in an object store, downloaded now or earlier.
 
     Raises:
-        StorageError: There is no index, the store fails, or the copy cannot be written.
+        StorageError: No index is at the URI, the store fails, or the copy cannot be written.
         CorruptError: A file was altered in the store.
     """
     problem: Exception | None = None
@@ -159,7 +159,9 @@ def download_index(uri: str) -> Path:
             problem = error
             if read_marker(uri) == found:  # it was not replaced meanwhile
                 raise
-    raise StorageError(f"opening {uri}: it is being replaced all the time; try again") from problem
+    raise StorageError(
+        f"opening {uri}: the index was replaced during each of {_TRIES} downloads; try again"
+    ) from problem
 
 
 def copies_of(uri: str) -> Path:
@@ -174,7 +176,7 @@ def staged(uri: str, overwrite: bool) -> Iterator[Path]:
     The directory is the same for every build of the URI, so that a killed build is resumed.
 
     Raises:
-        StorageError: There is an index already, or the store fails.
+        StorageError: An index is at the URI, or the store fails.
     """
     check_uri(uri, overwrite)
     place = copies_of(uri)
