@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_indexes import CONFIGS, LIMITS
 
 from irkit import Model, Retriever
 from irkit.data import Document
 from irkit.errors import StorageError
-from irkit.index import Limits, compact, use_limits
+from irkit.index import compact, use_limits
 
-KINDS: dict[str, tuple[str, Any]] = {
-    "flat": ("dense", "flat"),
-    "faiss": ("dense", {"kind": "faiss", "factory": "IVF4,Flat"}),
-    "dense": ("dense", {"kind": "dense", "keep": "int8"}),
-    "dense_codes": ("dense", {"kind": "dense", "keep": "none"}),
-    "plaid": ("multi_vector", {"kind": "plaid", "centroids": 8}),
-    "inverted": ("impacts", {"kind": "inverted", "dtype": "uint8"}),
-    "bm25": ("bm25", "inverted"),
-    "muvera": ("multi_vector", {"kind": "muvera", "repetitions": 2, "lists": 4}),
-    "several": ("text", {"kind": "several", "indexes": {"multi_vector": {"kind": "plaid", "centroids": 8}}}),
-    "windows": ("text", {"kind": "dense", "keep": "int8"}),
+FORMS = {
+    **dict.fromkeys(("flat", "faiss", "dense", "dense_codes"), "dense"),
+    **dict.fromkeys(("plaid", "muvera"), "multi_vector"),
+    "inverted": "impacts",
+    "bm25": "bm25",
 }
+SEVERAL = {"kind": "several", "indexes": {"multi_vector": CONFIGS["plaid"]}}
+KINDS: dict[str, tuple[str, Any]] = {
+    name: (form, CONFIGS.get(name, "inverted" if name == "bm25" else name)) for name, form in FORMS.items()
+}
+KINDS |= {"several": ("text", SEVERAL), "windows": ("text", CONFIGS["dense"])}
 FAST = ["flat", "bm25"]
 SAVING = 5  # the step of a history that writes the copy
 MODELS: dict[str, Model] = {}  # of the kinds whose documents are encoded
@@ -55,18 +55,7 @@ def models(tiny_bert: Path) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def little_is_much() -> Iterator[None]:
     """A dozen documents are looked up, not scanned."""
-    limits = Limits(
-        unsorted=4,
-        dense_scan=8,
-        dense_scan_per_hit=1,
-        dense_points=2,
-        faiss_scan=8,
-        faiss_scan_per_hit=1,
-        inverted_unlisted=8,
-        plaid_uncompressed=8,
-        plaid_scan=8,
-    )
-    with use_limits(limits):
+    with use_limits(LIMITS):
         yield
 
 

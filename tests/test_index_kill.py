@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import small_indexes
 import torch
 from irkit_kernels._testing import in_child
 
@@ -28,7 +30,6 @@ from irkit.index import (
     Documents,
     Hits,
     Index,
-    Limits,
     SeveralIndex,
     Store,
     create_index,
@@ -38,13 +39,8 @@ from irkit.index import (
 
 DIM, CHUNK = 4, 6
 CONFIGS: dict[str, Any] = {
-    "faiss": "IVF4,Flat",
-    "dense": {"kind": "dense", "keep": "int8"},
-    "dense_codes": {"kind": "dense", "keep": "none"},
-    "plaid": {"kind": "plaid", "centroids": 8},
-    "inverted": {"kind": "inverted", "dtype": "uint8", "mode": "exact"},
+    **small_indexes.CONFIGS,
     "several": {"kind": "several", "indexes": {"one": "flat", "two": {"kind": "plaid", "centroids": 8}}},
-    "muvera": {"kind": "muvera", "repetitions": 2, "bits": 2, "projection": 2, "lists": 4},
 }
 SLOW = ("dense_codes", "muvera")  # their changes are those of dense
 KINDS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CONFIGS]
@@ -76,19 +72,7 @@ def found_by(index: Index, queries: Any, k: int) -> Hits:
     return Hits(*(np.concatenate(both, axis=1) for both in zip(*hits, strict=True)))
 
 
-# 30 documents are looked up and cut into blocks
-LIMITS = Limits(
-    unsorted=4,
-    dense_scan=8,
-    dense_scan_per_hit=1,
-    dense_points=2,
-    faiss_scan=8,
-    faiss_scan_per_hit=1,
-    inverted_unlisted=8,
-    plaid_uncompressed=8,
-    plaid_scan=8,
-    read_bytes=1 << 8,  # 32 tokens in float16
-)
+LIMITS = dataclasses.replace(small_indexes.LIMITS, read_bytes=1 << 8)  # blocks of 32 tokens in float16
 
 
 def build(path: Path, seed: int = 1) -> int:

@@ -16,14 +16,12 @@ from torch import Tensor
 from irkit import Dense, MultiVector, Ragged, score
 from irkit.core.late_interaction import (
     MultiVectorAttention,
-    first_tokens,
     mean_maxsim,
-    prepend,
-    temporal_pooling,
     xtr,
     xtr_in_batch,
     xtr_ranking,
 )
+from irkit.core.token_selection import first_tokens, prepend, temporal_pooling
 from irkit.errors import BadTypeError, BadValueError, CorruptError, StorageError
 
 WIDTH = 4

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irkit import Model, MultiVector, Ragged
-from irkit.core.late_interaction import mean_maxsim, temporal_pooling, xtr_in_batch
+from irkit.core.late_interaction import mean_maxsim, xtr_in_batch
+from irkit.core.token_selection import temporal_pooling
 from irkit.errors import ConfigError, CorruptError, StorageError
 from irkit.training.example import Batch
 from irkit.training.interaction import (

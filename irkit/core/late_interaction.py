@@ -10,15 +10,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from irkit.arguments import brief
-from irkit.core.ragged import Ragged
 from irkit.core.representation import MultiVector
 from irkit.core.scoring import check_comparable, score
+from irkit.core.token_selection import check_count
 from irkit.errors import BadTypeError, BadValueError, CorruptError
 from irkit.utils.atomic import explained
 from irkit.utils.weights import read_weights, write_weights
@@ -186,7 +184,7 @@ class MultiVectorAttention(nn.Module):
         other = width if document_width is None else document_width
         counts = {"width": width, "dim": dim, "document_width": other, "heads": heads}
         for name, count in counts.items():
-            _check_count("MultiVectorAttention", name, count)
+            check_count("MultiVectorAttention", name, count)
         self.heads = heads
         self.query_key = nn.Linear(width, heads * dim, bias=False)
         self.query_value = nn.Linear(width, heads * dim, bias=False)
@@ -300,55 +298,6 @@ def _attended(logits: Tensor, products: Tensor, rows: Tensor, n_d: int) -> Tenso
     return attended / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
-def first_tokens(rows: Ragged, k: int) -> Ragged:
-    """Keep the first ``k`` elements of each row: First-K pooling.
-
-    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.2.
-    """
-    _check_count("first_tokens", "k", k)
-    return Ragged(rows.values[rows.positions() < k], rows.lengths.clamp(max=k))
-
-
-def prepend(rows: Ragged, values: Tensor) -> Ragged:
-    """Put ``values (k, ...)`` before every row.
-
-    Multiple-CLS pooling puts ids or learned embeddings of ``k`` tokens before each text, runs the encoder and
-    applies `first_tokens` with the same ``k``.
-
-    Examples:
-        >>> list(prepend(Ragged.from_rows([[7, 8], [9]]), torch.tensor([101, 101])))
-        [tensor([101, 101,   7,   8]), tensor([101, 101,   9])]
-
-    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.2.
-    """
-    if values.dim() == 0 or values.shape[1:] != rows.values.shape[1:]:
-        raise BadValueError(
-            f"prepend: values have shape {tuple(values.shape)}, expected (k, *{tuple(rows.values.shape[1:])})"
-        )
-    parts = [part for row in rows for part in (values, row)]
-    return Ragged(torch.cat([*parts, rows.values[:0]]), rows.lengths + len(values))
-
-
-def temporal_pooling(rows: Ragged, factor: int) -> Ragged:
-    """Concatenate every ``factor`` successive vectors to a wider one; the last one is padded with zeros.
-
-    Args:
-        rows: Ragged ``(total, width)``.
-        factor: Number of vectors, at least 1 (rho of the paper).
-
-    Returns:
-        Ragged ``(total', factor * width)``: a row of ``n`` vectors has ``ceil(n / factor)``.
-
-    Source: Multi-Vector Attention Models for Deep Re-ranking, section 2.2.
-    """
-    _check_count("temporal_pooling", "factor", factor)
-    lengths = -(-rows.lengths // factor)
-    starts = (torch.cumsum(lengths, 0) - lengths).to(rows.device) * factor
-    padded = rows.values.new_zeros(int(lengths.sum()) * factor, rows.values.shape[1])
-    padded = padded.index_copy(0, starts[rows.row_ids()] + rows.positions(), rows.values)
-    return Ragged(padded.reshape(-1, factor * rows.values.shape[1]), lengths)
-
-
 def _check(operation: str, queries: MultiVector, documents: MultiVector) -> None:
     _check_kinds(operation, queries, documents)
     check_comparable(queries, documents)
@@ -362,13 +311,6 @@ def _check_kinds(operation: str, queries: MultiVector, documents: MultiVector) -
         )
 
 
-def _check_count(operation: str, name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise BadTypeError(f"{operation}: {name} is {brief(count)}, expected a whole number")
-    if count < 1:
-        raise BadValueError(f"{operation}: {name} is {count}, expected 1 or more")
-
-
 def _retrieve(queries: MultiVector, documents: MultiVector, k: int) -> tuple[Tensor, Tensor]:
     """Return the scores of the tokens that each query token retrieves, and the best of them per document.
 
@@ -376,7 +318,7 @@ def _retrieve(queries: MultiVector, documents: MultiVector, k: int) -> tuple[Ten
         The scores ``(t_q, min(k, t_d))``, best first, for ``t_q`` query and ``t_d`` document tokens. And the
         highest retrieved score per query token and document, ``(t_q, n_d)``; -inf where none was retrieved.
     """
-    _check_count("xtr", "k", k)
+    check_count("xtr", "k", k)
     q, d = queries.tokens, documents.tokens
     kind = torch.promote_types(q.values.dtype, torch.float32)
     similarity = q.values.to(kind) @ d.values.to(kind).T

@@ -45,8 +45,8 @@ from irkit.index.index_settings import DenseConfig, MuveraConfig
 from irkit.index.layout import fitting, row_blocks
 from irkit.index.segments import Segment, drop_segments, read_segments, segment_name
 from irkit.index.state import snapshot
-from irkit.index.stored_rows import StoredRows, search_in_blocks
-from irkit.index.topk import Hits, TopK
+from irkit.index.stored_rows import StoredRows
+from irkit.index.topk import Hits
 
 _POINTS = 32  # rows sampled per centroid
 _GROWTH = 4  # times as many rows as were trained on: train anew
@@ -277,24 +277,7 @@ class CodedLists(StoredRows):
         return live <= max(limits.dense_scan, limits.dense_scan_per_hit * k)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        covered = self._covered
-        live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
-        if self._few(live, k):
-            return self._scan_all(queries, k, keep)
-
-        def search(block: Representation) -> Hits:
-            hits = self._look_up(block, k, keep, live)
-            if covered < len(self):
-                best = TopK(len(block), k)
-                best.push_pairs(hits.scores, hits.rows)
-                self._scan(block, best, covered, keep)
-                hits = best.hits()
-            short = np.flatnonzero(hits.rows[:, -1] < 0)
-            if len(short):
-                hits.rows[short], hits.scores[short] = self._scan_all(block[short], k, keep)
-            return hits
-
-        return search_in_blocks(search, queries, _QUERIES)
+        return self._search_structure(queries, k, keep, self._covered, _QUERIES)
 
     def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         """Return the best rows that lists have, of which ``live`` may be hits."""

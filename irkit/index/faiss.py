@@ -34,8 +34,8 @@ from irkit.index.index_base import StageProgress
 from irkit.index.index_settings import FaissConfig
 from irkit.index.lone_query import Single, search_alone
 from irkit.index.state import snapshot
-from irkit.index.stored_rows import StoredRows, search_in_blocks
-from irkit.index.topk import Hits, TopK
+from irkit.index.stored_rows import StoredRows
+from irkit.index.topk import Hits
 
 faiss: Any = import_faiss()
 
@@ -159,26 +159,11 @@ class Faiss(StoredRows):
         return live <= max(limits.faiss_scan, self._count("covered") // 20, limits.faiss_scan_per_hit * k)
 
     def _search(self, queries: Representation, k: int, keep: Array | None) -> Hits:
-        covered = self._count("covered")
-        live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
-        if self._few(live, k):
-            return self._scan_all(queries, k, keep)
+        return self._search_structure(
+            queries, k, keep, self._count("covered"), self.store.limits.faiss_queries
+        )
 
-        def search(block: Representation) -> Hits:
-            hits = self._found(block, k, keep)
-            if covered < len(self):
-                best = TopK(len(block), k)
-                best.push_pairs(hits.scores, hits.rows)
-                self._scan(block, best, covered, keep)
-                hits = best.hits()
-            short = np.flatnonzero(hits.rows[:, -1] < 0)
-            if len(short):
-                hits.rows[short], hits.scores[short] = self._scan_all(block[short], k, keep)
-            return hits
-
-        return search_in_blocks(search, queries, self.store.limits.faiss_queries)
-
-    def _found(self, queries: Representation, k: int, keep: Array | None) -> Hits:
+    def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
         """Return the best of what the structure finds, by exact scores."""
         structure, _ = self.store.derived("structure", self._open)
         width = self._fetched(structure, k)
@@ -186,7 +171,7 @@ class Faiss(StoredRows):
             width *= 2
         width = min(width, self.store.limits.faiss_gpu_hits) if _on_gpu(structure) else width
         values = np.ascontiguousarray(queries.arrays()["values"])
-        rows = self._look_up(values, width, keep)
+        rows = self._candidates(values, width, keep)
         found = best_of(self.store.read("values.bin"), values, rows, min(k, width))
         short = ((0, 0), (0, k - min(k, width)))
         return Hits(
@@ -198,7 +183,7 @@ class Faiss(StoredRows):
         coarse = _code_bytes(structure) < 2 * self.dim
         return k + min(max(k, 10) * (self.config.refine - 1), 1000) if coarse else k
 
-    def _look_up(self, values: Array, width: int, keep: Array | None) -> Array:
+    def _candidates(self, values: Array, width: int, keep: Array | None) -> Array:
         """Search for ``values (n_q, dim)``; return rows ``(n_q, width)``, or more of them, -1 for none."""
         structure, _ = self.store.derived("structure", self._open)
 

@@ -112,6 +112,42 @@ class StoredRows(Index):
         """Return rows ``start`` to ``stop``, not copied if they are stored as they are compared."""
         return self._decode(self._weighed_arrays(slice(start, stop)))
 
+    # ---- search of a structure over the first rows; a kind of index with one overrides the first two ----
+
+    def _few(self, live: int, k: int) -> bool:
+        """Return whether a scan of all rows takes less time, or finds more, than the structure."""
+        raise NotImplementedError
+
+    def _look_up(self, queries: Representation, k: int, keep: Array | None, live: int) -> Hits:
+        """Return the best rows that the structure finds, of which ``live`` may be hits."""
+        raise NotImplementedError
+
+    def _search_structure(
+        self, queries: Representation, k: int, keep: Array | None, covered: int, size: int
+    ) -> Hits:
+        """Search the structure over the first ``covered`` rows, and scan what it lacks.
+
+        Rows after these are scanned, and so are all rows for a query that gets less than ``k`` hits. ``size``
+        queries are searched at a time.
+        """
+        live = covered if keep is None else int(np.count_nonzero(keep[:covered]))
+        if self._few(live, k):
+            return self._scan_all(queries, k, keep)
+
+        def search(block: Representation) -> Hits:
+            hits = self._look_up(block, k, keep, live)
+            if covered < len(self):
+                best = TopK(len(block), k)
+                best.push_pairs(hits.scores, hits.rows)
+                self._scan(block, best, covered, keep)
+                hits = best.hits()
+            short = np.flatnonzero(hits.rows[:, -1] < 0)
+            if len(short):
+                hits.rows[short], hits.scores[short] = self._scan_all(block[short], k, keep)
+            return hits
+
+        return search_in_blocks(search, queries, size)
+
     # ---- exact search ----
 
     def _scan_all(self, queries: Representation, k: int, keep: Array | None) -> Hits:

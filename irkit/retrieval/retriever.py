@@ -7,22 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from irkit.arguments import check_functions
 from irkit.core.representation import Representation
-from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector, parse_documents, parse_queries
+from irkit.data import JSON, Document, DocumentsLike, QueriesLike, Vector
 from irkit.errors import BadTypeError
 from irkit.evaluation.run import Run
 from irkit.index import IndexConfig, StageProgress, WindowsConfig
 from irkit.index.object_store import staged
 from irkit.index.state import snapshot
 from irkit.model import Model
-from irkit.retrieval import searching
-from irkit.retrieval.building import CHUNK, add_documents, build_collection, copy_index
+from irkit.retrieval import changing, searching
+from irkit.retrieval.building import CHUNK, build_collection, copy_index
 from irkit.retrieval.collection import AnyModel, Collection, LoadOptions, open_collection
 from irkit.retrieval.explanation import Explanation, explain_document
 from irkit.retrieval.fusing import Fuse
 from irkit.retrieval.reranking import Candidates, RerankOptions, RerankRunOptions, rerank
-from irkit.retrieval.searching import Filter, Hit, find_hits, find_rows, parse_contents, read_hits, read_run
+from irkit.retrieval.searching import Filter, Hit, find_documents, make_run
 from irkit.retrieval.selection import RankOptions, SearchOptions, parse_selection
 from irkit.utils.uris import is_uri
 
@@ -222,10 +221,7 @@ class Retriever:
                 group by, or the model is another one.
         """
         selection = parse_selection("search", k, options, SearchOptions)
-        contents, single = parse_contents("searching", self.model, queries)
-        batches = find_hits(self.collection, contents, selection, filter, feedback, fuse)
-        results = [hits for batch in batches for hits in read_hits(self.collection, *batch, selection.fields)]
-        return results[0] if single else results
+        return find_documents(self.collection, queries, selection, filter, feedback, fuse)
 
     @snapshot
     def run(
@@ -254,11 +250,7 @@ class Retriever:
             BadValueError: See `search`; or a query id comes twice.
         """
         selection = parse_selection("search", k, options, RankOptions)
-        check_functions("search", progress=progress)
-        items = list(parse_queries(queries))
-        contents = [self.collection.content(query) for query in items]
-        batches = find_hits(self.collection, contents, selection, filter, feedback, fuse)
-        return read_run(self.documents, [query.id for query in items], batches, progress)
+        return make_run(self.collection, queries, selection, filter, feedback, fuse, progress)
 
     @overload
     def rerank(  # type: ignore[overload-overlap]
@@ -347,10 +339,7 @@ class Retriever:
             BadValueError: An id comes twice or is in the index, or a document is malformed; nothing is added.
             LockedError: Another process is writing.
         """
-        check_functions("adding documents", progress=progress)
-        with self.store.update():
-            self.collection.check_current()
-            add_documents(self.collection, parse_documents(documents, len(self.documents)), progress=progress)
+        changing.add(self.collection, documents, progress)
 
     def remove(self, ids: str | Iterable[str]) -> None:
         """Remove documents; their bytes stay on disk until the index is built again.
@@ -358,9 +347,7 @@ class Retriever:
         Raises:
             BadValueError: The index has no document of an id; nothing is removed.
         """
-        with self.store.update():
-            self.collection.check_current()
-            self.index.remove(find_rows(self.documents, ids, "removing documents", "nothing was changed"))
+        changing.remove(self.collection, ids)
 
     def update(self, documents: DocumentsLike, *, progress: StageProgress | None = None) -> None:
         """Replace documents by others of the same ids, in one step for every reader.
@@ -373,13 +360,7 @@ class Retriever:
             BadValueError: The index has no document of an id (use `add`), an id comes twice, or a document is
                 malformed; nothing is replaced.
         """
-        check_functions("updating documents", progress=progress)
-        items = list(parse_documents(documents))
-        with self.store.update():
-            self.collection.check_current()
-            names = [item.id for item in items]
-            self.index.remove(find_rows(self.documents, names, "updating documents", "nothing was changed"))
-            add_documents(self.collection, items, progress=progress)
+        changing.update(self.collection, documents, progress)
 
     def refresh(self) -> bool:
         """Move to the newest stored state; return whether there was a newer one."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 
-from irkit.arguments import brief
+from irkit.arguments import brief, check_functions
 from irkit.core.representation import Representation, Sparse
-from irkit.data import JSON, Document
+from irkit.data import JSON, Document, QueriesLike, parse_queries
 from irkit.encoder_free import Impacts, Vectors
 from irkit.errors import BadTypeError, BadValueError
 from irkit.evaluation.run import Run
@@ -126,8 +126,8 @@ def fetch_lists(documents: Documents, rows: Sequence[Rows]) -> list[list[Documen
     return [[by_row[row] for row in line.tolist()] for line in rows]
 
 
-def read_hits(
-    collection: Collection, queries: Representation, hits: Hits, fields: frozenset[str] | None = None
+def _read_hits(
+    collection: Collection, queries: Representation, hits: Hits, fields: frozenset[str] | None
 ) -> list[list[Hit]]:
     """Return the hits of each query with all or some fields of their documents; see `SearchOptions`."""
     found = [line >= 0 for line in hits.rows]
@@ -186,13 +186,45 @@ def parse_contents(operation: str, model: AnyModel, queries: Any) -> tuple[list[
     return parse_strings(operation, queries), isinstance(queries, str)
 
 
-def find_hits(
+def find_documents(
+    collection: Collection,
+    queries: Any,
+    selection: Selection,
+    filter: Filter | None,
+    feedback: RM3 | None,
+    fuse: Fuse | None,
+) -> list[Hit] | list[list[Hit]]:
+    """Return the hits of a query, or of each query, see `irkit.Retriever.search`."""
+    contents, single = parse_contents("searching", collection.model, queries)
+    batches = _find_hits(collection, contents, selection, filter, feedback, fuse)
+    found = [hits for batch in batches for hits in _read_hits(collection, *batch, selection.fields)]
+    return found[0] if single else found
+
+
+def make_run(
+    collection: Collection,
+    queries: QueriesLike,
+    selection: Selection,
+    filter: Filter | None,
+    feedback: RM3 | None,
+    fuse: Fuse | None,
+    progress: Callable[[int], object] | None,
+) -> Run:
+    """Return the run of queries, see `irkit.Retriever.run`."""
+    check_functions("search", progress=progress)
+    items = list(parse_queries(queries))
+    contents = [collection.content(query) for query in items]
+    batches = _find_hits(collection, contents, selection, filter, feedback, fuse)
+    return _read_run(collection.documents, [query.id for query in items], batches, progress)
+
+
+def _find_hits(
     collection: Collection,
     contents: list[Any],
     selection: Selection,
     filter: Filter | None,
     feedback: RM3 | None,
-    fuse: Fuse | None = None,
+    fuse: Fuse | None,
 ) -> Iterator[tuple[Representation, Hits]]:
     """Yield 256 queries at a time, with rows and scores, see `irkit.Retriever.search`.
 
@@ -307,11 +339,11 @@ def _without_zeros(hits: Hits) -> Hits:
     return Hits(np.take_along_axis(hits.rows, order, axis=1), np.take_along_axis(hits.scores, order, axis=1))
 
 
-def read_run(
+def _read_run(
     documents: Documents,
     query_ids: Sequence[str],
     batches: Iterable[tuple[Representation, Hits]],
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] | None,
 ) -> Run:
     """Return the run of the queries, whose hits come in batches."""
     next_id = iter(query_ids).__next__

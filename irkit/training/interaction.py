@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from irkit.config import Config, read_json
 from irkit.core.late_interaction import (
     MultiVectorAttention,
-    first_tokens,
     mean_maxsim,
-    temporal_pooling,
     xtr_in_batch,
 )
 from irkit.core.representation import MultiVector
+from irkit.core.token_selection import first_tokens, temporal_pooling
 from irkit.errors import BadValueError, ConfigError, CorruptError, StorageError
 from irkit.heads import Side
 from irkit.model import Model
